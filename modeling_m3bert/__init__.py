@@ -1,0 +1,44 @@
+"""The m3BERT architecture. Importing this package teaches the Auto classes of transformers the type `m3bert`."""
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForMultipleChoice,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
+
+from .configuration_m3bert import M3BertConfig
+from .conversion_m3bert import convert_to_m3bert
+from .modeling_m3bert import (
+    M3BertForMaskedLM,
+    M3BertForMultipleChoice,
+    M3BertForQuestionAnswering,
+    M3BertForSequenceClassification,
+    M3BertForTokenClassification,
+    M3BertModel,
+    M3BertPreTrainedModel,
+)
+
+
+AutoConfig.register(M3BertConfig.model_type, M3BertConfig)
+AutoModel.register(M3BertConfig, M3BertModel)
+AutoModelForMaskedLM.register(M3BertConfig, M3BertForMaskedLM)
+AutoModelForSequenceClassification.register(M3BertConfig, M3BertForSequenceClassification)
+AutoModelForTokenClassification.register(M3BertConfig, M3BertForTokenClassification)
+AutoModelForQuestionAnswering.register(M3BertConfig, M3BertForQuestionAnswering)
+AutoModelForMultipleChoice.register(M3BertConfig, M3BertForMultipleChoice)
+
+__all__ = [
+    "M3BertConfig",
+    "M3BertForMaskedLM",
+    "M3BertForMultipleChoice",
+    "M3BertForQuestionAnswering",
+    "M3BertForSequenceClassification",
+    "M3BertForTokenClassification",
+    "M3BertModel",
+    "M3BertPreTrainedModel",
+    "convert_to_m3bert",
+]

@@ -1,0 +1,554 @@
+"""m3BERT: a bidirectional encoder that is read at any trained layer and any trained prefix of its width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import nn
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    MaskedLMOutput,
+    MultipleChoiceModelOutput,
+    QuestionAnsweringModelOutput,
+    SequenceClassifierOutput,
+    TokenClassifierOutput,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
+from transformers.utils.generic import can_return_tuple
+from transformers.utils.output_capturing import capture_outputs
+
+from .configuration_m3bert import M3BertConfig
+
+
+def make_norm(config: M3BertConfig) -> nn.Module:
+    norm_class = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
+    return norm_class(config.hidden_size, eps=config.norm_eps)
+
+
+class NestedLinear(nn.Linear):
+    """A linear layer that also accepts a prefix of its input: `x[..., :d]` meets the first `d` columns of the weight."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight[:, : x.shape[-1]], self.bias)
+
+
+class M3BertRotaryEmbedding(nn.Module):
+    """Cosines and sines of rotary positions, for `position_embedding_type="rope"`."""
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__()
+        self.config = config
+        self.max_seq_len_cached = self.original_max_seq_len = config.max_position_embeddings
+        self.rope_type = config.rope_parameters["rope_type"]
+        rope_init = ROPE_INIT_FUNCTIONS.get(self.rope_type, self.compute_default_rope_parameters)
+        inv_freq, self.attention_scaling = rope_init(config)
+        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.register_buffer("original_inv_freq", inv_freq.clone(), persistent=False)
+
+    @staticmethod
+    def compute_default_rope_parameters(config: M3BertConfig, **kwargs: Any) -> tuple[torch.Tensor, float]:
+        """Inverse frequencies `theta^(-2i/head_dim)`, shape `(head_dim / 2,)`, and a scale of 1."""
+        head_dim = config.hidden_size // config.num_attention_heads
+        exponent = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+        return config.rope_parameters["rope_theta"] ** -exponent, 1.0
+
+    @torch.no_grad()
+    @dynamic_rope_update
+    def forward(self, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        angles = position_ids[..., None].float() * self.inv_freq.to(x.device, torch.float)
+        angles = torch.cat((angles, angles), dim=-1)
+        return (angles.cos() * self.attention_scaling).to(x.dtype), (angles.sin() * self.attention_scaling).to(x.dtype)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Apply rotary positions; x `(batch, heads, tokens, head_dim)`, cos and sin `(batch, tokens, head_dim)`."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos.unsqueeze(1) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(1)
+
+
+def eager_attention_forward(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float,
+    dropout: float = 0.0,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
+    if attention_mask is not None:
+        scores = scores + attention_mask
+    weights = nn.functional.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(
+        query.dtype
+    )
+    weights = nn.functional.dropout(weights, p=dropout, training=module.training)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
+class M3BertAttention(nn.Module):
+    """Bidirectional multi-head attention, dispatched through the library's attention interface."""
+
+    def __init__(self, config: M3BertConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.hidden_size // config.num_attention_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = False
+        width, bias = config.hidden_size, config.attention_bias
+        self.q_proj = nn.Linear(width, width, bias=bias)
+        self.k_proj = nn.Linear(width, width, bias=bias)
+        self.v_proj = nn.Linear(width, width, bias=bias)
+        self.o_proj = nn.Linear(width, width, bias=bias)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        batch_and_tokens = hidden_states.shape[:-1]
+        # -1 for the heads: under tensor parallelism each rank holds some of them.
+        split = (*batch_and_tokens, -1, self.head_dim)
+        query = self.q_proj(hidden_states).view(split).transpose(1, 2)
+        key = self.k_proj(hidden_states).view(split).transpose(1, 2)
+        value = self.v_proj(hidden_states).view(split).transpose(1, 2)
+        if position_embeddings is not None:
+            query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
+
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        output, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return self.o_proj(output.reshape(*batch_and_tokens, -1).contiguous()), weights
+
+
+class M3BertMLP(nn.Module):
+    """Feed-forward layer: gated (SwiGLU with a SiLU) or plain."""
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__()
+        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        self.gate_proj = nn.Linear(width, inner, bias=bias) if config.mlp_gated else None
+        self.up_proj = nn.Linear(width, inner, bias=bias)
+        self.down_proj = nn.Linear(inner, width, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.gate_proj is None:
+            return self.down_proj(self.act_fn(self.up_proj(x)))
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class M3BertLayer(GradientCheckpointingLayer):
+    """
+    Attention and feed-forward with residuals. Each norm belongs to one of the two: pre-norm applies it to the input of
+    its sublayer, post-norm to the sum of residual and output.
+    """
+
+    def __init__(self, config: M3BertConfig, layer_idx: int):
+        super().__init__()
+        self.pre_norm = config.norm_position == "pre"
+        self.self_attn = M3BertAttention(config, layer_idx)
+        self.mlp = M3BertMLP(config)
+        self.input_layernorm = make_norm(config)
+        self.post_attention_layernorm = make_norm(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor] | None = None,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        attended, _ = self.self_attn(
+            self.input_layernorm(hidden_states) if self.pre_norm else hidden_states,
+            attention_mask=attention_mask,
+            position_embeddings=position_embeddings,
+            **kwargs,
+        )
+        hidden_states = hidden_states + self.dropout(attended)
+        if not self.pre_norm:
+            hidden_states = self.input_layernorm(hidden_states)
+
+        transformed = self.mlp(self.post_attention_layernorm(hidden_states) if self.pre_norm else hidden_states)
+        hidden_states = hidden_states + self.dropout(transformed)
+        return hidden_states if self.pre_norm else self.post_attention_layernorm(hidden_states)
+
+
+class M3BertPreTrainedModel(PreTrainedModel):
+    """Loading, saving and capabilities that the encoder and all heads share."""
+
+    config: M3BertConfig
+    config_class = M3BertConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["M3BertLayer"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": M3BertLayer, "attentions": M3BertAttention}
+
+    def __init__(self, config: M3BertConfig, *args: Any, **kwargs: Any):
+        super().__init__(config.cut(), *args, **kwargs)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
+        """
+        As [`~transformers.PreTrainedModel.from_pretrained`], from safetensors only. `output_layer` and `output_dim` are
+        arguments of the config: so many layers are built and read from the file, so many dims are returned.
+
+        Raises:
+            ValueError: if a granularity is not legal, or the checkpoint lacks a tensor of the encoder (it is cut
+                short, or of another architecture). A head that the checkpoint lacks is newly initialised, as usual.
+        """
+        return_info = kwargs.pop("output_loading_info", False)
+        kwargs["use_safetensors"] = True
+        try:
+            model, info = super().from_pretrained(
+                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+            )
+        except SafetensorError as error:
+            raise ValueError(f"The weights in {pretrained_model_name_or_path} cannot be read: {error}.") from error
+        encoder = {
+            name for name, _ in model.named_parameters() if model.base_model is model or name.startswith("model.")
+        }
+        wrong = sorted(encoder & {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
+        if wrong:
+            raise ValueError(
+                f"{pretrained_model_name_or_path} lacks {len(wrong)} tensors of the encoder, or holds them in another "
+                f"shape ({', '.join(wrong[:3])}, ...): it is cut short or of another architecture."
+            )
+        return (model, info) if return_info else model
+
+
+class M3BertModel(M3BertPreTrainedModel):
+    """
+    The encoder. It is built with `config.output_layer` layers and returns states of the granularity that was asked for.
+    """
+
+    # A checkpoint saved with a head opens as an encoder without a word.
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\."]
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__(config)
+        config = self.config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.pos_embeddings, self.rotary_emb = None, None
+        if config.position_embedding_type == "absolute":
+            self.pos_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        else:
+            self.rotary_emb = M3BertRotaryEmbedding(config)
+        self.input_norm = make_norm(config)
+        self.dropout = nn.Dropout(config.embedding_dropout)
+        self.layers = nn.ModuleList([M3BertLayer(config, index) for index in range(config.num_hidden_layers)])
+        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.gradient_checkpointing = False
+        if config.output_layer is not None:
+            # Whoever asks for so many layers does not want to hear that the checkpoint holds more.
+            built = "|".join(str(index) for index in range(config.num_hidden_layers))
+            deeper = rf"^(model\.)?layers\.(?!({built})\.)"
+            self._keys_to_ignore_on_load_unexpected = [*self._keys_to_ignore_on_load_unexpected, deeper]
+        self.post_init()
+
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        r"""
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Token ids; or give `inputs_embeds`.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
+            position_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Positions, counted from 0.
+            inputs_embeds (`torch.Tensor` of shape `(batch, tokens, hidden_size)`, *optional*): In place of ids.
+            token_type_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): All zero, as BERT's tokenizer
+                makes them for one text.
+            output_layer (`int`, *optional*): Layer to read; later layers do not run. Defaults to the config's.
+            output_dim (`int`, *optional*): Dims to return. Defaults to the config's.
+            kwargs: `output_hidden_states`, `output_attentions`, `return_dict`, and for flattened input (several texts
+                in one row, no padding) `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q`, `max_length_k`, as
+                [`~transformers.DataCollatorWithFlattening`] makes them.
+
+        Returns:
+            [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
+            output_dim)`. `hidden_states[0]` is the embeddings after `input_norm`, `hidden_states[l]` the raw output of
+            layer `l` at full width, and the last one is `last_hidden_state`.
+
+        Raises:
+            ValueError: if the granularity is not legal, the text is longer than the positions, both or neither of
+                `input_ids` and `inputs_embeds` are given, or a token type other than 0 occurs.
+        """
+        depth, dim = self.config.resolve_granularity(output_layer, output_dim)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+        if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
+            raise ValueError("m3BERT has no token types: token_type_ids must be all zero, or left out.")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+
+        hidden_states, position_embeddings = self.embed(inputs_embeds, position_ids)
+        mask = self.make_attention_mask(hidden_states, attention_mask, kwargs.get("cu_seq_lens_q"))
+        for layer in self.layers[:depth]:
+            hidden_states = layer(
+                hidden_states, attention_mask=mask, position_embeddings=position_embeddings, **kwargs
+            )
+        return BaseModelOutput(last_hidden_state=self.norm(hidden_states)[..., :dim])
+
+    def embed(
+        self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor | None
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+        """Token embeddings `(batch, tokens, hidden_size)` with positions, normed; and the rotation where RoPE is on."""
+        tokens = inputs_embeds.shape[1]
+        if position_ids is None:
+            if self.pos_embeddings is not None and tokens > self.config.max_position_embeddings:
+                raise ValueError(
+                    f"The input has {tokens} tokens but the model has {self.config.max_position_embeddings} positions: "
+                    "truncate it (tokenizer(..., truncation=True))."
+                )
+            position_ids = torch.arange(tokens, device=inputs_embeds.device).unsqueeze(0)
+        if self.pos_embeddings is not None:
+            return self.dropout(self.input_norm(inputs_embeds + self.pos_embeddings(position_ids))), None
+        return self.dropout(self.input_norm(inputs_embeds)), self.rotary_emb(inputs_embeds, position_ids)
+
+    def make_attention_mask(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, boundaries: torch.Tensor | None
+    ) -> Any:
+        """The mask in the form that the attention implementation wants; texts of a flattened row do not see each other."""
+        same_text = None
+        if boundaries is not None and "flash" not in self.config._attn_implementation:
+            index = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+            text = torch.searchsorted(boundaries[1:].contiguous(), index, right=True)
+
+            def same_text(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+                return text[query] == text[key]
+
+        return create_bidirectional_mask(self.config, hidden_states, attention_mask, and_mask_function=same_text)
+
+
+class M3BertForMaskedLM(M3BertPreTrainedModel):
+    """
+    m3BERT with a masked-LM head. Granularity (l, d) has the logits `state_l[:d] @ W[:d, :] + b`, with one W and b for
+    all (m3BERT, section 2.1).
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__(config)
+        self.model = M3BertModel(self.config)
+        self.lm_head = NestedLinear(self.config.hidden_size, self.config.vocab_size)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+        self.lm_head = new_embeddings
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        r"""
+        Takes what [`M3BertModel`] takes, `output_layer` and `output_dim` included, and `labels` of shape `(batch,
+        tokens)`, -100 where there is nothing to predict. Returns logits `(batch, tokens, vocab_size)`, or `(labelled
+        tokens, vocab_size)` with `config.sparse_prediction` and labels.
+        """
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        states = outputs.last_hidden_state
+        if self.config.sparse_prediction and labels is not None:
+            labelled = labels != -100
+            states, labels = states[labelled], labels[labelled]
+        logits = self.lm_head(states)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+        return MaskedLMOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class M3BertClassifier(M3BertPreTrainedModel):
+    """An encoder, dropout, and one linear layer that reads any prefix: what all heads but the masked LM are made of."""
+
+    def __init__(self, config: M3BertConfig, num_outputs: int):
+        super().__init__(config)
+        self.num_labels = config.num_labels
+        self.model = M3BertModel(self.config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.classifier = NestedLinear(config.hidden_size, num_outputs)
+        self.post_init()
+
+    def classify_texts(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
+        """Pool states `(batch, tokens, dim)` into one vector a text and classify it: `(batch, num_outputs)`."""
+        if self.config.classifier_pooling == "cls":
+            pooled = states[:, 0]
+        elif attention_mask is None:
+            pooled = states.mean(dim=1)
+        else:
+            weights = attention_mask.to(states.dtype).unsqueeze(-1)
+            pooled = (states * weights).sum(dim=1) / weights.sum(dim=1).clamp(min=1)
+        return self.classifier(self.dropout(pooled))
+
+
+class M3BertForSequenceClassification(M3BertClassifier):
+    """m3BERT with a classifier of whole texts (labels of shape `(batch,)`; floats for regression)."""
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__(config, config.num_labels)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutput:
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        logits = self.classify_texts(outputs.last_hidden_state, attention_mask)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **kwargs)
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class M3BertForTokenClassification(M3BertClassifier):
+    """m3BERT with a classifier of tokens (labels of shape `(batch, tokens)`, -100 to ignore)."""
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__(config, config.num_labels)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> TokenClassifierOutput:
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        logits = self.classifier(self.dropout(outputs.last_hidden_state))
+        loss = self.loss_function(logits, labels, self.config, **kwargs) if labels is not None else None
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+class M3BertForQuestionAnswering(M3BertClassifier):
+    """m3BERT with start and end scores of an answer span (positions of shape `(batch,)`)."""
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__(config, 2)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        start_positions: torch.LongTensor | None = None,
+        end_positions: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> QuestionAnsweringModelOutput:
+        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        start_logits, end_logits = self.classifier(self.dropout(outputs.last_hidden_state)).unbind(-1)
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=start_logits,
+            end_logits=end_logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )
+
+
+class M3BertForMultipleChoice(M3BertClassifier):
+    """m3BERT that scores the texts of a choice (inputs of shape `(batch, choices, tokens)`, labels `(batch,)`)."""
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__(config, 1)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        **kwargs: Any,
+    ) -> MultipleChoiceModelOutput:
+        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
+        flat = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": token_type_ids,
+            "position_ids": position_ids,
+            "inputs_embeds": inputs_embeds,
+        }
+        flat = {name: value.flatten(0, 1) for name, value in flat.items() if value is not None}
+        outputs = self.model(**flat, **kwargs)
+        logits = self.classify_texts(outputs.last_hidden_state, flat.get("attention_mask")).view(-1, choices)
+        loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None
+        return MultipleChoiceModelOutput(
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
+        )
+
+
+M3BertModel.register_for_auto_class("AutoModel")
+M3BertForMaskedLM.register_for_auto_class("AutoModelForMaskedLM")
+M3BertForSequenceClassification.register_for_auto_class("AutoModelForSequenceClassification")
+M3BertForTokenClassification.register_for_auto_class("AutoModelForTokenClassification")
+M3BertForQuestionAnswering.register_for_auto_class("AutoModelForQuestionAnswering")
+M3BertForMultipleChoice.register_for_auto_class("AutoModelForMultipleChoice")
+
+__all__ = [
+    "M3BertForMaskedLM",
+    "M3BertForMultipleChoice",
+    "M3BertForQuestionAnswering",
+    "M3BertForSequenceClassification",
+    "M3BertForTokenClassification",
+    "M3BertModel",
+    "M3BertPreTrainedModel",
+]

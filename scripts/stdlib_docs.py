@@ -1,0 +1,123 @@
+"""Pairs of text that every machine has: the documentation of Python's own standard library."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import re
+import sysconfig
+import warnings
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+
+SKIPPED = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
+SHORTEST_SUMMARY = 3  # words
+SHORTEST_BODY, SHORTEST_TEST_BODY, LONGEST_BODY = 40, 100, 1000  # characters
+
+
+class Pair(NamedTuple):
+    """A summary line, the text below it, the module they stand in, and the full name of what they describe."""
+
+    module: str
+    name: str
+    summary: str
+    body: str
+    is_clean: bool
+
+    # Half a sentence and the other half are a pair to learn from; to be measured by, a summary is a sentence of its own,
+    # and the text says enough to be told from 800 others.
+
+
+def split_docstring(module: str, name: str, docstring: str | None) -> Pair | None:
+    """The pair of a docstring; `None` if it has no summary line or too little below it."""
+    text = inspect.cleandoc(docstring or "")
+    # C functions open with a signature: `dict(mapping) -> ...`.
+    text = re.sub(r"\A(.*->.*\n+)+", "", text)
+    first, _, rest = text.partition("\n")
+    summary, body = first.strip(), " ".join(rest.split())
+    if not SHORTEST_SUMMARY <= len(summary.split()) or len(body) < SHORTEST_BODY:
+        return None
+    stands_alone = summary.endswith((".", "?", "!")) or rest.startswith("\n")
+    is_clean = stands_alone and len(body) >= SHORTEST_TEST_BODY
+    return Pair(module, name, summary, body[:LONGEST_BODY], is_clean)
+
+
+def module_pairs() -> Iterator[Pair]:
+    """Docstrings of modules, classes and functions, read from the source without importing it."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for file in sorted(root.rglob("*.py")):
+        parts = file.relative_to(root).with_suffix("").parts
+        if SKIPPED & set(parts) or parts[0].startswith("config-"):
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # old escapes in old modules
+            tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
+        module = ".".join(part for part in parts if part != "__init__")
+        yield from tree_pairs(module, module, tree)
+
+
+def tree_pairs(module: str, name: str, node: ast.AST) -> Iterator[Pair]:
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        pair = split_docstring(module, name, ast.get_docstring(node))
+        if pair is not None:
+            yield pair
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield from tree_pairs(module, f"{name}.{child.name}", child)
+
+
+def builtin_pairs() -> Iterator[Pair]:
+    """Docstrings of the built-in functions, classes and their methods."""
+    for name, thing in sorted(vars(builtins).items()):
+        members = vars(thing).items() if inspect.isclass(thing) else ()
+        for full_name, documented in [(name, thing), *((f"{name}.{key}", value) for key, value in members)]:
+            docstring = getattr(documented, "__doc__", None)
+            pair = split_docstring(f"builtins.{name}", full_name, docstring if isinstance(docstring, str) else None)
+            if pair is not None:
+                yield pair
+
+
+def topic_pairs() -> Iterator[Pair]:
+    """Sections of the language reference that `help()` shows: heading and text."""
+    from pydoc_data.topics import topics
+
+    for topic, text in sorted(topics.items()):
+        # A heading is a line above a line of `*`, `=`, `-` or `~`.
+        parts = re.split(r"^(.+)\n[*=~-]{3,}$", text, flags=re.MULTILINE)[1:]
+        for heading, section in zip(parts[::2], parts[1::2], strict=True):
+            pair = split_docstring(f"topics.{topic}", f"help({topic!r})", f"{heading}\n\n{section}")
+            if pair is not None:
+                yield pair
+
+
+def stdlib_pairs() -> list[Pair]:
+    """All pairs, each body and each summary once, in a fixed order."""
+    summaries, bodies, pairs = set(), set(), []
+    for pair in [*module_pairs(), *builtin_pairs(), *topic_pairs()]:
+        if pair.summary not in summaries and pair.body not in bodies:
+            summaries.add(pair.summary)
+            bodies.add(pair.body)
+            pairs.append(pair)
+    return pairs
+
+
+def split_by_module(pairs: list[Pair], num_test: int = 800) -> tuple[list[Pair], list[Pair]]:
+    """
+    Train and test pairs, of modules in an order that depends on their names alone, so that no module has pairs in both.
+    Modules go to the test set, with their clean pairs, until it has `num_test`.
+    """
+    by_module: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        by_module.setdefault(pair.module, []).append(pair)
+    train: list[Pair] = []
+    test: list[Pair] = []
+    for module in sorted(by_module, key=lambda name: zlib.crc32(name.encode())):
+        if len(test) < num_test:
+            test.extend(pair for pair in by_module[module] if pair.is_clean)
+        else:
+            train.extend(by_module[module])
+    return train, test

@@ -1,0 +1,141 @@
+"""
+Train an encoder with one of the objectives:
+
+    python -m scripts.train multigranular-mlm --model_name_or_path DIR_OR_ID --train_files text.txt --output_dir runs/mlm
+    python -m scripts.train contrastive --config scripts/recipes/contrastive.yaml --train_files pairs.jsonl
+
+Every option can stand in the YAML file; what is on the command line wins. `--help` after the objective lists them.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser, set_seed
+
+import modeling_m3bert  # noqa: F401  (registers the Auto classes)
+from trainers import (
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    MultigranularMLMConfig,
+    MultigranularMLMTrainer,
+    NestedTrainer,
+)
+from trainers.data import load_files, mix_languages, tokenize_texts
+
+
+@dataclass
+class ScriptArguments:
+    """What to train and on what."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id of a backbone. Without it, a new m3BERT is made."}
+    )
+    tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer, if it is not the model's."})
+    model_config: dict | str | None = field(
+        default=None,
+        metadata={"help": 'Config values of a new m3BERT, as JSON or a YAML mapping: {"hidden_size": 384, ...}.'},
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    train_files: list[str] | None = field(
+        default=None, metadata={"help": "Training data: .txt, .jsonl, .csv or .parquet, also .gz."}
+    )
+    eval_files: list[str] | None = field(default=None, metadata={"help": "Evaluation data of the same kind."})
+    text_column: str = field(default="text", metadata={"help": "Masked LM: column with the text."})
+    language_exponent: float | None = field(
+        default=None,
+        metadata={"help": "Masked LM: each training file is a language, drawn with P(L)^this (the paper: 0.7)."},
+    )
+
+
+def load_backbone(script: ScriptArguments, auto_class: Any) -> tuple[Any, Any]:
+    """The model and its tokenizer."""
+    tokenizer_name = script.tokenizer_name or script.model_name_or_path
+    if tokenizer_name is None:
+        raise ValueError("A new m3BERT needs --tokenizer_name.")
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=script.trust_remote_code)
+    if script.model_name_or_path is not None:
+        model = auto_class.from_pretrained(
+            script.model_name_or_path, trust_remote_code=script.trust_remote_code, use_safetensors=True
+        )
+        return model, tokenizer
+    values = yaml.safe_load(script.model_config) if isinstance(script.model_config, str) else script.model_config
+    special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **(values or {})})
+    return auto_class.from_config(config), tokenizer
+
+
+def masked_lm_data(files: list[str] | None, script: ScriptArguments, args: Any, tokenizer: Any) -> Dataset | None:
+    if not files:
+        return None
+    groups = [[file] for file in files] if script.language_exponent is not None else [files]
+    tokenized = [
+        tokenize_texts(load_files(group), tokenizer, column=script.text_column, max_length=args.max_length)
+        for group in groups
+    ]
+    return mix_languages(tokenized, exponent=script.language_exponent or 1.0, seed=args.seed)
+
+
+def train_masked_lm(script: ScriptArguments, args: MultigranularMLMConfig) -> NestedTrainer:
+    model, tokenizer = load_backbone(script, AutoModelForMaskedLM)
+    train, evaluation = (
+        masked_lm_data(files, script, args, tokenizer) for files in (script.train_files, script.eval_files)
+    )
+    return MultigranularMLMTrainer(model, args, tokenizer, train, evaluation)
+
+
+def train_contrastive(script: ScriptArguments, args: ContrastiveConfig) -> NestedTrainer:
+    model, tokenizer = load_backbone(script, AutoModel)
+    train, evaluation = (load_files(files) if files else None for files in (script.train_files, script.eval_files))
+    return ContrastiveTrainer(model, args, tokenizer, train, evaluation)
+
+
+OBJECTIVES = {
+    "multigranular-mlm": (MultigranularMLMConfig, train_masked_lm),
+    "contrastive": (ContrastiveConfig, train_contrastive),
+}
+
+
+def parse(config_class: type, arguments: list[str]) -> tuple[ScriptArguments, Any]:
+    """Options from a YAML file (`--config FILE`), then from the command line."""
+    recipe: dict[str, Any] = {}
+    if "--config" in arguments:
+        position = arguments.index("--config")
+        recipe = yaml.safe_load(Path(arguments[position + 1]).read_text(encoding="utf-8")) or {}
+        arguments = arguments[:position] + arguments[position + 2 :]
+    parser = HfArgumentParser((ScriptArguments, config_class))
+    unknown = set(recipe) - {action.dest for action in parser._actions}
+    if unknown:
+        raise ValueError(f"The recipe names unknown options: {', '.join(sorted(unknown))}.")
+    for action in parser._actions:
+        if action.dest in recipe:
+            action.required = False
+    parser.set_defaults(**recipe)
+    return parser.parse_args_into_dataclasses(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments or arguments[0] not in OBJECTIVES:
+        raise ValueError(f"Name an objective first: {', '.join(OBJECTIVES)}.")
+    config_class, build = OBJECTIVES[arguments[0]]
+    script, args = parse(config_class, arguments[1:])
+    if not script.train_files:
+        raise ValueError("Training needs --train_files.")
+    set_seed(args.seed)
+    trainer = build(script, args)
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.save_model()
+    if script.eval_files:
+        trainer.save_metrics("eval", trainer.evaluate())
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ValueError as error:
+        sys.exit(f"error: {error}")

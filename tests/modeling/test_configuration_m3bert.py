@@ -1,0 +1,105 @@
+"""The config: sizes of the paper, legal granularities, what is published."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from modeling_m3bert import M3BertConfig, M3BertModel
+from tests.conftest import tiny_config
+
+
+def test_defaults_are_the_papers_base_model():
+    config = M3BertConfig()
+    assert config.matryoshka_layers == [4, 8, 12]
+    assert config.matryoshka_dims == [32, 64, 128, 768]
+    with torch.device("meta"):
+        model = M3BertModel(config)
+    assert model.num_parameters() == 305_660_928
+
+
+def test_what_serving_engines_read_is_in_the_file(tmp_path):
+    tiny_config().save_pretrained(tmp_path)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["is_matryoshka"] is True
+    assert stored["matryoshka_dimensions"] == [8, 16, 32]
+    assert stored["auto_map"]["AutoModelForMaskedLM"] == "modeling_m3bert.M3BertForMaskedLM"
+    assert M3BertConfig.from_pretrained(tmp_path).to_dict() == tiny_config().to_dict() | {
+        "transformers_version": stored["transformers_version"]
+    }
+
+
+def test_derived_values_follow_the_lists_and_not_an_old_file():
+    config = M3BertConfig(**{**tiny_config().to_dict(), "matryoshka_dims": [16], "matryoshka_dimensions": [1, 2]})
+    assert config.matryoshka_dimensions == [16]
+    untrained = tiny_config(matryoshka_layers=[], matryoshka_dims=[])
+    assert not untrained.is_matryoshka
+    assert not tiny_config(matryoshka_layers=[6], matryoshka_dims=[32]).is_matryoshka
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [((None, None), (6, 32)), ((2, None), (2, 32)), ((None, 8), (6, 8)), ((4, 16), (4, 16)), ((6, 32), (6, 32))],
+)
+def test_granularity_defaults_to_the_full_size(arguments, expected):
+    assert tiny_config().resolve_granularity(*arguments) == expected
+
+
+def test_the_configs_own_granularity_is_the_default_of_every_call():
+    config = tiny_config(output_layer=4, output_dim=8)
+    assert config.resolve_granularity() == (4, 8)
+    assert config.resolve_granularity(2, 16) == (2, 16)
+
+
+def test_full_size_is_legal_even_if_it_was_not_trained():
+    config = tiny_config(matryoshka_layers=[2, 4], matryoshka_dims=[8, 16])
+    assert config.resolve_granularity(6, 32) == (6, 32)
+
+
+def test_untrained_encoders_can_be_read_anywhere():
+    config = tiny_config(matryoshka_layers=[], matryoshka_dims=[])
+    assert config.resolve_granularity(5, 13) == (5, 13)
+    with pytest.raises(ValueError, match=r"output_layer=7 is not available here; legal values: 1\.\.6"):
+        config.resolve_granularity(7)
+
+
+@pytest.mark.parametrize("value", [0, -1, 3, 7, "4", 4.0, True])
+def test_an_illegal_layer_names_the_legal_ones(value):
+    with pytest.raises(ValueError, match="output_layer=.*legal values: 2, 4, 6"):
+        tiny_config().resolve_granularity(output_layer=value)
+    with pytest.raises(ValueError, match="output_layer=.*legal values: 2, 4, 6"):
+        tiny_config(output_layer=value)
+
+
+@pytest.mark.parametrize("value", [0, 9, 33, "8"])
+def test_an_illegal_dim_names_the_legal_ones(value):
+    with pytest.raises(ValueError, match="output_dim=.*legal values: 8, 16, 32"):
+        tiny_config(output_dim=value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"norm_type": "batchnorm"}, "norm_type='batchnorm' is unknown; legal values: rmsnorm, layernorm"),
+        ({"norm_position": "sandwich"}, "legal values: pre, post"),
+        ({"position_embedding_type": "alibi"}, "legal values: absolute, rope"),
+        ({"classifier_pooling": "max"}, "legal values: mean, cls"),
+        ({"num_attention_heads": 5}, "hidden_size=32 is not a multiple of num_attention_heads=5"),
+        ({"matryoshka_layers": [4, 2]}, r"matryoshka_layers=\[4, 2\] must be ascending and within 1\.\.6"),
+        ({"matryoshka_layers": [2, 8]}, r"within 1\.\.6"),
+        ({"matryoshka_dims": [0, 8]}, r"within 1\.\.32"),
+        ({"matryoshka_dims": [8, 8]}, "ascending"),
+    ],
+)
+def test_bad_values_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_config(**change)
+
+
+def test_cutting_leaves_the_original_alone():
+    config = tiny_config(output_layer=4)
+    cut = config.cut()
+    assert (cut.num_hidden_layers, cut.matryoshka_layers) == (4, [2, 4])
+    assert (config.num_hidden_layers, config.matryoshka_layers) == (6, [2, 4, 6])

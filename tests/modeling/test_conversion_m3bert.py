@@ -1,0 +1,159 @@
+"""Conversion of BERT-family encoders is exact, and what cannot be exact is refused."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModel, AutoTokenizer
+
+from modeling_m3bert import convert_to_m3bert
+from scripts.convert import convert
+from tests.conftest import padded_batch
+
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 37,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 40,
+    "initializer_range": 0.2,
+}
+FAMILIES = [
+    ("Bert", {"pad_token_id": 1}),
+    ("Bert", {"pad_token_id": 0, "hidden_act": "relu", "layer_norm_eps": 1e-6, "type_vocab_size": 3}),
+    ("Roberta", {"pad_token_id": 1}),
+    ("XLMRoberta", {"pad_token_id": 1, "type_vocab_size": 1}),
+    ("Camembert", {"pad_token_id": 1, "type_vocab_size": 1}),
+    ("Data2VecText", {"pad_token_id": 1}),
+    ("Electra", {"pad_token_id": 1, "embedding_size": 32}),
+    (
+        "DistilBert",
+        {"pad_token_id": 1, "dim": 32, "hidden_dim": 37, "n_layers": 3, "n_heads": 4, "hidden_size": 32},
+    ),
+]
+
+
+def random_encoder(family: str, changes: dict) -> transformers.PreTrainedModel:
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    model = getattr(transformers, f"{family}Model")(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name.lower() or "bias" in name:
+            torch.nn.init.normal_(parameter, mean=float("weight" in name), std=0.1)
+    return model
+
+
+def all_states(model, batch):
+    with torch.no_grad():
+        return model(**batch, output_hidden_states=True).hidden_states
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(("family", "changes"), FAMILIES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(FAMILIES)])
+def test_states_are_equal_at_every_layer(family, changes, attention):
+    source = random_encoder(family, changes)
+    converted = convert_to_m3bert(source)
+    assert not converted.training
+    for model in (source, converted):
+        model.set_attn_implementation(attention)
+    batch = padded_batch()
+    batch["input_ids"] = torch.where(batch["attention_mask"].bool(), batch["input_ids"], changes["pad_token_id"])
+    real = batch["attention_mask"].bool()
+    states, expected = all_states(converted, batch), all_states(source, batch)
+    assert len(states) == len(expected) == 4
+    for state, reference in zip(states, expected, strict=True):
+        torch.testing.assert_close(state[real], reference[real], atol=1e-5, rtol=0)
+
+
+def test_the_longest_text_still_fits():
+    source = random_encoder("XLMRoberta", {"pad_token_id": 1})
+    converted = convert_to_m3bert(source)
+    ids = torch.randint(5, 99, (2, 38))
+    assert converted.config.max_position_embeddings == 38
+    torch.testing.assert_close(converted(ids).last_hidden_state, source(ids).last_hidden_state, atol=1e-5, rtol=0)
+    with pytest.raises(ValueError, match="38 positions"):
+        converted(torch.randint(5, 99, (2, 39)))
+
+
+def test_heads_are_left_out_and_the_source_is_untouched():
+    source = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).eval()
+    before = {name: tensor.clone() for name, tensor in source.state_dict().items()}
+    converted = convert_to_m3bert(source)
+    torch.nn.init.zeros_(converted.layers[0].mlp.up_proj.weight)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in source.state_dict().items())
+    assert not converted.config.is_matryoshka
+    assert converted.config.legal_layers == [1, 2, 3]
+
+
+def test_dtype_is_kept():
+    source = random_encoder("Bert", {"pad_token_id": 1}).to(torch.bfloat16)
+    assert convert_to_m3bert(source).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        ("ModernBert", {"pad_token_id": 0, "cls_token_id": 0, "sep_token_id": 0}, "local and global attention"),
+        ("MPNet", {"pad_token_id": 1}, "relative position bias"),
+        ("Albert", {"pad_token_id": 0}, "layers share their weights"),
+        ("Bert", {"is_decoder": True}, "it is a decoder"),
+        ("Bert", {"position_embedding_type": "relative_key"}, "its positions are 'relative_key', not absolute"),
+        ("Electra", {"embedding_size": 16}, "projected to the width"),
+        ("Qwen3", {"head_dim": 8, "num_key_value_heads": 4}, "'qwen3' is not known to be of BERT's form"),
+    ],
+)
+def test_what_is_not_exact_is_refused_with_the_reason(family, changes, reason):
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    with torch.device("meta"):
+        model = getattr(transformers, f"{family}Model")(config)
+    with pytest.raises(ValueError, match=f"{family}Config cannot be converted exactly: .*{reason}"):
+        convert_to_m3bert(model)
+
+
+TEXTS = ["A short one.", "", "A man is playing a guitar on the stage while many people listen to him.", "word " * 600]
+
+
+def test_the_real_encoder_is_converted_to_the_last_bit(minilm):
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    batch = tokenizer(TEXTS, padding=True, truncation=True, max_length=128, return_tensors="pt")
+    source = AutoModel.from_pretrained(minilm).eval()
+    converted = convert_to_m3bert(source)
+    for state, reference in zip(all_states(converted, batch), all_states(source, batch), strict=True):
+        torch.testing.assert_close(state, reference, atol=1e-5, rtol=0)
+
+
+def test_sentence_embeddings_survive_the_command_line(minilm, tmp_path):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    expected = sentence_transformers.SentenceTransformer(minilm).encode(TEXTS[:3])
+    convert(minilm, str(tmp_path))
+    modules = sentence_transformers.sentence_transformer.modules
+    transformer = modules.Transformer(str(tmp_path))
+    pooling = modules.Pooling(transformer.get_embedding_dimension(), "mean")
+    actual = sentence_transformers.SentenceTransformer(modules=[transformer, pooling]).encode(
+        TEXTS[:3], normalize_embeddings=True
+    )
+    torch.testing.assert_close(torch.from_numpy(actual), torch.from_numpy(expected), atol=1e-5, rtol=0)
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert set(tokenizer("a text")) == {"input_ids", "attention_mask"}
+    assert len(tokenizer("word " * 600, truncation=True)["input_ids"]) == 512
+
+
+def test_sts_benchmark_is_unchanged(minilm, data_folder):
+    from scipy.stats import spearmanr
+
+    from trainers.evaluation import encode_layers
+
+    with gzip.open(data_folder / "stsb" / "test.jsonl.gz", "rt", encoding="utf-8") as file:
+        rows = [json.loads(line) for line in file]
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    model = convert_to_m3bert(AutoModel.from_pretrained(minilm))
+    first, second = (
+        encode_layers(model, tokenizer, [row[name] for row in rows], [6])[6] for name in ("sentence1", "sentence2")
+    )
+    correlation = spearmanr(torch.cosine_similarity(first, second), [row["score"] for row in rows]).statistic
+    assert 100 * correlation == pytest.approx(82.03, abs=0.05)

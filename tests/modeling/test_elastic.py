@@ -1,0 +1,188 @@
+"""Elastic loading and saving: less depth and width out of one checkpoint, equal to slicing the full model."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
+
+from modeling_m3bert import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
+from tests.conftest import padded_batch, tiny_config
+from tests.modeling.test_modeling_m3bert import SWITCHES
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(s) or "paper")
+def test_cutting_equals_slicing_bit_for_bit(tmp_path, switches, attention):
+    full = M3BertModel(tiny_config(**switches)).eval()
+    full.save_pretrained(tmp_path)
+    full.set_attn_implementation(attention)
+    batch = padded_batch()
+    with torch.no_grad():
+        states = full(**batch, output_hidden_states=True).hidden_states
+        for layer, dim in itertools.product([2, 4, 6], [8, 16, 32]):
+            expected = (states[6] if layer == 6 else full.norm(states[layer]))[..., :dim]
+            exited = full(**batch, output_layer=layer, output_dim=dim)
+            cut = M3BertModel.from_pretrained(
+                tmp_path, output_layer=layer, output_dim=dim, attn_implementation=attention
+            )
+            assert torch.equal(exited.last_hidden_state, expected)
+            assert torch.equal(cut(**batch).last_hidden_state, expected)
+            assert len(cut.layers) == layer
+
+
+def test_early_exit_runs_no_later_layer(tiny_model):
+    for layer in tiny_model.layers[4:]:
+        layer.forward = None  # calling it would be an error
+    outputs = tiny_model(**padded_batch(), output_layer=4, output_hidden_states=True)
+    assert len(outputs.hidden_states) == 5
+
+
+def test_a_cut_model_can_be_asked_for_less_but_not_for_more(tmp_path, tiny_model):
+    tiny_model.save_pretrained(tmp_path)
+    cut = AutoModel.from_pretrained(tmp_path, output_layer=4, output_dim=16)
+    batch = padded_batch()
+    assert cut(**batch, output_layer=2, output_dim=8).last_hidden_state.shape == (4, 7, 8)
+    # Every weight is as wide as it was: only depth is gone.
+    assert cut(**batch, output_dim=32).last_hidden_state.shape == (4, 7, 32)
+    with pytest.raises(ValueError, match="output_layer=6 is not available here; legal values: 2, 4"):
+        cut(**batch, output_layer=6)
+
+
+def test_a_cut_model_is_saved_as_a_complete_smaller_checkpoint(tmp_path, tiny_masked_lm):
+    tiny_masked_lm.save_pretrained(tmp_path / "full")
+    cut = M3BertForMaskedLM.from_pretrained(tmp_path / "full", output_layer=4, output_dim=16).eval()
+    cut.save_pretrained(tmp_path / "cut")
+    stored = json.loads((tmp_path / "cut" / "config.json").read_text())
+    assert (stored["num_hidden_layers"], stored["matryoshka_layers"], stored["output_dim"]) == (4, [2, 4], 16)
+    with safe_open(tmp_path / "cut" / "model.safetensors", "pt") as file:
+        assert not any(name.startswith(("model.layers.4", "model.layers.5")) for name in file.keys())
+    again = M3BertForMaskedLM.from_pretrained(tmp_path / "cut").eval()
+    shallower = M3BertForMaskedLM.from_pretrained(tmp_path / "cut", output_layer=2, output_dim=8).eval()
+    batch = padded_batch()
+    with torch.no_grad():
+        assert torch.equal(again(**batch).logits, tiny_masked_lm(**batch, output_layer=4, output_dim=16).logits)
+        assert torch.equal(shallower(**batch).logits, tiny_masked_lm(**batch, output_layer=2, output_dim=8).logits)
+
+
+def test_the_users_config_is_not_changed_by_building_a_model():
+    config = tiny_config(output_layer=2)
+    model = M3BertForSequenceClassification(config)
+    assert config.num_hidden_layers == 6
+    assert model.config is model.model.config
+    assert len(model.model.layers) == model.config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"output_layer": 3}, {"output_layer": 8}, {"output_dim": 9}, {"output_dim": 64}]
+)
+def test_loading_names_the_legal_values(tmp_path, tiny_model, arguments):
+    tiny_model.save_pretrained(tmp_path)
+    legal = "2, 4, 6" if "output_layer" in arguments else "8, 16, 32"
+    with pytest.raises(ValueError, match=f"is not available here; legal values: {legal}"):
+        AutoModel.from_pretrained(tmp_path, **arguments)
+
+
+LOAD = """
+import logging, warnings
+warnings.simplefilter("error")
+from transformers import AutoModel{suffix}
+model = AutoModel{suffix}.from_pretrained({folder!r}, trust_remote_code=True, {arguments})
+print("layers", model.config.num_hidden_layers)
+"""
+
+
+@pytest.mark.parametrize(
+    ("suffix", "arguments"), [("", "output_layer=4, output_dim=8"), ("", ""), ("ForMaskedLM", "")]
+)
+def test_loading_says_nothing(tmp_path, run_bare, tiny_masked_lm, suffix, arguments):
+    tiny_masked_lm.save_pretrained(tmp_path / "model")
+    printed = run_bare(LOAD.format(suffix=suffix, folder=str(tmp_path / "model"), arguments=arguments))
+    said = [line for line in printed.splitlines() if line and "Loading weights" not in line]
+    assert said == [f"layers {4 if arguments else 6}"]
+
+
+MEMORY = """
+import sys, threading, time
+import torch
+from modeling_m3bert import M3BertModel
+
+def resident():
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
+
+before = resident()
+model = M3BertModel.from_pretrained(sys.argv[1], **({"output_layer": 4} if sys.argv[2] == "cut" else {}))
+state = model(torch.ones(1, 4, dtype=torch.long)).last_hidden_state  # touches every page that was built
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
+def test_a_third_of_the_layers_adds_little_memory(tmp_path):
+    model = M3BertModel(tiny_config(**PAPER_SIZE))
+    model.save_pretrained(tmp_path)
+
+    def added(kind: str) -> int:
+        command = [sys.executable, "-c", MEMORY, str(tmp_path), kind]
+        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+    assert added("cut") <= 0.60 * added("full")
+
+
+PAPER_SIZE = {
+    "vocab_size": 32_000,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "max_position_embeddings": 512,
+    "matryoshka_layers": [4, 8, 12],
+    "matryoshka_dims": [32, 64, 128, 768],
+    "initializer_range": 0.02,
+}
+
+
+def test_a_checkpoint_cut_short_is_refused(tmp_path, tiny_model):
+    tiny_model.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(ValueError, match="The weights in .* cannot be read"):
+        AutoModel.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_without_some_layers_is_refused(tmp_path):
+    M3BertModel(tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4])).save_pretrained(tmp_path)
+    tiny_config().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"lacks 18 tensors of the encoder.*cut short or of another architecture"):
+        AutoModel.from_pretrained(tmp_path)
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
+    bert = BertModel(
+        BertConfig(vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=6, num_attention_heads=4)
+    )
+    bert.save_pretrained(tmp_path)
+    tiny_config().save_pretrained(tmp_path)
+    for auto in (AutoModel, AutoModelForMaskedLM):
+        with pytest.raises(ValueError, match="another architecture"):
+            auto.from_pretrained(tmp_path)
+
+
+def test_a_missing_head_is_new_and_no_error(tmp_path, tiny_model):
+    tiny_model.save_pretrained(tmp_path)
+    head = M3BertForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
+    assert head.classifier.weight.shape == (3, 32)
+
+
+def test_pickled_weights_are_not_read(tmp_path, tiny_model):
+    tiny_model.config.save_pretrained(tmp_path)
+    torch.save(tiny_model.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(OSError, match="safetensors"):
+        AutoModel.from_pretrained(tmp_path)

@@ -1,0 +1,284 @@
+"""The architecture: attention back ends, switches, states, heads, compilation, flattened input."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from transformers import DataCollatorWithFlattening
+
+from modeling_m3bert import (
+    M3BertForMaskedLM,
+    M3BertForMultipleChoice,
+    M3BertForQuestionAnswering,
+    M3BertForSequenceClassification,
+    M3BertForTokenClassification,
+    M3BertModel,
+)
+from tests.conftest import padded_batch, tiny_config
+
+
+SWITCHES = [
+    {},
+    {"mlp_gated": False, "hidden_act": "gelu"},
+    {"norm_position": "post"},
+    {"norm_type": "layernorm"},
+    {"hidden_dropout": 0.1},
+    {"attention_bias": True, "mlp_bias": True},
+    {"position_embedding_type": "rope"},
+    {"mlp_gated": False, "hidden_act": "gelu", "norm_position": "post", "norm_type": "layernorm", "mlp_bias": True},
+]
+
+
+def naive_forward(model: M3BertModel, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> list[torch.Tensor]:
+    """The paper's encoder, a text at a time and without padding: states after the embeddings and after every layer."""
+    config, rows = model.config, []
+    heads, head_dim = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    for ids, mask in zip(input_ids, attention_mask, strict=True):
+        x = model.embed_tokens(ids[mask.bool()])
+        position = torch.arange(len(x))
+        if config.position_embedding_type == "absolute":
+            x = x + model.pos_embeddings(position)
+        x = model.input_norm(x)
+        states = [x]
+        for layer in model.layers:
+            pre = config.norm_position == "pre"
+            y = layer.input_layernorm(x) if pre else x
+            q, k, v = (getattr(layer.self_attn, f"{n}_proj")(y).view(-1, heads, head_dim) for n in "qkv")
+            if config.position_embedding_type == "rope":
+                frequency = 10000.0 ** (-torch.arange(0, head_dim, 2) / head_dim)
+                turn = torch.exp(1j * position[:, None] * frequency)[:, None]
+
+                def rotated(z, turn=turn):
+                    a, b = z.chunk(2, dim=-1)
+                    c = torch.complex(a, b) * turn
+                    return torch.cat((c.real, c.imag), dim=-1)
+
+                q, k = rotated(q), rotated(k)
+            weights = torch.softmax(torch.einsum("qhd,khd->hqk", q, k) / head_dim**0.5, dim=-1)
+            x = x + layer.self_attn.o_proj(torch.einsum("hqk,khd->qhd", weights, v).reshape(len(x), -1))
+            x = x if pre else layer.input_layernorm(x)
+            y = layer.post_attention_layernorm(x) if pre else x
+            act = nn.functional.silu if config.hidden_act == "silu" else nn.functional.gelu
+            inner = (
+                act(layer.mlp.gate_proj(y)) * layer.mlp.up_proj(y) if config.mlp_gated else act(layer.mlp.up_proj(y))
+            )
+            x = x + layer.mlp.down_proj(inner)
+            x = x if pre else layer.post_attention_layernorm(x)
+            states.append(x)
+        states[-1] = model.norm(states[-1])
+        rows.append(states)
+    return [torch.cat(states) for states in zip(*rows, strict=True)]
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(s) or "paper")
+def test_states_equal_the_naive_encoder(switches, attention):
+    if attention == "flex_attention" and switches:
+        pytest.skip("flex compiles for a while: once is enough")
+    model = M3BertModel(tiny_config(**switches)).eval()
+    for norm in (module for module in model.modules() if isinstance(module, (nn.RMSNorm, nn.LayerNorm))):
+        nn.init.normal_(norm.weight, mean=1.0, std=0.1)
+    model.set_attn_implementation(attention)
+    batch = padded_batch()
+    with torch.no_grad():
+        states = model(**batch, output_hidden_states=True).hidden_states
+        expected = naive_forward(model, **batch)
+    assert len(states) == 7
+    for state, reference in zip(states, expected, strict=True):
+        assert state.shape == (4, 7, 32)
+        torch.testing.assert_close(state[batch["attention_mask"].bool()], reference, atol=2e-5, rtol=1e-5)
+
+
+def test_a_row_of_padding_alone_gives_no_nan(tiny_model):
+    batch = padded_batch(lengths=(5, 0))
+    for attention in ("eager", "sdpa"):
+        tiny_model.set_attn_implementation(attention)
+        assert torch.isfinite(tiny_model(**batch).last_hidden_state).all()
+
+
+def test_flattened_texts_do_not_see_each_other(tiny_model):
+    batch = padded_batch()
+    lengths = batch["attention_mask"].sum(1).tolist()
+    rows = [{"input_ids": ids[:n].tolist()} for ids, n in zip(batch["input_ids"], lengths, strict=True)]
+    flat = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(rows)
+    flat.pop("labels")
+    for attention in ("eager", "sdpa"):
+        tiny_model.set_attn_implementation(attention)
+        with torch.no_grad():
+            padded = tiny_model(**batch).last_hidden_state[batch["attention_mask"].bool()]
+            flattened = tiny_model(**flat).last_hidden_state
+        assert flattened.shape == (1, sum(lengths), 32)
+        torch.testing.assert_close(flattened[0], padded, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("switches", [{}, {"norm_position": "post"}], ids=["pre", "post"])
+def test_bfloat16_is_near_float32(switches):
+    model = M3BertModel(tiny_config(**switches)).eval()
+    batch = padded_batch()
+    with torch.no_grad():
+        exact = model(**batch).last_hidden_state
+        rounded = model.to(torch.bfloat16)(**batch).last_hidden_state
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).norm() / exact.norm() < 0.05
+
+
+def test_dropout_is_where_the_config_says(tiny_model):
+    assert tiny_model.dropout.p == 0.1
+    assert tiny_model.layers[0].dropout.p == 0.0
+    assert M3BertModel(tiny_config(hidden_dropout=0.3)).layers[0].dropout.p == 0.3
+
+
+def test_gradient_checkpointing_changes_nothing(tiny_model):
+    batch = padded_batch()
+    gradients = []
+    for checkpointing in (False, True):
+        model = copy.deepcopy(tiny_model)
+        model.dropout.p = 0.0
+        model.config.attention_dropout = 0.0
+        model.train()
+        if checkpointing:
+            model.gradient_checkpointing_enable()
+            assert model.is_gradient_checkpointing
+        model(**batch).last_hidden_state.square().sum().backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    for plain, checkpointed in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, checkpointed)
+
+
+def test_compiled_in_one_graph_it_is_the_same(tiny_model):
+    batch = padded_batch()
+    compiled = torch.compile(tiny_model, fullgraph=True)
+    with torch.no_grad():
+        expected = tiny_model(**batch, output_layer=4, output_dim=8).last_hidden_state
+        actual = compiled(**batch, output_layer=4, output_dim=8).last_hidden_state
+    torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_too_long_a_text_is_refused(tiny_model):
+    with pytest.raises(ValueError, match="The input has 49 tokens but the model has 48 positions"):
+        tiny_model(torch.ones(1, 49, dtype=torch.long))
+    rope = M3BertModel(tiny_config(position_embedding_type="rope")).eval()
+    assert rope(torch.ones(1, 49, dtype=torch.long)).last_hidden_state.shape == (1, 49, 32)
+
+
+def test_wrong_inputs_are_refused(tiny_model):
+    with pytest.raises(ValueError, match="exactly one of input_ids and inputs_embeds"):
+        tiny_model()
+    ids = torch.ones(1, 4, dtype=torch.long)
+    tiny_model(ids, token_type_ids=torch.zeros_like(ids))
+    with pytest.raises(ValueError, match="token_type_ids must be all zero"):
+        tiny_model(ids, token_type_ids=ids)
+
+
+def test_embeddings_can_be_given_in_place_of_ids(tiny_model):
+    batch = padded_batch()
+    given = tiny_model(
+        inputs_embeds=tiny_model.embed_tokens(batch["input_ids"]), attention_mask=batch["attention_mask"]
+    )
+    torch.testing.assert_close(given.last_hidden_state, tiny_model(**batch).last_hidden_state)
+
+
+def test_masked_lm_logits_are_a_prefix_product(tiny_masked_lm):
+    batch, model = padded_batch(), tiny_masked_lm
+    state = model.model(**batch, output_layer=4).last_hidden_state
+    logits = model(**batch, output_layer=4, output_dim=8).logits
+    expected = state[..., :8] @ model.lm_head.weight[:, :8].T + model.lm_head.bias
+    torch.testing.assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_masked_lm_loss_is_cross_entropy_of_labelled_tokens(sparse):
+    model = M3BertForMaskedLM(tiny_config(sparse_prediction=sparse)).eval()
+    batch = padded_batch()
+    labels = torch.where(torch.rand(4, 7) < 0.4, batch["input_ids"], -100)
+    full = model(**batch).logits
+    outputs = model(**batch, labels=labels)
+    torch.testing.assert_close(outputs.loss, nn.functional.cross_entropy(full.flatten(0, 1), labels.flatten()))
+    assert outputs.logits.shape == ((int((labels != -100).sum()), 99) if sparse else (4, 7, 99))
+    total = model(**batch, labels=labels, num_items_in_batch=10).loss
+    torch.testing.assert_close(total, outputs.loss * (labels != -100).sum() / 10)
+
+
+def test_word_embeddings_can_be_tied(tmp_path):
+    model = M3BertForMaskedLM(tiny_config(tie_word_embeddings=True))
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    model.save_pretrained(tmp_path)
+    loaded = M3BertForMaskedLM.from_pretrained(tmp_path)
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+
+
+HEADS = [
+    (M3BertForSequenceClassification, {"labels": torch.tensor([0, 2, 1, 1])}, (4, 3)),
+    (M3BertForTokenClassification, {"labels": torch.randint(3, (4, 7))}, (4, 7, 3)),
+    (
+        M3BertForQuestionAnswering,
+        {"start_positions": torch.tensor([1, 0, 0, 2]), "end_positions": torch.tensor([2, 1, 0, 4])},
+        (4, 7),
+    ),
+    (M3BertForMultipleChoice, {"labels": torch.tensor([0, 1])}, (2, 2)),
+]
+
+
+@pytest.mark.parametrize(("head", "labels", "shape"), HEADS, ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize("granularity", [(None, None), (2, 8), (4, 32)])
+def test_heads_work_and_learn_at_any_granularity(head, labels, shape, granularity):
+    model = head(tiny_config(num_labels=3, attention_dropout=0.0, embedding_dropout=0.0)).train()
+    batch = padded_batch()
+    if head is M3BertForMultipleChoice:
+        batch = {name: value.view(2, 2, 7) for name, value in batch.items()}
+    layer, dim = granularity
+    outputs = model(**batch, **labels, output_layer=layer, output_dim=dim)
+    assert outputs[1].shape == shape
+    outputs.loss.backward()
+    width = dim or 32
+    gradient = model.classifier.weight.grad
+    assert (gradient[:, :width].abs().sum(0) > 0).all()
+    assert (gradient[:, width:] == 0).all()
+    assert model.model.embed_tokens.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_sequence_classification_ignores_padding(pooling):
+    model = M3BertForSequenceClassification(tiny_config(classifier_pooling=pooling)).eval()
+    batch = padded_batch(lengths=(7, 3))
+    alone = {name: value[1:, :3] for name, value in batch.items()}
+    torch.testing.assert_close(model(**batch).logits[1:], model(**alone).logits, atol=1e-5, rtol=1e-5)
+
+
+def test_regression_and_multi_label_losses():
+    batch = padded_batch()
+    regression = M3BertForSequenceClassification(tiny_config(num_labels=1)).eval()
+    target = torch.rand(4)
+    outputs = regression(**batch, labels=target)
+    torch.testing.assert_close(outputs.loss, nn.functional.mse_loss(outputs.logits[:, 0], target))
+    multi = M3BertForSequenceClassification(tiny_config(num_labels=3)).eval()
+    targets = torch.randint(2, (4, 3)).float()
+    outputs = multi(**batch, labels=targets)
+    torch.testing.assert_close(outputs.loss, nn.functional.binary_cross_entropy_with_logits(outputs.logits, targets))
+
+
+def test_attentions_and_tuples_on_request(tiny_model):
+    tiny_model.set_attn_implementation("eager")
+    batch = padded_batch()
+    outputs = tiny_model(**batch, output_attentions=True, output_layer=4)
+    assert [attention.shape for attention in outputs.attentions] == [(4, 4, 7, 7)] * 4
+    (state,) = tiny_model(**batch, return_dict=False)
+    torch.testing.assert_close(state, tiny_model(**batch).last_hidden_state)
+
+
+@pytest.mark.gpu
+def test_flash_attention_equals_sdpa_on_flattened_input(tiny_model):
+    pytest.importorskip("flash_attn")
+    model = tiny_model.to("cuda", torch.bfloat16)
+    rows = [{"input_ids": torch.randint(5, 99, (n,)).tolist()} for n in (7, 3, 5)]
+    flat = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(rows)
+    flat.pop("labels")
+    flat = {name: value.to("cuda") if torch.is_tensor(value) else value for name, value in flat.items()}
+    with torch.no_grad():
+        expected = model(**flat).last_hidden_state
+        model.set_attn_implementation("flash_attention_2")
+        actual = model(**flat).last_hidden_state
+    torch.testing.assert_close(actual, expected, atol=0.05, rtol=0.05)

@@ -1,0 +1,81 @@
+"""A checkpoint brings its own code: loaded by a process that cannot import this project."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import modeling_m3bert
+from tests.conftest import padded_batch, tiny_config
+
+
+CLASSES = {
+    "AutoModel": modeling_m3bert.M3BertModel,
+    "AutoModelForMaskedLM": modeling_m3bert.M3BertForMaskedLM,
+    "AutoModelForSequenceClassification": modeling_m3bert.M3BertForSequenceClassification,
+    "AutoModelForTokenClassification": modeling_m3bert.M3BertForTokenClassification,
+    "AutoModelForQuestionAnswering": modeling_m3bert.M3BertForQuestionAnswering,
+    "AutoModelForMultipleChoice": modeling_m3bert.M3BertForMultipleChoice,
+}
+RUN = """
+import torch, transformers
+from safetensors.torch import load_file, save_file
+try:
+    import modeling_m3bert
+    raise SystemExit("the project is visible")
+except ModuleNotFoundError:
+    pass
+batch = load_file("batch.safetensors")
+outputs = {{}}
+for name, arguments in {{"full": {{}}, "cut": {{"output_layer": 4, "output_dim": 8}}}}.items():
+    model = transformers.{auto}.from_pretrained("model", trust_remote_code=True, **arguments).eval()
+    with torch.no_grad():
+        outputs[name] = model(**batch)[0].contiguous()
+    model.save_pretrained(name)
+    again = transformers.{auto}.from_pretrained(name, trust_remote_code=True).eval()
+    with torch.no_grad():
+        assert torch.equal(again(**batch)[0], outputs[name])
+save_file(outputs, "outputs.safetensors")
+"""
+
+
+@pytest.mark.parametrize("auto", CLASSES)
+def test_a_saved_model_loads_runs_and_saves_again_without_the_project(tmp_path, run_bare, auto):
+    model = CLASSES[auto](tiny_config()).eval()
+    model.save_pretrained(tmp_path / "model")
+    batch = padded_batch()
+    if auto == "AutoModelForMultipleChoice":
+        batch = {name: value.view(2, 2, 7) for name, value in batch.items()}
+    save_file(batch, tmp_path / "batch.safetensors")
+    run_bare(RUN.format(auto=auto))
+    outputs = load_file(tmp_path / "outputs.safetensors")
+    with torch.no_grad():
+        assert torch.equal(outputs["full"], model(**batch)[0])
+        assert torch.equal(outputs["cut"], model(**batch, output_layer=4, output_dim=8)[0])
+
+
+def test_a_checkpoint_opens_with_every_head(tmp_path, run_bare):
+    modeling_m3bert.M3BertModel(tiny_config()).save_pretrained(tmp_path / "model")
+    run_bare(
+        f"""
+        import transformers
+        for auto in {list(CLASSES)}:
+            getattr(transformers, auto).from_pretrained("model", trust_remote_code=True)
+        """
+    )
+
+
+def test_a_model_cut_while_loading_saves_its_code_too(tmp_path, run_bare):
+    modeling_m3bert.M3BertModel(tiny_config()).save_pretrained(tmp_path / "full")
+    cut = modeling_m3bert.M3BertModel.from_pretrained(tmp_path / "full", output_layer=4, output_dim=16)
+    cut.save_pretrained(tmp_path / "cut")
+    printed = run_bare(
+        """
+        import torch
+        from transformers import AutoModel
+        model = AutoModel.from_pretrained("cut", trust_remote_code=True, output_layer=2)
+        print(len(model.layers), tuple(model(torch.ones(1, 3, dtype=torch.long)).last_hidden_state.shape))
+        """
+    )
+    assert "2 (1, 3, 16)" in printed

@@ -1,0 +1,146 @@
+"""The pure losses against naive references written here, in value and gradient."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from trainers.losses import info_nce, nested_cross_entropy
+
+
+def naive_nested(states, weight, bias, targets, dims):
+    """A product and a cross-entropy for every prefix."""
+    columns = []
+    for dim in dims:
+        logits = states[:, :dim] @ weight[:, :dim].T
+        columns.append(nn.functional.cross_entropy(logits if bias is None else logits + bias, targets, reduction="none"))
+    return torch.stack(columns, dim=1)
+
+
+def random_head(rows, vocab, width, dtype=torch.float64, bias=True):
+    states = torch.randn(rows, width, dtype=dtype, requires_grad=True)
+    weight = torch.randn(vocab, width, dtype=dtype, requires_grad=True)
+    offset = torch.randn(vocab, dtype=dtype, requires_grad=True) if bias else None
+    return states, weight, offset, torch.randint(vocab, (rows,))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("block_size", [None, 1, 7, 31, 1000])
+@pytest.mark.parametrize(
+    ("rows", "vocab", "width", "dims"),
+    [(5, 31, 13, (1, 4, 13)), (3, 31, 13, (2, 5)), (1, 2, 1, (1,)), (8, 47, 16, (16,)), (9, 10, 4, (1, 2, 3, 4))],
+)
+def test_nested_cross_entropy_equals_the_naive_loop(rows, vocab, width, dims, block_size, bias):
+    states, weight, offset, targets = random_head(rows, vocab, width, bias=bias)
+    inputs = [tensor for tensor in (states, weight, offset) if tensor is not None]
+    losses = nested_cross_entropy(states, weight, offset, targets, dims=dims, block_size=block_size)
+    expected = naive_nested(states, weight, offset, targets, dims)
+    torch.testing.assert_close(losses, expected, atol=1e-12, rtol=1e-12)
+    upstream = torch.randn_like(expected)  # of both signs, and different for every row and dim
+    upstream[0, -1] = 0
+    for actual, wanted in zip(
+        torch.autograd.grad(losses, inputs, upstream), torch.autograd.grad(expected, inputs, upstream), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted, atol=1e-11, rtol=1e-11)
+
+
+def test_nested_cross_entropy_in_float32_with_large_scores():
+    states, weight, offset, targets = random_head(6, 301, 24, dtype=torch.float32)
+    losses = nested_cross_entropy(states * 30, weight, offset, targets, dims=(3, 24), block_size=50)
+    expected = naive_nested(states.double() * 30, weight.double(), offset.double(), targets, (3, 24))
+    assert torch.isfinite(losses).all()
+    torch.testing.assert_close(losses.double(), expected, atol=1e-3, rtol=1e-5)
+
+
+def test_nested_cross_entropy_by_hand():
+    states, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 0.0], [math.log(3), -math.log(3)]])
+    losses = nested_cross_entropy(states, weight, None, torch.tensor([1]), dims=(1, 2))
+    torch.testing.assert_close(losses, torch.tensor([[math.log(4 / 3), math.log(2)]]))
+
+
+def test_nested_cross_entropy_of_no_rows_has_zero_gradients():
+    states, weight, offset, targets = random_head(0, 11, 6)
+    losses = nested_cross_entropy(states, weight, offset, targets, dims=(2, 6))
+    assert losses.shape == (0, 2)
+    for gradient in torch.autograd.grad(losses.sum(), (states, weight, offset)):
+        assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_nested_cross_entropy_skips_gradients_that_nobody_wants():
+    states, weight, offset, targets = random_head(4, 11, 6)
+    frozen = weight.detach()
+    (gradient,) = torch.autograd.grad(
+        nested_cross_entropy(states, frozen, None, targets, dims=(2, 6)).sum(), states
+    )
+    (expected,) = torch.autograd.grad(naive_nested(states, frozen, None, targets, (2, 6)).sum(), states)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_nested_cross_entropy_under_autocast_is_as_near_as_the_naive_one():
+    states, weight, offset, targets = random_head(16, 203, 64, dtype=torch.float32)
+    dims, exact = (8, 64), None
+    exact = naive_nested(states, weight, offset, targets, dims)
+    exact_gradients = torch.autograd.grad(exact.sum(), (states, weight, offset))
+    errors = []
+    for function in (nested_cross_entropy, naive_nested):
+        arguments = {"dims": dims}
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses = function(states, weight, offset, targets, **arguments)
+        gradients = torch.autograd.grad(losses.sum(), (states, weight, offset))
+        pairs = [(losses, exact), *zip(gradients, exact_gradients, strict=True)]
+        errors.append([((a.float() - b).norm() / b.norm()).item() for a, b in pairs])
+    assert all(ours <= 1.2 * naive + 1e-3 for ours, naive in zip(*errors, strict=True)), errors
+
+
+@pytest.mark.parametrize("dims", [(), (0, 4), (4, 2), (2, 2), (2, 14)])
+def test_nested_cross_entropy_refuses_bad_dims(dims):
+    states, weight, offset, targets = random_head(2, 5, 13)
+    with pytest.raises(ValueError, match=r"must be ascending and within 1\.\.13"):
+        nested_cross_entropy(states, weight, offset, targets, dims=dims)
+
+
+def naive_info_nce(anchors, candidates, temperature):
+    """Sums of exponentials, written out."""
+    total = 0.0
+    for i, anchor in enumerate(anchors):
+        scores = [torch.cosine_similarity(anchor, other, dim=0) / temperature for other in candidates]
+        total = total - torch.log(torch.exp(scores[i]) / sum(torch.exp(score) for score in scores))
+    return total / len(anchors)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_candidates", "dim"), itertools.chain([(1, 2, 3), (5, 5, 7), (4, 12, 1), (3, 6, 16)])
+)
+def test_info_nce_equals_the_naive_sum(batch, num_candidates, dim):
+    anchors = torch.randn(batch, dim, dtype=torch.float64, requires_grad=True)
+    candidates = torch.randn(num_candidates, dim, dtype=torch.float64, requires_grad=True)
+    loss, expected = (function(anchors, candidates, temperature=0.3) for function in (info_nce, naive_info_nce))
+    torch.testing.assert_close(loss, expected)
+    for actual, wanted in zip(
+        torch.autograd.grad(loss, (anchors, candidates)), torch.autograd.grad(expected, (anchors, candidates)), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted)
+
+
+def test_info_nce_by_hand():
+    eye = torch.eye(2)
+    torch.testing.assert_close(info_nce(eye, eye, temperature=1.0), torch.tensor(math.log(1 + math.exp(-1))))
+
+
+def test_info_nce_of_a_zero_vector_is_finite():
+    anchors = torch.zeros(2, 3, requires_grad=True)
+    loss = info_nce(anchors, torch.randn(2, 3), temperature=0.05)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(anchors.grad).all()
+
+
+def test_info_nce_needs_something_to_contrast_with():
+    with pytest.raises(ValueError, match="at least two candidates"):
+        info_nce(torch.randn(1, 3), torch.randn(1, 3), temperature=0.05)
+    with pytest.raises(ValueError, match="3 anchors need as many positives, but there are 2"):
+        info_nce(torch.randn(3, 3), torch.randn(2, 3), temperature=0.05)

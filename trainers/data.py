@@ -1,0 +1,138 @@
+"""Datasets: reading files, checks, and the transforms that trainers share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, interleave_datasets, load_dataset
+from datasets.arrow_writer import SchemaInferenceError
+from transformers import PreTrainedTokenizerBase
+
+
+BUILDERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+def require_columns(dataset: Any, columns: Iterable[str]) -> None:
+    """
+    Check a dataset before any work is done.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The data. What a stream does not tell beforehand
+            (its length, sometimes its columns) is not checked.
+        columns (`Iterable[str]`): Columns it must have.
+
+    Raises:
+        ValueError: if it is empty or lacks a column; names the columns found.
+    """
+    if isinstance(dataset, Sized) and len(dataset) == 0:
+        raise ValueError("The dataset is empty.")
+    found = dataset.column_names
+    missing = [column for column in columns if found is not None and column not in found]
+    if missing:
+        raise ValueError(f"The dataset lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.")
+
+
+def smoothed_probabilities(sizes: Sequence[float], exponent: float = 0.7) -> list[float]:
+    """
+    Sampling probabilities of languages, `P'(L) ~ P(L)^exponent` renormalised
+    (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3, stage 2).
+
+    Args:
+        sizes (`Sequence[float]`): Amount of text in each language, in any unit.
+        exponent (`float`, *optional*, defaults to 0.7): 1 keeps the proportions, 0 makes them equal.
+
+    Returns:
+        `list[float]`: probabilities that sum to 1.
+
+    Raises:
+        ValueError: if a size is not positive.
+    """
+    if not sizes or min(sizes) <= 0:
+        raise ValueError(f"Every language needs some text; sizes: {list(sizes)}.")
+    powers = [(size / sum(sizes)) ** exponent for size in sizes]
+    return [power / sum(powers) for power in powers]
+
+
+def load_files(files: Sequence[str]) -> Dataset:
+    """
+    Read data files of one kind: text (a row a line), JSON Lines, CSV or Parquet, the first three also gzipped.
+
+    Args:
+        files (`Sequence[str]`): Paths or URLs.
+
+    Returns:
+        [`~datasets.Dataset`]: their rows; a text file's column is `text`.
+
+    Raises:
+        ValueError: if a file does not exist or is empty, the kinds differ or one is unknown.
+    """
+    kinds = set()
+    for file in files:
+        suffix = next((s for s in reversed(Path(file).suffixes) if s != ".gz"), "")
+        if suffix not in BUILDERS:
+            raise ValueError(f"{file} is of an unknown kind; known: {', '.join(BUILDERS)}, and .gz of them.")
+        if "://" not in file and not Path(file).is_file():
+            raise ValueError(f"{file} does not exist.")
+        kinds.add(BUILDERS[suffix])
+    if len(kinds) != 1:
+        raise ValueError(f"Give files of one kind; got {', '.join(sorted(kinds)) or 'none'}.")
+    builder = kinds.pop()
+    try:
+        return load_dataset(builder, data_files=list(files), split="train")
+    except SchemaInferenceError as error:
+        raise ValueError(f"The dataset is empty: no rows in {', '.join(files)}.") from error
+
+
+def tokenize_texts(
+    dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, column: str = "text", max_length: int = 512
+) -> Dataset:
+    """
+    Token ids of a text column, a row a text, longer texts cut.
+
+    Args:
+        dataset ([`~datasets.Dataset`]): The texts.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer.
+        column (`str`, *optional*, defaults to `"text"`): Column to read.
+        max_length (`int`, *optional*, defaults to 512): Longest text in tokens.
+
+    Returns:
+        [`~datasets.Dataset`]: columns `input_ids`, `attention_mask`, `special_tokens_mask`.
+
+    Raises:
+        ValueError: if the dataset is empty or lacks the column.
+    """
+    require_columns(dataset, [column])
+
+    def tokenize(rows: dict[str, list[str]]) -> Any:
+        return tokenizer(
+            rows[column],
+            truncation=True,
+            max_length=max_length,
+            return_special_tokens_mask=True,
+            return_token_type_ids=False,
+        )
+
+    return dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, desc="Tokenizing")
+
+
+def mix_languages(datasets: Sequence[Dataset], *, exponent: float = 0.7, seed: int = 0) -> Dataset:
+    """
+    One dataset out of one a language, drawn with [`smoothed_probabilities`] of their row counts until every one has been
+    seen whole; rows of small languages repeat.
+
+    Args:
+        datasets (`Sequence[Dataset]`): One a language, with the same columns.
+        exponent (`float`, *optional*, defaults to 0.7): See [`smoothed_probabilities`].
+        seed (`int`, *optional*, defaults to 0): Of the draw.
+
+    Returns:
+        [`~datasets.Dataset`]
+    """
+    if len(datasets) == 1:
+        return datasets[0]
+    probabilities = smoothed_probabilities([len(dataset) for dataset in datasets], exponent)
+    return interleave_datasets(
+        list(datasets), probabilities=probabilities, seed=seed, stopping_strategy="all_exhausted"
+    )

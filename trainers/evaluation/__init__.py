@@ -1,0 +1,7 @@
+"""Evaluation of a whole grid from one encode."""
+
+from .encoding import encode_layers
+from .retrieval import retrieval_metrics
+
+
+__all__ = ["encode_layers", "retrieval_metrics"]

@@ -1,0 +1,143 @@
+"""Granularities and grids: which layers and prefix dims are meant, written and parsed in one place."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, order=True)
+class Granularity:
+    """
+    A way to read an encoder: the state after `layer` (1..depth), cut to its first `dim` entries. Written `4x64`.
+
+    Args:
+        layer (`int`): Layer to read, counted from 1.
+        dim (`int`): Number of leading dims to keep.
+    """
+
+    layer: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}x{self.dim}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """
+    A set of granularities, ascending by layer, then by dim.
+
+    Args:
+        granularities (`tuple[Granularity, ...]`): The members, in any order.
+
+    Raises:
+        ValueError: if there is none, one is named twice, or a layer or dim is below 1.
+
+    ```python
+    >>> from trainers import Grid
+
+    >>> [str(granularity) for granularity in Grid.parse("2,4x32,64")]
+    ['2x32', '2x64', '4x32', '4x64']
+    >>> str(Grid.parse("12x768, 2x16"))
+    '2x16,12x768'
+    ```
+    """
+
+    granularities: tuple[Granularity, ...]
+
+    def __post_init__(self) -> None:
+        members = tuple(sorted(self.granularities))
+        if not members:
+            raise ValueError("A grid needs at least one granularity.")
+        if len(set(members)) < len(members):
+            raise ValueError(f"The grid {self._spell(members)} names a granularity twice.")
+        if members[0].layer < 1 or min(member.dim for member in members) < 1:
+            raise ValueError(f"The grid {self._spell(members)} has a layer or dim below 1; both count from 1.")
+        object.__setattr__(self, "granularities", members)
+
+    @classmethod
+    def product(cls, layers: Iterable[int], dims: Iterable[int]) -> Grid:
+        """Every layer with every dim."""
+        dims = list(dims)
+        return cls(tuple(Granularity(layer, dim) for layer in layers for dim in dims))
+
+    @classmethod
+    def parse(cls, text: str) -> Grid:
+        """
+        Read a grid from text. With one `x` it is a product of two lists, `4,8,12x32,64,768`; with several it is a list of
+        granularities, `2x16,4x32,12x768`. Spaces do not matter.
+
+        Args:
+            text (`str`): The grid.
+
+        Returns:
+            [`Grid`]
+
+        Raises:
+            ValueError: if the text is neither form.
+        """
+        compact = re.sub(r"\s", "", text).lower()
+        numbers = r"\d+(,\d+)*"
+        if re.fullmatch(f"{numbers}x{numbers}", compact):
+            layers, dims = ([int(number) for number in half.split(",")] for half in compact.split("x"))
+            return cls.product(layers, dims)
+        if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", compact):
+            pairs = (pair.split("x") for pair in compact.split(","))
+            return cls(tuple(Granularity(int(layer), int(dim)) for layer, dim in pairs))
+        raise ValueError(
+            f"{text!r} is not a grid. Write layers x dims ('4,8,12x32,64,768') or a list of granularities ('2x16,12x768')."
+        )
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers that occur, ascending."""
+        return sorted({member.layer for member in self})
+
+    @property
+    def dims(self) -> list[int]:
+        """Dims that occur, ascending."""
+        return sorted({member.dim for member in self})
+
+    def dims_of(self, layer: int) -> list[int]:
+        """Dims that occur with `layer`, ascending."""
+        return [member.dim for member in self if member.layer == layer]
+
+    def validate(self, config: Any) -> Grid:
+        """
+        Check that a model of this config has every granularity.
+
+        Args:
+            config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
+
+        Returns:
+            [`Grid`]: itself.
+
+        Raises:
+            ValueError: names the granularities outside the model, and the model's size.
+        """
+        depth, width = config.num_hidden_layers, config.hidden_size
+        outside = [str(member) for member in self if member.layer > depth or member.dim > width]
+        if outside:
+            raise ValueError(
+                f"The model has layers 1..{depth} and dims 1..{width}; outside of it: {', '.join(outside)}."
+            )
+        return self
+
+    def __iter__(self) -> Iterator[Granularity]:
+        return iter(self.granularities)
+
+    def __len__(self) -> int:
+        return len(self.granularities)
+
+    def __str__(self) -> str:
+        product = [Granularity(layer, dim) for layer in self.layers for dim in self.dims]
+        if len(self) > 1 and product == list(self):
+            return f"{','.join(map(str, self.layers))}x{','.join(map(str, self.dims))}"
+        return self._spell(self.granularities)
+
+    @staticmethod
+    def _spell(members: Iterable[Granularity]) -> str:
+        return ",".join(map(str, members))

@@ -1,0 +1,165 @@
+"""The multigranular masked-LM loss: every prefix dim of a state for the price of one full-width product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+# Scores that exist at a time, (rows x vocabulary block); 2^21 in float32 are 8 MiB a dim, near the size of a cache.
+BLOCK_SCORES = 2**21
+
+
+def nested_cross_entropy(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    dims: Sequence[int],
+    block_size: int | None = None,
+) -> torch.Tensor:
+    r"""
+    Cross-entropy of every row at every prefix dim (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section
+    2.1): `loss[i, k] = -log softmax(states[i, :d_k] @ weight[:, :d_k].T + bias)[targets[i]]`, exact in value and gradient.
+
+    The scores of prefix d are those of the prefix before it plus one product over the dims between them, so all prefixes
+    together cost one product of full width; in the same way the gradient of a block of dims is one product with the sum of
+    the gradients of all prefixes that contain it. The vocabulary passes in blocks, twice: for the log-sum-exp of every row
+    and dim (forward), and for the gradients (backward). A tensor of (rows x vocabulary) never exists.
+
+    Memory beyond the inputs and their gradients: `rows * block * (dims + 1)` numbers.
+
+    Args:
+        states (`torch.Tensor` of shape `(rows, hidden_size)`): Carries gradient.
+        weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Carries gradient.
+        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): Carries gradient.
+        targets (`torch.LongTensor` of shape `(rows,)`): In 0..vocab_size - 1.
+        dims (`Sequence[int]`): Prefix dims, ascending, at most `hidden_size`.
+        block_size (`int`, *optional*): Vocabulary entries at a time.
+
+    Returns:
+        `torch.Tensor` of shape `(rows, len(dims))`, in float32 (float64 for float64 states). Under autocast the products
+        are taken in its dtype and summed in float32.
+
+    Raises:
+        ValueError: if the dims are not ascending and within 1..hidden_size.
+    """
+    dims = tuple(dims)
+    if not dims or sorted(set(dims)) != list(dims) or dims[0] < 1 or dims[-1] > states.shape[1]:
+        raise ValueError(f"dims={list(dims)} must be ascending and within 1..{states.shape[1]}.")
+    device_type = states.device.type
+    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
+    if block_size is None:
+        block_size = max(256, BLOCK_SCORES // max(1, len(states)))
+    return NestedCrossEntropy.apply(states, weight, bias, targets, dims, min(block_size, len(weight)), dtype)
+
+
+class NestedCrossEntropy(torch.autograd.Function):
+    """See [`nested_cross_entropy`]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        dims: tuple[int, ...],
+        block_size: int,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        ctx.dims, ctx.block_size, ctx.dtype = dims, block_size, dtype
+        precise = torch.promote_types(dtype, torch.float32)
+        log_sums = states.new_full((len(states), len(dims)), -torch.inf, dtype=precise)
+        rows = states.to(dtype)
+        for block in _blocks(len(weight), block_size):
+            for index, scores in enumerate(_nested_scores(rows, weight[block].to(dtype), bias, block, dims, precise)):
+                log_sums[:, index] = torch.logaddexp(log_sums[:, index], scores.logsumexp(dim=1))
+        target_scores = torch.stack(
+            [
+                (rows[:, segment] * weight[targets, segment].to(dtype)).sum(dim=1, dtype=precise)
+                for segment in _segments(dims)
+            ],
+            dim=1,
+        ).cumsum(dim=1)
+        if bias is not None:
+            target_scores += bias[targets].to(precise).unsqueeze(1)
+        ctx.save_for_backward(states, weight, bias, targets, log_sums)
+        return log_sums - target_scores
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        states, weight, bias, targets, log_sums = ctx.saved_tensors
+        grad_losses = grad_outputs[0].to(log_sums.dtype)
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dims, dtype, precise = ctx.dims, ctx.dtype, log_sums.dtype
+        segments = _segments(dims)
+        rows = states.to(dtype)
+        grad_states = torch.zeros_like(states, dtype=precise) if needs_states else None
+        grad_weight = torch.empty_like(weight) if needs_weight else None
+        grad_bias = torch.empty_like(bias) if needs_bias else None
+        if grad_weight is not None:
+            grad_weight[:, dims[-1] :] = 0
+
+        for block in _blocks(len(weight), ctx.block_size):
+            block_weight = weight[block].to(dtype)
+            gradients = []
+            for index, scores in enumerate(_nested_scores(rows, block_weight, bias, block, dims, precise)):
+                probabilities = torch.sub(scores, log_sums[:, index, None]).exp_()
+                gradients.append(probabilities.mul_(grad_losses[:, index, None]))
+            # A segment of dims belongs to its own prefix and to all longer ones.
+            for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
+                shorter.add_(longer)
+            for gradient, segment in zip(gradients, segments, strict=True):
+                gradient = gradient.to(dtype)
+                if grad_states is not None:
+                    grad_states[:, segment] += gradient @ block_weight[:, segment]
+                if grad_weight is not None:
+                    grad_weight[block, segment] = gradient.T @ rows[:, segment]
+            if grad_bias is not None:
+                grad_bias[block] = gradients[0].sum(dim=0)
+
+        # The targets' share, -1 at the target of each row, is a handful of rows: outside of the blocks.
+        nested = grad_losses.flip(1).cumsum(dim=1).flip(1)
+        spread = torch.cat([nested[:, [i]].expand(-1, s.stop - s.start) for i, s in enumerate(segments)], dim=1)
+        covered = slice(0, dims[-1])
+        if grad_states is not None:
+            grad_states[:, covered] -= spread * weight[targets, covered]
+        if grad_weight is not None:
+            grad_weight[:, covered].index_add_(0, targets, (spread * states[:, covered]).to(weight.dtype), alpha=-1)
+        if grad_bias is not None:
+            grad_bias.index_add_(0, targets, nested[:, 0].to(bias.dtype), alpha=-1)
+        grad_states = grad_states.to(states.dtype) if grad_states is not None else None
+        return grad_states, grad_weight, grad_bias, None, None, None, None
+
+
+def _blocks(vocab_size: int, block_size: int) -> list[slice]:
+    return [slice(start, min(start + block_size, vocab_size)) for start in range(0, vocab_size, block_size)]
+
+
+def _segments(dims: tuple[int, ...]) -> list[slice]:
+    return [slice(start, stop) for start, stop in zip((0, *dims[:-1]), dims, strict=True)]
+
+
+def _nested_scores(
+    rows: torch.Tensor,
+    block_weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    block: slice,
+    dims: tuple[int, ...],
+    precise: torch.dtype,
+) -> Any:
+    """Yield the scores `(rows, block)` of one prefix after the other, in one tensor that each step adds to."""
+    scores = rows.new_zeros((len(rows), len(block_weight)), dtype=precise)
+    if bias is not None:
+        scores += bias[block]
+    for segment in _segments(dims):
+        left, right = rows[:, segment], block_weight[:, segment].T
+        if precise == rows.dtype:
+            scores.addmm_(left, right)
+        else:
+            scores += left @ right
+        yield scores

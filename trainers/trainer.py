@@ -1,0 +1,330 @@
+"""The trainer that all objectives share: a `transformers.Trainer` whose model holds backbone and objective together."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import EvalLoopOutput
+
+from .data import require_columns
+from .granularity import Grid
+from .nested import nested_states, unwrap_encoder
+from .objective import NestedBatch, Objective
+
+
+OBJECTIVE_FILE = "objective.safetensors"
+TRAINING_ARGS_FILE = "training_args.json"
+
+
+@dataclass
+class NestedTrainingArguments(TrainingArguments):
+    """
+    [`~transformers.TrainingArguments`] and the grid to train.
+
+    Args:
+        grid (`str`, *optional*): Granularities to train; see [`Grid.parse`]. Defaults to `matryoshka_layers` x
+            `matryoshka_dims` of the model's config.
+    """
+
+    grid: str | None = field(
+        default=None,
+        metadata={
+            "help": "Granularities to train, e.g. '4,8,12x32,64,768' or '2x16,12x768'. Default: the model's own."
+        },
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.grid is not None:
+            Grid.parse(self.grid)
+
+    def grid_for(self, config: Any) -> Grid:
+        """
+        The grid to train on a model of this config.
+
+        Raises:
+            ValueError: if no grid was given and the model names none, or the model does not have it.
+        """
+        if self.grid is not None:
+            return Grid.parse(self.grid).validate(config)
+        values = config.to_dict()
+        layers, dims = values.get("matryoshka_layers"), values.get("matryoshka_dims")
+        if not layers or not dims:
+            raise ValueError("The model's config names no matryoshka_layers and matryoshka_dims: pass grid='...'.")
+        return Grid.product(layers, dims).validate(config)
+
+
+class NestedModel(nn.Module):
+    """
+    Backbone and objective as one module, so that whatever wraps it (DDP, FSDP, torch.compile) sees every parameter, and
+    the backbone's forward runs inside of the wrapper's.
+
+    Args:
+        backbone ([`~transformers.PreTrainedModel`] or peft model): Encoder, with or without a head.
+        objective ([`Objective`]): What to minimise.
+    """
+
+    def __init__(self, backbone: nn.Module, objective: Objective):
+        super().__init__()
+        self.backbone = backbone
+        self.objective = objective
+
+    @property
+    def config(self) -> Any:
+        return self.backbone.config
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Read by the Trainer: whether the loss is divided by `num_items_in_batch` in here."""
+        return self.objective.normalizes_by_num_items
+
+    def activation_checkpointing_enable(self, **kwargs: Any) -> None:
+        self.backbone.activation_checkpointing_enable(**kwargs)
+
+    def forward(
+        self,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **inputs: Any,
+    ) -> dict[str, Any]:
+        """
+        Args:
+            labels (`torch.Tensor`, *optional*): Passed to the objective.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Passed to the objective.
+            inputs: One text a row (`input_ids`, `attention_mask`, ...), or several named text columns, each a mapping of
+                those.
+
+        Returns:
+            `dict`: `loss`, a scalar, and `terms`, the objective's named terms.
+        """
+        columns = inputs if all(isinstance(value, Mapping) for value in inputs.values()) else {"text": inputs}
+        layers = self.objective.layers
+        batch = NestedBatch(
+            texts={name: nested_states(self.backbone, column, layers) for name, column in columns.items()},
+            labels=labels,
+            output_embeddings=self.backbone.get_output_embeddings(),
+            num_items_in_batch=num_items_in_batch,
+        )
+        terms = self.objective(batch)
+        return {"loss": self.objective.total(terms), "terms": terms}
+
+
+class NestedTrainer(Trainer):
+    """
+    Trains a backbone with an [`Objective`]. What differs from [`~transformers.Trainer`]: the model is wrapped with its
+    objective ([`NestedModel`]); each named term is logged and evaluated beside the loss; a loss that is not finite stops
+    the run; a checkpoint holds the backbone as `from_pretrained` reads it, and the objective's own parameters in a file
+    beside it, which [`~NestedTrainer.save_model`] leaves out; nothing is pickled beside what the optimizer needs to resume.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or peft model): The backbone. Its config is told the trained grid.
+        objective ([`Objective`]): What to minimise.
+        args ([`NestedTrainingArguments`]): How to train.
+        data_collator (`Callable`): Makes batches that [`NestedModel`] takes.
+        train_dataset ([`~datasets.Dataset`], *optional*): Training data.
+        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Saved with the model.
+        callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
+        optimizers (`tuple`, *optional*): Optimizer and scheduler to use in place of the default ones.
+        columns (`tuple[str, ...]`, *optional*): Columns that the collator reads.
+
+    Raises:
+        ValueError: if a dataset is empty or lacks a column, or the grid is outside the model.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module,
+        objective: Objective,
+        args: NestedTrainingArguments,
+        data_collator: Callable[[list[Any]], Mapping[str, Any]],
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        columns: tuple[str, ...] = (),
+    ):
+        config = unwrap_encoder(model).config
+        objective.grid.validate(config)
+        eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+        for dataset in (train_dataset, *eval_sets):
+            if dataset is not None:
+                require_columns(dataset, columns)
+        declare_grid(config, objective.grid)
+        self.columns = columns
+        self.train_terms, self.eval_terms = TermMeter(), TermMeter()
+        self._is_checkpoint = False
+        super().__init__(
+            model=NestedModel(model, objective),
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+        # Evaluation batches carry labels for the objective alone: there are no predictions to gather.
+        self.can_return_loss = True
+
+    @property
+    def backbone(self) -> nn.Module:
+        """The model that is being trained, without its objective."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False).backbone
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = list(self.columns)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        terms = {name: term.detach().float() for name, term in outputs["terms"].items()}
+        if not torch.isfinite(loss):
+            broken = [name for name, term in terms.items() if not torch.isfinite(term)] or ["loss"]
+            raise ValueError(
+                f"The loss is not finite at step {self.state.global_step + 1} (terms: {', '.join(broken)}). Training stops "
+                f"before the update; checkpoints in {self.args.output_dir} are untouched."
+            )
+        if not model.training:
+            self.eval_terms.add(terms)
+        elif num_items_in_batch is not None and self.model_accepts_loss_kwargs:
+            # Shares of one mean over the whole step: they add up over its batches and over devices.
+            self.train_terms.add(terms, scale=self.accelerator.num_processes)
+        else:
+            self.train_terms.add(terms, scale=1 / self.current_gradient_accumulation_steps)
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            steps = self.state.global_step - self.train_terms.last_step
+            logs = {**logs, **self.train_terms.pop(self.accelerator, count=max(1, steps))}
+            self.train_terms.last_step = self.state.global_step
+        super().log(logs, start_time)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor, None, None]:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs)
+        return loss.detach(), None, None
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        self.eval_terms = TermMeter()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        means = self.eval_terms.pop(self.accelerator, count=self.eval_terms.num_added)
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in means.items()})
+        return output
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        self._is_checkpoint = _internal_call
+        super().save_model(output_dir, _internal_call)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        if not self.args.should_save:
+            return
+        output_dir = output_dir if output_dir is not None else self.args.output_dir
+        os.makedirs(output_dir, exist_ok=True)
+        if state_dict is None:
+            state_dict = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict()
+        self.backbone.save_pretrained(output_dir, state_dict=part_of(state_dict, "backbone."))
+        auxiliary = part_of(state_dict, "objective.")
+        if self._is_checkpoint and auxiliary:
+            save_file(
+                {name: tensor.contiguous() for name, tensor in auxiliary.items()},
+                os.path.join(output_dir, OBJECTIVE_FILE),
+            )
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(output_dir)
+        with open(os.path.join(output_dir, TRAINING_ARGS_FILE), "w", encoding="utf-8") as file:
+            file.write(self.args.to_json_string())
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        backbone = self.backbone
+        if isinstance(backbone, PreTrainedModel):
+            load_weights(backbone, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, backbone)
+        objective_file = os.path.join(resume_from_checkpoint, OBJECTIVE_FILE)
+        if os.path.isfile(objective_file) or self.model.objective.state_dict():
+            self.model.objective.load_state_dict(load_file(objective_file))
+
+    def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super()._load_best_model()
+        else:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+class TermMeter:
+    """Sums of named terms since they were last read, kept on the device until then."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, torch.Tensor | float] = defaultdict(float)
+        self.num_added = 0
+        self.last_step = 0
+
+    def add(self, terms: Mapping[str, torch.Tensor], scale: float = 1.0) -> None:
+        for name, term in terms.items():
+            self.sums[name] = self.sums[name] + term * scale
+        self.num_added += 1
+
+    def pop(self, accelerator: Any, count: int) -> dict[str, float]:
+        """The sums divided by `count`, averaged over processes; and start again."""
+        sums = {name: value for name, value in self.sums.items() if isinstance(value, torch.Tensor)}
+        reduced = accelerator.reduce(sums, reduction="mean") if sums else {}
+        self.sums.clear()
+        self.num_added = 0
+        return {name: (value / count).item() for name, value in reduced.items()}
+
+
+def declare_grid(config: Any, grid: Grid) -> None:
+    """Write the trained grid into a model's config, in the words that m3BERT and serving engines read."""
+    config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims
+    if config.model_type != "m3bert":  # which derives these two
+        config.is_matryoshka, config.matryoshka_dimensions = True, grid.dims
+
+
+def part_of(state_dict: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The entries below `prefix`, named from there."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
+
+
+def load_weights(model: PreTrainedModel, folder: str) -> None:
+    """
+    Read the weights in `folder` into `model`, through the library's own loader.
+
+    Raises:
+        ValueError: if a tensor is missing, or has another shape (the checkpoint is cut short, or of another model).
+    """
+    loaded, info = type(model).from_pretrained(
+        folder, config=model.config, dtype=model.dtype, use_safetensors=True, output_loading_info=True
+    )
+    wrong = sorted({*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
+    if wrong:
+        raise ValueError(
+            f"The checkpoint {folder} lacks {len(wrong)} tensors of the model, or holds them in another shape: "
+            f"{', '.join(wrong[:3])}, ..."
+        )
+    model.load_state_dict(loaded.state_dict())
