@@ -103,7 +103,7 @@ class M3BertConfig(PreTrainedConfig):
     mlp_bias: bool = False
     max_position_embeddings: int = 512
     position_embedding_type: str = "absolute"
-    rope_parameters: dict | None = None
+    rope_parameters: dict = None  # type: ignore[assignment]  # the base class fills it
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
     sparse_prediction: bool = False
@@ -112,12 +112,13 @@ class M3BertConfig(PreTrainedConfig):
     bos_token_id: int | None = 0
     pad_token_id: int | None = 1
     eos_token_id: int | None = 2
-    matryoshka_layers: list[int] | None = None
-    matryoshka_dims: list[int] | None = None
+    # Lists from `__post_init__` on.
+    matryoshka_layers: list[int] = None  # type: ignore[assignment]
+    matryoshka_dims: list[int] = None  # type: ignore[assignment]
     output_layer: int | None = None
     output_dim: int | None = None
 
-    def __post_init__(self, **kwargs: Any):
+    def __post_init__(self, **kwargs: Any) -> None:
         # Derived on the way out (see `to_dict`), so what an old file says about them must not shadow the lists.
         for derived in ("is_matryoshka", "matryoshka_dimensions"):
             kwargs.pop(derived, None)

@@ -1,4 +1,4 @@
-"""Exact conversion of BERT-family encoders: with its switches set to post-norm, LayerNorm and biases, m3BERT *is* BERT."""
+"""Exact conversion of BERT-family encoders: with post-norm, LayerNorm, GeLU and biases, m3BERT *is* BERT."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ def convert_to_m3bert(model: PreTrainedModel) -> M3BertModel:
     """
     Turn a BERT-family encoder into an elastic m3BERT with equal states at every layer.
 
-    Token type 0 folds into the token embeddings; RoBERTa's position offset becomes a slice of its position embeddings. Positions count
-    from the first token, so RoBERTa's states are equal for text that is padded on the right. A pooler and a head are
-    left out: they are not part of the encoder. The result has empty `matryoshka_layers` and `matryoshka_dims`: every
-    granularity can be read and none was trained for it. The name of the source is kept in `config.name_or_path`.
+    Token type 0 folds into the token embeddings; RoBERTa's position offset becomes a slice of its position
+    embeddings. Positions count from the first token, so RoBERTa's states are equal for text that is padded on the
+    right. A pooler and a head are left out: they are not part of the encoder. The result has empty
+    `matryoshka_layers` and `matryoshka_dims`: every granularity can be read and none was trained for it. The name of
+    the source is kept in `config.name_or_path`.
 
     Args:
-        model ([`~transformers.PreTrainedModel`]): BERT, RoBERTa, XLM-R, CamemBERT, Data2VecText, ELECTRA or DistilBERT,
-            with or without a head.
+        model ([`~transformers.PreTrainedModel`]): BERT, RoBERTa, XLM-R, CamemBERT, Data2VecText, ELECTRA or
+            DistilBERT, with or without a head.
 
     Returns:
         [`M3BertModel`]: a copy, in the same dtype, on the same device, in the same mode (train or eval).

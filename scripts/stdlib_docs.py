@@ -28,8 +28,8 @@ class Pair(NamedTuple):
     body: str
     is_clean: bool
 
-    # Half a sentence and the other half are a pair to learn from; to be measured by, a summary is a sentence of its own,
-    # and the text says enough to be told from 800 others.
+    # Half a sentence and the other half are a pair to learn from; to be measured by, a summary is a sentence of its
+    # own, and the text says enough to be told from 800 others.
 
 
 def split_docstring(module: str, name: str, docstring: str | None) -> Pair | None:
@@ -82,14 +82,19 @@ def builtin_pairs() -> Iterator[Pair]:
 
 
 def topic_pairs() -> Iterator[Pair]:
-    """Sections of the language reference that `help()` shows: heading and text."""
+    """The language reference that `help()` shows: sections by their heading, paragraphs by their first sentence."""
     from pydoc_data.topics import topics
 
     for topic, text in sorted(topics.items()):
+        module, name = f"topics.{topic}", f"help({topic!r})"
         # A heading is a line above a line of `*`, `=`, `-` or `~`.
         parts = re.split(r"^(.+)\n[*=~-]{3,}$", text, flags=re.MULTILINE)[1:]
-        for heading, section in zip(parts[::2], parts[1::2], strict=True):
-            pair = split_docstring(f"topics.{topic}", f"help({topic!r})", f"{heading}\n\n{section}")
+        texts = [f"{heading}\n\n{section}" for heading, section in zip(parts[::2], parts[1::2], strict=True)]
+        for paragraph in re.split(r"\n\s*\n", text):
+            sentence, stop, rest = " ".join(paragraph.split()).partition(". ")
+            if stop:
+                texts.append(f"{sentence}.\n{rest}")
+        for pair in (split_docstring(module, name, text) for text in texts):
             if pair is not None:
                 yield pair
 
@@ -107,8 +112,8 @@ def stdlib_pairs() -> list[Pair]:
 
 def split_by_module(pairs: list[Pair], num_test: int = 800) -> tuple[list[Pair], list[Pair]]:
     """
-    Train and test pairs, of modules in an order that depends on their names alone, so that no module has pairs in both.
-    Modules go to the test set, with their clean pairs, until it has `num_test`.
+    Train and test pairs, of modules in an order that depends on their names alone, so that no module has pairs in
+    both. Modules go to the test set, with their clean pairs, until it has `num_test`.
     """
     by_module: dict[str, list[Pair]] = {}
     for pair in pairs:

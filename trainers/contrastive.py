@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from .collators import TextColumnsCollator
 from .granularity import Grid
 from .losses import info_nce
-from .nested import POOLINGS, prefix
+from .nested import POOLINGS, Pooling, prefix
 from .objective import NestedBatch, Objective
 from .trainer import NestedTrainer, NestedTrainingArguments
 
@@ -24,15 +24,15 @@ REDUCTIONS = ("sum", "mean")
 class Contrastive(Objective):
     """
     InfoNCE of pooled embeddings with in-batch negatives at every granularity of a grid (m3BERT,
-    [2605.19568](https://huggingface.co/papers/2605.19568), Eqs. 1 and 4). The first text column holds the anchors, the second
-    their positives; further columns are hard negatives, and negatives of every anchor of the batch.
+    [2605.19568](https://huggingface.co/papers/2605.19568), Eqs. 1 and 4). The first text column holds the anchors, the
+    second     their positives; further columns are hard negatives, and negatives of every anchor of the batch.
 
     Args:
         grid ([`Grid`]): The granularities to train.
         temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, or `"anchor"`.
-        reduction (`str`, *optional*, defaults to `"sum"`): Of the terms over the grid: `"sum"` (m3BERT, MIPIC) or `"mean"`
-            (MIC).
+        reduction (`str`, *optional*, defaults to `"sum"`): Of the terms over the grid: `"sum"` (m3BERT, MIPIC) or
+            `"mean"` (MIC).
 
     Raises:
         ValueError: if an argument is out of range; in forward, for a batch of one pair without hard negatives.
@@ -40,7 +40,7 @@ class Contrastive(Objective):
 
     name = "contrastive"
 
-    def __init__(self, grid: Grid, temperature: float = 0.05, pooling: str = "mean", reduction: str = "sum"):
+    def __init__(self, grid: Grid, temperature: float = 0.05, pooling: Pooling = "mean", reduction: str = "sum"):
         super().__init__(grid)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be above 0.")
@@ -54,8 +54,8 @@ class Contrastive(Objective):
             raise ValueError(f"A contrastive loss needs two text columns or more; got {', '.join(batch.texts)}.")
         terms = {}
         for layer in self.layers:
-            anchors, *candidates = (text.pooled(layer, self.pooling) for text in batch.texts.values())
-            candidates = torch.cat(candidates)
+            anchors, *others = (text.pooled(layer, self.pooling) for text in batch.texts.values())
+            candidates = torch.cat(others)
             for granularity in (g for g in self.grid if g.layer == layer):
                 terms[self.term(granularity)] = info_nce(
                     prefix(anchors, granularity.dim), prefix(candidates, granularity.dim), temperature=self.temperature
@@ -76,18 +76,19 @@ class ContrastiveConfig(NestedTrainingArguments):
         temperature (`float`, *optional*, defaults to 0.05): tau (section 3.1).
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` or `"anchor"`.
         reduction (`str`, *optional*, defaults to `"sum"`): `"sum"` or `"mean"` over the grid (Eq. 4 sums).
-        text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives. `None` takes those
-            of the dataset, in its order.
+        text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives. `None` takes
+            those of the dataset, in its order.
         max_length (`int`, *optional*, defaults to 512): Longest text in tokens.
 
-    Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and `per_device_train_batch_size` 32
-    (section 3.1, public data sets); `dataloader_drop_last`, since a smaller last batch has fewer negatives.
+    Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and
+    `per_device_train_batch_size` 32 (section 3.1, public data sets); `dataloader_drop_last`, since a smaller last
+    batch has fewer negatives.
 
     Negatives come from one device's batch. Gradient accumulation adds none: it averages the losses of smaller batches.
     """
 
     temperature: float = field(default=0.05, metadata={"help": "Cosines are divided by it."})
-    pooling: str = field(default="mean", metadata={"help": "'mean' over real tokens, or 'anchor'."})
+    pooling: Pooling = field(default="mean", metadata={"help": "'mean' over real tokens, or 'anchor'."})
     reduction: str = field(default="sum", metadata={"help": "Of the losses over the grid: 'sum' or 'mean'."})
     text_columns: list[str] | None = field(
         default=None,

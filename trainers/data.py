@@ -19,8 +19,8 @@ def require_columns(dataset: Any, columns: Iterable[str]) -> None:
     Check a dataset before any work is done.
 
     Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The data. What a stream does not tell beforehand
-            (its length, sometimes its columns) is not checked.
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The data. What a stream does not tell
+            beforehand (its length, sometimes its columns) is not checked.
         columns (`Iterable[str]`): Columns it must have.
 
     Raises:
@@ -119,8 +119,8 @@ def tokenize_texts(
 
 def mix_languages(datasets: Sequence[Dataset], *, exponent: float = 0.7, seed: int = 0) -> Dataset:
     """
-    One dataset out of one a language, drawn with [`smoothed_probabilities`] of their row counts until every one has been
-    seen whole; rows of small languages repeat.
+    One dataset out of one a language, drawn with [`smoothed_probabilities`] of their row counts until every one has
+    been seen whole; rows of small languages repeat.
 
     Args:
         datasets (`Sequence[Dataset]`): One a language, with the same columns.

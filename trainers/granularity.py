@@ -67,8 +67,8 @@ class Grid:
     @classmethod
     def parse(cls, text: str) -> Grid:
         """
-        Read a grid from text. With one `x` it is a product of two lists, `4,8,12x32,64,768`; with several it is a list of
-        granularities, `2x16,4x32,12x768`. Spaces do not matter.
+        Read a grid from text. With one `x` it is a product of two lists, `4,8,12x32,64,768`; with several it is a
+        list of granularities, `2x16,4x32,12x768`. Spaces do not matter.
 
         Args:
             text (`str`): The grid.
@@ -88,7 +88,8 @@ class Grid:
             pairs = (pair.split("x") for pair in compact.split(","))
             return cls(tuple(Granularity(int(layer), int(dim)) for layer, dim in pairs))
         raise ValueError(
-            f"{text!r} is not a grid. Write layers x dims ('4,8,12x32,64,768') or a list of granularities ('2x16,12x768')."
+            f"{text!r} is not a grid. Write layers x dims ('4,8,12x32,64,768') "
+            "or a list of granularities ('2x16,12x768')."
         )
 
     @property

@@ -17,8 +17,9 @@ from .trainer import NestedTrainer, NestedTrainingArguments
 class MultigranularMLM(Objective):
     """
     Cross-entropy of the masked tokens at every granularity of a grid, summed over the grid (m3BERT,
-    [2605.19568](https://huggingface.co/papers/2605.19568), section 2.1). The vocabulary projection is the backbone's own:
-    granularity (l, d) has the logits `state_l[:d] @ W[:d, :] + b`. A transform before it, as BERT's head has, is not used.
+    [2605.19568](https://huggingface.co/papers/2605.19568), section 2.1). The projection is the backbone's own:
+    granularity (l, d) has the logits `state_l[:d] @ W[:d, :] + b`. A transform before it, as BERT's head has, is not
+    used.
 
     A batch without a masked token has the loss 0.
 
@@ -61,12 +62,13 @@ class MultigranularMLMConfig(NestedTrainingArguments):
     Configuration of [`MultigranularMLMTrainer`].
 
     Args:
-        mlm_probability (`float`, *optional*, defaults to 0.15): Share of tokens to predict. 0.3 is unstable here (section
-            2.3).
+        mlm_probability (`float`, *optional*, defaults to 0.15): Share of tokens to predict. 0.3 is unstable here
+            (section 2.3).
         max_length (`int`, *optional*, defaults to 512): Longest text in tokens.
 
-    Defaults that differ from [`~transformers.TrainingArguments`] are those of stages 1 and 2 (section 2.3): `learning_rate`
-    1e-4, `weight_decay` 0.01, `lr_scheduler_type` cosine, `warmup_steps` 10,000. The paper trains in bf16 (`bf16=True`).
+    Defaults that differ from [`~transformers.TrainingArguments`] are those of stages 1 and 2 (section 2.3):
+    `learning_rate` 1e-4, `weight_decay` 0.01, `lr_scheduler_type` cosine, `warmup_steps` 10,000. The paper trains in
+    bf16 (`bf16=True`).
     """
 
     mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})

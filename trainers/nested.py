@@ -1,8 +1,9 @@
 """
 The only place that turns a backbone's outputs into nested states, prefixes and pooled embeddings.
 
-A *state* of layer l is, for a pre-norm backbone, the layer's output passed through the model's final norm at full width;
-for a post-norm one, the layer's output. Slicing comes after, so every granularity is a plain prefix of one tensor.
+A *state* of layer l is, for a pre-norm backbone, the layer's output passed through the model's final norm at full
+width; for a post-norm one, the layer's output. Slicing comes after, so every granularity is a plain prefix of one
+tensor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ POOLINGS = ("mean", "anchor")
 
 @dataclass(frozen=True)
 class Family:
-    """How a family of backbones ends: the name of its final norm (`None` for post-norm), and which token has seen all."""
+    """How a family of backbones ends: the name of its final norm (`None` for post-norm), and which token has seen
+    all."""
 
     final_norm: str | None = None
     causal: bool = False

@@ -20,7 +20,8 @@ class NestedBatch:
     Args:
         texts (`Mapping[str, NestedStates]`): The states of each text column, in the order of the columns.
         labels (`torch.Tensor`, *optional*): Labels, as the collator made them.
-        output_embeddings (`nn.Module`, *optional*): The vocabulary projection of a backbone with a language-model head.
+        output_embeddings (`nn.Module`, *optional*): The vocabulary projection of a backbone with a language-model
+            head.
         num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step, across
             accumulated batches and devices.
     """
@@ -40,8 +41,8 @@ class Objective(nn.Module):
         grid ([`Grid`]): The granularities to train.
 
     Class attributes:
-        normalizes_by_num_items (`bool`): `True` for a sum over tokens that is divided by `num_items_in_batch` when it is
-            given; `False` for a mean over the batch, which the trainer then divides by the accumulation steps.
+        normalizes_by_num_items (`bool`): `True` for a sum over tokens that is divided by `num_items_in_batch` when it
+            is given; `False` for a mean over the batch, which the trainer then divides by the accumulation steps.
     """
 
     name: str

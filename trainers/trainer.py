@@ -1,4 +1,5 @@
-"""The trainer that all objectives share: a `transformers.Trainer` whose model holds backbone and objective together."""
+"""The trainer that all objectives share: a `transformers.Trainer` whose model holds backbone and objective
+together."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ class NestedTrainingArguments(TrainingArguments):
 
 class NestedModel(nn.Module):
     """
-    Backbone and objective as one module, so that whatever wraps it (DDP, FSDP, torch.compile) sees every parameter, and
-    the backbone's forward runs inside of the wrapper's.
+    Backbone and objective as one module, so that whatever wraps it (DDP, FSDP, torch.compile) sees every parameter,
+    and the backbone's forward runs inside of the wrapper's.
 
     Args:
         backbone ([`~transformers.PreTrainedModel`] or peft model): Encoder, with or without a head.
@@ -99,8 +100,8 @@ class NestedModel(nn.Module):
         Args:
             labels (`torch.Tensor`, *optional*): Passed to the objective.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Passed to the objective.
-            inputs: One text a row (`input_ids`, `attention_mask`, ...), or several named text columns, each a mapping of
-                those.
+            inputs: One text a row (`input_ids`, `attention_mask`, ...), or several named text columns, each a mapping
+                of those.
 
         Returns:
             `dict`: `loss`, a scalar, and `terms`, the objective's named terms.
@@ -120,9 +121,10 @@ class NestedModel(nn.Module):
 class NestedTrainer(Trainer):
     """
     Trains a backbone with an [`Objective`]. What differs from [`~transformers.Trainer`]: the model is wrapped with its
-    objective ([`NestedModel`]); each named term is logged and evaluated beside the loss; a loss that is not finite stops
-    the run; a checkpoint holds the backbone as `from_pretrained` reads it, and the objective's own parameters in a file
-    beside it, which [`~NestedTrainer.save_model`] leaves out; nothing is pickled beside what the optimizer needs to resume.
+    objective ([`NestedModel`]); each named term is logged and evaluated beside the loss; a loss that is not finite
+    stops the run; a checkpoint holds the backbone as `from_pretrained` reads it, and the objective's own parameters
+    in a file beside it, which [`~NestedTrainer.save_model`] leaves out; nothing is pickled beside what the optimizer
+    needs to resume.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The backbone. Its config is told the trained grid.
@@ -196,8 +198,8 @@ class NestedTrainer(Trainer):
         if not torch.isfinite(loss):
             broken = [name for name, term in terms.items() if not torch.isfinite(term)] or ["loss"]
             raise ValueError(
-                f"The loss is not finite at step {self.state.global_step + 1} (terms: {', '.join(broken)}). Training stops "
-                f"before the update; checkpoints in {self.args.output_dir} are untouched."
+                f"The loss is not finite at step {self.state.global_step + 1} (terms: {', '.join(broken)}). "
+                f"Training stops before the update; checkpoints in {self.args.output_dir} are untouched."
             )
         if not model.training:
             self.eval_terms.add(terms)
@@ -266,9 +268,14 @@ class NestedTrainer(Trainer):
             load_weights(backbone, resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, backbone)
-        objective_file = os.path.join(resume_from_checkpoint, OBJECTIVE_FILE)
-        if os.path.isfile(objective_file) or self.model.objective.state_dict():
-            self.model.objective.load_state_dict(load_file(objective_file))
+        if objective_state := self.model.objective.state_dict():
+            file = os.path.join(resume_from_checkpoint, OBJECTIVE_FILE)
+            if not os.path.isfile(file):
+                raise ValueError(
+                    f"{resume_from_checkpoint} has no parameters of {type(self.model.objective).__name__} "
+                    f"({OBJECTIVE_FILE}: {', '.join(objective_state)})."
+                )
+            self.model.objective.load_state_dict(load_file(file))
 
     def _load_best_model(self) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:

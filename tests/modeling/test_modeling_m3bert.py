@@ -140,8 +140,8 @@ def test_gradient_checkpointing_changes_nothing(tiny_model):
         model.config.attention_dropout = 0.0
         model.train()
         if checkpointing:
-            model.gradient_checkpointing_enable()
-            assert model.is_gradient_checkpointing
+            model.activation_checkpointing_enable()
+            assert model.is_activation_checkpointing
         model(**batch).last_hidden_state.square().sum().backward()
         gradients.append([parameter.grad for parameter in model.parameters()])
     for plain, checkpointed in zip(*gradients, strict=True):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import pytest
@@ -12,12 +11,14 @@ from torch import nn
 from trainers.losses import info_nce, nested_cross_entropy
 
 
-def naive_nested(states, weight, bias, targets, dims):
+def naive_nested(states, weight, bias, targets, *, dims):
     """A product and a cross-entropy for every prefix."""
     columns = []
     for dim in dims:
         logits = states[:, :dim] @ weight[:, :dim].T
-        columns.append(nn.functional.cross_entropy(logits if bias is None else logits + bias, targets, reduction="none"))
+        columns.append(
+            nn.functional.cross_entropy(logits if bias is None else logits + bias, targets, reduction="none")
+        )
     return torch.stack(columns, dim=1)
 
 
@@ -38,7 +39,7 @@ def test_nested_cross_entropy_equals_the_naive_loop(rows, vocab, width, dims, bl
     states, weight, offset, targets = random_head(rows, vocab, width, bias=bias)
     inputs = [tensor for tensor in (states, weight, offset) if tensor is not None]
     losses = nested_cross_entropy(states, weight, offset, targets, dims=dims, block_size=block_size)
-    expected = naive_nested(states, weight, offset, targets, dims)
+    expected = naive_nested(states, weight, offset, targets, dims=dims)
     torch.testing.assert_close(losses, expected, atol=1e-12, rtol=1e-12)
     upstream = torch.randn_like(expected)  # of both signs, and different for every row and dim
     upstream[0, -1] = 0
@@ -51,7 +52,7 @@ def test_nested_cross_entropy_equals_the_naive_loop(rows, vocab, width, dims, bl
 def test_nested_cross_entropy_in_float32_with_large_scores():
     states, weight, offset, targets = random_head(6, 301, 24, dtype=torch.float32)
     losses = nested_cross_entropy(states * 30, weight, offset, targets, dims=(3, 24), block_size=50)
-    expected = naive_nested(states.double() * 30, weight.double(), offset.double(), targets, (3, 24))
+    expected = naive_nested(states.double() * 30, weight.double(), offset.double(), targets, dims=(3, 24))
     assert torch.isfinite(losses).all()
     torch.testing.assert_close(losses.double(), expected, atol=1e-3, rtol=1e-5)
 
@@ -73,27 +74,25 @@ def test_nested_cross_entropy_of_no_rows_has_zero_gradients():
 def test_nested_cross_entropy_skips_gradients_that_nobody_wants():
     states, weight, offset, targets = random_head(4, 11, 6)
     frozen = weight.detach()
-    (gradient,) = torch.autograd.grad(
-        nested_cross_entropy(states, frozen, None, targets, dims=(2, 6)).sum(), states
-    )
-    (expected,) = torch.autograd.grad(naive_nested(states, frozen, None, targets, (2, 6)).sum(), states)
+    (gradient,) = torch.autograd.grad(nested_cross_entropy(states, frozen, None, targets, dims=(2, 6)).sum(), states)
+    (expected,) = torch.autograd.grad(naive_nested(states, frozen, None, targets, dims=(2, 6)).sum(), states)
     torch.testing.assert_close(gradient, expected)
 
 
 def test_nested_cross_entropy_under_autocast_is_as_near_as_the_naive_one():
-    states, weight, offset, targets = random_head(16, 203, 64, dtype=torch.float32)
-    dims, exact = (8, 64), None
-    exact = naive_nested(states, weight, offset, targets, dims)
-    exact_gradients = torch.autograd.grad(exact.sum(), (states, weight, offset))
-    errors = []
-    for function in (nested_cross_entropy, naive_nested):
-        arguments = {"dims": dims}
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            losses = function(states, weight, offset, targets, **arguments)
-        gradients = torch.autograd.grad(losses.sum(), (states, weight, offset))
-        pairs = [(losses, exact), *zip(gradients, exact_gradients, strict=True)]
-        errors.append([((a.float() - b).norm() / b.norm()).item() for a, b in pairs])
-    assert all(ours <= 1.2 * naive + 1e-3 for ours, naive in zip(*errors, strict=True)), errors
+    """Rounding is luck: what is compared is the mean error over draws, of the losses and of each gradient."""
+    errors = {nested_cross_entropy: torch.zeros(4), naive_nested: torch.zeros(4)}
+    for _ in range(8):
+        states, weight, offset, targets = random_head(64, 203, 64, dtype=torch.float32)
+        exact = naive_nested(states, weight, offset, targets, dims=(8, 64))
+        exact_gradients = torch.autograd.grad(exact.sum(), (states, weight, offset))
+        for function in errors:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                losses = function(states, weight, offset, targets, dims=(8, 64))
+            gradients = torch.autograd.grad(losses.sum(), (states, weight, offset))
+            pairs = [(losses, exact), *zip(gradients, exact_gradients, strict=True)]
+            errors[function] += torch.stack([(a.float() - b).norm() / b.norm() for a, b in pairs]).detach()
+    assert (errors[nested_cross_entropy] <= 1.15 * errors[naive_nested]).all(), errors
 
 
 @pytest.mark.parametrize("dims", [(), (0, 4), (4, 2), (2, 2), (2, 14)])
@@ -112,16 +111,16 @@ def naive_info_nce(anchors, candidates, temperature):
     return total / len(anchors)
 
 
-@pytest.mark.parametrize(
-    ("batch", "num_candidates", "dim"), itertools.chain([(1, 2, 3), (5, 5, 7), (4, 12, 1), (3, 6, 16)])
-)
+@pytest.mark.parametrize(("batch", "num_candidates", "dim"), [(1, 2, 3), (5, 5, 7), (4, 12, 1), (3, 6, 16)])
 def test_info_nce_equals_the_naive_sum(batch, num_candidates, dim):
     anchors = torch.randn(batch, dim, dtype=torch.float64, requires_grad=True)
     candidates = torch.randn(num_candidates, dim, dtype=torch.float64, requires_grad=True)
     loss, expected = (function(anchors, candidates, temperature=0.3) for function in (info_nce, naive_info_nce))
     torch.testing.assert_close(loss, expected)
     for actual, wanted in zip(
-        torch.autograd.grad(loss, (anchors, candidates)), torch.autograd.grad(expected, (anchors, candidates)), strict=True
+        torch.autograd.grad(loss, (anchors, candidates)),
+        torch.autograd.grad(expected, (anchors, candidates)),
+        strict=True,
     ):
         torch.testing.assert_close(actual, wanted)
 

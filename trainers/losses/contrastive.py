@@ -13,8 +13,8 @@ def info_nce(anchors: torch.Tensor, candidates: torch.Tensor, *, temperature: fl
 
     Args:
         anchors (`torch.Tensor` of shape `(batch, dim)`): Need not be normalised. Carries gradient.
-        candidates (`torch.Tensor` of shape `(num_candidates, dim)`): The first `batch` rows are the positives, in the order
-            of the anchors; every other row is a negative of every anchor. Carries gradient.
+        candidates (`torch.Tensor` of shape `(num_candidates, dim)`): The first `batch` rows are the positives, in the
+            order of the anchors; every other row is a negative of every anchor. Carries gradient.
         temperature (`float`): tau.
 
     Returns:

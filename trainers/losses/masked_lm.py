@@ -22,13 +22,15 @@ def nested_cross_entropy(
     block_size: int | None = None,
 ) -> torch.Tensor:
     r"""
-    Cross-entropy of every row at every prefix dim (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section
-    2.1): `loss[i, k] = -log softmax(states[i, :d_k] @ weight[:, :d_k].T + bias)[targets[i]]`, exact in value and gradient.
+    Cross-entropy of every row at every prefix dim (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568),
+    section 2.1): `loss[i, k] = -log softmax(states[i, :d_k] @ weight[:, :d_k].T + bias)[targets[i]]`, exact in value
+    and gradient.
 
-    The scores of prefix d are those of the prefix before it plus one product over the dims between them, so all prefixes
-    together cost one product of full width; in the same way the gradient of a block of dims is one product with the sum of
-    the gradients of all prefixes that contain it. The vocabulary passes in blocks, twice: for the log-sum-exp of every row
-    and dim (forward), and for the gradients (backward). A tensor of (rows x vocabulary) never exists.
+    The scores of prefix d are those of the prefix before it plus one product over the dims between them, so all
+    prefixes together cost one product of full width; in the same way the gradient of a block of dims is one product
+    with the sum of the gradients of all prefixes that contain it. The vocabulary passes in blocks, twice: for the
+    log-sum-exp     of every row and dim (forward), and for the gradients (backward). A tensor of (rows x vocabulary)
+    never exists.
 
     Memory beyond the inputs and their gradients: `rows * block * (dims + 1)` numbers.
 
@@ -41,8 +43,8 @@ def nested_cross_entropy(
         block_size (`int`, *optional*): Vocabulary entries at a time.
 
     Returns:
-        `torch.Tensor` of shape `(rows, len(dims))`, in float32 (float64 for float64 states). Under autocast the products
-        are taken in its dtype and summed in float32.
+        `torch.Tensor` of shape `(rows, len(dims))`, in float32 (float64 for float64 states). Under autocast the
+        products are taken in its dtype and summed in float32.
 
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
@@ -106,10 +108,13 @@ class NestedCrossEntropy(torch.autograd.Function):
 
         for block in _blocks(len(weight), ctx.block_size):
             block_weight = weight[block].to(dtype)
+            hits = ((targets >= block.start) & (targets < block.stop)).nonzero().squeeze(1)
             gradients = []
             for index, scores in enumerate(_nested_scores(rows, block_weight, bias, block, dims, precise)):
                 probabilities = torch.sub(scores, log_sums[:, index, None]).exp_()
                 gradients.append(probabilities.mul_(grad_losses[:, index, None]))
+                # Before anything is rounded: a probability near 1 minus 1 has no digits left afterwards.
+                gradients[-1][hits, targets[hits] - block.start] -= grad_losses[hits, index]
             # A segment of dims belongs to its own prefix and to all longer ones.
             for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
                 shorter.add_(longer)
@@ -122,16 +127,6 @@ class NestedCrossEntropy(torch.autograd.Function):
             if grad_bias is not None:
                 grad_bias[block] = gradients[0].sum(dim=0)
 
-        # The targets' share, -1 at the target of each row, is a handful of rows: outside of the blocks.
-        nested = grad_losses.flip(1).cumsum(dim=1).flip(1)
-        spread = torch.cat([nested[:, [i]].expand(-1, s.stop - s.start) for i, s in enumerate(segments)], dim=1)
-        covered = slice(0, dims[-1])
-        if grad_states is not None:
-            grad_states[:, covered] -= spread * weight[targets, covered]
-        if grad_weight is not None:
-            grad_weight[:, covered].index_add_(0, targets, (spread * states[:, covered]).to(weight.dtype), alpha=-1)
-        if grad_bias is not None:
-            grad_bias.index_add_(0, targets, nested[:, 0].to(bias.dtype), alpha=-1)
         grad_states = grad_states.to(states.dtype) if grad_states is not None else None
         return grad_states, grad_weight, grad_bias, None, None, None, None
 

@@ -1,0 +1,41 @@
+"""Timing and memory for benchmarks: on a noisy machine only ratios of things measured in turn say anything."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+
+def seconds_in_turn(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each function, called in turn, round by round, after one round that is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for counted in [False, *[True] * rounds]:
+        for name, function in functions.items():
+            start = time.perf_counter()
+            function()
+            if counted:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def resident_megabytes(field: str = "VmRSS") -> float:
+    """Memory of this process: `VmRSS` now, `VmHWM` the most it ever was. Linux only."""
+    with open("/proc/self/status", encoding="utf-8") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(field)) / 1024
+
+
+def report_peak(function: Callable[[], object]) -> None:
+    """Print by how many megabytes a call raises this process's memory at most."""
+    before = resident_megabytes()
+    function()
+    print(resident_megabytes("VmHWM") - before)
+
+
+def peak_megabytes(module: str, name: str) -> float:
+    """Peak memory of a variant in a process of its own, `python -m MODULE --memory NAME` (see `report_peak`)."""
+    command = [sys.executable, "-m", module, "--memory", name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])

@@ -1,0 +1,67 @@
+"""The quickstart's text, and the whole of it in miniature."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.stdlib_docs import split_by_module, split_docstring, stdlib_pairs
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_pairs_are_many_and_each_is_there_once():
+    pairs = stdlib_pairs()
+    assert len(pairs) > 2500
+    assert len({pair.summary for pair in pairs}) == len({pair.body for pair in pairs}) == len(pairs)
+    modules = {pair.module for pair in pairs}
+    assert {"textwrap", "builtins.str"} <= modules
+    assert any(module.startswith("topics.") for module in modules)
+    assert pairs == stdlib_pairs()
+
+
+def test_no_module_is_in_both_parts():
+    train, test = split_by_module(stdlib_pairs())
+    assert not {pair.module for pair in train} & {pair.module for pair in test}
+    assert 800 <= len(test) < 1000
+    assert all(pair.is_clean for pair in test)
+
+
+@pytest.mark.parametrize(
+    ("docstring", "expected"),
+    [
+        ("Join two paths.\n\n" + "word " * 30, ("Join two paths.", True)),
+        ("Join two paths.\n" + "word " * 30, ("Join two paths.", True)),
+        ("Join two or more\n" + "word " * 30, ("Join two or more", False)),
+        ("Join two paths.\n\n" + "word " * 10, ("Join two paths.", False)),
+        ("join(a, b) -> str\n\nJoin two paths.\n" + "word " * 30, ("Join two paths.", True)),
+        ("Join.\n\n" + "word " * 30, None),
+        ("Join two paths.", None),
+        ("", None),
+        (None, None),
+    ],
+)
+def test_docstrings_are_split_at_their_summary(docstring, expected):
+    pair = split_docstring("module", "name", docstring)
+    assert (pair and (pair.summary, pair.is_clean)) == expected
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_from_end_to_end(minilm, tmp_path):
+    def run(*arguments):
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        command = [sys.executable, "-m", "scripts.quickstart", "--output_dir", str(tmp_path), *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+
+    printed = run("--steps", "2")
+    assert "2 layers x 64 dims" in printed
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert len(results["granularities"]) == 12
+    assert (tmp_path / "recall.png").stat().st_size > 10_000
+    assert "textwrap" in run("--query", "wrap a paragraph of text to a given width")

@@ -1,0 +1,151 @@
+"""Multigranular masked-LM training."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import AutoTokenizer
+
+from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from tests.conftest import padded_batch, tiny_config
+from trainers import Grid, MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer, NestedModel
+from trainers.data import mix_languages, smoothed_probabilities, tokenize_texts
+
+
+def labelled_batch() -> dict[str, torch.Tensor]:
+    batch = padded_batch(lengths=(7, 6, 3))
+    labels = torch.full((3, 7), -100)
+    labels[0, 1], labels[0, 4], labels[2, 2] = 17, 98, 5
+    return {**batch, "labels": labels}
+
+
+def naive_terms(model: M3BertForMaskedLM, grid: Grid, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A forward and a cross-entropy for every granularity."""
+    terms = {}
+    for g in grid:
+        logits = model(**{**batch, "labels": None}, output_layer=g.layer, output_dim=g.dim).logits
+        terms[f"mlm_{g}"] = nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())
+    return terms
+
+
+@pytest.mark.parametrize("grid", ["2,4,6x8,16,32", "2x8,4x32", "6x32"])
+def test_terms_and_gradients_equal_a_loop_over_the_grid(tiny_masked_lm, grid):
+    model, grid, batch = tiny_masked_lm, Grid.parse(grid), labelled_batch()
+    outputs = NestedModel(model, MultigranularMLM(grid))(**batch)
+    expected = naive_terms(model, grid, batch)
+    assert outputs["terms"].keys() == expected.keys()
+    for name, term in expected.items():
+        torch.testing.assert_close(outputs["terms"][name], term)
+    total = sum(expected.values())
+    torch.testing.assert_close(outputs["loss"], total)
+    parameters = list(model.parameters())
+    for actual, wanted in zip(
+        torch.autograd.grad(outputs["loss"], parameters), torch.autograd.grad(total, parameters), strict=True
+    ):
+        torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_a_batch_without_masked_tokens_has_loss_zero_and_no_nan(tiny_masked_lm):
+    batch = labelled_batch()
+    batch["labels"][:] = -100
+    outputs = NestedModel(tiny_masked_lm, MultigranularMLM(Grid.parse("2,6x8,32")))(**batch)
+    assert outputs["loss"] == 0
+    outputs["loss"].backward()
+    assert all(p.grad is None or torch.isfinite(p.grad).all() for p in tiny_masked_lm.parameters())
+
+
+def test_loss_is_divided_by_the_items_of_the_whole_step(tiny_masked_lm):
+    model = NestedModel(tiny_masked_lm, MultigranularMLM(Grid.parse("6x32")))
+    batch = labelled_batch()
+    torch.testing.assert_close(model(**batch, num_items_in_batch=12)["loss"], model(**batch)["loss"] * 3 / 12)
+
+
+def test_what_is_missing_is_named(tiny_masked_lm):
+    objective = MultigranularMLM(Grid.parse("6x32"))
+    batch = labelled_batch()
+    with pytest.raises(ValueError, match="needs a backbone with a vocabulary projection"):
+        NestedModel(M3BertModel(tiny_config()), objective)(**batch)
+    batch.pop("labels")
+    with pytest.raises(ValueError, match="needs labels; DataCollatorForLanguageModeling makes them"):
+        NestedModel(tiny_masked_lm, objective)(**batch)
+
+
+def test_defaults_are_the_papers(tmp_path):
+    args = MultigranularMLMConfig(output_dir=str(tmp_path), use_cpu=True)
+    assert (args.mlm_probability, args.learning_rate, args.weight_decay, args.warmup_steps) == (
+        0.15,
+        1e-4,
+        0.01,
+        10_000,
+    )
+    assert (args.lr_scheduler_type, args.adam_beta1, args.adam_beta2) == ("cosine", 0.9, 0.999)
+    with pytest.raises(ValueError, match="mlm_probability=1.5 must be between 0 and 1"):
+        MultigranularMLMConfig(output_dir=str(tmp_path), mlm_probability=1.5)
+
+
+def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, tmp_path):
+    import copy
+
+    tokenizer = copy.deepcopy(tiny_tokenizer)
+    tokenizer.mask_token = None
+    with pytest.raises(ValueError, match="has no mask token"):
+        MultigranularMLMTrainer(
+            tiny_masked_lm, MultigranularMLMConfig(output_dir=str(tmp_path), use_cpu=True), tokenizer
+        )
+
+
+@pytest.mark.parametrize("texts", ["embedded", "wikitext"])
+def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, request, texts):
+    if texts == "embedded":
+        tokenizer, lines = tiny_tokenizer, sentences
+    else:
+        # Real text with a real tokenizer.
+        tokenizer = AutoTokenizer.from_pretrained(request.getfixturevalue("minilm"))
+        folder = request.getfixturevalue("data_folder")
+        with gzip.open(folder / "wikitext-2" / "test.txt.gz", "rt", encoding="utf-8") as file:
+            lines = [line for line in file.read().splitlines() if len(line) > 200][:256]
+    dataset = tokenize_texts(Dataset.from_dict({"text": lines}), tokenizer, max_length=48)
+    model = M3BertForMaskedLM(
+        tiny_config(vocab_size=len(tokenizer), initializer_range=0.02, pad_token_id=tokenizer.pad_token_id)
+    )
+    args = MultigranularMLMConfig(
+        output_dir=str(tmp_path),
+        mlm_probability=0.3,
+        learning_rate=1e-2,
+        warmup_steps=2,
+        max_steps=24,
+        logging_steps=4,
+        per_device_train_batch_size=16,
+        report_to="none",
+        save_strategy="no",
+        use_cpu=True,
+        disable_tqdm=True,
+    )
+    trainer = MultigranularMLMTrainer(model, args, tokenizer, dataset)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "mlm_2x8" in entry]
+    names = [name for name in logs[0] if name.startswith("mlm_")]
+    assert len(names) == 9
+    for name in names:
+        assert logs[-1][name] < logs[0][name] - 0.2, name
+
+
+def test_smoothing_raises_small_languages():
+    # 0.9^0.7 / (0.9^0.7 + 0.1^0.7)
+    assert smoothed_probabilities([90, 10]) == pytest.approx([0.82321, 0.17679], abs=1e-5)
+    assert smoothed_probabilities([3, 1], exponent=1.0) == pytest.approx([0.75, 0.25])
+    assert sum(smoothed_probabilities([5, 7, 11, 1])) == pytest.approx(1)
+    with pytest.raises(ValueError, match="Every language needs some text"):
+        smoothed_probabilities([1, 0])
+
+
+def test_languages_are_drawn_with_smoothed_probabilities():
+    large, small = Dataset.from_dict({"x": [0] * 900}), Dataset.from_dict({"x": [1] * 100})
+    mixed = mix_languages([large, small], seed=1)
+    assert len(mixed) > 1000
+    assert sum(mixed["x"]) / len(mixed) == pytest.approx(0.177, abs=0.03)
+    assert mix_languages([large]) is large
