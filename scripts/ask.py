@@ -10,8 +10,8 @@ from __future__ import annotations
 import importlib.abc
 import json
 import logging
+import os
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ class HiddenProject(importlib.abc.MetaPathFinder):
 
 GRANULARITIES = ((2, 64), (4, 64), (6, 384))
 RESULTS = 3
-COLUMN = 36
+COLUMN = 40
 
 
 def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[list[int]]:
@@ -35,7 +35,7 @@ def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[lis
     from safetensors.torch import load_file
     from transformers import AutoModel, AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=True)
     model = AutoModel.from_pretrained(folder / "model", trust_remote_code=True, output_layer=layer, output_dim=dim)
     inputs = tokenizer(questions, padding=True, truncation=True, return_tensors="pt")
     with torch.no_grad():
@@ -47,6 +47,11 @@ def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[lis
     return scores.topk(RESULTS, dim=1).indices.tolist()
 
 
+def fit(text: str) -> str:
+    """The text, shortened and padded to the width of a column."""
+    return (text if len(text) <= COLUMN - 2 else f"{text[: COLUMN - 3]}\u2026").ljust(COLUMN)
+
+
 def main(folder: Path, questions: list[str]) -> None:
     if not (folder / "index.safetensors").is_file():
         raise ValueError(f"{folder} holds no finished run; make one first (make quickstart).")
@@ -55,17 +60,17 @@ def main(folder: Path, questions: list[str]) -> None:
     found = [search(folder, layer, dim, questions) for layer, dim in GRANULARITIES]
     for number, question in enumerate(questions):
         print(f"\n{question}")
-        print("  " + "".join(f"{f'{layer} layers x {dim} dims':<{COLUMN}}" for layer, dim in GRANULARITIES))
+        print("  " + "".join(fit(f"{layer} layers x {dim} dims") for layer, dim in GRANULARITIES))
         for rank in range(RESULTS):
             cells = [documents[rows[number][rank]] for rows in found]
-            print("  " + "".join(f"{textwrap.shorten(cell['name'], COLUMN - 2):<{COLUMN}}" for cell in cells))
-            summaries = [textwrap.shorten(cell["summary"], COLUMN - 4, placeholder="...") for cell in cells]
-            print("  " + "".join(f"  {summary:<{COLUMN - 2}}" for summary in summaries))
+            print(f"{rank + 1} " + "".join(fit(cell["name"]) for cell in cells))
+            print("  " + "".join(fit(f"  {cell['summary']}") for cell in cells))
 
 
 if __name__ == "__main__":
     sys.meta_path.insert(0, HiddenProject())
     logging.getLogger("transformers").setLevel(logging.ERROR)
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
     try:
         main(Path(sys.argv[1]), sys.argv[2:])
     except ValueError as error:

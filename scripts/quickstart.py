@@ -41,10 +41,10 @@ from trainers.evaluation import encode_layers, retrieval_metrics
 GRID = Grid.parse("2,4,6 x 32,64,128,384")
 MAX_LENGTH = 128
 QUESTIONS = [
-    "How do I read a file line by line as it grows?",
     "measure how long a small piece of code takes",
-    "split a shell command into words",
-    "Which class keeps only the last n items?",
+    "delete a folder and everything in it",
+    "the middle value of some numbers",
+    "break a long text into lines of a given width",
 ]
 Scores = dict[Granularity, dict[str, float]]
 
@@ -104,8 +104,8 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         output_dir=str(options.output_dir / "training"),
         grid=str(GRID),
         max_length=64,
-        per_device_train_batch_size=64,
-        learning_rate=1.2e-4,
+        per_device_train_batch_size=96,
+        learning_rate=1.1e-4,
         warmup_steps=0.1,
         max_steps=options.steps,
         logging_strategy="no",  # the progress bar and the final table say it all
@@ -166,7 +166,7 @@ def draw(before: Scores, after: Scores, tfidf: dict[str, float], file: Path) -> 
     axes.set_ylabel("Recall@10 of held-out documentation (%)")
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small", ncols=2, loc="lower right")
+    figure.legend(fontsize="small", ncols=4, loc="outside upper center")
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
 
@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> None:
         "--base", help="Hub id or folder of an encoder with 6 layers or more; default: the one from PyPI"
     )
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"), help="where everything goes")
-    parser.add_argument("--steps", type=int, default=105, help="training steps of 64 pairs")
+    parser.add_argument("--steps", type=int, default=75, help="training steps of 96 pairs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--query", action="append", help="ask an existing run; may be repeated")
     options = parser.parse_args(arguments)

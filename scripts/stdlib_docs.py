@@ -28,8 +28,8 @@ class Pair(NamedTuple):
     body: str
     is_clean: bool
 
-    # Half a sentence and the other half are a pair to learn from; to be measured by, a summary is a sentence of its
-    # own, and the text says enough to be told from 800 others.
+    # Half a sentence and the other half are a pair to learn from, and so are the sentences of a paragraph. To be
+    # measured by, a summary is one, and the text says enough to be told from 800 others.
 
 
 def split_docstring(module: str, name: str, docstring: str | None) -> Pair | None:
@@ -89,14 +89,16 @@ def topic_pairs() -> Iterator[Pair]:
         module, name = f"topics.{topic}", f"help({topic!r})"
         # A heading is a line above a line of `*`, `=`, `-` or `~`.
         parts = re.split(r"^(.+)\n[*=~-]{3,}$", text, flags=re.MULTILINE)[1:]
-        texts = [f"{heading}\n\n{section}" for heading, section in zip(parts[::2], parts[1::2], strict=True)]
+        for heading, section in zip(parts[::2], parts[1::2], strict=True):
+            pair = split_docstring(module, name, f"{heading}\n\n{section}")
+            if pair is not None:
+                yield pair
         for paragraph in re.split(r"\n\s*\n", text):
             sentence, stop, rest = " ".join(paragraph.split()).partition(". ")
             if stop:
-                texts.append(f"{sentence}.\n{rest}")
-        for pair in (split_docstring(module, name, text) for text in texts):
-            if pair is not None:
-                yield pair
+                pair = split_docstring(module, name, f"{sentence}.\n{rest}")
+                if pair is not None:
+                    yield pair._replace(is_clean=False)
 
 
 def stdlib_pairs() -> list[Pair]:

@@ -101,10 +101,12 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def sentences() -> list[str]:
-    """Forty-eight sentences of the tiny tokenizer's words."""
+    """Forty-eight sentences of the tiny tokenizer's words, some of which are far more frequent than others."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(4, 14, (48,), generator=generator).tolist()
-    return [" ".join(WORDS[i] for i in torch.randint(len(WORDS), (n,), generator=generator).tolist()) for n in lengths]
+    chances = 0.8 ** torch.arange(len(WORDS))
+    drawn = [torch.multinomial(chances, n, replacement=True, generator=generator).tolist() for n in lengths]
+    return [" ".join(WORDS[index] for index in sentence) for sentence in drawn]
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, interleave_datasets, load_dataset
-from datasets.arrow_writer import SchemaInferenceError
+from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
 
@@ -66,23 +66,27 @@ def load_files(files: Sequence[str]) -> Dataset:
         [`~datasets.Dataset`]: their rows; a text file's column is `text`.
 
     Raises:
-        ValueError: if a file does not exist or is empty, the kinds differ or one is unknown.
+        ValueError: if a file does not exist, is empty or malformed, the kinds differ or one is unknown.
     """
     kinds = set()
     for file in files:
         suffix = next((s for s in reversed(Path(file).suffixes) if s != ".gz"), "")
         if suffix not in BUILDERS:
             raise ValueError(f"{file} is of an unknown kind; known: {', '.join(BUILDERS)}, and .gz of them.")
-        if "://" not in file and not Path(file).is_file():
-            raise ValueError(f"{file} does not exist.")
+        if "://" not in file:
+            if not Path(file).is_file():
+                raise ValueError(f"{file} does not exist.")
+            if Path(file).stat().st_size == 0:
+                raise ValueError(f"The dataset is empty: nothing in {file}.")
         kinds.add(BUILDERS[suffix])
     if len(kinds) != 1:
         raise ValueError(f"Give files of one kind; got {', '.join(sorted(kinds)) or 'none'}.")
     builder = kinds.pop()
     try:
         return load_dataset(builder, data_files=list(files), split="train")
-    except SchemaInferenceError as error:
-        raise ValueError(f"The dataset is empty: no rows in {', '.join(files)}.") from error
+    except DatasetGenerationError as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise ValueError(f"Cannot read {', '.join(files)}: {reason}") from error
 
 
 def tokenize_texts(

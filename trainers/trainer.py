@@ -4,7 +4,6 @@ together."""
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -175,8 +174,6 @@ class NestedTrainer(Trainer):
             callbacks=callbacks,
             optimizers=optimizers,
         )
-        # Evaluation batches carry labels for the objective alone: there are no predictions to gather.
-        self.can_return_loss = True
 
     @property
     def backbone(self) -> nn.Module:
@@ -205,16 +202,16 @@ class NestedTrainer(Trainer):
             self.eval_terms.add(terms)
         elif num_items_in_batch is not None and self.model_accepts_loss_kwargs:
             # Shares of one mean over the whole step: they add up over its batches and over devices.
-            self.train_terms.add(terms, scale=self.accelerator.num_processes)
+            self.train_terms.add(terms, scale=self.accelerator.num_processes, step=self.state.global_step)
         else:
-            self.train_terms.add(terms, scale=1 / self.current_gradient_accumulation_steps)
+            self.train_terms.add(
+                terms, scale=1 / self.current_gradient_accumulation_steps, step=self.state.global_step
+            )
         return (loss, outputs) if return_outputs else loss
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
-            steps = self.state.global_step - self.train_terms.last_step
-            logs = {**logs, **self.train_terms.pop(self.accelerator, count=max(1, steps))}
-            self.train_terms.last_step = self.state.global_step
+            logs = {**logs, **self.train_terms.pop(self.accelerator)}
         super().log(logs, start_time)
 
     def prediction_step(
@@ -232,7 +229,7 @@ class NestedTrainer(Trainer):
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         self.eval_terms = TermMeter()
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
-        means = self.eval_terms.pop(self.accelerator, count=self.eval_terms.num_added)
+        means = self.eval_terms.pop(self.accelerator)
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in means.items()})
         return output
 
@@ -285,31 +282,40 @@ class NestedTrainer(Trainer):
 
 
 class TermMeter:
-    """Sums of named terms since they were last read, kept on the device until then."""
+    """Means of named terms since they were last read; the sums stay on the device until then."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, torch.Tensor | float] = defaultdict(float)
-        self.num_added = 0
-        self.last_step = 0
+        self.sums: dict[str, torch.Tensor] = {}
+        self.count = 0
+        self.last_step: int | None = None
 
-    def add(self, terms: Mapping[str, torch.Tensor], scale: float = 1.0) -> None:
+    def add(self, terms: Mapping[str, torch.Tensor], scale: float = 1.0, step: int | None = None) -> None:
+        """Add terms; calls of one `step` (its accumulated batches) count once."""
         for name, term in terms.items():
-            self.sums[name] = self.sums[name] + term * scale
-        self.num_added += 1
+            self.sums[name] = self.sums.get(name, 0.0) + term * scale
+        if step is None or step != self.last_step:
+            self.count += 1
+        self.last_step = step
 
-    def pop(self, accelerator: Any, count: int) -> dict[str, float]:
-        """The sums divided by `count`, averaged over processes; and start again."""
-        sums = {name: value for name, value in self.sums.items() if isinstance(value, torch.Tensor)}
-        reduced = accelerator.reduce(sums, reduction="mean") if sums else {}
-        self.sums.clear()
-        self.num_added = 0
-        return {name: (value / count).item() for name, value in reduced.items()}
+    def pop(self, accelerator: Any) -> dict[str, float]:
+        """The means, averaged over processes; and start again."""
+        reduced = accelerator.reduce(self.sums, reduction="mean") if self.sums else {}
+        means = {name: (value / self.count).item() for name, value in reduced.items()}
+        self.sums, self.count, self.last_step = {}, 0, None
+        return means
 
 
 def declare_grid(config: Any, grid: Grid) -> None:
-    """Write the trained grid into a model's config, in the words that m3BERT and serving engines read."""
+    """
+    Write the trained grid into a model's config, in the words that m3BERT and serving engines read.
+
+    Raises:
+        ValueError: if the config reads a granularity by default that the grid does not have.
+    """
     config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims
-    if config.model_type != "m3bert":  # which derives these two
+    if config.model_type == "m3bert":
+        config.resolve_granularity()
+    else:  # m3BERT derives these two
         config.is_matryoshka, config.matryoshka_dimensions = True, grid.dims
 
 

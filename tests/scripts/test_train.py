@@ -103,6 +103,7 @@ def test_contrastive_of_a_checkpoint_and_resuming(folder, tiny_model):
         (["contrastive", "FILES", "pairs.jsonl", "--config", "FOLDER/bad.yaml"], "unknown options: temprature"),
         (["multigranular-mlm", "FILES", "pairs.jsonl"], "lacks the column(s) text; it has query, answer"),
         (["multigranular-mlm", "FILES", "empty.txt"], "The dataset is empty"),
+        (["contrastive", "FILES", "broken.jsonl"], "Cannot read .*broken.jsonl: "),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(folder, tiny_model, change, message, monkeypatch):
@@ -111,6 +112,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, tiny_model, change, message, 
     tiny_model.save_pretrained(folder / "model")
     for name in ("empty.jsonl", "empty.txt", "notes.pdf"):
         (folder / name).write_text("")
+    (folder / "broken.jsonl").write_text('{"query": "a", "ans')
     (folder / "bad.yaml").write_text("temprature: 0.1")
     arguments = []
     for word in change:

@@ -44,7 +44,9 @@ def test_terms_and_gradients_equal_a_loop_over_the_grid(tiny_masked_lm, grid):
     torch.testing.assert_close(outputs["loss"], total)
     parameters = list(model.parameters())
     for actual, wanted in zip(
-        torch.autograd.grad(outputs["loss"], parameters), torch.autograd.grad(total, parameters), strict=True
+        torch.autograd.grad(outputs["loss"], parameters, materialize_grads=True),
+        torch.autograd.grad(total, parameters, materialize_grads=True),
+        strict=True,
     ):
         torch.testing.assert_close(actual, wanted, atol=1e-5, rtol=1e-4)
 
@@ -117,7 +119,7 @@ def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, req
         mlm_probability=0.3,
         learning_rate=1e-2,
         warmup_steps=2,
-        max_steps=24,
+        max_steps=16,
         logging_steps=4,
         per_device_train_batch_size=16,
         report_to="none",
@@ -136,7 +138,7 @@ def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, req
 
 def test_smoothing_raises_small_languages():
     # 0.9^0.7 / (0.9^0.7 + 0.1^0.7)
-    assert smoothed_probabilities([90, 10]) == pytest.approx([0.82321, 0.17679], abs=1e-5)
+    assert smoothed_probabilities([90, 10]) == pytest.approx([0.82318, 0.17682], abs=1e-5)
     assert smoothed_probabilities([3, 1], exponent=1.0) == pytest.approx([0.75, 0.25])
     assert sum(smoothed_probabilities([5, 7, 11, 1])) == pytest.approx(1)
     with pytest.raises(ValueError, match="Every language needs some text"):

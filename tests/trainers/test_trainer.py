@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -175,6 +176,7 @@ trainer.train()
 trainer.save_model()
 if trainer.is_world_process_zero():
     trainer.state.save_to_json(str(Path(sys.argv[1]) / "state.json"))
+torch.distributed.destroy_process_group()
 """
 
 
@@ -184,7 +186,7 @@ def test_two_processes_equal_the_big_batch(tmp_path):
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
     command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(tmp_path)]
-    environment = {**__import__("os").environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     expected = naive_step([list(range(16))], learning_rate=0.1)
@@ -216,6 +218,12 @@ def test_a_resumed_run_ends_where_the_straight_one_does(tiny_tokenizer, tmp_path
     second.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-2"))
     assert_same_weights(second.model, straight.model)
     assert_same_weights(first.model, straight.model)
+    straight_logs, resumed_logs = (
+        [{key: entry[key] for key in entry if key.startswith(("loss", "projected", "step"))} for entry in history]
+        for history in (straight.state.log_history, second.state.log_history)
+    )
+    for one, other in zip(straight_logs, resumed_logs, strict=False):
+        assert one == pytest.approx(other, rel=1e-4)
 
 
 def test_the_objectives_parameters_stay_in_checkpoints_and_out_of_what_is_saved(tiny_tokenizer, tmp_path):
@@ -253,6 +261,12 @@ def test_what_a_trainer_saved_loads_without_the_project(tiny_tokenizer, tmp_path
     )
     assert "(2, 5, 99) [2]" in printed
     assert "(2, 5, 8) [8, 32]" in printed
+
+
+def test_a_default_outside_the_trained_grid_is_refused(tiny_tokenizer, tmp_path):
+    """Else the saved checkpoint would not open."""
+    with pytest.raises(ValueError, match="output_dim=16 is not available here; legal values: 8, 32"):
+        mlm_trainer(tiny_tokenizer, tmp_path, model=quiet_model(output_dim=16))
 
 
 def test_the_trained_grid_is_written_into_the_config(tiny_tokenizer, tmp_path):
