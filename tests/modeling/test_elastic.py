@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
 
+from benchmarks.elastic_loading import measure
 from modeling_m3bert import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling.test_modeling_m3bert import SWITCHES
@@ -108,45 +108,10 @@ def test_loading_says_nothing(tmp_path, run_bare, tiny_masked_lm, suffix, argume
     assert said == [f"layers {4 if arguments else 6}"]
 
 
-MEMORY = """
-import sys, threading, time
-import torch
-from modeling_m3bert import M3BertModel
-
-def resident():
-    with open("/proc/self/status") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith("VmRSS"))
-
-before = resident()
-model = M3BertModel.from_pretrained(sys.argv[1], **({"output_layer": 4} if sys.argv[2] == "cut" else {}))
-state = model(torch.ones(1, 4, dtype=torch.long)).last_hidden_state  # touches every page that was built
-print(resident() - before)
-"""
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
-def test_a_third_of_the_layers_adds_little_memory(tmp_path):
-    model = M3BertModel(tiny_config(**PAPER_SIZE))
-    model.save_pretrained(tmp_path)
-
-    def added(kind: str) -> int:
-        command = [sys.executable, "-c", MEMORY, str(tmp_path), kind]
-        return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-
-    assert added("cut") <= 0.60 * added("full")
-
-
-PAPER_SIZE = {
-    "vocab_size": 32_000,
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "max_position_embeddings": 512,
-    "matryoshka_layers": [4, 8, 12],
-    "matryoshka_dims": [32, 64, 128, 768],
-    "initializer_range": 0.02,
-}
+def test_a_third_of_the_layers_adds_little_memory():
+    added = measure()
+    assert added["4 layers"] <= 0.60 * added["full"]
 
 
 def test_a_checkpoint_cut_short_is_refused(tmp_path, tiny_model):

@@ -1,0 +1,67 @@
+"""
+Loading a third of the layers of one checkpoint against loading all of it: memory that the load and a forward add.
+
+    python -m benchmarks.elastic_loading
+
+Sizes are the paper's base model (12 layers, width 768), with a vocabulary of 32,000 so that the embeddings do not hide
+the layers. The last line printed is one JSON object. Half a minute, 2 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from datetime import date
+
+import torch
+
+from benchmarks._measure import resident_megabytes
+from modeling_m3bert import M3BertConfig, M3BertModel
+
+
+ARGUMENTS = {"full": {}, "4 layers": {"output_layer": 4}}
+
+
+def report_added(folder: str, name: str) -> None:
+    """Print by how many megabytes loading one variant, and running it once, raises this process's memory."""
+    before = resident_megabytes()
+    model = M3BertModel.from_pretrained(folder, **ARGUMENTS[name])
+    with torch.no_grad():
+        model(torch.ones(1, 4, dtype=torch.long))  # touches every page of the layers
+    print(resident_megabytes() - before)
+
+
+def added_megabytes(folder: str, name: str) -> float:
+    """The same, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.elastic_loading", "--folder", folder, "--memory", name]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
+
+
+def measure() -> dict[str, float]:
+    """Megabytes added by each variant."""
+    with tempfile.TemporaryDirectory() as folder:
+        M3BertModel(M3BertConfig(vocab_size=32_000)).save_pretrained(folder)
+        return {name: added_megabytes(folder, name) for name in ARGUMENTS}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", help="checkpoint to load")
+    parser.add_argument("--memory", choices=list(ARGUMENTS), help="print one variant's memory and stop")
+    options = parser.parse_args()
+    if options.memory:
+        report_added(options.folder, options.memory)
+        return
+    added = measure()
+    print("added memory, MB:", {name: round(value) for name, value in added.items()})
+    about = {"date": date.today().isoformat(), "machine": f"{platform.machine()}, {os.cpu_count()} cores"}
+    print(json.dumps({"memory_vs_full": round(added["4 layers"] / added["full"], 3)} | about))
+
+
+if __name__ == "__main__":
+    main()
