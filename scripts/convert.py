@@ -19,7 +19,8 @@ def convert(source: str, output_dir: str, revision: str | None = None) -> M3Bert
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
     model = convert_to_m3bert(AutoModel.from_pretrained(source, revision=revision, use_safetensors=True))
     # m3BERT has no token types, and as many positions as the source has after its offset.
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    # `init_kwargs` are what the tokenizer writes down of itself.
+    tokenizer.init_kwargs["model_input_names"] = ["input_ids", "attention_mask"]
     tokenizer.model_max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
