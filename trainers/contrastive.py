@@ -25,7 +25,7 @@ class Contrastive(Objective):
     """
     InfoNCE of pooled embeddings with in-batch negatives at every granularity of a grid (m3BERT,
     [2605.19568](https://huggingface.co/papers/2605.19568), Eqs. 1 and 4). The first text column holds the anchors, the
-    second     their positives; further columns are hard negatives, and negatives of every anchor of the batch.
+    second their positives; further columns are hard negatives, and negatives of every anchor of the batch.
 
     Args:
         grid ([`Grid`]): The granularities to train.

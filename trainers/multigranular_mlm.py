@@ -51,8 +51,8 @@ class MultigranularMLM(Objective):
             targets.repeat(len(layers)),
             dims=dims,
         )
-        count = batch.num_items_in_batch if batch.num_items_in_batch is not None else max(1, len(targets))
-        means = losses.view(len(layers), len(targets), len(dims)).sum(dim=1) / count
+        count = torch.as_tensor(len(targets) if batch.num_items_in_batch is None else batch.num_items_in_batch)
+        means = losses.view(len(layers), len(targets), len(dims)).sum(dim=1) / count.clamp(min=1)
         return {self.term(g): means[layers.index(g.layer), dims.index(g.dim)] for g in self.grid}
 
 
@@ -100,6 +100,7 @@ class MultigranularMLMTrainer(NestedTrainer):
         ValueError: as [`NestedTrainer`], or if the tokenizer has no mask token.
     """
 
+    _optional_columns = ("attention_mask", "special_tokens_mask")
     _name = "Multigranular MLM"
     _tag_names = ("m3bert", "multigranular-mlm", "matryoshka")
     _paper = {"title": "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder", "id": "2605.19568"}

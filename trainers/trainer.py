@@ -135,11 +135,14 @@ class NestedTrainer(Trainer):
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Saved with the model.
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`, *optional*): Optimizer and scheduler to use in place of the default ones.
-        columns (`tuple[str, ...]`, *optional*): Columns that the collator reads.
+        columns (`tuple[str, ...]`, *optional*): Columns that the collator reads; all must be there.
 
     Raises:
         ValueError: if a dataset is empty or lacks a column, or the grid is outside the model.
     """
+
+    # Columns that the collator also reads where they are.
+    _optional_columns: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -181,7 +184,7 @@ class NestedTrainer(Trainer):
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False).backbone
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = list(self.columns)
+        self._signature_columns = [*self.columns, *self._optional_columns]
 
     def compute_loss(
         self,

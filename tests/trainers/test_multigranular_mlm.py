@@ -54,7 +54,9 @@ def test_terms_and_gradients_equal_a_loop_over_the_grid(tiny_masked_lm, grid):
 def test_a_batch_without_masked_tokens_has_loss_zero_and_no_nan(tiny_masked_lm):
     batch = labelled_batch()
     batch["labels"][:] = -100
-    outputs = NestedModel(tiny_masked_lm, MultigranularMLM(Grid.parse("2,6x8,32")))(**batch)
+    model = NestedModel(tiny_masked_lm, MultigranularMLM(Grid.parse("2,6x8,32")))
+    assert model(**batch, num_items_in_batch=torch.tensor(0))["loss"] == 0
+    outputs = model(**batch)
     assert outputs["loss"] == 0
     outputs["loss"].backward()
     assert all(p.grad is None or torch.isfinite(p.grad).all() for p in tiny_masked_lm.parameters())
@@ -128,6 +130,10 @@ def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, req
         disable_tqdm=True,
     )
     trainer = MultigranularMLMTrainer(model, args, tokenizer, dataset)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert set(batch) == {"input_ids", "attention_mask", "labels"}
+    special = torch.isin(batch["input_ids"], torch.tensor([tokenizer.cls_token_id, tokenizer.pad_token_id]))
+    assert (batch["labels"][special] == -100).all()
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "mlm_2x8" in entry]
     names = [name for name in logs[0] if name.startswith("mlm_")]
