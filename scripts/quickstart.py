@@ -104,8 +104,8 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         output_dir=str(options.output_dir / "training"),
         grid=str(GRID),
         max_length=64,
-        per_device_train_batch_size=96,
-        learning_rate=1.1e-4,
+        per_device_train_batch_size=64,
+        learning_rate=1.6e-4,
         warmup_steps=0.1,
         max_steps=options.steps,
         logging_strategy="no",  # the progress bar and the final table say it all
@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> None:
         "--base", help="Hub id or folder of an encoder with 6 layers or more; default: the one from PyPI"
     )
     parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"), help="where everything goes")
-    parser.add_argument("--steps", type=int, default=75, help="training steps of 96 pairs")
+    parser.add_argument("--steps", type=int, default=100, help="training steps of 64 pairs")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--query", action="append", help="ask an existing run; may be repeated")
     options = parser.parse_args(arguments)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 SKIPPED = {"test", "tests", "site-packages", "dist-packages", "__pycache__"}
 SHORTEST_SUMMARY = 3  # words
-SHORTEST_BODY, SHORTEST_TEST_BODY, LONGEST_BODY = 40, 100, 1000  # characters
+SHORTEST_BODY, SHORTEST_TEST_BODY, LONGEST_BODY = 40, 150, 1000  # characters
 
 
 class Pair(NamedTuple):
@@ -29,7 +29,7 @@ class Pair(NamedTuple):
     is_clean: bool
 
     # Half a sentence and the other half are a pair to learn from, and so are the sentences of a paragraph. To be
-    # measured by, a summary is one, and the text says enough to be told from 800 others.
+    # measured by, a summary is one, of something public, and the text says enough to be told from 800 others.
 
 
 def split_docstring(module: str, name: str, docstring: str | None) -> Pair | None:
@@ -42,7 +42,8 @@ def split_docstring(module: str, name: str, docstring: str | None) -> Pair | Non
     if not SHORTEST_SUMMARY <= len(summary.split()) or len(body) < SHORTEST_BODY:
         return None
     stands_alone = summary.endswith((".", "?", "!")) or rest.startswith("\n")
-    is_clean = stands_alone and len(body) >= SHORTEST_TEST_BODY
+    is_public = not re.search(r"(^|\.)_(?!_)", name)
+    is_clean = stands_alone and is_public and len(body) >= SHORTEST_TEST_BODY
     return Pair(module, name, summary, body[:LONGEST_BODY], is_clean)
 
 

@@ -36,12 +36,13 @@ def test_no_module_is_in_both_parts():
 @pytest.mark.parametrize(
     ("docstring", "expected"),
     [
-        ("Join two paths.\n\n" + "word " * 30, ("Join two paths.", True)),
-        ("Join two paths.\n" + "word " * 30, ("Join two paths.", True)),
-        ("Join two or more\n" + "word " * 30, ("Join two or more", False)),
+        ("Join two paths.\n\n" + "word " * 40, ("Join two paths.", True)),
+        ("Join two paths.\n" + "word " * 40, ("Join two paths.", True)),
+        ("Join two or more\n" + "word " * 40, ("Join two or more", False)),
         ("Join two paths.\n\n" + "word " * 10, ("Join two paths.", False)),
-        ("join(a, b) -> str\n\nJoin two paths.\n" + "word " * 30, ("Join two paths.", True)),
-        ("Join.\n\n" + "word " * 30, None),
+        ("Join two paths.\n\n" + "word " * 7, None),
+        ("join(a, b) -> str\n\nJoin two paths.\n" + "word " * 40, ("Join two paths.", True)),
+        ("Join.\n\n" + "word " * 40, None),
         ("Join two paths.", None),
         ("", None),
         (None, None),
@@ -50,6 +51,13 @@ def test_no_module_is_in_both_parts():
 def test_docstrings_are_split_at_their_summary(docstring, expected):
     pair = split_docstring("module", "name", docstring)
     assert (pair and (pair.summary, pair.is_clean)) == expected
+
+
+@pytest.mark.parametrize(("name", "public"), [("a.b", True), ("a._b", False), ("_a.b", False), ("a.__b__", True)])
+def test_private_names_are_not_measured_by(name, public):
+    pair = split_docstring("module", name, "Join two paths.\n\n" + "word " * 40)
+    assert pair is not None
+    assert pair.is_clean == public
 
 
 @pytest.mark.slow
