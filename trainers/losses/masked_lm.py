@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,7 @@ def nested_cross_entropy(
     The scores of prefix d are those of the prefix before it plus one product over the dims between them, so all
     prefixes together cost one product of full width; in the same way the gradient of a block of dims is one product
     with the sum of the gradients of all prefixes that contain it. The vocabulary passes in blocks, twice: for the
-    log-sum-exp     of every row and dim (forward), and for the gradients (backward). A tensor of (rows x vocabulary)
+    log-sum-exp of every row and dim (forward), and for the gradients (backward). A tensor of (rows x vocabulary)
     never exists.
 
     Memory beyond the inputs and their gradients: `rows * block * (dims + 1)` numbers.
@@ -77,9 +77,13 @@ class NestedCrossEntropy(torch.autograd.Function):
         precise = torch.promote_types(dtype, torch.float32)
         log_sums = states.new_full((len(states), len(dims)), -torch.inf, dtype=precise)
         rows = states.to(dtype)
+        buffers = _Buffers(rows, block_size, 2, precise)
         for block in _blocks(len(weight), block_size):
-            for index, scores in enumerate(_nested_scores(rows, weight[block].to(dtype), bias, block, dims, precise)):
-                log_sums[:, index] = torch.logaddexp(log_sums[:, index], scores.logsumexp(dim=1))
+            nested, powers = buffers.of(block)
+            for index, scores in enumerate(_nested_scores(rows, weight[block].to(dtype), bias, block, dims, nested)):
+                largest = scores.amax(dim=1, keepdim=True)
+                sums = torch.sub(scores, largest, out=powers).exp_().sum(dim=1)
+                log_sums[:, index] = torch.logaddexp(log_sums[:, index], sums.log_().add_(largest[:, 0]))
         target_scores = torch.stack(
             [
                 (rows[:, segment] * weight[targets, segment].to(dtype)).sum(dim=1, dtype=precise)
@@ -106,15 +110,16 @@ class NestedCrossEntropy(torch.autograd.Function):
         if grad_weight is not None:
             grad_weight[:, dims[-1] :] = 0
 
+        buffers = _Buffers(rows, ctx.block_size, 1 + len(dims), precise)
         for block in _blocks(len(weight), ctx.block_size):
             block_weight = weight[block].to(dtype)
             hits = ((targets >= block.start) & (targets < block.stop)).nonzero().squeeze(1)
-            gradients = []
-            for index, scores in enumerate(_nested_scores(rows, block_weight, bias, block, dims, precise)):
-                probabilities = torch.sub(scores, log_sums[:, index, None]).exp_()
-                gradients.append(probabilities.mul_(grad_losses[:, index, None]))
+            nested, *gradients = buffers.of(block)
+            for index, scores in enumerate(_nested_scores(rows, block_weight, bias, block, dims, nested)):
+                torch.sub(scores, log_sums[:, index, None], out=gradients[index])
+                gradients[index].exp_().mul_(grad_losses[:, index, None])
                 # Before anything is rounded: a probability near 1 minus 1 has no digits left afterwards.
-                gradients[-1][hits, targets[hits] - block.start] -= grad_losses[hits, index]
+                gradients[index][hits, targets[hits] - block.start] -= grad_losses[hits, index]
             # A segment of dims belongs to its own prefix and to all longer ones.
             for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
                 shorter.add_(longer)
@@ -122,7 +127,9 @@ class NestedCrossEntropy(torch.autograd.Function):
                 gradient = gradient.to(dtype)
                 if grad_states is not None:
                     grad_states[:, segment] += gradient @ block_weight[:, segment]
-                if grad_weight is not None:
+                if grad_weight is not None and grad_weight.dtype == dtype:
+                    torch.mm(gradient.T, rows[:, segment], out=grad_weight[block, segment])  # a tenth of the time
+                elif grad_weight is not None:
                     grad_weight[block, segment] = gradient.T @ rows[:, segment]
             if grad_bias is not None:
                 grad_bias[block] = gradients[0].sum(dim=0)
@@ -139,21 +146,34 @@ def _segments(dims: tuple[int, ...]) -> list[slice]:
     return [slice(start, stop) for start, stop in zip((0, *dims[:-1]), dims, strict=True)]
 
 
+class _Buffers:
+    """Tensors `(rows, block)` that every block uses again: fresh memory for each costs a fifth of the time."""
+
+    def __init__(self, rows: torch.Tensor, block_size: int, count: int, dtype: torch.dtype) -> None:
+        self.flat = rows.new_empty((count, len(rows) * block_size), dtype=dtype)
+        self.rows = len(rows)
+
+    def of(self, block: slice) -> list[torch.Tensor]:
+        width = block.stop - block.start
+        return [flat[: self.rows * width].view(self.rows, width) for flat in self.flat]
+
+
 def _nested_scores(
     rows: torch.Tensor,
     block_weight: torch.Tensor,
     bias: torch.Tensor | None,
     block: slice,
     dims: tuple[int, ...],
-    precise: torch.dtype,
-) -> Any:
-    """Yield the scores `(rows, block)` of one prefix after the other, in one tensor that each step adds to."""
-    scores = rows.new_zeros((len(rows), len(block_weight)), dtype=precise)
-    if bias is not None:
-        scores += bias[block]
+    scores: torch.Tensor,
+) -> Iterator[torch.Tensor]:
+    """Yield the scores `(rows, block)` of one prefix after the other, all in `scores`, which each step adds to."""
+    if bias is None:
+        scores.zero_()
+    else:
+        scores.copy_(bias[block])
     for segment in _segments(dims):
         left, right = rows[:, segment], block_weight[:, segment].T
-        if precise == rows.dtype:
+        if scores.dtype == rows.dtype:
             scores.addmm_(left, right)
         else:
             scores += left @ right
