@@ -15,7 +15,7 @@ help:  ## List the targets
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-quickstart: .venv/installed  ## Fine-tune a real encoder at 12 granularities and ask it questions (about 10 minutes)
+quickstart: .venv/installed  ## Fine-tune a real encoder at 12 granularities and ask it questions (5 to 10 minutes)
 	$(BIN)/python -m scripts.quickstart
 
 test: .venv/installed  ## Run the tests

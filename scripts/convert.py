@@ -19,8 +19,8 @@ def convert(source: str, output_dir: str, revision: str | None = None) -> M3Bert
     tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
     model = convert_to_m3bert(AutoModel.from_pretrained(source, revision=revision, use_safetensors=True))
     # m3BERT has no token types, and as many positions as the source has after its offset.
-    # `init_kwargs` are what the tokenizer writes down of itself.
-    tokenizer.init_kwargs["model_input_names"] = ["input_ids", "attention_mask"]
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # only what is in here is saved
     tokenizer.model_max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
@@ -44,5 +44,5 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")

@@ -166,7 +166,7 @@ def draw(before: Scores, after: Scores, tfidf: dict[str, float], file: Path) -> 
     axes.set_ylabel("Recall@10 of held-out documentation (%)")
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
-    figure.legend(fontsize="small", ncols=4, loc="outside upper center")
+    figure.legend(handlelength=3, fontsize="small", ncols=4, loc="outside upper center")
     figure.savefig(file, dpi=150)
     pyplot.close(figure)
 
@@ -250,7 +250,7 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")
     except subprocess.CalledProcessError as error:
         sys.exit(error.returncode)

@@ -137,5 +137,5 @@ def main(arguments: list[str]) -> None:
 if __name__ == "__main__":
     try:
         main(sys.argv[1:])
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         sys.exit(f"error: {error}")

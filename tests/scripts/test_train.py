@@ -163,3 +163,11 @@ def test_convert_says_why_it_cannot(tmp_path):
     assert done.returncode == 1
     assert "ModernBertConfig cannot be converted exactly: it alternates local and global attention" in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_source_that_is_not_there_is_said_in_one_line(tmp_path):
+    done = command(tmp_path / "nowhere", tmp_path / "out", module="scripts.convert")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "nowhere" in done.stderr
+    assert "Traceback" not in done.stderr
