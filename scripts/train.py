@@ -1,8 +1,8 @@
 """
 Train an encoder with one of the objectives:
 
-    python -m scripts.train multigranular-mlm --model_name_or_path DIR_OR_ID --train_files text.txt --output_dir
-    runs/mlm python -m scripts.train contrastive --config scripts/recipes/contrastive.yaml --train_files pairs.jsonl
+    python -m scripts.train multigranular-mlm --model_name_or_path DIR --train_files text.txt --output_dir runs/mlm
+    python -m scripts.train contrastive --config recipe.yaml --train_files pairs.jsonl
 
 Every option can stand in the YAML file; what is on the command line wins. `--help` after the objective lists them.
 """
