@@ -7,11 +7,11 @@ Turn a BERT-family encoder into an elastic m3BERT with equal states at every lay
 from __future__ import annotations
 
 import argparse
-import sys
 
 from transformers import AutoModel, AutoTokenizer
 
 from modeling_m3bert import M3BertModel, convert_to_m3bert
+from scripts._command import run_command
 
 
 def convert(source: str, output_dir: str, revision: str | None = None) -> M3BertModel:
@@ -42,7 +42,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main)

@@ -32,6 +32,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from modeling_m3bert import M3BertModel
+from scripts._command import run_command
 from scripts.convert import convert
 from scripts.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, Grid, prefix
@@ -176,7 +177,9 @@ def ask(folder: Path, questions: list[str]) -> None:
     environment = {**os.environ, "HF_MODULES_CACHE": str(folder.resolve() / "modules")}
     environment.pop("PYTHONPATH", None)
     script = Path(__file__).with_name("ask.py")
-    subprocess.run([sys.executable, "-I", str(script), str(folder), *questions], env=environment, check=True)
+    done = subprocess.run([sys.executable, "-I", str(script), str(folder), *questions], env=environment)
+    if done.returncode != 0:
+        sys.exit(done.returncode)  # it has said why
 
 
 def run(options: argparse.Namespace) -> None:
@@ -248,9 +251,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
-    except subprocess.CalledProcessError as error:
-        sys.exit(error.returncode)
+    run_command(main)

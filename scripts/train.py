@@ -9,7 +9,6 @@ Every option can stand in the YAML file; what is on the command line wins. `--he
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from datasets import Dataset
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser, set_seed
 
 import modeling_m3bert  # noqa: F401  (registers the Auto classes)
+from scripts._command import run_command
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
@@ -135,7 +135,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
+    run_command(main)

@@ -81,7 +81,8 @@ class NestedCrossEntropy(torch.autograd.Function):
         for block in _blocks(len(weight), block_size):
             nested, powers = buffers.of(block)
             for index, scores in enumerate(_nested_scores(rows, weight[block].to(dtype), bias, block, dims, nested)):
-                largest = scores.amax(dim=1, keepdim=True)
+                # Finite even where a bias of -inf rules out a whole block.
+                largest = scores.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(precise).min)
                 sums = torch.sub(scores, largest, out=powers).exp_().sum(dim=1)
                 log_sums[:, index] = torch.logaddexp(log_sums[:, index], sums.log_().add_(largest[:, 0]))
         target_scores = torch.stack(
@@ -128,7 +129,7 @@ class NestedCrossEntropy(torch.autograd.Function):
                 if grad_states is not None:
                     grad_states[:, segment] += gradient @ block_weight[:, segment]
                 if grad_weight is not None and grad_weight.dtype == dtype:
-                    torch.mm(gradient.T, rows[:, segment], out=grad_weight[block, segment])  # a tenth of the time
+                    torch.mm(gradient.T, rows[:, segment], out=grad_weight[block, segment])  # no copy
                 elif grad_weight is not None:
                     grad_weight[block, segment] = gradient.T @ rows[:, segment]
             if grad_bias is not None:
