@@ -1,14 +1,9 @@
-"""NestedTrainer: what it logs, saves, resumes and refuses, and that the Trainer's features work unchanged."""
+"""NestedTrainer: what it logs, evaluates and refuses, and that the Trainer's features work unchanged."""
 
 from __future__ import annotations
 
-import copy
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,91 +13,24 @@ from transformers import AutoModelForMaskedLM, DataCollatorForTokenClassificatio
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from tests.conftest import tiny_config
+from tests.trainers.tiny_run import (
+    GRID,
+    WithProjector,
+    arguments,
+    assert_same_weights,
+    masked_dataset,
+    mlm_trainer,
+    quiet_model,
+    weights,
+)
 from trainers import (
     Contrastive,
     Grid,
     MultigranularMLM,
     NestedBatch,
     NestedTrainer,
-    NestedTrainingArguments,
     Objective,
-    prefix,
 )
-
-
-GRID = Grid.parse("2,6x8,32")
-
-
-def masked_dataset(rows: int = 16) -> Dataset:
-    """Texts of different lengths with labels already made, so that every run sees the same ones."""
-    generator = torch.Generator().manual_seed(3)
-    data = []
-    for row in range(rows):
-        length = 4 + row % 7
-        ids = torch.randint(5, 99, (length,), generator=generator)
-        labelled = torch.rand(length, generator=generator) < 0.1 + 0.05 * (row % 9)
-        data.append({"input_ids": ids.tolist(), "labels": torch.where(labelled, ids, -100).tolist()})
-    return Dataset.from_list(data)
-
-
-def quiet_model(**changes: object) -> M3BertForMaskedLM:
-    """A model without dropout: its runs can be compared."""
-    torch.manual_seed(5)
-    return M3BertForMaskedLM(tiny_config(embedding_dropout=0.0, attention_dropout=0.0, **changes))
-
-
-def arguments(folder: Path, **changes: object) -> NestedTrainingArguments:
-    values = {
-        "per_device_train_batch_size": 4,
-        "per_device_eval_batch_size": 4,
-        "max_steps": 4,
-        "learning_rate": 1e-2,
-        "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "use_cpu": True,
-        "disable_tqdm": True,
-        "lr_scheduler_type": "constant",
-    }
-    return NestedTrainingArguments(output_dir=str(folder), **{**values, **changes})
-
-
-def mlm_trainer(tiny_tokenizer, folder, model=None, objective=None, **changes) -> NestedTrainer:
-    return NestedTrainer(
-        model=model if model is not None else quiet_model(),
-        objective=objective if objective is not None else MultigranularMLM(GRID),
-        args=arguments(folder, **changes),
-        data_collator=DataCollatorForTokenClassification(tiny_tokenizer),
-        train_dataset=masked_dataset(),
-        eval_dataset=masked_dataset(6),
-        processing_class=tiny_tokenizer,
-        columns=("input_ids", "labels"),
-    )
-
-
-def weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def assert_same_weights(first: nn.Module, second: nn.Module, atol: float = 1e-6) -> None:
-    ours, theirs = weights(first), weights(second)
-    assert ours.keys() == theirs.keys()
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], atol=atol, rtol=1e-5, msg=f"{name} differs")
-
-
-class WithProjector(Objective):
-    """An objective with a parameter of its own."""
-
-    name = "projected"
-
-    def __init__(self, grid: Grid):
-        super().__init__(grid)
-        self.projector = nn.Linear(32, 32)
-
-    def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        (text,) = batch.texts.values()
-        return {self.term(g): prefix(self.projector(text.pooled(g.layer)), g.dim).square().mean() for g in self.grid}
 
 
 def test_every_term_is_logged_and_makes_up_the_loss(tiny_tokenizer, tmp_path):
@@ -118,154 +46,6 @@ def test_every_term_is_logged_and_makes_up_the_loss(tiny_tokenizer, tmp_path):
     after = weights(trainer.backbone)
     unmoved = [name for name in before if torch.equal(before[name], after[name])]
     assert unmoved == []
-
-
-def naive_step(batches: list[list[int]], learning_rate: float) -> M3BertForMaskedLM:
-    """One SGD step on the sum over the grid of the mean over all labelled tokens, with a product a granularity."""
-    model, data = quiet_model(), masked_dataset()
-    totals: dict[str, torch.Tensor] = {}
-    count = 0
-    for row in (data[index] for rows in batches for index in rows):
-        labels = torch.tensor([row["labels"]])
-        hidden = model.model(torch.tensor([row["input_ids"]]), output_hidden_states=True).hidden_states
-        states = {2: model.model.norm(hidden[2]), 6: hidden[6]}
-        count += int((labels != -100).sum())
-        for g in GRID:
-            logits = states[g.layer][..., : g.dim] @ model.lm_head.weight[:, : g.dim].T + model.lm_head.bias
-            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
-            totals[str(g)] = totals.get(str(g), 0) + loss
-    (sum(totals.values()) / count).backward()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter -= learning_rate * parameter.grad
-    return model
-
-
-@pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (4, 4), (2, 8), (5, 4)])
-def test_accumulation_equals_the_big_batch(tiny_tokenizer, tmp_path, batch, accumulation):
-    trainer = mlm_trainer(
-        tiny_tokenizer,
-        tmp_path,
-        max_steps=1,
-        optim="sgd",
-        learning_rate=0.1,
-        max_grad_norm=0.0,
-        per_device_train_batch_size=batch,
-        gradient_accumulation_steps=accumulation,
-    )
-    trainer.train()
-    expected = naive_step([list(range(16))], learning_rate=0.1)
-    assert_same_weights(trainer.backbone, expected, atol=2e-6)
-    (log,) = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert sum(value for name, value in log.items() if name.startswith("mlm_")) == pytest.approx(log["loss"], rel=1e-4)
-
-
-RUN_TWO = """
-import os
-import sys
-from pathlib import Path
-from tests.conftest import *
-from tests.trainers.test_trainer import mlm_trainer
-from tests.conftest import tiny_tokenizer
-tokenizer = tiny_tokenizer.__wrapped__()
-trainer = mlm_trainer(
-    tokenizer, Path(sys.argv[1]), max_steps=1, optim="sgd", learning_rate=0.1, max_grad_norm=0.0,
-    per_device_train_batch_size=4, gradient_accumulation_steps=2, ddp_backend="gloo",
-)
-assert trainer.accelerator.num_processes == 2
-trainer.train()
-trainer.save_model()
-if trainer.is_world_process_zero():
-    trainer.state.save_to_json(str(Path(sys.argv[1]) / "state.json"))
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-# The interpreter's own teardown races with gloo's threads and now and then ends in SIGABRT.
-sys.stdout.flush()
-os._exit(0)
-"""
-
-
-def test_two_processes_equal_the_big_batch(tmp_path):
-    script = tmp_path / "run_two.py"
-    script.write_text(RUN_TWO)
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
-    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    expected = naive_step([list(range(16))], learning_rate=0.1)
-    assert_same_weights(M3BertForMaskedLM.from_pretrained(tmp_path), expected, atol=2e-6)
-    (log,) = [entry for entry in json.loads((tmp_path / "state.json").read_text())["log_history"] if "loss" in entry]
-    assert sum(value for name, value in log.items() if name.startswith("mlm_")) == pytest.approx(log["loss"], rel=1e-4)
-
-
-def test_a_resumed_run_ends_where_the_straight_one_does(tiny_tokenizer, tmp_path):
-    straight = mlm_trainer(tiny_tokenizer, tmp_path / "a", objective=WithProjector(GRID), max_steps=4)
-    objective_start = copy.deepcopy(straight.model.objective)
-    straight.train()
-
-    def resumable(**changes):
-        return mlm_trainer(
-            tiny_tokenizer,
-            tmp_path / "b",
-            objective=copy.deepcopy(objective_start),
-            max_steps=4,
-            save_strategy="steps",
-            save_steps=2,
-            **changes,
-        )
-
-    first = resumable()
-    first.train()
-    assert not torch.equal(first.model.objective.projector.weight, objective_start.projector.weight)
-    second = resumable()
-    second.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-2"))
-    assert_same_weights(second.model, straight.model)
-    assert_same_weights(first.model, straight.model)
-    straight_logs, resumed_logs = (
-        [{key: entry[key] for key in entry if key.startswith(("loss", "projected", "step"))} for entry in history]
-        for history in (straight.state.log_history, second.state.log_history)
-    )
-    for one, other in zip(straight_logs, resumed_logs, strict=False):
-        assert one == pytest.approx(other, rel=1e-4)
-
-
-def test_the_objectives_parameters_stay_in_checkpoints_and_out_of_what_is_saved(tiny_tokenizer, tmp_path):
-    trainer = mlm_trainer(
-        tiny_tokenizer, tmp_path, objective=WithProjector(GRID), max_steps=1, save_strategy="steps", save_steps=1
-    )
-    trainer.train()
-    trainer.save_model(str(tmp_path / "final"))
-    checkpoint, final = (
-        {file.name for file in folder.iterdir()} for folder in (tmp_path / "checkpoint-1", tmp_path / "final")
-    )
-    assert {"model.safetensors", "config.json", "modeling_m3bert.py", "objective.safetensors"} <= checkpoint
-    assert "objective.safetensors" not in final
-    assert {"model.safetensors", "modeling_m3bert.py", "configuration_m3bert.py", "tokenizer.json"} <= final
-    # The optimizer's files of the Trainer are torch's; what we write is JSON and safetensors.
-    assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in final)
-    loaded = M3BertForMaskedLM.from_pretrained(tmp_path / "final")
-    assert_same_weights(loaded, trainer.backbone)
-
-
-def test_what_a_trainer_saved_loads_without_the_project(tiny_tokenizer, tmp_path, run_bare):
-    trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=1)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "model"))
-    printed = run_bare(
-        """
-        from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
-        tokenizer = AutoTokenizer.from_pretrained("model")
-        inputs = tokenizer(["open the file", ""], padding=True, return_tensors="pt")
-        model = AutoModelForMaskedLM.from_pretrained("model", trust_remote_code=True, output_layer=2, output_dim=8)
-        print(tuple(model(**inputs).logits.shape), model.config.matryoshka_layers)
-        model = AutoModel.from_pretrained("model", trust_remote_code=True, output_dim=8)
-        print(tuple(model(**inputs).last_hidden_state.shape), model.config.matryoshka_dimensions)
-        """
-    )
-    assert "(2, 5, 99) [2]" in printed
-    assert "(2, 5, 8) [8, 32]" in printed
 
 
 def test_a_default_outside_the_trained_grid_is_refused(tiny_tokenizer, tmp_path):
@@ -314,27 +94,6 @@ def test_several_evaluation_sets_are_kept_apart(tiny_tokenizer, tmp_path):
     assert metrics["eval_one_mlm_2x8"] != metrics["eval_two_mlm_2x8"]
 
 
-def test_the_best_checkpoint_comes_back(tiny_tokenizer, tmp_path):
-    trainer = mlm_trainer(
-        tiny_tokenizer,
-        tmp_path,
-        objective=WithProjector(GRID),
-        max_steps=3,
-        learning_rate=0.5,  # so high that it gets worse
-        eval_strategy="steps",
-        eval_steps=1,
-        save_strategy="steps",
-        save_steps=1,
-        load_best_model_at_end=True,
-        metric_for_best_model="projected_6x32",
-        greater_is_better=False,
-    )
-    trainer.train()
-    losses = [entry["eval_projected_6x32"] for entry in trainer.state.log_history if "eval_projected_6x32" in entry]
-    assert min(losses) < losses[-1], "the run must get worse for this test to say anything"
-    assert trainer.evaluate()["eval_projected_6x32"] == pytest.approx(min(losses), rel=1e-4)
-
-
 def test_bfloat16_trains_close_to_float32(tiny_tokenizer, tmp_path):
     losses = []
     for bf16 in (False, True):
@@ -360,27 +119,6 @@ def test_checkpointing_and_compiling_change_no_number(tiny_tokenizer, tmp_path, 
         assert runs[1].backbone.is_activation_checkpointing
 
 
-def test_an_adapter_trains_alone_and_is_saved_as_one(tiny_tokenizer, tmp_path):
-    peft = pytest.importorskip("peft")
-    model = peft.get_peft_model(quiet_model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"]))
-    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
-    trainer = mlm_trainer(tiny_tokenizer, tmp_path, model=model, **changes)
-    before = weights(trainer.backbone)
-    trainer.train()
-    moved = {name for name, tensor in weights(trainer.backbone).items() if not torch.equal(tensor, before[name])}
-    assert moved
-    assert all("lora_" in name for name in moved)
-    trainer.save_model(str(tmp_path / "adapter"))
-    again = peft.PeftModel.from_pretrained(quiet_model(), str(tmp_path / "adapter"))
-    for name, tensor in weights(trainer.backbone).items():
-        if "lora_" in name:
-            assert torch.equal(weights(again)[name], tensor)
-    fresh = peft.get_peft_model(quiet_model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"]))
-    resumed = mlm_trainer(tiny_tokenizer, tmp_path, model=fresh, **changes)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
-    assert_same_weights(resumed.backbone, trainer.backbone)
-
-
 def test_a_loss_that_is_not_finite_stops_the_run(tiny_tokenizer, tmp_path):
     class Poisoned(MultigranularMLM):
         def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
@@ -397,23 +135,6 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_tokenizer, tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in good.state_dict().values())
     assert_same_weights(good, trainer.backbone)
     assert not (tmp_path / "checkpoint-3").exists()
-
-
-def test_resuming_from_a_broken_checkpoint_is_refused(tiny_tokenizer, tmp_path):
-    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    mlm_trainer(tiny_tokenizer, tmp_path, **changes).train()
-    checkpoint = tmp_path / "checkpoint-1"
-    M3BertForMaskedLM(tiny_config(num_hidden_layers=4, matryoshka_layers=[4])).save_pretrained(checkpoint)
-    with pytest.raises(ValueError, match="cut short or of another architecture"):
-        mlm_trainer(tiny_tokenizer, tmp_path, **changes).train(resume_from_checkpoint=str(checkpoint))
-
-
-def test_a_checkpoint_without_the_objective_is_refused(tiny_tokenizer, tmp_path):
-    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
-    mlm_trainer(tiny_tokenizer, tmp_path, **changes).train()
-    trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=WithProjector(GRID), **changes)
-    with pytest.raises(ValueError, match="has no parameters of WithProjector"):
-        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
 
 
 def test_bad_data_is_refused_before_any_work(tiny_tokenizer, tmp_path):

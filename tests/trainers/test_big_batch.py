@@ -1,0 +1,102 @@
+"""Accumulated batches and two processes make the step of the one big batch."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from modeling_m3bert import M3BertForMaskedLM
+from tests.trainers.tiny_run import (
+    GRID,
+    assert_same_weights,
+    masked_dataset,
+    mlm_trainer,
+    quiet_model,
+)
+
+
+def naive_step(learning_rate: float) -> M3BertForMaskedLM:
+    """One SGD step on all data: the sum over the grid of the mean over labelled tokens, a product a granularity."""
+    model = quiet_model()
+    totals: dict[str, torch.Tensor] = {}
+    count = 0
+    for row in masked_dataset():
+        labels = torch.tensor([row["labels"]])
+        hidden = model.model(torch.tensor([row["input_ids"]]), output_hidden_states=True).hidden_states
+        states = {2: model.model.norm(hidden[2]), 6: hidden[6]}
+        count += int((labels != -100).sum())
+        for g in GRID:
+            logits = states[g.layer][..., : g.dim] @ model.lm_head.weight[:, : g.dim].T + model.lm_head.bias
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum")
+            totals[str(g)] = totals.get(str(g), 0) + loss
+    (sum(totals.values()) / count).backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= learning_rate * parameter.grad
+    return model
+
+
+@pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (4, 4), (2, 8), (5, 4)])
+def test_accumulation_equals_the_big_batch(tiny_tokenizer, tmp_path, batch, accumulation):
+    trainer = mlm_trainer(
+        tiny_tokenizer,
+        tmp_path,
+        max_steps=1,
+        optim="sgd",
+        learning_rate=0.1,
+        max_grad_norm=0.0,
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+    )
+    trainer.train()
+    expected = naive_step(learning_rate=0.1)
+    assert_same_weights(trainer.backbone, expected, atol=2e-6)
+    (log,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert sum(value for name, value in log.items() if name.startswith("mlm_")) == pytest.approx(log["loss"], rel=1e-4)
+
+
+RUN_TWO = """
+import os
+import sys
+from pathlib import Path
+from tests.conftest import *
+from tests.trainers.tiny_run import mlm_trainer
+from tests.conftest import tiny_tokenizer
+tokenizer = tiny_tokenizer.__wrapped__()
+trainer = mlm_trainer(
+    tokenizer, Path(sys.argv[1]), max_steps=1, optim="sgd", learning_rate=0.1, max_grad_norm=0.0,
+    per_device_train_batch_size=4, gradient_accumulation_steps=2, ddp_backend="gloo",
+)
+assert trainer.accelerator.num_processes == 2
+trainer.train()
+trainer.save_model()
+if trainer.is_world_process_zero():
+    trainer.state.save_to_json(str(Path(sys.argv[1]) / "state.json"))
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+# The interpreter's own teardown races with gloo's threads and now and then ends in SIGABRT.
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def test_two_processes_equal_the_big_batch(tmp_path):
+    script = tmp_path / "run_two.py"
+    script.write_text(RUN_TWO)
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
+    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(tmp_path)]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    expected = naive_step(learning_rate=0.1)
+    assert_same_weights(M3BertForMaskedLM.from_pretrained(tmp_path), expected, atol=2e-6)
+    (log,) = [entry for entry in json.loads((tmp_path / "state.json").read_text())["log_history"] if "loss" in entry]
+    assert sum(value for name, value in log.items() if name.startswith("mlm_")) == pytest.approx(log["loss"], rel=1e-4)
