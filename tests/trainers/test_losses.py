@@ -33,7 +33,14 @@ def random_head(rows, vocab, width, dtype=torch.float64, bias=True):
 @pytest.mark.parametrize("block_size", [None, 1, 7, 31, 1000])
 @pytest.mark.parametrize(
     ("rows", "vocab", "width", "dims"),
-    [(5, 31, 13, (1, 4, 13)), (3, 31, 13, (2, 5)), (1, 2, 1, (1,)), (8, 47, 16, (16,)), (9, 10, 4, (1, 2, 3, 4))],
+    [
+        (5, 31, 13, (1, 4, 13)),
+        (3, 31, 13, (2, 5)),
+        (1, 2, 1, (1,)),
+        (8, 47, 16, (16,)),
+        (9, 10, 4, (1, 2, 3, 4)),
+        (9, 10, 4, (1, 3)),
+    ],
 )
 def test_nested_cross_entropy_equals_the_naive_loop(rows, vocab, width, dims, block_size, bias):
     states, weight, offset, targets = random_head(rows, vocab, width, bias=bias)
@@ -83,6 +90,28 @@ def test_nested_cross_entropy_of_no_rows_has_zero_gradients():
     assert losses.shape == (0, 2)
     for gradient in torch.autograd.grad(losses.sum(), (states, weight, offset)):
         assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def test_nested_cross_entropy_can_be_differentiated_twice_in_a_row():
+    states, weight, offset, targets = random_head(5, 31, 6)
+    losses = nested_cross_entropy(states, weight, offset, targets, dims=(2, 6), block_size=4)
+    inputs = (states, weight, offset)
+    first = [gradient.clone() for gradient in torch.autograd.grad(losses.sum(), inputs, retain_graph=True)]
+    for one, other in zip(first, torch.autograd.grad(losses.sum(), inputs), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
+def test_nested_cross_entropy_takes_no_memory_for_gradients_that_cannot_come(monkeypatch):
+    """The gradient of `weight` is the largest tensor of all: evaluation must not make room for it."""
+    states, weight, offset, targets = random_head(5, 31, 6)
+    asked = []
+    monkeypatch.setattr(torch, "empty_like", lambda tensor: asked.append(tensor) or torch.zeros_like(tensor))
+    with torch.no_grad():
+        nested_cross_entropy(states, weight, offset, targets, dims=(2, 6))
+    nested_cross_entropy(states, weight.detach(), offset, targets, dims=(2, 6))
+    assert not asked
+    nested_cross_entropy(states, weight, offset, targets, dims=(2, 6))
+    assert len(asked) == 1
 
 
 def test_nested_cross_entropy_skips_gradients_that_nobody_wants():

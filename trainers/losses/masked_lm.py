@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -32,7 +33,9 @@ def nested_cross_entropy(
     log-sum-exp of every row and dim (forward), and for the gradients (backward). A tensor of (rows x vocabulary)
     never exists.
 
-    Memory beyond the inputs and their gradients: `rows * block * (dims + 1)` numbers.
+    Memory beyond the inputs and their gradients: `rows * block * (dims + 1)` numbers. With no more rows than
+    `hidden_size`, the gradient of `weight` takes its memory in forward already, where the scores of the longest prefix
+    wait in it.
 
     Args:
         states (`torch.Tensor` of shape `(rows, hidden_size)`): Carries gradient.
@@ -56,7 +59,9 @@ def nested_cross_entropy(
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
     if block_size is None:
         block_size = max(256, BLOCK_SCORES // max(1, len(states)))
-    return NestedCrossEntropy.apply(states, weight, bias, targets, dims, min(block_size, len(weight)), dtype)
+    return NestedCrossEntropy.apply(
+        states, weight, bias, targets, dims, min(block_size, len(weight)), dtype, _lend(states, weight, dtype)
+    )
 
 
 class NestedCrossEntropy(torch.autograd.Function):
@@ -72,8 +77,9 @@ class NestedCrossEntropy(torch.autograd.Function):
         dims: tuple[int, ...],
         block_size: int,
         dtype: torch.dtype,
+        lent: torch.Tensor | None,
     ) -> torch.Tensor:
-        ctx.dims, ctx.block_size, ctx.dtype = dims, block_size, dtype
+        ctx.dims, ctx.block_size, ctx.dtype, ctx.lent = dims, block_size, dtype, lent
         precise = torch.promote_types(dtype, torch.float32)
         log_sums = states.new_full((len(states), len(dims)), -torch.inf, dtype=precise)
         rows = states.to(dtype)
@@ -85,6 +91,8 @@ class NestedCrossEntropy(torch.autograd.Function):
                 largest = scores.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(precise).min)
                 sums = torch.sub(scores, largest, out=powers).exp_().sum(dim=1)
                 log_sums[:, index] = torch.logaddexp(log_sums[:, index], sums.log_().add_(largest[:, 0]))
+            if lent is not None:
+                _kept_scores(lent, block, len(rows)).copy_(nested)
         target_scores = torch.stack(
             [
                 (rows[:, segment] * weight[targets, segment].to(dtype)).sum(dim=1, dtype=precise)
@@ -106,17 +114,21 @@ class NestedCrossEntropy(torch.autograd.Function):
         segments = _segments(dims)
         rows = states.to(dtype)
         grad_states = torch.zeros_like(states, dtype=precise) if needs_states else None
-        grad_weight = torch.empty_like(weight) if needs_weight else None
+        lent, ctx.lent = ctx.lent, None  # overwritten below: a second backward finds nothing in it
+        grad_weight = (torch.empty_like(weight) if lent is None else lent) if needs_weight else None
         grad_bias = torch.empty_like(bias) if needs_bias else None
-        if grad_weight is not None:
-            grad_weight[:, dims[-1] :] = 0
 
         buffers = _Buffers(rows, ctx.block_size, 1 + len(dims), precise)
         for block in _blocks(len(weight), ctx.block_size):
             block_weight = weight[block].to(dtype)
             hits = ((targets >= block.start) & (targets < block.stop)).nonzero().squeeze(1)
             nested, *gradients = buffers.of(block)
-            for index, scores in enumerate(_nested_scores(rows, block_weight, bias, block, dims, nested)):
+            if lent is None:
+                all_scores = _nested_scores(rows, block_weight, bias, block, dims, nested)
+            else:
+                shorter_prefixes = _nested_scores(rows, block_weight, bias, block, dims[:-1], nested)
+                all_scores = itertools.chain(shorter_prefixes, [_kept_scores(lent, block, len(rows))])
+            for index, scores in enumerate(all_scores):
                 torch.sub(scores, log_sums[:, index, None], out=gradients[index])
                 gradients[index].exp_().mul_(grad_losses[:, index, None])
                 # Before anything is rounded: a probability near 1 minus 1 has no digits left afterwards.
@@ -132,11 +144,13 @@ class NestedCrossEntropy(torch.autograd.Function):
                     torch.mm(gradient.T, rows[:, segment], out=grad_weight[block, segment])  # no copy
                 elif grad_weight is not None:
                     grad_weight[block, segment] = gradient.T @ rows[:, segment]
+            if grad_weight is not None:
+                grad_weight[block, dims[-1] :] = 0
             if grad_bias is not None:
                 grad_bias[block] = gradients[0].sum(dim=0)
 
         grad_states = grad_states.to(states.dtype) if grad_states is not None else None
-        return grad_states, grad_weight, grad_bias, None, None, None, None
+        return grad_states, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _blocks(vocab_size: int, block_size: int) -> list[slice]:
@@ -144,7 +158,23 @@ def _blocks(vocab_size: int, block_size: int) -> list[slice]:
 
 
 def _segments(dims: tuple[int, ...]) -> list[slice]:
-    return [slice(start, stop) for start, stop in zip((0, *dims[:-1]), dims, strict=True)]
+    return [slice(start, stop) for start, stop in itertools.pairwise((0, *dims))]
+
+
+def _lend(states: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+    """
+    The memory that the gradient of `weight` will take, if it can hold a score a row in place of a number a dim until
+    then: the widest product need not be taken again in the backward pass. None where there will be no such gradient,
+    or where it is too small or too coarse.
+    """
+    fits = len(states) <= weight.shape[1] and weight.dtype == torch.promote_types(dtype, torch.float32)
+    return torch.empty_like(weight) if fits and torch.is_grad_enabled() and weight.requires_grad else None
+
+
+def _kept_scores(lent: torch.Tensor, block: slice, rows: int) -> torch.Tensor:
+    """The scores `(rows, block)` of the longest prefix, in the part of `lent` that is the gradient of this block."""
+    width = block.stop - block.start
+    return lent[block].view(-1)[: rows * width].view(rows, width)
 
 
 class _Buffers:
