@@ -3,10 +3,15 @@
 from .collators import TextColumnsCollator
 from .contrastive import Contrastive, ContrastiveConfig, ContrastiveTrainer
 from .data import require_columns, smoothed_probabilities
+from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
+from .espresso import Espresso, EspressoConfig, EspressoTrainer
 from .granularity import Granularity, Grid
+from .matryoshka_2d import Matryoshka2d, Matryoshka2dConfig, Matryoshka2dTrainer
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer
-from .nested import NestedStates, nested_states, prefix
+from .nested import NestedStates, PooledStates, nested_states, prefix
 from .objective import NestedBatch, Objective
+from .simcse import SimCSE, SimCSEConfig, SimCSETrainer
+from .starbucks import Starbucks, StarbucksConfig, StarbucksTrainer
 from .trainer import NestedModel, NestedTrainer, NestedTrainingArguments
 
 
@@ -14,8 +19,17 @@ __all__ = [
     "Contrastive",
     "ContrastiveConfig",
     "ContrastiveTrainer",
+    "EmbeddingConfig",
+    "EmbeddingObjective",
+    "EmbeddingTrainer",
+    "Espresso",
+    "EspressoConfig",
+    "EspressoTrainer",
     "Granularity",
     "Grid",
+    "Matryoshka2d",
+    "Matryoshka2dConfig",
+    "Matryoshka2dTrainer",
     "MultigranularMLM",
     "MultigranularMLMConfig",
     "MultigranularMLMTrainer",
@@ -25,6 +39,13 @@ __all__ = [
     "NestedTrainer",
     "NestedTrainingArguments",
     "Objective",
+    "PooledStates",
+    "SimCSE",
+    "SimCSEConfig",
+    "SimCSETrainer",
+    "Starbucks",
+    "StarbucksConfig",
+    "StarbucksTrainer",
     "TextColumnsCollator",
     "nested_states",
     "prefix",

@@ -106,6 +106,23 @@ class Grid:
         """Dims that occur with `layer`, ascending."""
         return [member.dim for member in self if member.layer == layer]
 
+    @property
+    def full(self) -> Granularity:
+        """The deepest layer at the widest dim."""
+        return Granularity(self.layers[-1], self.dims[-1])
+
+    def require_full_size(self, config: Any) -> Grid:
+        """
+        Check that the full depth at full width is a member, where it is the teacher of the others.
+
+        Raises:
+            ValueError: if it is not.
+        """
+        full = Granularity(config.num_hidden_layers, config.hidden_size)
+        if full not in self.granularities:
+            raise ValueError(f"The grid {self} needs the full size {full}: it is the teacher of the others.")
+        return self
+
     def validate(self, config: Any) -> Grid:
         """
         Check that a model of this config has every granularity.

@@ -99,6 +99,32 @@ class NestedStates:
         return real.argmax(dim=1)
 
 
+@dataclass(frozen=True)
+class PooledStates:
+    """
+    The pooled embeddings of one batch of texts, without the token states behind them: what is left of
+    [`NestedStates`] where those have no room.
+
+    Args:
+        layers (`dict[int, torch.Tensor]`): Layer -> pooled embeddings of shape `(batch, hidden_size)`.
+        pooling (`str`): How they were pooled.
+    """
+
+    layers: Mapping[int, torch.Tensor]
+    pooling: Pooling
+
+    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+        """
+        As [`NestedStates.pooled`].
+
+        Raises:
+            ValueError: if the embeddings were pooled otherwise.
+        """
+        if pooling != self.pooling:
+            raise ValueError(f"These embeddings were pooled with {self.pooling!r}; {pooling!r} needs token states.")
+        return self.layers[layer]
+
+
 def prefix(vectors: torch.Tensor, dim: int, normalize: bool = False) -> torch.Tensor:
     """
     The first `dim` entries of `vectors` `(..., hidden_size)`, then L2-normalised if asked: in this order, so that the

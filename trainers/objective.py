@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .granularity import Granularity, Grid
-from .nested import NestedStates
+from .nested import NestedStates, PooledStates, Pooling
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,10 @@ class NestedBatch:
     What an objective sees of a batch.
 
     Args:
-        texts (`Mapping[str, NestedStates]`): The states of each text column, in the order of the columns.
+        texts (`Mapping[str, NestedStates]`): The states of each text column, in the order of the columns;
+            [`PooledStates`] where gradients are cached.
+        text_ids (`Mapping[str, torch.Tensor]`, *optional*): For each text column, a number a text, the same for equal
+            texts, `(batch,)`.
         labels (`torch.Tensor`, *optional*): Labels, as the collator made them.
         output_embeddings (`nn.Module`, *optional*): The vocabulary projection of a backbone with a language-model
             head.
@@ -26,7 +29,8 @@ class NestedBatch:
             accumulated batches and devices.
     """
 
-    texts: Mapping[str, NestedStates]
+    texts: Mapping[str, NestedStates | PooledStates]
+    text_ids: Mapping[str, torch.Tensor] | None = None
     labels: torch.Tensor | None = None
     output_embeddings: nn.Module | None = None
     num_items_in_batch: torch.Tensor | int | None = None
@@ -43,10 +47,15 @@ class Objective(nn.Module):
     Class attributes:
         normalizes_by_num_items (`bool`): `True` for a sum over tokens that is divided by `num_items_in_batch` when it
             is given; `False` for a mean over the batch, which the trainer then divides by the accumulation steps.
+        needs_full_size (`bool`): `True` where the full depth at full width is a teacher and must be in the grid.
+        pooling (`str`, *optional*): How texts are pooled where pooled embeddings are all that the objective reads, so
+            that its gradients can be cached; `None` where it reads token states.
     """
 
     name: str
     normalizes_by_num_items = False
+    needs_full_size = False
+    pooling: Pooling | None = None
 
     def __init__(self, grid: Grid):
         super().__init__()

@@ -15,8 +15,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from transformers.trainer_utils import EvalLoopOutput
 
 from .data import require_columns
+from .gradient_caching import cached_states
 from .granularity import Grid
-from .nested import nested_states, unwrap_encoder
+from .nested import NestedStates, PooledStates, nested_states, unwrap_encoder
 from .objective import NestedBatch, Objective
 
 
@@ -70,12 +71,22 @@ class NestedModel(nn.Module):
     Args:
         backbone ([`~transformers.PreTrainedModel`] or peft model): Encoder, with or without a head.
         objective ([`Objective`]): What to minimise.
+        mini_batch_size (`int`, *optional*): Texts to encode at a time, with their gradients cached
+            ([`cached_states`]); by default all at once.
+
+    Raises:
+        ValueError: if gradients are to be cached for an objective that reads token states.
     """
 
-    def __init__(self, backbone: nn.Module, objective: Objective):
+    def __init__(self, backbone: nn.Module, objective: Objective, mini_batch_size: int | None = None):
         super().__init__()
+        if mini_batch_size is not None and mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size={mini_batch_size} must be 1 or more.")
+        if mini_batch_size is not None and objective.pooling is None:
+            raise ValueError(f"{type(objective).__name__} reads token states: its gradients cannot be cached.")
         self.backbone = backbone
         self.objective = objective
+        self.mini_batch_size = mini_batch_size
 
     @property
     def config(self) -> Any:
@@ -100,21 +111,30 @@ class NestedModel(nn.Module):
             labels (`torch.Tensor`, *optional*): Passed to the objective.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Passed to the objective.
             inputs: One text a row (`input_ids`, `attention_mask`, ...), or several named text columns, each a mapping
-                of those.
+                of those, with `text_ids` where the objective is to know equal texts.
 
         Returns:
             `dict`: `loss`, a scalar, and `terms`, the objective's named terms.
         """
         columns = inputs if all(isinstance(value, Mapping) for value in inputs.values()) else {"text": inputs}
-        layers = self.objective.layers
+        ids = {name: column["text_ids"] for name, column in columns.items() if "text_ids" in column}
         batch = NestedBatch(
-            texts={name: nested_states(self.backbone, column, layers) for name, column in columns.items()},
+            texts={name: self.encode(column) for name, column in columns.items()},
+            text_ids=ids if len(ids) == len(columns) else None,
             labels=labels,
             output_embeddings=self.backbone.get_output_embeddings(),
             num_items_in_batch=num_items_in_batch,
         )
         terms = self.objective(batch)
         return {"loss": self.objective.total(terms), "terms": terms}
+
+    def encode(self, column: Mapping[str, torch.Tensor]) -> NestedStates | PooledStates:
+        """The states of one text column that the objective reads."""
+        inputs = {name: value for name, value in column.items() if name != "text_ids"}
+        layers, pooling = self.objective.layers, self.objective.pooling
+        if self.mini_batch_size is None or pooling is None:
+            return nested_states(self.backbone, inputs, layers)
+        return cached_states(self.backbone, inputs, layers, pooling, self.mini_batch_size)
 
 
 class NestedTrainer(Trainer):
@@ -136,10 +156,17 @@ class NestedTrainer(Trainer):
         callbacks (`list[TrainerCallback]`, *optional*): More callbacks.
         optimizers (`tuple`, *optional*): Optimizer and scheduler to use in place of the default ones.
         columns (`tuple[str, ...]`, *optional*): Columns that the collator reads; all must be there.
+        mini_batch_size (`int`, *optional*): See [`NestedModel`].
 
     Raises:
-        ValueError: if a dataset is empty or lacks a column, or the grid is outside the model.
+        ValueError: if a dataset is empty or lacks a column, or the grid is outside the model, or lacks the full size
+            where the objective needs it.
     """
+
+    # What a model card says of a trainer.
+    _name: str
+    _tag_names: tuple[str, ...]
+    _paper: dict[str, str]
 
     # Columns that the collator also reads where they are.
     _optional_columns: tuple[str, ...] = ()
@@ -156,9 +183,12 @@ class NestedTrainer(Trainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         columns: tuple[str, ...] = (),
+        mini_batch_size: int | None = None,
     ):
         config = unwrap_encoder(model).config
         objective.grid.validate(config)
+        if objective.needs_full_size:
+            objective.grid.require_full_size(config)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in (train_dataset, *eval_sets):
             if dataset is not None:
@@ -168,7 +198,7 @@ class NestedTrainer(Trainer):
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._is_checkpoint = False
         super().__init__(
-            model=NestedModel(model, objective),
+            model=NestedModel(model, objective, mini_batch_size),
             args=args,
             data_collator=data_collator,
             train_dataset=train_dataset,
@@ -182,6 +212,11 @@ class NestedTrainer(Trainer):
     def backbone(self) -> nn.Module:
         """The model that is being trained, without its objective."""
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False).backbone
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        # A learned temperature is one number: decay would pull it towards 1, not regularise it.
+        scalars = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
+        return [name for name in super().get_decay_parameter_names(model) if name not in scalars]
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = [*self.columns, *self._optional_columns]

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ._blocks import Buffers, blocks, check_dims, segments
+
 
 # Scores that exist at a time, (rows x vocabulary block); 2^21 in float32 are 8 MiB a dim, near the size of a cache.
 BLOCK_SCORES = 2**21
@@ -52,9 +54,7 @@ def nested_cross_entropy(
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
-    dims = tuple(dims)
-    if not dims or sorted(set(dims)) != list(dims) or dims[0] < 1 or dims[-1] > states.shape[1]:
-        raise ValueError(f"dims={list(dims)} must be ascending and within 1..{states.shape[1]}.")
+    dims = check_dims(dims, states.shape[1])
     device_type = states.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
     if block_size is None:
@@ -83,9 +83,9 @@ class NestedCrossEntropy(torch.autograd.Function):
         precise = torch.promote_types(dtype, torch.float32)
         log_sums = states.new_full((len(states), len(dims)), -torch.inf, dtype=precise)
         rows = states.to(dtype)
-        buffers = _Buffers(rows, block_size, 2, precise)
-        for block in _blocks(len(weight), block_size):
-            nested, powers = buffers.of(block)
+        buffers = Buffers(rows, 2, len(rows) * block_size, precise)
+        for block in blocks(len(weight), block_size):
+            nested, powers = buffers.of(len(rows), block.stop - block.start)
             for index, scores in enumerate(_nested_scores(rows, weight[block].to(dtype), bias, block, dims, nested)):
                 # Finite even where a bias of -inf rules out a whole block.
                 largest = scores.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(precise).min)
@@ -96,7 +96,7 @@ class NestedCrossEntropy(torch.autograd.Function):
         target_scores = torch.stack(
             [
                 (rows[:, segment] * weight[targets, segment].to(dtype)).sum(dim=1, dtype=precise)
-                for segment in _segments(dims)
+                for segment in segments(dims)
             ],
             dim=1,
         ).cumsum(dim=1)
@@ -111,18 +111,17 @@ class NestedCrossEntropy(torch.autograd.Function):
         grad_losses = grad_outputs[0].to(log_sums.dtype)
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dims, dtype, precise = ctx.dims, ctx.dtype, log_sums.dtype
-        segments = _segments(dims)
         rows = states.to(dtype)
         grad_states = torch.zeros_like(states, dtype=precise) if needs_states else None
         lent, ctx.lent = ctx.lent, None  # overwritten below: a second backward finds nothing in it
         grad_weight = (torch.empty_like(weight) if lent is None else lent) if needs_weight else None
         grad_bias = torch.empty_like(bias) if needs_bias else None
 
-        buffers = _Buffers(rows, ctx.block_size, 1 + len(dims), precise)
-        for block in _blocks(len(weight), ctx.block_size):
+        buffers = Buffers(rows, 1 + len(dims), len(rows) * ctx.block_size, precise)
+        for block in blocks(len(weight), ctx.block_size):
             block_weight = weight[block].to(dtype)
             hits = ((targets >= block.start) & (targets < block.stop)).nonzero().squeeze(1)
-            nested, *gradients = buffers.of(block)
+            nested, *gradients = buffers.of(len(rows), block.stop - block.start)
             if lent is None:
                 all_scores = _nested_scores(rows, block_weight, bias, block, dims, nested)
             else:
@@ -136,7 +135,7 @@ class NestedCrossEntropy(torch.autograd.Function):
             # A segment of dims belongs to its own prefix and to all longer ones.
             for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
                 shorter.add_(longer)
-            for gradient, segment in zip(gradients, segments, strict=True):
+            for gradient, segment in zip(gradients, segments(dims), strict=True):
                 gradient = gradient.to(dtype)
                 if grad_states is not None:
                     grad_states[:, segment] += gradient @ block_weight[:, segment]
@@ -151,14 +150,6 @@ class NestedCrossEntropy(torch.autograd.Function):
 
         grad_states = grad_states.to(states.dtype) if grad_states is not None else None
         return grad_states, grad_weight, grad_bias, None, None, None, None, None
-
-
-def _blocks(vocab_size: int, block_size: int) -> list[slice]:
-    return [slice(start, min(start + block_size, vocab_size)) for start in range(0, vocab_size, block_size)]
-
-
-def _segments(dims: tuple[int, ...]) -> list[slice]:
-    return [slice(start, stop) for start, stop in itertools.pairwise((0, *dims))]
 
 
 def _lend(states: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
@@ -177,18 +168,6 @@ def _kept_scores(lent: torch.Tensor, block: slice, rows: int) -> torch.Tensor:
     return lent[block].view(-1)[: rows * width].view(rows, width)
 
 
-class _Buffers:
-    """Tensors `(rows, block)` that every block uses again: fresh memory for each costs a fifth of the time."""
-
-    def __init__(self, rows: torch.Tensor, block_size: int, count: int, dtype: torch.dtype) -> None:
-        self.flat = rows.new_empty((count, len(rows) * block_size), dtype=dtype)
-        self.rows = len(rows)
-
-    def of(self, block: slice) -> list[torch.Tensor]:
-        width = block.stop - block.start
-        return [flat[: self.rows * width].view(self.rows, width) for flat in self.flat]
-
-
 def _nested_scores(
     rows: torch.Tensor,
     block_weight: torch.Tensor,
@@ -202,7 +181,7 @@ def _nested_scores(
         scores.zero_()
     else:
         scores.copy_(bias[block])
-    for segment in _segments(dims):
+    for segment in segments(dims):
         left, right = rows[:, segment], block_weight[:, segment].T
         if scores.dtype == rows.dtype:
             scores.addmm_(left, right)

@@ -1,0 +1,65 @@
+"""SimCSE: the contrastive baseline that trains the full size only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .contrastive import Contrastive
+from .embedding import EmbeddingConfig, EmbeddingTrainer
+from .granularity import Granularity, Grid
+
+
+class SimCSE(Contrastive):
+    """
+    InfoNCE at one granularity (SimCSE, [2104.08821](https://huggingface.co/papers/2104.08821), Eqs. 1, 4, 5): of two
+    dropout views of each text, or of labelled pairs and hard negatives.
+
+    Args:
+        grid ([`Grid`]): One granularity; more would be MRL, which [`Contrastive`] is.
+        kwargs: As for [`EmbeddingObjective`].
+
+    Raises:
+        ValueError: if the grid has several granularities, and as [`EmbeddingObjective`].
+    """
+
+    name = "simcse"
+
+    def __init__(self, grid: Grid, **kwargs: Any):
+        if len(grid) != 1:
+            raise ValueError(f"SimCSE trains one granularity, and the grid {grid} has {len(grid)}: use Contrastive.")
+        super().__init__(grid, **kwargs)
+
+
+@dataclass
+class SimCSEConfig(EmbeddingConfig):
+    """
+    Configuration of [`SimCSETrainer`]: that of [`EmbeddingConfig`], with `grid` the model's full size and
+    `unsupervised` on by default.
+    """
+
+    unsupervised: bool = field(
+        default=True, metadata={"help": "One text column; its positive is itself under another dropout mask."}
+    )
+
+    def grid_for(self, config: Any) -> Grid:
+        if self.grid is not None:
+            return super().grid_for(config)
+        return Grid((Granularity(config.num_hidden_layers, config.hidden_size),))
+
+
+class SimCSETrainer(EmbeddingTrainer):
+    """
+    Trains an encoder at its full size, with [`SimCSE`].
+
+    Args:
+        args ([`SimCSEConfig`]): How to train.
+        kwargs: As for [`EmbeddingTrainer`].
+    """
+
+    _name = "SimCSE"
+    _tag_names = ("simcse", "contrastive", "sentence-similarity")
+    _paper = {"title": "SimCSE: Simple Contrastive Learning of Sentence Embeddings", "id": "2104.08821"}
+
+    def build_objective(self, args: SimCSEConfig, grid: Grid) -> SimCSE:
+        return SimCSE(grid, **args.embedding_arguments())
