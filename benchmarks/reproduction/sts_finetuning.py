@@ -1,0 +1,221 @@
+"""
+Fine-tuning a real encoder on pairs, with every contrastive objective: what it does to semantic similarity, at every
+layer and dim of a grid.
+
+    python -m benchmarks.reproduction.sts_finetuning                  # about an hour on two CPU cores
+    python -m benchmarks.reproduction.sts_finetuning --table          # print the table of the results file
+
+Encoder: all-MiniLM-L6-v2 (extra `quickstart`), mean pooling. Pairs: entailed sentences of SNLI and captions of one
+image of multi30k, without any that has a sentence of an evaluation set. The learning rate was checked on STS-B's
+development set (`--development`), not searched; the table is of test sets: STS-B, STS12 to STS16, SICK. Needs the data
+sets of `M3BERT_DATA`. All objectives see the same pairs in the same order, at the same learning rate and number of
+steps. Starbucks trains its own sizes, 1x16, 2x32, 3x64, 4x128, 5x256, 6x384, and none of the others of the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModel, AutoTokenizer, set_seed
+
+from scripts._command import run_command
+from scripts._sources import data_folder, default_base
+from trainers import (
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    EspressoConfig,
+    EspressoTrainer,
+    Granularity,
+    Grid,
+    Matryoshka2dConfig,
+    Matryoshka2dTrainer,
+    SimCSEConfig,
+    SimCSETrainer,
+    StarbucksConfig,
+    StarbucksTrainer,
+    prefix,
+)
+from trainers.evaluation import encode_layers, similarity_spearman
+
+
+GRID = Grid.parse("2,4,6 x 16,32,64,128,256,384")
+SIZES = "1x16,2x32,3x64,4x128,5x256,6x384"
+TESTS = ["stsb", "sts12", "sts13", "sts14", "sts15", "sts16", "sick"]
+RESULTS = Path(__file__).with_name("results") / "sts_finetuning.json"
+Pair = tuple[str, str]
+Scores = dict[Granularity, float]
+RUNS: dict[str, tuple[type, type, dict[str, Any]]] = {
+    "SimCSE": (SimCSEConfig, SimCSETrainer, {"unsupervised": False}),
+    "MRL": (ContrastiveConfig, ContrastiveTrainer, {"grid": str(GRID)}),
+    "ESE": (EspressoConfig, EspressoTrainer, {"grid": str(GRID)}),
+    "2DMSE": (Matryoshka2dConfig, Matryoshka2dTrainer, {"grid": str(GRID)}),
+    "Starbucks": (StarbucksConfig, StarbucksTrainer, {"grid": SIZES}),
+}
+
+
+def rows(data: Path, name: str, split: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(data / name / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def training_pairs(data: Path) -> list[Pair]:
+    """Entailed pairs of SNLI and one pair of captions an image, none with a sentence of an evaluation set."""
+    held_out = {
+        sentence.strip().lower()
+        for name, split in [("stsb", "dev"), *((name, "test") for name in TESTS)]
+        for row in rows(data, name, split)
+        for sentence in (row["sentence1"], row["sentence2"])
+    }
+    draw = random.Random(0)
+    pairs = [
+        (row["sentence1"], row["sentence2"])
+        for row in rows(data, "snli", "train")
+        if row["label_text"] == "entailment"
+    ]
+    for row in rows(data, "multi30k-captions", "train"):
+        first, second = draw.sample(row["captions"], 2)
+        pairs.append((first, second))
+    pairs = [pair for pair in pairs if not any(sentence.strip().lower() in held_out for sentence in pair)]
+    draw.shuffle(pairs)
+    return pairs
+
+
+def measure(model: Any, tokenizer: Any, data: Path, splits: list[tuple[str, str]]) -> dict[str, Scores]:
+    """Spearman correlation on each data set, at every granularity, of one encode of all their sentences."""
+    sets = {name: list(rows(data, name, split)) for name, split in splits}
+    texts = sorted({row[side] for table in sets.values() for row in table for side in ("sentence1", "sentence2")})
+    encoded = encode_layers(model, tokenizer, texts, GRID.layers, max_length=128)
+    position = {text: index for index, text in enumerate(texts)}
+    scores: dict[str, Scores] = {}
+    for name, table in sets.items():
+        first, second = ([position[row[side]] for row in table] for side in ("sentence1", "sentence2"))
+        gold = [row["score"] for row in table]
+        scores[name] = {
+            g: similarity_spearman(
+                prefix(encoded[g.layer][first], g.dim), prefix(encoded[g.layer][second], g.dim), gold
+            )
+            for g in GRID
+        }
+    return scores
+
+
+def train(name: str, model: Any, tokenizer: Any, dataset: Dataset, options: argparse.Namespace, seed: int) -> None:
+    config_class, trainer_class, settings = RUNS[name]
+    with tempfile.TemporaryDirectory() as folder:
+        args = config_class(
+            output_dir=folder,
+            per_device_train_batch_size=options.batch_size,
+            learning_rate=options.learning_rate,
+            max_steps=options.steps,
+            warmup_steps=0.1,
+            lr_scheduler_type="linear",
+            max_length=64,
+            seed=seed,
+            logging_strategy="no",
+            disable_tqdm=True,
+            save_strategy="no",
+            report_to="none",
+            **settings,
+        )
+        trainer_class(model, args, tokenizer, dataset).train()
+
+
+def average(scores: dict[str, Scores]) -> Scores:
+    return {g: statistics.mean(table[g] for table in scores.values()) for g in GRID}
+
+
+def print_table(results: dict[str, Any]) -> None:
+    """Mean over test sets and seeds of each objective, a row a layer and dim, in percent."""
+    names = list(results["scores"])
+    print("| granularity | " + " | ".join(names) + " |")
+    print("| --- |" + " --: |" * len(names))
+    for g in GRID:
+        values = [
+            statistics.mean(
+                statistics.mean(seed[test][str(g)] for test in TESTS) for seed in results["scores"][name].values()
+            )
+            for name in names
+        ]
+        best = max(range(len(values)), key=values.__getitem__)
+        cells = [f"**{100 * v:.1f}**" if index == best else f"{100 * v:.1f}" for index, v in enumerate(values)]
+        print(f"| {g} | " + " | ".join(cells) + " |")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--learning-rate", type=float, default=5e-5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--objectives", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--development", action="store_true", help="score STS-B's development set, write nothing")
+    parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
+    options = parser.parse_args(arguments)
+    if options.table:
+        print_table(json.loads(RESULTS.read_text(encoding="utf-8")))
+        return
+
+    data, base = data_folder(), default_base()
+    splits = [("stsb", "dev")] if options.development else [(name, "test") for name in TESTS]
+    pairs = training_pairs(data)
+    dataset = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [p for _, p in pairs]})
+    print(f"{len(dataset)} pairs")
+    load: Callable[[], Any] = lambda: AutoModel.from_pretrained(base)  # noqa: E731
+    tokenizer = AutoTokenizer.from_pretrained(base)
+
+    scores: dict[str, dict[str, Any]] = {"untouched": {"0": measure(load(), tokenizer, data, splits)}}
+    seconds: dict[str, float] = {}
+    for seed in options.seeds:
+        for name in options.objectives:
+            set_seed(seed)
+            model, start = load(), time.perf_counter()
+            train(name, model, tokenizer, dataset, options, seed)
+            seconds[name] = time.perf_counter() - start
+            scores.setdefault(name, {})[str(seed)] = measured = measure(model, tokenizer, data, splits)
+            means = average(measured)
+            line = " ".join(f"{dim}:{100 * means[Granularity(6, dim)]:.1f}" for dim in GRID.dims)
+            print(f"seed {seed} {name} ({seconds[name]:.0f} s), 6 layers: {line}", flush=True)
+    results = {
+        "command": "python -m benchmarks.reproduction.sts_finetuning",
+        "date": date.today().isoformat(),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, no accelerator",
+        "versions": {name: version(name) for name in ("torch", "transformers", "datasets")},
+        "settings": {key: value for key, value in vars(options).items() if key not in ("development", "table")},
+        "pairs": len(dataset),
+        "metric": "Spearman correlation of cosines, mean pooling",
+        "splits": dict(splits),
+        "scores": {
+            name: {
+                seed: {test: {str(g): round(value, 5) for g, value in table.items()} for test, table in tests.items()}
+                for seed, tests in seeds.items()
+            }
+            for name, seeds in scores.items()
+        },
+    }
+    if options.development:
+        means = average(scores["untouched"]["0"])
+        print("untouched", " ".join(f"{dim}:{100 * means[Granularity(6, dim)]:.1f}" for dim in GRID.dims))
+        return
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print_table(results)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(os.cpu_count() or 1)
+    run_command(main)
