@@ -2,31 +2,53 @@
 Train an encoder with one of the objectives:
 
     python -m scripts.train multigranular-mlm --model_name_or_path DIR --train_files text.txt --output_dir runs/mlm
-    python -m scripts.train contrastive --config recipe.yaml --train_files pairs.jsonl
+    python -m scripts.train contrastive --config scripts/recipes/msmarco_triplets.yaml --train_files triplets.jsonl ...
 
-Every option can stand in the YAML file; what is on the command line wins. `--help` after the objective lists them.
+Objectives: multigranular-mlm, contrastive, simcse, espresso, 2dmse, starbucks. Every option can stand in the YAML
+file; what is on the command line wins. `--help` after the objective lists them. `--peft lora` trains an adapter.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 from datasets import Dataset
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, HfArgumentParser, set_seed
+from peft import LoraConfig, get_peft_model
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    HfArgumentParser,
+    TrainerCallback,
+    set_seed,
+)
 
 import modeling_m3bert  # noqa: F401  (registers the Auto classes)
 from scripts._command import run_command
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
+    EmbeddingConfig,
+    EmbeddingTrainer,
+    EspressoConfig,
+    EspressoTrainer,
+    Matryoshka2dConfig,
+    Matryoshka2dTrainer,
     MultigranularMLMConfig,
     MultigranularMLMTrainer,
     NestedTrainer,
+    SimCSEConfig,
+    SimCSETrainer,
+    StarbucksConfig,
+    StarbucksTrainer,
 )
-from trainers.data import load_files, mix_languages, tokenize_texts
+from trainers.collators import fields_of
+from trainers.data import clean_pairs, load_files, mix_languages, tokenize_texts
 
 
 @dataclass
@@ -51,6 +73,25 @@ class ScriptArguments:
         default=None,
         metadata={"help": "Masked LM: each training file is a language, drawn with P(L)^this (the paper: 0.7)."},
     )
+    streaming: bool = field(
+        default=False, metadata={"help": "Pairs: read the training files while training. Needs max_steps."}
+    )
+    clean_pairs: bool = field(
+        default=False, metadata={"help": "Pairs: drop identical ones, and those over max_pairs_per_query."}
+    )
+    max_pairs_per_query: int | None = field(
+        default=None, metadata={"help": "Pairs: how many documents a query keeps when pairs are cleaned."}
+    )
+    peft: str | None = field(default=None, metadata={"help": "Train an adapter in place of the model: lora."})
+    lora_r: int = field(default=16, metadata={"help": "Rank of the adapter."})
+    lora_alpha: int = field(default=32, metadata={"help": "Scale of the adapter, times its rank."})
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout before the adapter."})
+    lora_target_modules: list[str] | None = field(
+        default=None, metadata={"help": "Modules to adapt, by name. Default: every linear layer."}
+    )
+    merge_adapter: bool = field(
+        default=False, metadata={"help": "Save the model with the adapter merged into it, not the adapter alone."}
+    )
 
 
 def load_backbone(script: ScriptArguments, auto_class: Any) -> tuple[Any, Any]:
@@ -63,11 +104,27 @@ def load_backbone(script: ScriptArguments, auto_class: Any) -> tuple[Any, Any]:
         model = auto_class.from_pretrained(
             script.model_name_or_path, trust_remote_code=script.trust_remote_code, use_safetensors=True
         )
-        return model, tokenizer
+        return with_adapter(model, script), tokenizer
     values = yaml.safe_load(script.model_config) if isinstance(script.model_config, str) else script.model_config
     special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **(values or {})})
     return auto_class.from_config(config), tokenizer
+
+
+def with_adapter(model: Any, script: ScriptArguments) -> Any:
+    """The model with the adapter to train, if one was asked for."""
+    if script.peft is None:
+        return model
+    if script.peft != "lora":
+        raise ValueError(f"peft={script.peft!r} is unknown; legal values: lora.")
+    modules = script.lora_target_modules
+    config = LoraConfig(
+        r=script.lora_r,
+        lora_alpha=script.lora_alpha,
+        lora_dropout=script.lora_dropout,
+        target_modules=modules if modules is not None else "all-linear",
+    )
+    return get_peft_model(model, config)
 
 
 def masked_lm_data(files: list[str] | None, script: ScriptArguments, args: Any, tokenizer: Any) -> Dataset | None:
@@ -89,15 +146,45 @@ def train_masked_lm(script: ScriptArguments, args: MultigranularMLMConfig) -> Ne
     return MultigranularMLMTrainer(model, args, tokenizer, train, evaluation)
 
 
-def train_contrastive(script: ScriptArguments, args: ContrastiveConfig) -> NestedTrainer:
-    model, tokenizer = load_backbone(script, AutoModel)
-    train, evaluation = (load_files(files) if files else None for files in (script.train_files, script.eval_files))
-    return ContrastiveTrainer(model, args, tokenizer, train, evaluation)
+class PrintAtEnd(TrainerCallback):
+    """Prints something that is complete when training is: a stream is cleaned while it is read."""
+
+    def __init__(self, something: object) -> None:
+        self.something = something
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.is_world_process_zero:
+            print(self.something)
 
 
-OBJECTIVES = {
+def embedding_trainer(trainer_class: type[EmbeddingTrainer]) -> Callable[[ScriptArguments, Any], NestedTrainer]:
+    """How to build a trainer of this class."""
+
+    def build(script: ScriptArguments, args: EmbeddingConfig) -> NestedTrainer:
+        model, tokenizer = load_backbone(script, AutoModel)
+        train = load_files(script.train_files or [], streaming=script.streaming)
+        callbacks: list[TrainerCallback] = []
+        if script.clean_pairs:
+            if args.unsupervised:
+                raise ValueError("clean_pairs cleans pairs, and unsupervised training has none.")
+            query, document, *_ = args.columns_of(train)
+            train, report = clean_pairs(
+                train, fields_of(query), fields_of(document), max_per_query=script.max_pairs_per_query
+            )
+            callbacks.append(PrintAtEnd(report))
+        evaluation = load_files(script.eval_files) if script.eval_files else None
+        return trainer_class(model, args, tokenizer, train, evaluation, callbacks=callbacks)
+
+    return build
+
+
+OBJECTIVES: dict[str, tuple[type, Callable[[ScriptArguments, Any], NestedTrainer]]] = {
     "multigranular-mlm": (MultigranularMLMConfig, train_masked_lm),
-    "contrastive": (ContrastiveConfig, train_contrastive),
+    "contrastive": (ContrastiveConfig, embedding_trainer(ContrastiveTrainer)),
+    "simcse": (SimCSEConfig, embedding_trainer(SimCSETrainer)),
+    "espresso": (EspressoConfig, embedding_trainer(EspressoTrainer)),
+    "2dmse": (Matryoshka2dConfig, embedding_trainer(Matryoshka2dTrainer)),
+    "starbucks": (StarbucksConfig, embedding_trainer(StarbucksTrainer)),
 }
 
 
@@ -119,6 +206,13 @@ def parse(config_class: type, arguments: list[str]) -> tuple[ScriptArguments, An
     return parser.parse_args_into_dataclasses(arguments)
 
 
+def save_merged(trainer: NestedTrainer) -> None:
+    """Save the backbone as if it had been trained whole; the adapter itself is in the last checkpoint."""
+    if trainer.is_world_process_zero():
+        trainer.backbone.merge_and_unload().save_pretrained(trainer.args.output_dir)
+        trainer.processing_class.save_pretrained(trainer.args.output_dir)
+
+
 def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] not in OBJECTIVES:
         raise ValueError(f"Name an objective first: {', '.join(OBJECTIVES)}.")
@@ -129,7 +223,10 @@ def main(arguments: list[str]) -> None:
     set_seed(args.seed)
     trainer = build(script, args)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    trainer.save_model()
+    if script.peft is not None and script.merge_adapter:
+        save_merged(trainer)
+    else:
+        trainer.save_model()
     if script.eval_files:
         trainer.save_metrics("eval", trainer.evaluate())
 

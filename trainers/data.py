@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, interleave_datasets, load_dataset
+from datasets import Dataset, IterableDataset, interleave_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
@@ -55,15 +58,17 @@ def smoothed_probabilities(sizes: Sequence[float], exponent: float = 0.7) -> lis
     return [power / sum(powers) for power in powers]
 
 
-def load_files(files: Sequence[str]) -> Dataset:
+def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
     """
     Read data files of one kind: text (a row a line), JSON Lines, CSV or Parquet, the first three also gzipped.
 
     Args:
         files (`Sequence[str]`): Paths or URLs.
+        streaming (`bool`, *optional*, defaults to `False`): Read while training, not before.
 
     Returns:
-        [`~datasets.Dataset`]: their rows; a text file's column is `text`.
+        [`~datasets.Dataset`], or [`~datasets.IterableDataset`] for a stream: their rows; a text file's column is
+        `text`.
 
     Raises:
         ValueError: if a file does not exist, is empty or malformed, the kinds differ or one is unknown.
@@ -83,7 +88,7 @@ def load_files(files: Sequence[str]) -> Dataset:
         raise ValueError(f"Give files of one kind; got {', '.join(sorted(kinds)) or 'none'}.")
     builder = kinds.pop()
     try:
-        return load_dataset(builder, data_files=list(files), split="train")
+        return load_dataset(builder, data_files=list(files), split="train", streaming=streaming)
     except DatasetGenerationError as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise ValueError(f"Cannot read {', '.join(files)}: {reason}") from error
@@ -119,6 +124,91 @@ def tokenize_texts(
         )
 
     return dataset.map(tokenize, batched=True, remove_columns=dataset.column_names, desc="Tokenizing")
+
+
+@dataclass
+class CleaningReport:
+    """
+    What [`clean_pairs`] dropped, of a stream so far in its current pass.
+
+    Args:
+        rows (`int`): Pairs read.
+        identical (`int`): Dropped, since the same query came with the same document before.
+        over_cap (`int`): Dropped, since the query had as many documents already as it may have.
+    """
+
+    rows: int = 0
+    identical: int = 0
+    over_cap: int = 0
+
+    def __str__(self) -> str:
+        kept = self.rows - self.identical - self.over_cap
+        return (
+            f"Kept {kept} of {self.rows} pairs; dropped {self.identical} identical ones "
+            f"and {self.over_cap} over the cap of documents per query."
+        )
+
+
+def clean_pairs(
+    dataset: Dataset | IterableDataset,
+    query: Sequence[str],
+    document: Sequence[str],
+    *,
+    max_per_query: int | None = None,
+) -> tuple[Any, CleaningReport]:
+    """
+    Drop identical pairs, and those over a cap of documents per query, which keeps frequent queries from ruling the
+    batches (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3 and appendix B, stage 3). Of a
+    query's documents the first ones stay. What was seen is remembered as hashes, about 100 bytes a pair.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The pairs.
+        query (`Sequence[str]`): Columns that make the query.
+        document (`Sequence[str]`): Columns that make the document.
+        max_per_query (`int`, *optional*): The cap; `None` is none.
+
+    Returns:
+        The cleaned dataset, of the same kind, and its [`CleaningReport`]. A stream is cleaned while it is read, anew
+        in every pass, and its report grows with it; read in worker processes, the report stays with them.
+
+    Raises:
+        ValueError: if the dataset is empty or lacks a column, or the cap is below 1.
+    """
+    if max_per_query is not None and max_per_query < 1:
+        raise ValueError(f"max_per_query={max_per_query} must be 1 or more.")
+    require_columns(dataset, [*query, *document])
+    report = CleaningReport()
+
+    def kept(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        report.rows = report.identical = report.over_cap = 0
+        pairs: set[bytes] = set()
+        documents: Counter[bytes] = Counter()
+        for index, row in enumerate(rows):
+            report.rows += 1
+            pair, asked = _digest(row, [*query, *document]), _digest(row, query)
+            if pair in pairs:
+                report.identical += 1
+            elif max_per_query is not None and documents[asked] >= max_per_query:
+                report.over_cap += 1
+            else:
+                pairs.add(pair)
+                documents[asked] += 1
+                yield index, row
+
+    if isinstance(dataset, Dataset):
+        texts = dataset.select_columns([*query, *document])
+        return dataset.select([index for index, _ in kept(texts)]), report
+
+    def stream() -> Iterator[Mapping[str, Any]]:
+        for _, row in kept(dataset):
+            yield row
+
+    return IterableDataset.from_generator(stream, features=dataset.features), report
+
+
+def _digest(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
+    """A hash of a row's texts that tells where one ends and the next begins."""
+    return blake2b(repr([row[column] for column in columns]).encode(), digest_size=8).digest()
 
 
 def mix_languages(datasets: Sequence[Dataset], *, exponent: float = 0.7, seed: int = 0) -> Dataset:

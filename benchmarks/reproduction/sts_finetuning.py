@@ -23,7 +23,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -175,15 +175,16 @@ def main(arguments: list[str]) -> None:
     pairs = training_pairs(data)
     dataset = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [p for _, p in pairs]})
     print(f"{len(dataset)} pairs")
-    load: Callable[[], Any] = lambda: AutoModel.from_pretrained(base)  # noqa: E731
     tokenizer = AutoTokenizer.from_pretrained(base)
 
-    scores: dict[str, dict[str, Any]] = {"untouched": {"0": measure(load(), tokenizer, data, splits)}}
+    scores: dict[str, dict[str, Any]] = {
+        "untouched": {"0": measure(AutoModel.from_pretrained(base), tokenizer, data, splits)}
+    }
     seconds: dict[str, float] = {}
     for seed in options.seeds:
         for name in options.objectives:
             set_seed(seed)
-            model, start = load(), time.perf_counter()
+            model, start = AutoModel.from_pretrained(base), time.perf_counter()
             train(name, model, tokenizer, dataset, options, seed)
             seconds[name] = time.perf_counter() - start
             scores.setdefault(name, {})[str(seed)] = measured = measure(model, tokenizer, data, splits)
