@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from datetime import date
 
 
 def seconds_in_turn(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -39,3 +42,9 @@ def peak_megabytes(module: str, name: str) -> float:
     command = [sys.executable, "-m", module, "--memory", name]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
+
+
+def about(seed: int) -> dict[str, object]:
+    """What every result says of its run."""
+    machine = f"{platform.machine()}, {os.cpu_count()} cores"
+    return {"date": date.today().isoformat(), "machine": machine, "seed": seed}

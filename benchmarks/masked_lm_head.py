@@ -12,15 +12,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
-from datetime import date
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks._measure import peak_megabytes, report_peak, seconds_in_turn
+from benchmarks._measure import about, peak_megabytes, report_peak, seconds_in_turn
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from trainers import Grid, MultigranularMLM, NestedModel
 from trainers.losses import nested_cross_entropy
@@ -120,12 +117,7 @@ def main() -> None:
         "memory_vs_plain_head": memory["nested"] / memory["plain"],
         "step_vs_plain_mlm": steps["multigranular"] / steps["plain"],
     }
-    about = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "seed": SEED,
-    }
-    print(json.dumps({name: round(value, 3) for name, value in result.items()} | about))
+    print(json.dumps({name: round(value, 3) for name, value in result.items()} | about(SEED)))
 
 
 if __name__ == "__main__":

@@ -177,9 +177,8 @@ def main(arguments: list[str]) -> None:
     print(f"{len(dataset)} pairs")
     tokenizer = AutoTokenizer.from_pretrained(base)
 
-    scores: dict[str, dict[str, Any]] = {
-        "untouched": {"0": measure(AutoModel.from_pretrained(base), tokenizer, data, splits)}
-    }
+    untouched = measure(AutoModel.from_pretrained(base), tokenizer, data, splits)
+    scores: dict[str, dict[str, Any]] = {"untouched": {"0": untouched}}
     seconds: dict[str, float] = {}
     for seed in options.seeds:
         for name in options.objectives:
@@ -209,7 +208,7 @@ def main(arguments: list[str]) -> None:
         },
     }
     if options.development:
-        means = average(scores["untouched"]["0"])
+        means = average(untouched)
         print("untouched", " ".join(f"{dim}:{100 * means[Granularity(6, dim)]:.1f}" for dim in GRID.dims))
         return
     RESULTS.parent.mkdir(exist_ok=True)
