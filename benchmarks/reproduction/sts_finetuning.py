@@ -29,7 +29,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
@@ -217,5 +216,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(os.cpu_count() or 1)
     run_command(main)
