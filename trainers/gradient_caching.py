@@ -4,20 +4,29 @@ Gradient caching: batches larger than what the encoder's activations have room f
 A contrastive loss needs the embeddings of the whole batch, but not the activations behind them. So mini-batches are
 encoded one after the other and only their embeddings kept; when the loss has given the embeddings' gradients, each
 mini-batch is encoded again, with the same random state, and its share goes on into the encoder
-(GradCache, [2101.06983](https://huggingface.co/papers/2101.06983)). That is activation checkpointing with a mini-batch
-as the segment, so the library's does it: the random state of the host and of the device is replayed, autocast is
-kept, and under data parallelism each parameter is reduced once.
+(GradCache, [2101.06983](https://huggingface.co/papers/2101.06983)).
+
+To autograd the whole encode is one function of the encoder's parameters. Activation checkpointing of each mini-batch
+would compute the same, but it keeps a graph for each of them, so that memory would still grow with the batch; and a
+backward pass for each would reduce every parameter anew under data parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
+from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import get_device_states, set_device_states
 
 from .nested import PooledStates, Pooling, nested_states
+
+
+Rows = dict[str, torch.Tensor]
+Encode = Callable[[Rows], tuple[torch.Tensor, ...]]
 
 
 def cached_states(
@@ -32,7 +41,8 @@ def cached_states(
     once, for the activations of one mini-batch and one more forward pass.
 
     Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
+        model ([`~transformers.PreTrainedModel`] or peft model): The encoder. All its trainable parameters must be
+            ordinary leaves: sharded ones (FSDP) are not.
         inputs (`Mapping[str, torch.Tensor]`): What the tokenizer made, a text a row.
         layers (`Iterable[int]`): Layers to read.
         pooling (`str`): `"mean"` or `"anchor"`.
@@ -46,22 +56,114 @@ def cached_states(
     """
     layers = sorted(set(layers))
 
-    def encode(rows: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def encode(rows: Rows) -> tuple[torch.Tensor, ...]:
         states = nested_states(model, rows, layers)
         return tuple(states.pooled(layer, pooling) for layer in layers)
 
-    pooled = []
+    batches = []
     for start in range(0, len(next(iter(inputs.values()))), mini_batch_size):
-        rows = _without_padding({name: value[start : start + mini_batch_size] for name, value in inputs.items()})
-        # Without gradient there is nothing to encode again.
-        again = torch.is_grad_enabled()
-        pooled.append(checkpoint(encode, rows, use_reentrant=False) if again else encode(rows))
-    return PooledStates(
-        {layer: torch.cat(parts) for layer, parts in zip(layers, zip(*pooled, strict=True), strict=True)}, pooling
-    )
+        rows = {name: value[start : start + mini_batch_size] for name, value in inputs.items()}
+        batches.append(_without_padding(rows))
+    return PooledStates(dict(zip(layers, _encode_all(encode, batches), strict=True)), pooling)
 
 
-def _without_padding(rows: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _encode_all(encode: Encode, batches: list[Rows]) -> tuple[torch.Tensor, ...]:
+    if not torch.is_grad_enabled():
+        return _concatenated(encode(rows) for rows in batches)
+    # The first mini-batch tells which parameters take part: those that do not must keep having no gradient.
+    replay = _Replay(batches[0])
+    with_graph = encode(batches[0])
+    parameters = _leaves(with_graph)
+    first = tuple(output.detach() for output in with_graph)
+    del with_graph
+    if not parameters:
+        return _concatenated([first, *(encode(rows) for rows in batches[1:])])
+    return _CachedEncode.apply(encode, batches, parameters, first, replay, *parameters)
+
+
+class _CachedEncode(torch.autograd.Function):
+    """The pooled states of all mini-batches as one function of the parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        encode: Encode,
+        batches: list[Rows],
+        parameters: list[torch.Tensor],
+        first: tuple[torch.Tensor, ...],
+        replay: _Replay,
+        *inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.encode, ctx.batches, ctx.parameters, ctx.replays = encode, batches, parameters, [replay]
+        outputs = [first]
+        for rows in batches[1:]:
+            ctx.replays.append(_Replay(rows))
+            outputs.append(encode(rows))
+        return _concatenated(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        totals: list[torch.Tensor | None] = [None] * len(ctx.parameters)
+        start = 0
+        for rows, replay in zip(ctx.batches, ctx.replays, strict=True):
+            with torch.enable_grad(), replay.again():
+                outputs = ctx.encode(rows)
+            stop = start + len(outputs[0])
+            shares = torch.autograd.grad(
+                outputs, ctx.parameters, [grad[start:stop] for grad in grads], allow_unused=True
+            )
+            start = stop
+            for index, share in enumerate(shares):
+                total = totals[index]
+                if total is None:
+                    totals[index] = share
+                elif share is not None:
+                    total += share
+        return (*[None] * 5, *totals)
+
+
+class _Replay:
+    """The random state and the autocast setting of this moment, to be had again."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.host = torch.get_rng_state()
+        self.devices, self.states = get_device_states(rows)
+        self.device_type = next(iter(rows.values())).device.type
+        self.autocast = {
+            "enabled": torch.is_autocast_enabled(self.device_type),
+            "dtype": torch.get_autocast_dtype(self.device_type),
+        }
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=self.devices), torch.autocast(self.device_type, **self.autocast):
+            torch.set_rng_state(self.host)
+            if self.devices:
+                set_device_states(self.devices, self.states, device_type=self.device_type)
+            yield
+
+
+def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors that a graph accumulates gradients into."""
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen, leaves = set(waiting), []
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):  # what marks an AccumulateGrad node
+            leaves.append(node.variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return leaves
+
+
+def _concatenated(outputs: Iterable[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
+
+
+def _without_padding(rows: Rows) -> Rows:
     """Rows cut to the last token that is real in any of them; padding on the left stays, for the positions' sake."""
     mask = rows.get("attention_mask")
     if mask is None:
