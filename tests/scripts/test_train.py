@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
-from tests.conftest import tiny_config
+from tests.conftest import padded_batch, tiny_config
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,10 +88,36 @@ def test_contrastive_of_a_checkpoint_and_resuming(folder, tiny_model):
         assert tensor.allclose(final[name], atol=1e-6), name
 
 
+@pytest.mark.parametrize("objective", ["contrastive", "espresso", "2dmse", "starbucks"])
+def test_an_adapter_is_saved_alone_or_merged(folder, tiny_model, objective):
+    from peft import PeftModel
+
+    from scripts.train import main
+
+    tiny_model.save_pretrained(folder / "model")
+    grid = "2x8,6x32" if objective == "starbucks" else "2,6x8,32"
+    arguments = [
+        objective, "--model_name_or_path", folder / "model", "--tokenizer_name", folder / "tokenizer", "--grid", grid,
+        "--train_files", folder / "pairs.jsonl", "--per_device_train_batch_size", "8", "--learning_rate", "0.1",
+        "--peft", "lora", "--lora_r", "2", *QUICK,
+    ]  # fmt: skip
+    main([*map(str, arguments), "--output_dir", str(folder / "adapter")])
+    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
+    assert not (folder / "adapter" / "model.safetensors").is_file()
+    adapted = PeftModel.from_pretrained(M3BertModel.from_pretrained(folder / "model"), folder / "adapter").eval()
+    main([*map(str, arguments), "--output_dir", str(folder / "merged"), "--merge_adapter"])
+    merged = M3BertModel.from_pretrained(folder / "merged").eval()
+    inputs = padded_batch()
+    states = [model(**inputs).last_hidden_state for model in (adapted, merged, tiny_model.eval())]
+    torch.testing.assert_close(states[0], states[1], atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(states[1], states[2], atol=1e-3)
+    assert merged.config.matryoshka_dims == [8, 32]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["nothing"], "Name an objective first: multigranular-mlm, contrastive"),
+        (["nothing"], "Name an objective first: multigranular-mlm, contrastive, simcse, espresso"),
         (["contrastive", "--output_dir", "OUT"], "Training needs --train_files"),
         (["contrastive", "FILES", "missing.jsonl"], "missing.jsonl does not exist"),
         (["contrastive", "FILES", "en.txt"], "needs two text columns or more; found: text"),
@@ -101,6 +128,17 @@ def test_contrastive_of_a_checkpoint_and_resuming(folder, tiny_model):
         (["contrastive", "FILES", "pairs.jsonl", "--text_columns", "query", "reply"], "lacks the column(s) reply"),
         (["contrastive", "FILES", "pairs.jsonl", "--per_device_train_batch_size", "1"], "without negatives"),
         (["contrastive", "FILES", "pairs.jsonl", "--config", "FOLDER/bad.yaml"], "unknown options: temprature"),
+        (["contrastive", "FILES", "pairs.jsonl", "--peft", "prefix"], "peft='prefix' is unknown; legal values: lora"),
+        (["contrastive", "FILES", "pairs.jsonl", "--mini_batch_size", "0"], "mini_batch_size=0 must be 1 or more"),
+        (["contrastive", "FILES", "pairs.jsonl", "--grid", "2,6x8,64"], "outside of it: 2x64, 6x64"),
+        (["contrastive", "FILES", "pairs.jsonl", "--streaming"], "max_steps has to be specified"),
+        (["contrastive", "FILES", "pairs.jsonl", "--clean_pairs", "--max_pairs_per_query", "0"], "must be 1 or more"),
+        (["simcse", "FILES", "pairs.jsonl"], "takes one text column; found: query, answer"),
+        (["simcse", "FILES", "en.txt", "--clean_pairs"], "cleans pairs, and unsupervised training has none"),
+        (["espresso", "FILES", "pairs.jsonl", "--grid", "2,4x8,16"], "needs the full size 6x32"),
+        (["2dmse", "FILES", "pairs.jsonl", "--grid", "6x8,32"], "2DMSE needs layers x dims"),
+        (["starbucks", "FILES", "pairs.jsonl", "--grid", "2,6x8,32"], "grow in layer and dim together"),
+        (["starbucks", "FILES", "pairs.jsonl", "--per_device_train_batch_size", "1"], "without negatives"),
         (["multigranular-mlm", "FILES", "pairs.jsonl"], "lacks the column(s) text; it has query, answer"),
         (["multigranular-mlm", "FILES", "empty.txt"], "The dataset is empty"),
         (["contrastive", "FILES", "broken.jsonl"], "Cannot read .*broken.jsonl: "),
@@ -130,7 +168,8 @@ def test_what_is_wrong_is_said_in_one_line(folder, tiny_model, change, message, 
 def test_the_command_prints_an_error_and_no_traceback():
     done = command("nothing")
     assert done.returncode == 1
-    assert done.stderr.strip() == "error: Name an objective first: multigranular-mlm, contrastive."
+    objectives = "multigranular-mlm, contrastive, simcse, espresso, 2dmse, starbucks"
+    assert done.stderr.strip() == f"error: Name an objective first: {objectives}."
 
 
 def test_convert_writes_an_elastic_checkpoint(minilm, tmp_path, run_bare):

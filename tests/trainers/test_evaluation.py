@@ -1,4 +1,4 @@
-"""Encoding a grid once, and retrieval metrics."""
+"""Encoding a grid once, and metrics of retrieval and similarity."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from modeling_m3bert import M3BertModel
-from trainers.evaluation import encode_layers, retrieval_metrics
+from trainers.evaluation import encode_layers, retrieval_metrics, similarity_spearman
 
 
 def test_one_encode_equals_loading_every_granularity_alone(tiny_model, tiny_tokenizer, sentences, tmp_path):
@@ -58,3 +58,18 @@ def test_bad_embeddings_are_refused():
         retrieval_metrics(torch.full((1, 2), torch.nan), torch.ones(2, 2))
     with pytest.raises(ValueError, match="3 queries need as many documents; there are 2"):
         retrieval_metrics(torch.ones(3, 2), torch.ones(2, 2))
+
+
+def test_spearman_of_cosines_is_a_correlation_of_ranks():
+    first, second = torch.randn(20, 5), torch.randn(20, 5)
+    scores = [round(float(score), 1) for score in torch.rand(20) * 5]  # with ties
+
+    def ranks(values):
+        return torch.tensor([sum(v < x for v in values) + (sum(v == x for v in values) + 1) / 2 for x in values])
+
+    cosines = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in zip(first, second, strict=True)]
+    expected = torch.corrcoef(torch.stack([ranks(cosines), ranks(scores)]))[0, 1]
+    assert similarity_spearman(first, second, scores) == pytest.approx(expected.item(), abs=1e-6)
+    assert similarity_spearman(3 * first, second, scores) == pytest.approx(expected.item(), abs=1e-6)
+    with pytest.raises(ValueError, match="not finite"):
+        similarity_spearman(first / 0, second, scores)

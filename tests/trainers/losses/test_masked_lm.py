@@ -1,4 +1,4 @@
-"""The pure losses against naive references written here, in value and gradient."""
+"""The nested masked-LM loss against a naive reference written here, in value and gradient."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.losses import info_nce, nested_cross_entropy
+from trainers.losses import nested_cross_entropy
 
 
 def naive_nested(states, weight, bias, targets, *, dims):
@@ -143,46 +143,3 @@ def test_nested_cross_entropy_refuses_bad_dims(dims):
     states, weight, offset, targets = random_head(2, 5, 13)
     with pytest.raises(ValueError, match=r"must be ascending and within 1\.\.13"):
         nested_cross_entropy(states, weight, offset, targets, dims=dims)
-
-
-def naive_info_nce(anchors, candidates, temperature):
-    """Sums of exponentials, written out."""
-    total = 0.0
-    for i, anchor in enumerate(anchors):
-        scores = [torch.cosine_similarity(anchor, other, dim=0) / temperature for other in candidates]
-        total = total - torch.log(torch.exp(scores[i]) / sum(torch.exp(score) for score in scores))
-    return total / len(anchors)
-
-
-@pytest.mark.parametrize(("batch", "num_candidates", "dim"), [(1, 2, 3), (5, 5, 7), (4, 12, 1), (3, 6, 16)])
-def test_info_nce_equals_the_naive_sum(batch, num_candidates, dim):
-    anchors = torch.randn(batch, dim, dtype=torch.float64, requires_grad=True)
-    candidates = torch.randn(num_candidates, dim, dtype=torch.float64, requires_grad=True)
-    loss, expected = (function(anchors, candidates, temperature=0.3) for function in (info_nce, naive_info_nce))
-    torch.testing.assert_close(loss, expected)
-    for actual, wanted in zip(
-        torch.autograd.grad(loss, (anchors, candidates)),
-        torch.autograd.grad(expected, (anchors, candidates)),
-        strict=True,
-    ):
-        torch.testing.assert_close(actual, wanted)
-
-
-def test_info_nce_by_hand():
-    eye = torch.eye(2)
-    torch.testing.assert_close(info_nce(eye, eye, temperature=1.0), torch.tensor(math.log(1 + math.exp(-1))))
-
-
-def test_info_nce_of_a_zero_vector_is_finite():
-    anchors = torch.zeros(2, 3, requires_grad=True)
-    loss = info_nce(anchors, torch.randn(2, 3), temperature=0.05)
-    loss.backward()
-    assert torch.isfinite(loss)
-    assert torch.isfinite(anchors.grad).all()
-
-
-def test_info_nce_needs_something_to_contrast_with():
-    with pytest.raises(ValueError, match="at least two candidates"):
-        info_nce(torch.randn(1, 3), torch.randn(1, 3), temperature=0.05)
-    with pytest.raises(ValueError, match="3 anchors need as many positives, but there are 2"):
-        info_nce(torch.randn(3, 3), torch.randn(2, 3), temperature=0.05)

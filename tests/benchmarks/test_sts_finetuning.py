@@ -1,0 +1,16 @@
+"""The study's pairs: none of a sentence that it is evaluated on."""
+
+from __future__ import annotations
+
+from benchmarks.reproduction.sts_finetuning import TESTS, rows, training_pairs
+
+
+def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
+    pairs = training_pairs(data_folder)
+    assert len(pairs) > 30_000
+    assert pairs == training_pairs(data_folder), "the same pairs in every run"
+    trained = {sentence.strip().lower() for pair in pairs for sentence in pair}
+    for name, split in [("stsb", "dev"), *((name, "test") for name in TESTS)]:
+        for row in rows(data_folder, name, split):
+            assert row["sentence1"].strip().lower() not in trained
+            assert row["sentence2"].strip().lower() not in trained

@@ -1,0 +1,175 @@
+"""Two processes are one big batch: embeddings' and parameters' gradients, with hard negatives, for every objective."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from modeling_m3bert import M3BertModel
+from tests.trainers.tiny_run import assert_same_weights, quiet_model
+from trainers import (
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    Espresso,
+    Grid,
+    Matryoshka2d,
+    NestedBatch,
+    Objective,
+    PooledStates,
+    Starbucks,
+)
+from trainers.distributed import gather_rows, mean_over_ranks, row_offset, same_on_all_ranks, sum_over_ranks
+
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = 16
+OBJECTIVES = {
+    "contrastive": lambda: Contrastive(Grid.parse("2,3x4,8")),
+    "symmetric": lambda: Contrastive(Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
+    "temperature": lambda: Contrastive(Grid.parse("2,3x4,8"), learn_temperature=True, mask_duplicates=False),
+    "espresso": lambda: Espresso(Grid.parse("2,3x4,8")),
+    "2dmse": lambda: Matryoshka2d(Grid.parse("1,2,3x2,4,8")),
+    "starbucks": lambda: Starbucks(Grid.parse("1x2,2x4,3x8")),
+}
+FINISH = """
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+# The interpreter's own teardown races with gloo's threads and now and then ends in SIGABRT.
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def run_two(folder: Path, code: str) -> None:
+    """Run code in two processes that speak to each other with gloo."""
+    script = folder / "run_two.py"
+    script.write_text("import os\nimport sys\nfrom pathlib import Path\nimport torch\n" + code + FINISH)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
+    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Tensor]:
+    """Loss, terms, and gradients of embeddings and of the objective's own parameters, for some rows of one batch."""
+    generator = torch.Generator().manual_seed(7)
+    names, layers = ("anchor", "positive", "negative"), (1, 2, 3)
+    leaves = {
+        (name, layer): torch.randn(ROWS, 8, dtype=torch.float64, generator=generator)[rows].requires_grad_()
+        for name in names
+        for layer in layers
+    }
+    # Every text occurs several times, on both ranks.
+    ids = {name: torch.randint(6, (ROWS,), generator=generator)[rows] for name in names}
+    batch = NestedBatch(
+        texts={name: PooledStates({layer: leaves[name, layer] for layer in layers}, "mean") for name in names},
+        text_ids=ids,
+    )
+    terms = objective.double().train()(batch)
+    loss = objective.total(terms)
+    loss.backward()
+    found = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}
+    found |= {f"parameter {name}": parameter.grad for name, parameter in objective.named_parameters()}
+    return found | {f"term {name}": term.detach() for name, term in terms.items()} | {"term": loss.detach()}
+
+
+EMBEDDINGS_OF_TWO = """
+from tests.trainers.test_distributed import OBJECTIVES, embedding_gradients
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+for split in (8, 11):
+    rows = slice(0, split) if rank == 0 else slice(split, None)
+    for name, make in OBJECTIVES.items():
+        torch.manual_seed(rank)  # draws that differ, unless the objective makes them agree
+        torch.save(embedding_gradients(make(), rows), Path(sys.argv[1]) / f"{name}-{split}-{rank}.pt")
+"""
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    run_two(folder, EMBEDDINGS_OF_TWO)
+    return folder
+
+
+@pytest.mark.parametrize("split", [8, 11])
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_gradients_of_embeddings_are_those_of_the_big_batch(of_two, name, split):
+    torch.manual_seed(0)
+    expected = embedding_gradients(OBJECTIVES[name](), slice(None))
+    first, second = (torch.load(of_two / f"{name}-{split}-{rank}.pt") for rank in (0, 1))
+    assert first.keys() == second.keys() == expected.keys()
+    for key, value in expected.items():
+        if key.startswith(("term", "parameter")):
+            actual = (first[key] + second[key]) / 2
+        else:
+            actual = torch.cat([first[key], second[key]]) / 2  # data parallelism averages over ranks
+        # ESE's decomposition of a squared matrix magnifies the rounding of sums.
+        torch.testing.assert_close(actual, value, atol=1e-9, rtol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+
+
+TRAIN_TWO = """
+from tests.conftest import tiny_tokenizer
+from tests.trainers.test_distributed import contrastive_trainer
+for mini_batch_size in (None, 3):
+    folder = Path(sys.argv[1]) / str(mini_batch_size)
+    trainer = contrastive_trainer(tiny_tokenizer.__wrapped__(), folder, 8, mini_batch_size, ddp_backend="gloo")
+    assert trainer.accelerator.num_processes == 2
+    trainer.train()
+    trainer.save_model()
+"""
+
+
+def triplets() -> Dataset:
+    """Sixteen triplets of the tiny tokenizer's words, with repeats."""
+    words = "open read file list name text from not".split()
+    generator = torch.Generator().manual_seed(2)
+    draws = torch.randint(len(words), (ROWS, 3, 4), generator=generator).tolist()
+    rows = [[" ".join(words[index] for index in text) for text in row] for row in draws]
+    rows[9][1] = rows[3][1]
+    rows[12][0] = rows[4][0]
+    return Dataset.from_list([dict(zip(("anchor", "positive", "negative"), row, strict=True)) for row in rows])
+
+
+def contrastive_trainer(tokenizer, folder, batch_size, mini_batch_size, **changes) -> ContrastiveTrainer:
+    args = ContrastiveConfig(
+        output_dir=str(folder), grid="2,6x8,32", optim="sgd", learning_rate=0.1, max_grad_norm=0.0, max_steps=1,
+        lr_scheduler_type="constant", per_device_train_batch_size=batch_size, logging_steps=1,
+        train_sampling_strategy="sequential", report_to="none", save_strategy="no", use_cpu=True, disable_tqdm=True,
+        mini_batch_size=mini_batch_size, **changes,
+    )  # fmt: skip
+    return ContrastiveTrainer(quiet_model().model, args, tokenizer, triplets())
+
+
+def test_a_step_of_two_processes_is_that_of_the_big_batch(tiny_tokenizer, tmp_path):
+    run_two(tmp_path, TRAIN_TWO)
+    trainer = contrastive_trainer(tiny_tokenizer, tmp_path, ROWS, None)
+    trainer.train()
+    start = quiet_model().model
+    assert not start.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
+    for folder in ("None", "3"):
+        assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)
+
+
+def test_one_process_is_left_as_it_is():
+    rows = torch.randn(3, 2, requires_grad=True)
+    assert gather_rows(rows) is rows
+    assert row_offset(3, rows.device) == 0
+    torch.testing.assert_close(mean_over_ranks(rows), rows.mean(dim=0))
+    torch.testing.assert_close(sum_over_ranks(rows), rows.detach())
+    torch.testing.assert_close(same_on_all_ranks(rows), rows.detach())
+
+
+def test_a_negative_of_another_rank_is_a_negative():
+    """The big batch is not the mean of the small ones: the test above would notice if nothing were gathered."""
+    whole = embedding_gradients(OBJECTIVES["contrastive"](), slice(None))["term"]
+    halves = [embedding_gradients(OBJECTIVES["contrastive"](), rows)["term"] for rows in (slice(8), slice(8, None))]
+    assert whole > sum(halves) / 2 + 0.1
