@@ -2,12 +2,13 @@
 The only place that knows about ranks.
 
 The rule for every objective: a rank computes the mean over all ranks' rows of its own rows' losses
-([`mean_over_ranks`]), against candidates of all ranks ([`gather_rows`], which carries gradient). Data parallelism
+([`RankRows.mean`]), against candidates of all ranks ([`RankRows.gather`], which carries gradient). Data parallelism
 averages the gradients of the ranks, and what comes out is the gradient of the one big batch.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,42 +20,60 @@ def world_size() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
-def gather_rows(tensor: torch.Tensor) -> torch.Tensor:
+@dataclass(frozen=True)
+class RankRows:
     """
-    The rows of all ranks, in the order of the ranks. Carries gradient: a row's gradient is the sum of what all ranks
-    do with it.
+    How the rows of one batch are spread over ranks; their numbers may differ.
 
     Args:
-        tensor (`torch.Tensor` of shape `(rows, ...)`): The number of rows may differ between ranks, nothing else.
-
-    Returns:
-        `torch.Tensor` of shape `(rows of all ranks, ...)`
+        counts (`tuple[int, ...]`): Rows of each rank.
+        rank (`int`): This one.
     """
-    return _GatherRows.apply(tensor) if world_size() > 1 else tensor
 
+    counts: tuple[int, ...]
+    rank: int = 0
 
-def row_offset(rows: int, device: torch.device) -> int:
-    """How many rows come before this rank's own in [`gather_rows`]."""
-    if world_size() == 1:
-        return 0
-    return sum(_rows_of_ranks(rows, device)[: distributed.get_rank()])
+    @classmethod
+    def of(cls, rows: int, device: torch.device) -> RankRows:
+        """Exchange the numbers of rows, once a batch."""
+        if world_size() == 1:
+            return cls((rows,))
+        counts = torch.zeros(world_size(), dtype=torch.long, device=device)
+        counts[distributed.get_rank()] = rows
+        distributed.all_reduce(counts)
+        return cls(tuple(counts.tolist()), distributed.get_rank())
 
+    @property
+    def offset(self) -> int:
+        """How many rows come before this rank's own in [`gather`]."""
+        return sum(self.counts[: self.rank])
 
-def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
-    """
-    This rank's share of the mean over the rows of all ranks, times their number: the average of it over ranks is the
-    mean over all rows, however they are spread.
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """
+        The rows of all ranks, in the order of the ranks. Carries gradient: a row's gradient is the sum of what all
+        ranks do with it.
 
-    Args:
-        values (`torch.Tensor` of shape `(rows, ...)`): One value, or several, for each of this rank's rows.
+        Args:
+            tensor (`torch.Tensor` of shape `(rows, ...)`): This rank's.
 
-    Returns:
-        `torch.Tensor` of shape `(...)`
-    """
-    ranks = world_size()
-    if ranks == 1:
-        return values.mean(dim=0)
-    return values.sum(dim=0) * (ranks / max(1, sum(_rows_of_ranks(len(values), values.device))))
+        Returns:
+            `torch.Tensor` of shape `(rows of all ranks, ...)`
+        """
+        return tensor if len(self.counts) == 1 else _GatherRows.apply(tensor, self)
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """
+        This rank's share of the mean over the values of all ranks, times their number: the average of it over ranks
+        is the mean over all values, however they are spread.
+
+        Args:
+            values (`torch.Tensor` of shape `(values, ...)`): One for each of this rank's rows, or equally many.
+
+        Returns:
+            `torch.Tensor` of shape `(...)`
+        """
+        share = self.counts[self.rank] / max(1, sum(self.counts))
+        return values.mean(dim=0) * (len(self.counts) * share)
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
@@ -73,27 +92,18 @@ def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
     return shared
 
 
-def _rows_of_ranks(rows: int, device: torch.device) -> list[int]:
-    counts = torch.zeros(world_size(), dtype=torch.long, device=device)
-    counts[distributed.get_rank()] = rows
-    distributed.all_reduce(counts)
-    return counts.tolist()
-
-
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-        counts = _rows_of_ranks(len(tensor), tensor.device)
-        start = sum(counts[: distributed.get_rank()])
-        ctx.own = slice(start, start + len(tensor))
-        padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
+    def forward(ctx: Any, tensor: torch.Tensor, rows: RankRows) -> torch.Tensor:
+        ctx.own = slice(rows.offset, rows.offset + len(tensor))
+        padded = tensor.new_zeros((max(rows.counts), *tensor.shape[1:]))
         padded[: len(tensor)] = tensor
-        gathered = [torch.empty_like(padded) for _ in counts]
+        gathered = [torch.empty_like(padded) for _ in rows.counts]
         distributed.all_gather(gathered, padded)
-        return torch.cat([rows[:count] for rows, count in zip(gathered, counts, strict=True)])
+        return torch.cat([part[:count] for part, count in zip(gathered, rows.counts, strict=True)])
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
         total = grad_outputs[0].contiguous().clone()
         distributed.all_reduce(total)
-        return total[ctx.own]
+        return total[ctx.own], None

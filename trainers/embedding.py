@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerBase
 
 from .collators import TextColumnsCollator, fields_of
-from .distributed import gather_rows, mean_over_ranks, row_offset
+from .distributed import RankRows
 from .granularity import Grid
 from .losses import nested_info_nce
 from .nested import POOLINGS, Pooling
@@ -30,6 +30,7 @@ class Matches:
     Who belongs to whom in a batch.
 
     Args:
+        rows ([`RankRows`]): How the pairs are spread over ranks.
         targets (`torch.Tensor` of shape `(batch,)`): Row of each anchor's positive among all ranks' positives.
         anchor_ids (`torch.Tensor` of shape `(batch, 2)`, *optional*): Text ids of each anchor's positive and of the
             anchor itself.
@@ -38,6 +39,7 @@ class Matches:
             candidate; a hard negative belongs to no anchor.
     """
 
+    rows: RankRows
     targets: torch.Tensor
     anchor_ids: torch.Tensor | None = None
     pair_ids: torch.Tensor | None = None
@@ -56,7 +58,8 @@ class EmbeddingObjective(Objective):
         symmetric (`bool`, *optional*, defaults to `False`): The mean of two losses: of an anchor among all candidates,
             and of a positive among all anchors.
         mask_duplicates (`bool`, *optional*, defaults to `True`): The text of an anchor's own positive, and the
-            positives of an equal anchor, are no negatives of it, wherever they stand in the batch.
+            positives of an equal anchor, are no negatives of it, wherever they stand in the batch. Which texts are
+            equal, `text_ids` say, which [`TextColumnsCollator`] makes; without them nothing is masked.
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau with the backbone, from `temperature` on
             and not below 0.01, as `log(1 / tau)`.
 
@@ -105,14 +108,15 @@ class EmbeddingObjective(Objective):
         if len(batch.texts) < 2:
             raise ValueError(f"A contrastive loss needs two text columns or more; got {', '.join(batch.texts)}.")
         first = next(iter(batch.texts.values())).layers[self.layers[0]]
-        targets = torch.arange(len(first), device=first.device) + row_offset(len(first), first.device)
+        rows = RankRows.of(len(first), first.device)
+        targets = torch.arange(len(first), device=first.device) + rows.offset
         if batch.text_ids is None or not self.mask_duplicates:
-            return Matches(targets)
+            return Matches(rows, targets)
         anchors, positives, *negatives = batch.text_ids.values()
         anchor_ids = torch.stack([positives, anchors], dim=1)
-        pair_ids = gather_rows(anchor_ids)
-        nobodys = [gather_rows(torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1)) for ids in negatives]
-        return Matches(targets, anchor_ids, pair_ids, torch.cat([pair_ids, *nobodys]))
+        pair_ids = rows.gather(anchor_ids)
+        nobodys = [rows.gather(torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1)) for ids in negatives]
+        return Matches(rows, targets, anchor_ids, pair_ids, torch.cat([pair_ids, *nobodys]))
 
     def contrast(self, embeddings: Sequence[torch.Tensor], dims: Sequence[int], matches: Matches) -> torch.Tensor:
         """
@@ -124,12 +128,12 @@ class EmbeddingObjective(Objective):
             matches ([`Matches`]): Of the batch.
 
         Returns:
-            `torch.Tensor` of shape `(len(dims),)`: means over the batch; see [`mean_over_ranks`].
+            `torch.Tensor` of shape `(len(dims),)`: means over the batch; see [`RankRows.mean`].
         """
         anchors, *others = (vectors[:, : dims[-1]] for vectors in embeddings)
         losses = nested_info_nce(
             anchors,
-            torch.cat([gather_rows(vectors) for vectors in others]),
+            torch.cat([matches.rows.gather(vectors) for vectors in others]),
             dims=dims,
             temperature=self.temperature,
             targets=matches.targets,
@@ -137,17 +141,17 @@ class EmbeddingObjective(Objective):
             candidate_ids=matches.candidate_ids,
         )
         if not self.symmetric:
-            return mean_over_ranks(losses)
+            return matches.rows.mean(losses)
         backwards = nested_info_nce(
             others[0],
-            gather_rows(anchors),
+            matches.rows.gather(anchors),
             dims=dims,
             temperature=self.temperature,
             targets=matches.targets,
             anchor_ids=matches.anchor_ids,
             candidate_ids=matches.pair_ids,
         )
-        return mean_over_ranks((losses + backwards) / 2)
+        return matches.rows.mean((losses + backwards) / 2)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .distributed import mean_over_ranks, sum_over_ranks
+from .distributed import sum_over_ranks
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .granularity import Granularity, Grid
 from .losses import compression_alignment, principal_map
@@ -66,7 +66,7 @@ class Espresso(EmbeddingObjective):
             components = teacher @ principal_map(sum_over_ranks(teacher.T @ teacher))[:, : short[-1]]
             for dim in short:
                 distances = compression_alignment(prefix(everything, dim), prefix(components, dim))
-                terms[self.alignment_term(Granularity(layer, dim))] = mean_over_ranks(distances)
+                terms[self.alignment_term(Granularity(layer, dim))] = matches.rows.mean(distances)
         return terms
 
     def alignment_term(self, granularity: Granularity) -> str:

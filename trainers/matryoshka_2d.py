@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .distributed import mean_over_ranks, same_on_all_ranks
+from .distributed import same_on_all_ranks
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .granularity import Grid
 from .losses import embedding_kl
@@ -64,7 +64,7 @@ class Matryoshka2d(EmbeddingObjective):
                 embedding_kl(prefix(student, width), prefix(teacher, width), temperature=self.kl_temperature)
                 for width in (dim, full)
             )
-            values = (last_full, last_prefix, prior_full, prior_prefix, mean_over_ranks(torch.as_tensor(distances)))
+            values = (last_full, last_prefix, prior_full, prior_prefix, matches.rows.mean(torch.as_tensor(distances)))
             sums = {part: sums[part] + value for part, value in zip(self.parts, values, strict=True)}
         return {f"{self.name}_{part}": value / len(choices) for part, value in sums.items()}
 

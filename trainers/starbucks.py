@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from .distributed import gather_rows, mean_over_ranks
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .granularity import Granularity, Grid
 from .losses import similarity_kl
@@ -49,7 +48,7 @@ class Starbucks(EmbeddingObjective):
         matches, terms = self.matches(batch), {}
         full = self.grid.full
         teacher_anchors, *others = (vectors.detach() for vectors in self.embeddings(batch, full.layer))
-        teacher_candidates = torch.cat([gather_rows(vectors) for vectors in others])
+        teacher_candidates = torch.cat([matches.rows.gather(vectors) for vectors in others])
         for g in self.grid:
             embeddings = self.embeddings(batch, g.layer)
             (terms[self.term(g)],) = self.contrast(embeddings, (g.dim,), matches)
@@ -58,12 +57,12 @@ class Starbucks(EmbeddingObjective):
             anchors, *others = (prefix(vectors, g.dim) for vectors in embeddings)
             divergences = similarity_kl(
                 anchors,
-                torch.cat([gather_rows(vectors) for vectors in others]),
+                torch.cat([matches.rows.gather(vectors) for vectors in others]),
                 teacher_anchors,
                 teacher_candidates,
                 temperature=self.temperature,
             )
-            terms[self.divergence_term(g)] = mean_over_ranks(divergences)
+            terms[self.divergence_term(g)] = matches.rows.mean(divergences)
         return terms
 
     def divergence_term(self, granularity: Granularity) -> str:

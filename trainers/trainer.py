@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from transformers.trainer_utils import EvalLoopOutput
 
 from .data import require_columns
+from .distributed import world_size
 from .gradient_caching import cached_states
 from .granularity import Grid
 from .nested import NestedStates, PooledStates, nested_states, unwrap_encoder
@@ -240,7 +241,7 @@ class NestedTrainer(Trainer):
             self.eval_terms.add(terms)
         elif num_items_in_batch is not None and self.model_accepts_loss_kwargs:
             # Shares of one mean over the whole step: they add up over its batches and over devices.
-            self.train_terms.add(terms, scale=self.accelerator.num_processes, step=self.state.global_step)
+            self.train_terms.add(terms, scale=world_size(), step=self.state.global_step)
         else:
             self.train_terms.add(
                 terms, scale=1 / self.current_gradient_accumulation_steps, step=self.state.global_step

@@ -25,7 +25,7 @@ from trainers import (
     PooledStates,
     Starbucks,
 )
-from trainers.distributed import gather_rows, mean_over_ranks, row_offset, same_on_all_ranks, sum_over_ranks
+from trainers.distributed import RankRows, same_on_all_ranks, sum_over_ranks
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -160,12 +160,13 @@ def test_a_step_of_two_processes_is_that_of_the_big_batch(tiny_tokenizer, tmp_pa
 
 
 def test_one_process_is_left_as_it_is():
-    rows = torch.randn(3, 2, requires_grad=True)
-    assert gather_rows(rows) is rows
-    assert row_offset(3, rows.device) == 0
-    torch.testing.assert_close(mean_over_ranks(rows), rows.mean(dim=0))
-    torch.testing.assert_close(sum_over_ranks(rows), rows.detach())
-    torch.testing.assert_close(same_on_all_ranks(rows), rows.detach())
+    values = torch.randn(3, 2, requires_grad=True)
+    rows = RankRows.of(3, values.device)
+    assert rows.gather(values) is values
+    assert rows.offset == 0
+    torch.testing.assert_close(rows.mean(values), values.mean(dim=0))
+    torch.testing.assert_close(sum_over_ranks(values), values.detach())
+    torch.testing.assert_close(same_on_all_ranks(values), values.detach())
 
 
 def test_a_negative_of_another_rank_is_a_negative():
