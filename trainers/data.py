@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -81,7 +82,9 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
         if "://" not in file:
             if not Path(file).is_file():
                 raise ValueError(f"{file} does not exist.")
-            if Path(file).stat().st_size == 0:
+            with gzip.open(file) if file.endswith(".gz") else open(file, "rb") as opened:
+                empty = not opened.read(1)
+            if empty:
                 raise ValueError(f"The dataset is empty: nothing in {file}.")
         kinds.add(BUILDERS[suffix])
     if len(kinds) != 1:

@@ -52,7 +52,7 @@ def cached_states(
         [`PooledStates`]
 
     Raises:
-        ValueError: as [`nested_states`].
+        ValueError: as [`nested_states`], or if the encoder has re-entrant activation checkpointing.
     """
     layers = sorted(set(layers))
 
@@ -145,11 +145,21 @@ class _Replay:
 
 
 def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors that a graph accumulates gradients into."""
+    """
+    The tensors that a graph accumulates gradients into.
+
+    Raises:
+        ValueError: if re-entrant activation checkpointing hides them.
+    """
     waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
     seen, leaves = set(waiting), []
     while waiting:
         node = waiting.pop()
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise ValueError(
+                "Gradient caching needs activation checkpointing that is not re-entrant: "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
         if hasattr(node, "variable"):  # what marks an AccumulateGrad node
             leaves.append(node.variable)
         for following, _ in node.next_functions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -122,6 +123,7 @@ def test_an_adapter_is_saved_alone_or_merged(folder, tiny_model, objective):
         (["contrastive", "FILES", "missing.jsonl"], "missing.jsonl does not exist"),
         (["contrastive", "FILES", "en.txt"], "needs two text columns or more; found: text"),
         (["contrastive", "FILES", "empty.jsonl"], "The dataset is empty"),
+        (["contrastive", "FILES", "nothing.jsonl.gz"], "The dataset is empty: nothing in"),
         (["contrastive", "FILES", "notes.pdf"], "notes.pdf is of an unknown kind; known: .txt, .jsonl"),
         (["contrastive", "FILES", "en.txt", "FOLDER/pairs.jsonl"], "Give files of one kind; got json, text"),
         (["contrastive", "FILES", "pairs.jsonl", "--grid", "2,9x8"], "outside of it: 9x8"),
@@ -150,6 +152,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, tiny_model, change, message, 
     tiny_model.save_pretrained(folder / "model")
     for name in ("empty.jsonl", "empty.txt", "notes.pdf"):
         (folder / name).write_text("")
+    (folder / "nothing.jsonl.gz").write_bytes(gzip.compress(b""))
     (folder / "broken.jsonl").write_text('{"query": "a", "ans')
     (folder / "bad.yaml").write_text("temprature: 0.1")
     arguments = []

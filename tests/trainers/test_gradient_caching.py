@@ -136,6 +136,26 @@ def test_only_what_trains_gets_a_gradient(tiny_model):
     outputs["loss"].backward()
 
 
+def test_activation_checkpointing_comes_on_top(tiny_model):
+    texts, objective = columns(), Contrastive(Grid.parse("2,6x8,32"))
+    expected = gradients(tiny_model, NestedModel(tiny_model, objective)(**texts)["loss"])
+    tiny_model.train()
+    for module in tiny_model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    tiny_model.config.attention_dropout = 0.0
+    for layer in tiny_model.layers:
+        layer.self_attn.attention_dropout = 0.0
+    cached = NestedModel(tiny_model, objective, mini_batch_size=2)
+    tiny_model.activation_checkpointing_enable({"use_reentrant": False})
+    for one, other in zip(gradients(tiny_model, cached(**texts)["loss"]), expected, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    tiny_model.activation_checkpointing_enable({"use_reentrant": True})
+    tiny_model.enable_input_require_grads()
+    with pytest.raises(ValueError, match="activation checkpointing that is not re-entrant"):
+        cached(**texts)
+
+
 def test_an_objective_that_reads_tokens_is_refused(tiny_model):
     with pytest.raises(ValueError, match="MultigranularMLM reads token states: its gradients cannot be cached"):
         NestedModel(quiet_model(), MultigranularMLM(GRID), mini_batch_size=2)
