@@ -89,10 +89,12 @@ class EmbeddingObjective(Objective):
 
     @property
     def temperature(self) -> float | torch.Tensor:
-        """tau as it is now."""
+        """tau as it is now; a learned one is brought back to 0.01 where a step led below it."""
         if self.log_scale is None:
             return self._temperature
-        return 1 / self.log_scale.exp().clamp(max=LARGEST_LEARNED_SCALE)
+        with torch.no_grad():  # clamped in the graph it would have no gradient, and never come back
+            self.log_scale.clamp_(max=math.log(LARGEST_LEARNED_SCALE))
+        return 1 / self.log_scale.exp()
 
     def embeddings(self, batch: NestedBatch, layer: int) -> list[torch.Tensor]:
         """Pooled embeddings of each text column at a layer, this rank's, at full width."""

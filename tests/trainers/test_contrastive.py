@@ -40,19 +40,19 @@ def naive_term(model, texts, layer, dim, temperature):
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("grid", ["2,6x8,32", "4x16,6x8"])
 def test_terms_and_gradients_equal_a_loop_over_the_grid(tiny_model, grid, reduction):
-    grid, texts = Grid.parse(grid), columns()
+    grid, texts, tiny_model = Grid.parse(grid), columns(), tiny_model.double()
     objective = Contrastive(grid, temperature=0.1, reduction=reduction)
     outputs = NestedModel(tiny_model, objective)(**texts)
     expected = {f"contrastive_{g}": naive_term(tiny_model, texts, g.layer, g.dim, 0.1) for g in grid}
     assert outputs["terms"].keys() == expected.keys()
     for name, term in expected.items():
-        torch.testing.assert_close(outputs["terms"][name], term, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(outputs["terms"][name], term, atol=1e-9, rtol=1e-9)
     total = sum(expected.values()) / (len(expected) if reduction == "mean" else 1)
     torch.testing.assert_close(outputs["loss"], total)
     parameters = list(tiny_model.parameters())
     actual, wanted = (torch.autograd.grad(x, parameters, materialize_grads=True) for x in (outputs["loss"], total))
     for one, other in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
 def test_bad_arguments_and_batches_are_refused(tiny_model, tmp_path):

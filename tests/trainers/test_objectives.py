@@ -231,6 +231,8 @@ def test_a_learned_temperature(leaves):
     with torch.no_grad():
         objective.log_scale.fill_(9.0)
     assert objective.temperature.item() == pytest.approx(0.01)
+    (back,) = torch.autograd.grad(objective.total(objective(batch_of(leaves))), objective.log_scale)
+    assert back != 0
 
 
 @pytest.mark.parametrize(
