@@ -64,8 +64,8 @@ class ScriptArguments:
         metadata={"help": 'Config values of a new m3BERT, as JSON or a YAML mapping: {"hidden_size": 384, ...}.'},
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
-    train_files: list[str] | None = field(
-        default=None, metadata={"help": "Training data: .txt, .jsonl, .csv or .parquet, also .gz."}
+    train_files: list[str] = field(
+        default_factory=list, metadata={"help": "Training data: .txt, .jsonl, .csv or .parquet, also .gz."}
     )
     eval_files: list[str] | None = field(default=None, metadata={"help": "Evaluation data of the same kind."})
     text_column: str = field(default="text", metadata={"help": "Masked LM: column with the text."})
@@ -105,6 +105,8 @@ def load_backbone(script: ScriptArguments, auto_class: Any) -> tuple[Any, Any]:
             script.model_name_or_path, trust_remote_code=script.trust_remote_code, use_safetensors=True
         )
         return with_adapter(model, script), tokenizer
+    if script.peft is not None:
+        raise ValueError("An adapter needs a trained model to adapt: pass --model_name_or_path.")
     values = yaml.safe_load(script.model_config) if isinstance(script.model_config, str) else script.model_config
     special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **(values or {})})
@@ -162,11 +164,9 @@ def embedding_trainer(trainer_class: type[EmbeddingTrainer]) -> Callable[[Script
 
     def build(script: ScriptArguments, args: EmbeddingConfig) -> NestedTrainer:
         model, tokenizer = load_backbone(script, AutoModel)
-        train = load_files(script.train_files or [], streaming=script.streaming)
+        train = load_files(script.train_files, streaming=script.streaming)
         callbacks: list[TrainerCallback] = []
         if script.clean_pairs:
-            if args.unsupervised:
-                raise ValueError("clean_pairs cleans pairs, and unsupervised training has none.")
             query, document, *_ = args.columns_of(train)
             train, report = clean_pairs(
                 train, fields_of(query), fields_of(document), max_per_query=script.max_pairs_per_query
@@ -206,6 +206,26 @@ def parse(config_class: type, arguments: list[str]) -> tuple[ScriptArguments, An
     return parser.parse_args_into_dataclasses(arguments)
 
 
+def check_options(script: ScriptArguments, args: Any) -> None:
+    """
+    Refuse options that would have no effect.
+
+    Raises:
+        ValueError: names the option and what it needs.
+    """
+    if not script.train_files:
+        raise ValueError("Training needs --train_files.")
+    if script.merge_adapter and script.peft is None:
+        raise ValueError("--merge_adapter needs an adapter: pass --peft lora.")
+    if script.max_pairs_per_query is not None and not script.clean_pairs:
+        raise ValueError("--max_pairs_per_query needs --clean_pairs.")
+    pairs = isinstance(args, EmbeddingConfig) and not args.unsupervised
+    if script.clean_pairs and not pairs:
+        raise ValueError("--clean_pairs cleans pairs, and this objective trains on single texts.")
+    if script.streaming and not isinstance(args, EmbeddingConfig):
+        raise ValueError("--streaming is for the contrastive objectives.")
+
+
 def save_merged(trainer: NestedTrainer) -> None:
     """Save the backbone as if it had been trained whole; the adapter itself is in the last checkpoint."""
     if trainer.is_world_process_zero():
@@ -218,17 +238,16 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"Name an objective first: {', '.join(OBJECTIVES)}.")
     config_class, build = OBJECTIVES[arguments[0]]
     script, args = parse(config_class, arguments[1:])
-    if not script.train_files:
-        raise ValueError("Training needs --train_files.")
+    check_options(script, args)
     set_seed(args.seed)
     trainer = build(script, args)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
-    if script.peft is not None and script.merge_adapter:
-        save_merged(trainer)
-    else:
+    if not script.merge_adapter:
         trainer.save_model()
     if script.eval_files:
         trainer.save_metrics("eval", trainer.evaluate())
+    if script.merge_adapter:  # last, since it takes the adapter out of the model
+        save_merged(trainer)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,9 @@ def test_an_adapter_is_saved_alone_or_merged(folder, tiny_model, objective):
     assert (folder / "adapter" / "adapter_model.safetensors").is_file()
     assert not (folder / "adapter" / "model.safetensors").is_file()
     adapted = PeftModel.from_pretrained(M3BertModel.from_pretrained(folder / "model"), folder / "adapter").eval()
-    main([*map(str, arguments), "--output_dir", str(folder / "merged"), "--merge_adapter"])
+    evaluation = ["--eval_files", str(folder / "pairs.jsonl")]
+    main([*map(str, arguments), "--output_dir", str(folder / "merged"), "--merge_adapter", *evaluation])
+    assert "eval_loss" in json.loads((folder / "merged" / "eval_results.json").read_text())
     merged = M3BertModel.from_pretrained(folder / "merged").eval()
     inputs = padded_batch()
     states = [model(**inputs).last_hidden_state for model in (adapted, merged, tiny_model.eval())]
@@ -136,7 +138,10 @@ def test_an_adapter_is_saved_alone_or_merged(folder, tiny_model, objective):
         (["contrastive", "FILES", "pairs.jsonl", "--streaming"], "max_steps has to be specified"),
         (["contrastive", "FILES", "pairs.jsonl", "--clean_pairs", "--max_pairs_per_query", "0"], "must be 1 or more"),
         (["simcse", "FILES", "pairs.jsonl"], "takes one text column; found: query, answer"),
-        (["simcse", "FILES", "en.txt", "--clean_pairs"], "cleans pairs, and unsupervised training has none"),
+        (["simcse", "FILES", "en.txt", "--clean_pairs"], "--clean_pairs cleans pairs, and this objective trains on"),
+        (["multigranular-mlm", "FILES", "en.txt", "--streaming"], "--streaming is for the contrastive objectives"),
+        (["contrastive", "FILES", "pairs.jsonl", "--max_pairs_per_query", "2"], "needs --clean_pairs"),
+        (["contrastive", "FILES", "pairs.jsonl", "--merge_adapter"], "needs an adapter: pass --peft lora"),
         (["espresso", "FILES", "pairs.jsonl", "--grid", "2,4x8,16"], "needs the full size 6x32"),
         (["2dmse", "FILES", "pairs.jsonl", "--grid", "6x8,32"], "2DMSE needs layers x dims"),
         (["starbucks", "FILES", "pairs.jsonl", "--grid", "2,6x8,32"], "grow in layer and dim together"),

@@ -150,7 +150,7 @@ class NestedInfoNCE(torch.autograd.Function):
                     gradient.mul_(tiles.row_factors[rows, index, None]).mul_(tiles.column_factors[index, columns])
                 for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
                     shorter.add_(longer)
-                for gradient, segment in zip(gradients, segments(dims), strict=True):
+                for gradient, segment in zip(gradients, tiles.segments, strict=True):
                     if needs_anchors:
                         grad_anchors[rows, segment].addmm_(gradient, candidates[columns, segment])
                     if grad_candidates is not None:
