@@ -9,9 +9,9 @@ layer and dim of a grid.
 Encoder: all-MiniLM-L6-v2 (extra `quickstart`), mean pooling. Pairs: entailed sentences of SNLI and captions of one
 image of multi30k, without any that has a sentence of an evaluation set. Tests: STS-B, STS12 to STS16, SICK, from the
 data sets of `M3BERT_DATA`. All objectives see the same pairs in the same order, at the package's default learning rate
-and batch size. MRL trains the dims of the full depth, as its papers do, and, as a run of its own, those of three layers;
-SimCSE the full size alone; ESE and 2DMSE three layers; Starbucks its own sizes, 1x16, 2x32, 3x64, 4x128, 5x256, 6x384,
-and none of the others of the table.
+and batch size. MRL trains the dims of the full depth, as its papers do, and, as a run of its own, those of three
+layers; SimCSE the full size alone; ESE and 2DMSE three layers; Starbucks its own sizes, 1x16, 2x32, 3x64, 4x128, 5x256,
+6x384, and none of the others of the table.
 """
 
 from __future__ import annotations
