@@ -1,27 +1,13 @@
-"""Timing and memory for benchmarks: on a noisy machine only ratios of things measured in turn say anything."""
+"""Memory for benchmarks, and what each says of its run. Times are `trainers.evaluation.seconds_in_turn`."""
 
 from __future__ import annotations
 
 import os
 import platform
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import date
-
-
-def seconds_in_turn(functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of each function, called in turn, round by round, after one round that is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for counted in [False, *[True] * rounds]:
-        for name, function in functions.items():
-            start = time.perf_counter()
-            function()
-            if counted:
-                times[name].append(time.perf_counter() - start)
-    return {name: statistics.median(values) for name, values in times.items()}
 
 
 def resident_megabytes(field: str = "VmRSS") -> float:

@@ -22,10 +22,11 @@ import torch
 from torch.nn import functional
 from transformers import AutoModel
 
-from benchmarks._measure import about, peak_megabytes, report_peak, seconds_in_turn
+from benchmarks._measure import about, peak_megabytes, report_peak
 from scripts._command import run_command
 from scripts._sources import default_base
 from trainers import Contrastive, Grid, NestedModel
+from trainers.evaluation import seconds_in_turn
 from trainers.losses import nested_info_nce
 
 

@@ -17,9 +17,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from benchmarks._measure import about, peak_megabytes, report_peak, seconds_in_turn
+from benchmarks._measure import about, peak_megabytes, report_peak
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from trainers import Grid, MultigranularMLM, NestedModel
+from trainers.evaluation import seconds_in_turn
 from trainers.losses import nested_cross_entropy
 
 

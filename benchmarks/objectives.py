@@ -19,10 +19,11 @@ from collections.abc import Callable
 import torch
 from transformers import AutoModel
 
-from benchmarks._measure import about, seconds_in_turn
+from benchmarks._measure import about
 from scripts._command import run_command
 from scripts._sources import default_base
 from trainers import Contrastive, EmbeddingObjective, Espresso, Grid, Matryoshka2d, NestedModel, SimCSE, Starbucks
+from trainers.evaluation import seconds_in_turn
 
 
 GRID = Grid.parse("2,4,6 x 16,32,64,128,256,384")

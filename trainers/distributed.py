@@ -20,6 +20,17 @@ def world_size() -> int:
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
+def rank() -> int:
+    """This process' rank; 0 where nothing is distributed."""
+    return distributed.get_rank() if world_size() > 1 else 0
+
+
+def wait_for_all_ranks() -> None:
+    """Return when every rank has come here."""
+    if world_size() > 1:
+        distributed.barrier()
+
+
 @dataclass(frozen=True)
 class RankRows:
     """
@@ -39,9 +50,9 @@ class RankRows:
         if world_size() == 1:
             return cls((rows,))
         counts = torch.zeros(world_size(), dtype=torch.long, device=device)
-        counts[distributed.get_rank()] = rows
+        counts[rank()] = rows
         distributed.all_reduce(counts)
-        return cls(tuple(counts.tolist()), distributed.get_rank())
+        return cls(tuple(counts.tolist()), rank())
 
     @property
     def offset(self) -> int:

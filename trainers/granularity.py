@@ -92,6 +92,23 @@ class Grid:
             "or a list of granularities ('2x16,12x768')."
         )
 
+    @classmethod
+    def of(cls, config: Any) -> Grid:
+        """
+        The granularities to look at when none are named: those that the model was trained at; where none are known,
+        every layer with 16, 32, 64, ... dims and the full width.
+
+        Args:
+            config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
+
+        Returns:
+            [`Grid`]
+        """
+        layers, dims = (getattr(config, name, None) for name in ("matryoshka_layers", "matryoshka_dims"))
+        depth, width = config.num_hidden_layers, config.hidden_size
+        dims = dims or [2**power for power in range(4, 32) if 2**power < width]
+        return cls.product(sorted({*(layers or range(1, depth)), depth}), sorted({*dims, width}))
+
     @property
     def layers(self) -> list[int]:
         """Layers that occur, ascending."""

@@ -18,14 +18,12 @@ of the others of the table. What else was run stands in NOTES.md.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import platform
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -49,9 +47,8 @@ from trainers import (
     SimCSETrainer,
     StarbucksConfig,
     StarbucksTrainer,
-    prefix,
 )
-from trainers.evaluation import encode_layers, similarity_spearman
+from trainers.evaluation import STS, GridEncoder, Task, evaluate_grid, find_tasks, read_rows
 
 
 GRID = Grid.parse("2,4,6 x 16,32,64,128,256,384")
@@ -70,26 +67,21 @@ RUNS: dict[str, tuple[type, type, dict[str, Any]]] = {
 }
 
 
-def rows(data: Path, name: str, split: str) -> Iterator[dict[str, Any]]:
-    with gzip.open(data / name / f"{split}.jsonl.gz", "rt", encoding="utf-8") as file:
-        yield from map(json.loads, file)
-
-
 def training_pairs(data: Path) -> list[Pair]:
     """Entailed pairs of SNLI and one pair of captions an image, none with a sentence of an evaluation set."""
     held_out = {
         sentence.strip().lower()
         for name, split in [("stsb", "dev"), *((name, "test") for name in TESTS)]
-        for row in rows(data, name, split)
+        for row in read_rows(data / name / f"{split}.jsonl.gz")
         for sentence in (row["sentence1"], row["sentence2"])
     }
     draw = random.Random(0)
     pairs = [
         (row["sentence1"], row["sentence2"])
-        for row in rows(data, "snli", "train")
+        for row in read_rows(data / "snli" / "train.jsonl.gz")
         if row["label_text"] == "entailment"
     ]
-    for row in rows(data, "multi30k-captions", "train"):
+    for row in read_rows(data / "multi30k-captions" / "train.jsonl.gz"):
         first, second = draw.sample(row["captions"], 2)
         pairs.append((first, second))
     pairs = [pair for pair in pairs if not any(sentence.strip().lower() in held_out for sentence in pair)]
@@ -97,23 +89,10 @@ def training_pairs(data: Path) -> list[Pair]:
     return pairs
 
 
-def measure(model: Any, tokenizer: Any, data: Path, splits: list[tuple[str, str]]) -> dict[str, Scores]:
-    """Spearman correlation on each data set, at every granularity, of one encode of all their sentences."""
-    sets = {name: list(rows(data, name, split)) for name, split in splits}
-    texts = sorted({row[side] for table in sets.values() for row in table for side in ("sentence1", "sentence2")})
-    encoded = encode_layers(model, tokenizer, texts, GRID.layers, max_length=128)
-    position = {text: index for index, text in enumerate(texts)}
-    scores: dict[str, Scores] = {}
-    for name, table in sets.items():
-        first, second = ([position[row[side]] for row in table] for side in ("sentence1", "sentence2"))
-        gold = [row["score"] for row in table]
-        scores[name] = {
-            g: similarity_spearman(
-                prefix(encoded[g.layer][first], g.dim), prefix(encoded[g.layer][second], g.dim), gold
-            )
-            for g in GRID
-        }
-    return scores
+def measure(model: Any, tokenizer: Any, data: Path, tasks: list[Task]) -> dict[str, Scores]:
+    """Spearman correlation on each data set, at every granularity."""
+    results = evaluate_grid(GridEncoder(model, tokenizer, GRID, max_length=128), tasks, data)
+    return {task.name: results.quality([task.name]) for task in tasks}
 
 
 def train(name: str, model: Any, tokenizer: Any, dataset: Dataset, options: argparse.Namespace, seed: int) -> None:
@@ -212,13 +191,13 @@ def main(arguments: list[str]) -> None:
         return
 
     data, base = data_folder(), default_base()
-    splits = [("stsb", "dev")] if options.development else [(name, "test") for name in TESTS]
+    tasks = [Task("stsb-dev", STS, folder="stsb", splits=("dev",))] if options.development else find_tasks(TESTS)
     pairs = training_pairs(data)
     dataset = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [p for _, p in pairs]})
     print(f"{len(dataset)} pairs")
     tokenizer = AutoTokenizer.from_pretrained(base)
 
-    untouched = measure(AutoModel.from_pretrained(base), tokenizer, data, splits)
+    untouched = measure(AutoModel.from_pretrained(base), tokenizer, data, tasks)
     scores: dict[str, dict[str, Any]] = {"untouched": {"0": untouched}}
     seconds: dict[str, float] = {}
     for seed in options.seeds:
@@ -227,7 +206,7 @@ def main(arguments: list[str]) -> None:
             model, start = AutoModel.from_pretrained(base), time.perf_counter()
             train(name, model, tokenizer, dataset, options, seed)
             seconds[name] = time.perf_counter() - start
-            scores.setdefault(name, {})[str(seed)] = measured = measure(model, tokenizer, data, splits)
+            scores.setdefault(name, {})[str(seed)] = measured = measure(model, tokenizer, data, tasks)
             means = average(measured)
             line = " ".join(f"{dim}:{100 * means[Granularity(6, dim)]:.1f}" for dim in GRID.dims)
             print(f"seed {seed} {name} ({seconds[name]:.0f} s), 6 layers: {line}", flush=True)

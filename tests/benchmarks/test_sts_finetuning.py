@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.reproduction.sts_finetuning import TESTS, rows, training_pairs
+from benchmarks.reproduction.sts_finetuning import TESTS, training_pairs
+from trainers.evaluation import read_rows
 
 
 def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
@@ -11,6 +12,6 @@ def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
     assert pairs == training_pairs(data_folder), "the same pairs in every run"
     trained = {sentence.strip().lower() for pair in pairs for sentence in pair}
     for name, split in [("stsb", "dev"), *((name, "test") for name in TESTS)]:
-        for row in rows(data_folder, name, split):
+        for row in read_rows(data_folder / name / f"{split}.jsonl.gz"):
             assert row["sentence1"].strip().lower() not in trained
             assert row["sentence2"].strip().lower() not in trained

@@ -10,7 +10,7 @@ from torch import nn
 from modeling_m3bert import M3BertModel
 from tests.conftest import padded_batch, tiny_config
 from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, NestedModel, TextColumnsCollator
-from trainers.evaluation import encode_layers, retrieval_metrics
+from trainers.evaluation import GridEncoder, Retrieval, score_grid
 
 
 def columns() -> dict[str, dict[str, torch.Tensor]]:
@@ -106,14 +106,11 @@ def test_training_lifts_every_granularity(tiny_tokenizer, sentences, tmp_path):
     model = M3BertModel(tiny_config())
     grid = Grid.parse("2,6x8,32")
 
+    pairs = Retrieval({"queries": sentences, "documents": shuffled}, [{row: 1.0} for row in range(len(sentences))])
+
     def recall():
-        queries, answers = (
-            encode_layers(model, tiny_tokenizer, texts, grid.layers) for texts in (sentences, shuffled)
-        )
-        return {
-            g: retrieval_metrics(queries[g.layer][:, : g.dim], answers[g.layer][:, : g.dim], k=1)["recall@1"]
-            for g in grid
-        }
+        scores = score_grid(GridEncoder(model, tiny_tokenizer, grid), pairs)
+        return {g: its["recall@1"] for g, its in scores.items()}
 
     args = ContrastiveConfig(
         output_dir=str(tmp_path),

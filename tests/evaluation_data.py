@@ -1,0 +1,36 @@
+"""Small data sets in the local layout, of the tiny tokenizer's words."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(file, "wt", encoding="utf-8") as lines:
+        lines.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def write_data(folder: Path, sentences: Sequence[str]) -> Path:
+    """`stsb`, `banking77`, `mrpc`, `cranfield` and `tatoeba/deu-eng`, of 48 sentences."""
+    pairs = [{"sentence1": a, "sentence2": b} for a, b in zip(sentences[:24], sentences[24:48], strict=True)]
+    write_rows(folder / "stsb" / "test.jsonl.gz", [{**pair, "score": row % 6} for row, pair in enumerate(pairs)])
+    write_rows(folder / "mrpc" / "test.jsonl.gz", [{**pair, "label": row % 2} for row, pair in enumerate(pairs)])
+    write_rows(folder / "tatoeba" / "deu-eng.jsonl.gz", pairs)
+    labelled = [{"text": text, "label": row % 3} for row, text in enumerate(sentences[:48])]
+    write_rows(folder / "banking77" / "train.jsonl.gz", labelled[:30])
+    write_rows(folder / "banking77" / "test.jsonl.gz", labelled[30:])
+    documents = [{"id": f"d{row}", "title": "", "text": text} for row, text in enumerate(sentences[:40])]
+    queries = [{"id": f"q{row}", "text": text} for row, text in enumerate(sentences[40:48])]
+    write_rows(folder / "cranfield" / "corpus.jsonl.gz", documents)
+    write_rows(folder / "cranfield" / "queries.jsonl.gz", queries)
+    # The last query has no relevant document, and one judgement says "not relevant".
+    judged = [(f"q{row}", f"d{(5 * row + step) % 40}", 1 + step) for row in range(7) for step in range(3)]
+    with gzip.open(folder / "cranfield" / "qrels.tsv.gz", "wt", encoding="utf-8") as lines:
+        lines.write("query-id\tcorpus-id\tscore\n")
+        lines.writelines(f"{query}\t{document}\t{grade}\n" for query, document, grade in [*judged, ("q7", "d1", 0)])
+    return folder

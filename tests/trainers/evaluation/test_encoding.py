@@ -1,0 +1,223 @@
+"""Encoding a grid once: equal to every granularity alone, in memory or on disk, in one run, several, or processes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+
+from modeling_m3bert import M3BertModel
+from tests.trainers.test_distributed import run_two
+from trainers import Granularity, Grid
+from trainers.evaluation import GridEmbeddings, GridEncoder
+
+
+GRID = Grid.parse("2,6x8,32")
+
+
+@pytest.fixture
+def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
+    return GridEncoder(tiny_model, tiny_tokenizer, GRID, batch_size=4)
+
+
+def count_forwards(model: torch.nn.Module) -> list[int]:
+    """A list that grows by the number of texts with every forward."""
+    seen: list[int] = []
+    model.register_forward_hook(
+        lambda module, args, kwargs, output: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    return seen
+
+
+def test_one_encode_equals_loading_every_granularity_alone(encoder, sentences, tmp_path):
+    texts = [*sentences[:9], "", "read " * 100]
+    encoder.model.train()
+    seen = count_forwards(encoder.model)
+    embeddings = encoder.encode(texts)
+    assert encoder.model.training and sum(seen) == len(texts)
+    encoder.model.save_pretrained(tmp_path)
+    for g in GRID:
+        alone = M3BertModel.from_pretrained(tmp_path, output_layer=g.layer, output_dim=g.dim).eval()
+        vectors, unit = embeddings.at(g), embeddings.at(g, normalize=True)
+        assert vectors.shape == (11, g.dim) and torch.isfinite(vectors).all()
+        assert vectors.data_ptr() == embeddings.layers[g.layer].data_ptr()  # a view
+        torch.testing.assert_close(unit, torch.nn.functional.normalize(vectors, dim=1))
+        torch.testing.assert_close(embeddings.at(g, [3, 0]), vectors[[3, 0]])
+        for row, text in enumerate(texts):
+            inputs = encoder.tokenizer(text, truncation=True, return_tensors="pt")
+            with torch.no_grad():
+                expected = alone(**inputs).last_hidden_state[0].mean(0)
+            torch.testing.assert_close(vectors[row], expected, atol=1e-5, rtol=1e-5)
+    with pytest.raises(ValueError, match="4x8 is not among the encoded granularities 2,6x8,32"):
+        embeddings.at(Granularity(4, 8))
+
+
+def test_a_folder_holds_the_same_and_an_interrupted_run_goes_on(encoder, sentences, tmp_path):
+    texts = sentences[:11]
+    expected = encoder.encode(texts)
+    seen = count_forwards(encoder.model)
+
+    class PulledPlug(Exception):
+        pass
+
+    def stop(module, args, kwargs, output):
+        if len(seen) == 2:
+            raise PulledPlug
+
+    handle = encoder.model.register_forward_hook(stop, with_kwargs=True)
+    with pytest.raises(PulledPlug):
+        encoder.encode(texts, folder=tmp_path / "vectors")
+    assert not encoder.model.training
+    handle.remove()
+    again = encoder.encode(texts, folder=tmp_path / "vectors")
+    assert sum(seen) == 11 + 4  # the batch that was lost is the only one encoded twice
+    encoder.encode(texts, folder=tmp_path / "vectors")
+    assert sum(seen) == 11 + 4  # and a finished folder is only read
+    for g in GRID:
+        assert torch.equal(again.at(g), expected.at(g))
+    array = np.load(tmp_path / "vectors" / "layer_6.npy", mmap_mode="r")
+    assert array.shape == (11, 32) and array.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"texts": ["another text"] * 11}, "text_fingerprint"),
+        ({"pooling": "anchor"}, "pooling"),
+        ({"max_length": 7}, "max_length"),
+        ({"grid": Grid.parse("2x8")}, "grid"),
+        ({"dtype": torch.float16}, "dtype"),
+        ({"weights": 1.0}, "weights_fingerprint"),
+        ({"prompts": {"query": "read "}}, "text_fingerprint"),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(encoder, sentences, tmp_path, change, named):
+    encoder.encode(sentences[:11], folder=tmp_path)
+    texts = change.pop("texts", sentences[:11])
+    if "weights" in change:
+        with torch.no_grad():
+            next(encoder.model.parameters()).add_(change.pop("weights"))
+    with pytest.raises(ValueError, match=f"holds embeddings of something else: {named} differ"):
+        replace(encoder, **change).encode(texts, folder=tmp_path)
+
+
+TWO_PROCESSES = """
+import torch.distributed
+from transformers import AutoTokenizer
+from modeling_m3bert import M3BertModel
+from trainers import Grid
+from trainers.evaluation import GridEncoder
+torch.distributed.init_process_group("gloo")
+folder = Path(sys.argv[1])
+model, tokenizer = (auto.from_pretrained(folder / "model") for auto in (M3BertModel, AutoTokenizer))
+encoder = GridEncoder(model, tokenizer, Grid.parse("2,6x8,32"), batch_size=4)
+texts = (folder / "texts.txt").read_text().splitlines()
+try:
+    encoder.encode(texts)
+except ValueError as error:
+    assert "Several processes need a folder" in str(error)
+seen = []
+model.register_forward_hook(lambda *arguments: seen.append(1))
+encoder.encode(texts, folder=folder / "vectors")
+(folder / f"forwards_{torch.distributed.get_rank()}").write_text(str(len(seen)))
+"""
+
+
+def test_two_processes_fill_one_folder(encoder, sentences, tmp_path):
+    encoder.model.save_pretrained(tmp_path / "model")
+    encoder.tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.txt").write_text("\n".join(sentences[:19]))
+    run_two(tmp_path, TWO_PROCESSES)
+    assert [(tmp_path / f"forwards_{rank}").read_text() for rank in (0, 1)] == ["3", "2"]
+    expected = encoder.encode(sentences[:19])
+    for layer in GRID.layers:
+        found = torch.from_numpy(np.load(tmp_path / "vectors" / f"layer_{layer}.npy"))
+        torch.testing.assert_close(found, expected.layers[layer], atol=1e-6, rtol=1e-6)
+
+
+TWO_PROCESSES_OF_THE_COMMAND = """
+from scripts import embed
+import torch.distributed
+folder = Path(sys.argv[1])
+embed.main(
+    ["--model_name_or_path", str(folder / "model"), "--files", str(folder / "texts.txt"), "--grid", "2,6x8,32"]
+    + ["--batch_size", "4", "--format", "parquet", "--output_dir", str(folder / "out")]
+)
+"""
+
+
+def test_two_processes_of_the_command_write_one_table(encoder, sentences, tmp_path):
+    encoder.model.save_pretrained(tmp_path / "model")
+    encoder.tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "texts.txt").write_text("\n".join(sentences[:19]))
+    run_two(tmp_path, TWO_PROCESSES_OF_THE_COMMAND)
+    table = Dataset.from_parquet(str(tmp_path / "out" / "embeddings.parquet"), cache_dir=str(tmp_path / "cache"))
+    assert table["text"][:] == sentences[:19]
+    expected = encoder.encode(sentences[:19])
+    torch.testing.assert_close(torch.tensor(table["layer_6"][:]), expected.layers[6], atol=1e-6, rtol=1e-6)
+
+
+def test_half_precision_on_disk_is_read_in_single(encoder, sentences):
+    single = encoder.encode(sentences[:5])
+    half = replace(encoder, dtype=torch.float16).encode(sentences[:5])
+    assert half.layers[2].dtype == torch.float16
+    vectors = half.at(Granularity(2, 8))
+    assert vectors.dtype == torch.float32
+    torch.testing.assert_close(vectors, single.at(Granularity(2, 8)), atol=2e-3, rtol=2e-3)
+    with pytest.raises(ValueError, match="float32 or float16"):
+        replace(encoder, dtype=torch.bfloat16)
+
+
+def test_prompts_stand_before_texts_of_their_role(encoder, sentences):
+    prompted = replace(encoder, prompts={"document": "open the file "})
+    expected = encoder.encode(["open the file " + text for text in sentences[:5]]).at(GRID.full)
+    assert torch.equal(prompted.encode(sentences[:5], role="document").at(GRID.full), expected)
+    assert torch.equal(prompted.encode(sentences[:5]).at(GRID.full), encoder.encode(sentences[:5]).at(GRID.full))
+
+
+def test_long_texts_are_cut_and_counted(encoder, sentences, caplog):
+    with caplog.at_level(logging.WARNING):
+        encoder.encode([*sentences[:5]])
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        long, cut = encoder.encode(["read " * 100, "read " * 46]).at(GRID.full)
+    assert "2 of 2 texts fill the maximum of 48 tokens" in caplog.text
+    torch.testing.assert_close(long, cut)
+    short = replace(encoder, max_length=5).encode(["read " * 100, "read " * 3]).at(GRID.full)
+    torch.testing.assert_close(short[0], short[1])
+    for length in (0, 49):
+        with pytest.raises(ValueError, match=f"max_length={length} must be within 1..48"):
+            replace(encoder, max_length=length)
+
+
+def test_a_tokenizer_without_a_limit_takes_the_models(encoder, tiny_tokenizer):
+    limit, tiny_tokenizer.model_max_length = tiny_tokenizer.model_max_length, int(1e30)
+    try:
+        unlimited = replace(encoder, max_length=None)
+    finally:
+        tiny_tokenizer.model_max_length = limit
+    assert unlimited.max_length == 48
+
+
+def test_bad_input_is_refused(encoder):
+    with pytest.raises(ValueError, match="no text to encode"):
+        encoder.encode([])
+    with pytest.raises(ValueError, match="outside of it: 7x8"):
+        replace(encoder, grid=Grid.parse("2x8,7x8"))
+    with pytest.raises(ValueError, match="pooling='cls' is unknown; legal values: mean, anchor"):
+        replace(encoder, pooling="cls")
+
+
+def test_numbers_that_are_not_finite_name_their_granularities():
+    vectors = torch.zeros(3, 32)
+    vectors[1, 20] = torch.nan
+    embeddings = GridEmbeddings(GRID, {2: torch.zeros(3, 32), 6: vectors})
+    with pytest.raises(ValueError, match="Embeddings at 6x32 are not finite, of text 1 for one"):
+        embeddings.require_finite()
+    vectors[2, 3] = torch.inf
+    with pytest.raises(ValueError, match="Embeddings at 6x8, 6x32 are not finite, of text 2 for one"):
+        embeddings.require_finite()

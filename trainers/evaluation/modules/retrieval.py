@@ -1,0 +1,35 @@
+"""Recall@k, MRR@10 and nDCG@10 of ranked lists."""
+
+from __future__ import annotations
+
+import evaluate
+import numpy as np
+from datasets import Features, List, Value
+
+from trainers.evaluation.search import ranking_scores
+
+
+INPUTS = """
+Args:
+    predictions: documents found for each query, the best first; lists of one length.
+    references: relevant documents of each query.
+    grades: their grades, above 0.
+"""
+
+
+class RankingScores(evaluate.Metric):
+    """See [`trainers.evaluation`]."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        features = Features(
+            {"predictions": List(Value("int64")), "references": List(Value("int64")), "grades": List(Value("float64"))}
+        )
+        return evaluate.MetricInfo(
+            description=__doc__ or "", citation="", inputs_description=INPUTS, features=features
+        )
+
+    def _compute(
+        self, predictions: list[list[int]], references: list[list[int]], grades: list[list[float]]
+    ) -> dict[str, float]:
+        relevant = [dict(zip(rows, its, strict=True)) for rows, its in zip(references, grades, strict=True)]
+        return ranking_scores(np.array(predictions), relevant)

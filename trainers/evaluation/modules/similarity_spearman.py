@@ -1,0 +1,28 @@
+"""Spearman correlation of the cosines of pairs with their gold scores."""
+
+from __future__ import annotations
+
+import evaluate
+from datasets import Features, Value
+
+from trainers.evaluation.pairs import similarity_spearman
+
+
+INPUTS = """
+Args:
+    predictions: cosine of each pair.
+    references: gold score of each pair.
+"""
+
+
+class SimilaritySpearman(evaluate.Metric):
+    """See [`trainers.evaluation`]."""
+
+    def _info(self) -> evaluate.MetricInfo:
+        features = Features({"predictions": Value("float64"), "references": Value("float64")})
+        return evaluate.MetricInfo(
+            description=__doc__ or "", citation="", inputs_description=INPUTS, features=features
+        )
+
+    def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
+        return {"spearman": similarity_spearman(predictions, references)}
