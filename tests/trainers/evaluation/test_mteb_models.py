@@ -1,0 +1,120 @@
+"""MTEB's own evaluator over local data, at several granularities, from one encode."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset, DatasetDict
+from transformers import AutoModel, AutoTokenizer
+
+from tests.trainers.evaluation.test_encoding import count_forwards
+from trainers import Granularity, Grid
+from trainers.evaluation import GridEncoder, find_task, score_grid
+
+
+mteb = pytest.importorskip("mteb", reason="needs the extra mteb")
+
+from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
+from mteb.abstasks.sts import AbsTaskSTS  # noqa: E402
+from mteb.abstasks.task_metadata import TaskMetadata  # noqa: E402
+
+from trainers.evaluation.mteb_models import model_meta, mteb_models  # noqa: E402
+
+
+GRID = Grid.parse("2x32,4x64,6x384")
+
+
+def metadata(name: str, kind: str, score: str) -> TaskMetadata:
+    return TaskMetadata(
+        name=name,
+        description="local data",
+        dataset={"path": "local/data", "revision": "1"},
+        type=kind,
+        eval_langs=["eng-Latn"],
+        main_score=score,
+    )
+
+
+def similarity_task(protocol):
+    class LocalSTS(AbsTaskSTS):
+        metadata = globals()["metadata"]("LocalSTS", "STS", "cosine_spearman")
+
+        def load_data(self, **kwargs):
+            rows = {**protocol.texts, "score": protocol.scores}
+            self.dataset = {"default": DatasetDict({"test": Dataset.from_dict(rows)})}
+            self.data_loaded = True
+
+    return LocalSTS()
+
+
+@pytest.fixture
+def real(minilm) -> GridEncoder:
+    return GridEncoder(
+        AutoModel.from_pretrained(minilm), AutoTokenizer.from_pretrained(minilm), GRID, max_length=256, batch_size=32
+    )
+
+
+def test_one_encode_serves_mtebs_own_evaluator_at_every_granularity(real, data_folder, tmp_path):
+    protocol = find_task("stsb").load(data_folder)
+    ours = score_grid(real, protocol)
+    seen = count_forwards(real.model)
+    models = mteb_models(real, name="local/minilm")
+    assert list(models) == list(GRID)
+    cache = mteb.ResultCache(cache_path=tmp_path)
+    for g, model in models.items():
+        result = mteb.evaluate(model, similarity_task(protocol), cache=cache, show_progress_bar=False)
+        score = result.task_results[0].scores["test"][0]
+        assert score["cosine_spearman"] == pytest.approx(ours[g]["spearman"], abs=1e-5)  # cosines in float32
+    assert sum(seen) == 2 * 1379  # each side once, for three granularities
+    # What is published of each is kept apart.
+    assert len(list(tmp_path.rglob("LocalSTS.json"))) == 3
+
+
+def test_one_granularity_is_one_row(real):
+    meta = model_meta(real, Granularity(4, 64), "local/minilm")
+    assert meta.embed_dim == 64 and meta.max_tokens == 256
+    assert meta.experiment_kwargs == {"output_layer": 4, "output_dim": 64}
+    cut = type(real.model)(real.model.config.__class__(**{**real.model.config.to_dict(), "num_hidden_layers": 4}))
+    assert meta.n_parameters == cut.num_parameters()
+    assert len({model_meta(real, g, "local/minilm").__hash__() for g in GRID}) == 3
+    with pytest.raises(ValueError, match="of the form user/model, not 'minilm'"):
+        model_meta(real, Granularity(4, 64), "minilm")
+
+
+def test_queries_and_documents_have_their_prompts(tiny_model, tiny_tokenizer, sentences, tmp_path):
+    """Through MTEB's retrieval evaluator, with embeddings kept on disk for a later run."""
+    encoder = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2,6x8"), prompts={"document": "open the "})
+
+    class LocalRetrieval(AbsTaskRetrieval):
+        metadata = globals()["metadata"]("LocalRetrieval", "Retrieval", "ndcg_at_10")
+
+        def load_data(self, **kwargs):
+            ids = [str(row) for row in range(20)]
+            test = {
+                "corpus": Dataset.from_dict({"id": ids, "title": [""] * 20, "text": sentences[:20]}),
+                "queries": Dataset.from_dict({"id": ids[:5], "text": sentences[20:25]}),
+                "relevant_docs": {query: {ids[3 * int(query)]: 1} for query in ids[:5]},
+                "top_ranked": None,
+            }
+            self.dataset = {"default": {"test": test}}
+            self.data_loaded = True
+
+    scores, seen = [], count_forwards(tiny_model)
+    for run in range(2):
+        for model in mteb_models(encoder, name="local/tiny", folder=tmp_path / "vectors").values():
+            result = mteb.evaluate(
+                model,
+                LocalRetrieval(),
+                cache=mteb.ResultCache(cache_path=tmp_path / str(run)),
+                show_progress_bar=False,
+            )
+            scores.append(result.task_results[0].scores["test"][0]["ndcg_at_10"])
+    assert sum(seen) == 25 and scores[:2] == scores[2:]
+    queries = encoder.encode(sentences[20:25]).at(Granularity(6, 8))
+    documents = encoder.encode(sentences[:20], role="document").at(Granularity(6, 8))
+    from trainers.evaluation import exact_search, ranking_scores
+
+    ranked = exact_search(queries, documents, 20)
+    expected = ranking_scores(ranked, [{3 * query: 1.0} for query in range(5)])["ndcg@10"]
+    assert scores[1] == pytest.approx(expected, abs=1e-5)
+    assert not torch.equal(documents, encoder.encode(sentences[:20]).at(Granularity(6, 8)))

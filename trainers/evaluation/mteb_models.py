@@ -1,0 +1,145 @@
+"""
+MTEB at every granularity of a grid, from one encode of each list of texts. Needs the extra `mteb`.
+
+```python
+models = mteb_models(encoder)  # granularity -> a model that mteb knows how to run
+for granularity, model in models.items():
+    mteb.evaluate(model, tasks)
+```
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.types import PromptType
+from torch import nn
+
+from ..granularity import Granularity
+from ..nested import unwrap_encoder
+from .embeddings import GridEmbeddings
+from .encoding import GridEncoder, Role, fingerprint_of
+
+
+class EncodeOnce:
+    """
+    Embeddings of lists of texts at a whole grid, each list encoded the first time it is asked for.
+
+    Args:
+        encoder ([`GridEncoder`]): Encoder and grid.
+        folder (`Path`, *optional*): Where to keep embeddings, memory-mapped, also for later runs; `None` keeps them in
+            memory.
+    """
+
+    def __init__(self, encoder: GridEncoder, folder: Path | None = None) -> None:
+        self.encoder = encoder
+        self._folder = folder
+        self._found: dict[str, GridEmbeddings] = {}
+
+    def __call__(self, texts: list[str], role: Role, description: str | None = None) -> GridEmbeddings:
+        """Embeddings of these texts, in this role."""
+        key = f"{role}-{fingerprint_of(texts)}"
+        if key not in self._found:
+            folder = None if self._folder is None else self._folder / key
+            self._found[key] = self.encoder.encode(texts, role=role, folder=folder, description=description)
+        return self._found[key]
+
+
+class GranularityModel(AbsEncoder):
+    """
+    One granularity, as MTEB sees a model.
+
+    Args:
+        encode_once ([`EncodeOnce`]): Shared by all granularities of a grid.
+        granularity ([`Granularity`]): This one.
+        meta (`ModelMeta`): What is published of it.
+    """
+
+    def __init__(self, encode_once: EncodeOnce, granularity: Granularity, meta: ModelMeta) -> None:
+        self.granularity = granularity
+        self.mteb_model_meta = meta
+        self._encode_once = encode_once
+
+    def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
+        """Embeddings of batches of texts, `(texts, dim)`, not normalised. MTEB's other arguments change nothing."""
+        texts = [text for batch in inputs for text in batch["text"]]
+        role: Role = "document" if prompt_type == PromptType.document else "query"
+        description = "Encoding the grid" if kwargs.get("show_progress_bar") else None
+        embeddings = self._encode_once(texts, role, description).require_finite()
+        return embeddings.at(self.granularity)
+
+
+def parameters_at(model: nn.Module, layer: int) -> int:
+    """Parameters of an encoder that is cut after a layer."""
+    encoder = unwrap_encoder(model)
+    depth = encoder.config.num_hidden_layers
+    layers = next(part for part in encoder.modules() if isinstance(part, nn.ModuleList) and len(part) == depth)
+    count = sum(parameter.numel() for parameter in encoder.parameters())
+    return count - sum(parameter.numel() for cut in layers[layer:] for parameter in cut.parameters())
+
+
+def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None = None) -> ModelMeta:
+    """
+    What is published of one granularity: MTEB keeps the results of each apart by its `experiment_kwargs`.
+
+    Args:
+        encoder ([`GridEncoder`]): Encoder and grid.
+        granularity ([`Granularity`]): One of the grid.
+        name (`str`, *optional*): `user/model`; `None` takes it from the model's config.
+
+    Returns:
+        `ModelMeta`
+
+    Raises:
+        ValueError: if the name is not of this form.
+    """
+    config = unwrap_encoder(encoder.model).config
+    name = name or config.name_or_path
+    if name.count("/") != 1:
+        raise ValueError(f"MTEB wants a name of the form user/model, not {name!r}: pass name=.")
+    return ModelMeta(
+        loader=None,
+        name=name,
+        revision=getattr(config, "_commit_hash", None) or "no_revision",
+        release_date=None,
+        languages=None,
+        n_parameters=parameters_at(encoder.model, granularity.layer),
+        memory_usage_mb=None,
+        max_tokens=encoder.max_length,
+        embed_dim=granularity.dim,
+        license=None,
+        open_weights=None,
+        public_training_code=None,
+        public_training_data=None,
+        framework=["PyTorch", "Transformers"],
+        similarity_fn_name=ScoringFunction(ScoringFunction.COSINE),
+        use_instructions=bool(encoder.prompts),
+        training_datasets=None,
+        experiment_kwargs={"output_layer": granularity.layer, "output_dim": granularity.dim},
+    )
+
+
+def mteb_models(
+    encoder: GridEncoder, *, name: str | None = None, folder: Path | None = None
+) -> dict[Granularity, GranularityModel]:
+    """
+    A model for MTEB at each granularity of a grid; together they encode each list of texts once.
+
+    Args:
+        encoder ([`GridEncoder`]): Encoder and grid.
+        name (`str`, *optional*): `user/model`; `None` takes it from the model's config.
+        folder (`Path`, *optional*): Where to keep embeddings; see [`EncodeOnce`].
+
+    Returns:
+        `dict[Granularity, GranularityModel]`
+
+    Raises:
+        ValueError: if the name is not of the form `user/model`.
+    """
+    encode_once = EncodeOnce(encoder, folder)
+    return {g: GranularityModel(encode_once, g, model_meta(encoder, g, name)) for g in encoder.grid}
