@@ -1,0 +1,152 @@
+"""Figures of an evaluation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+from trainers import Granularity
+from trainers.evaluation import GridResults
+from trainers.evaluation.selection import BYTES_A_NUMBER, pareto_front
+
+
+DOTS_AN_INCH = 150
+TITLES = {
+    "sts": "semantic similarity",
+    "classification": "classification",
+    "pair_classification": "pair classification",
+    "retrieval": "retrieval",
+    "bitext": "bitext mining",
+    "geometry": "geometry",
+}
+
+
+def _save(figure: Any, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=DOTS_AN_INCH)
+    pyplot.close(figure)
+
+
+def scored_families(results: GridResults) -> list[str]:
+    """Families whose main metric is a quality, more of which is better."""
+    return [family for family in results.families() if family != "geometry"]
+
+
+def main_metric(results: GridResults, family: str) -> str:
+    """The metric a family is judged by."""
+    return next(score.metric for score in results.scores if score.family == family and score.main)
+
+
+def draw_heat_map(results: GridResults, family: str, file: Path) -> None:
+    """Layers x dims: the mean of a family's tasks, in percent; granularities outside of the grid stay blank."""
+    grid, quality = results.granularities, results.quality(results.tasks(family))
+    layers, dims = grid.layers[::-1], grid.dims
+    cells = [[100 * quality.get(Granularity(layer, dim), math.nan) for dim in dims] for layer in layers]
+    figure, axes = pyplot.subplots(figsize=(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers)), layout="constrained")
+    image = axes.imshow(cells, cmap="viridis", aspect="auto")
+    known = [value for values in cells for value in values if not math.isnan(value)]
+    middle = (min(known) + max(known)) / 2
+    for row, values in enumerate(cells):
+        for column, value in enumerate(values):
+            if not math.isnan(value):
+                axes.text(
+                    column, row, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black"
+                )
+    axes.set_xticks(range(len(dims)), [str(dim) for dim in dims])
+    axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
+    axes.set_xlabel("dims")
+    axes.set_ylabel("layers")
+    count = len(results.tasks(family))
+    tasks = "1 task" if count == 1 else f"mean of {count} tasks"
+    axes.set_title(f"{TITLES[family]}: {main_metric(results, family)}, {tasks} (%)", fontsize="medium")
+    figure.colorbar(image)
+    _save(figure, file)
+
+
+def draw_quality(results: GridResults, cost: Callable[[Granularity], float], label: str, file: Path) -> None:
+    """
+    Quality of every granularity against a cost, a panel a family, a colour a layer. The Pareto front, what no other
+    granularity beats in both, is a black line with outlined points.
+    """
+    families, grid = scored_families(results), results.granularities
+    columns = min(2, len(families))
+    rows = math.ceil(len(families) / columns)
+    figure, panels = pyplot.subplots(
+        rows, columns, figsize=(5.2 * columns, 3.6 * rows), layout="constrained", squeeze=False
+    )
+    colors = matplotlib.colormaps["viridis"].resampled(len(grid.layers))
+    for axes, family in zip(panels.flat, families, strict=False):
+        quality = results.quality(results.tasks(family))
+        members = list(grid)
+        points = [(cost(g), 100 * quality[g]) for g in members]
+        for position, layer in enumerate(grid.layers):
+            own = [point for g, point in zip(members, points, strict=True) if g.layer == layer]
+            axes.plot(
+                *zip(*own, strict=True), "o-", color=colors(position), linewidth=1, markersize=4, label=str(layer)
+            )
+        front = [points[index] for index in pareto_front(points)]
+        axes.plot(
+            *zip(*front, strict=True),
+            "o--",
+            color="black",
+            markerfacecolor="none",
+            markersize=9,
+            linewidth=1.2,
+            label="Pareto front",
+        )
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel(label)
+        axes.set_ylabel(f"{main_metric(results, family)} (%)")
+        axes.set_title(f"{TITLES[family]} ({len(results.tasks(family))})", fontsize="medium")
+        axes.grid(alpha=0.3)
+    for axes in list(panels.flat)[len(families) :]:
+        axes.set_visible(False)
+    handles, labels = panels.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, title="layers", loc="outside lower center", ncols=len(labels), fontsize="small")
+    _save(figure, file)
+
+
+def draw_variances(results: GridResults, task: str, file: Path) -> None:
+    """Variance of every dim over texts, as a share of their mean, at the deepest layer; prefixes' ends are dashed."""
+    layer = results.granularities.layers[-1]
+    spectrum = results.variances[task][str(layer)]
+    mean = sum(spectrum) / len(spectrum)
+    figure, axes = pyplot.subplots(figsize=(8, 3), layout="constrained")
+    axes.bar(range(1, len(spectrum) + 1), [value / mean for value in spectrum], width=1.0, color="#7570b3")
+    for dim in results.granularities.dims_of(layer)[:-1]:
+        axes.axvline(dim + 0.5, color="#d95f02", linestyle="--", linewidth=1)
+    axes.set_xlabel("dim (prefixes end at the dashed lines)")
+    axes.set_ylabel("variance / mean variance")
+    axes.set_title(f"layer {layer}, texts of {task}", fontsize="medium")
+    axes.set_xlim(0.5, len(spectrum) + 0.5)
+    _save(figure, file)
+
+
+def draw_all(results: GridResults, folder: Path) -> list[Path]:
+    """Every figure there is data for, as PNG files of one folder; returns them."""
+    files = []
+
+    def file(name: str) -> Path:
+        files.append(folder / f"{name}.png")
+        return files[-1]
+
+    for family in scored_families(results):
+        draw_heat_map(results, family, file(f"heat_map_{family}"))
+    if scored_families(results):
+        draw_quality(results, lambda g: BYTES_A_NUMBER * g.dim, "bytes a vector", file("quality_and_bytes"))
+    if results.latency is not None and scored_families(results):
+        latency = results.latency
+        label = f"ms a query, with search of {latency.documents:,} documents"
+        draw_quality(results, latency.of, label, file("quality_and_latency"))
+    for task in results.variances:
+        draw_variances(results, task, file(f"variances_{task}"))
+    return files

