@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import load_dataset
-from datasets.exceptions import DatasetNotFoundError
 
 from .protocols import STS, BitextMining, Classification, Geometry, PairClassification, Protocol, Retrieval
 
@@ -100,7 +99,7 @@ class Task:
         else:
             try:
                 return self._download(part, self.hub)
-            except (OSError, DatasetNotFoundError) as error:
+            except OSError as error:  # not online, or no such data set
                 looked.append(f"{self.hub.path} could not be had from the Hub ({type(error).__name__})")
         raise ValueError(f"there is no {part!r}: {', and '.join(looked)}.")
 
