@@ -33,9 +33,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("results", type=Path, help="results.json of scripts.evaluate")
     parser.add_argument("--documents", type=int, required=True, help="vectors in the index")
     parser.add_argument("--memory_gb", type=float, help="memory for them, in gigabytes, as float32")
-    parser.add_argument(
-        "--latency_ms", type=float, help="of a query: encoding and exact search, where it was measured"
-    )
+    parser.add_argument("--latency_ms", type=float, help="of a query, encoding and search, where it was measured")
     parser.add_argument(
         "--min_quality", type=float, help="main metric that is good enough, in 0..1: then the cheapest"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -139,7 +139,9 @@ class GridEncoder:
         return GridEmbeddings(self.grid, store.read())
 
     @torch.no_grad()
-    def _run(self, texts: Sequence[str], batches: Mapping[int, list[int]], description: str | None) -> Any:
+    def _run(
+        self, texts: Sequence[str], batches: Mapping[int, list[int]], description: str | None
+    ) -> Iterator[tuple[int, list[int], dict[int, torch.Tensor]]]:
         """Yields batch number, rows, and layer -> embeddings."""
         device = next(self.model.parameters()).device
         was_training, filled = self.model.training, 0

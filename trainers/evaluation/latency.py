@@ -9,11 +9,11 @@ from typing import TypeVar
 
 import faiss
 import torch
-from torch import nn
 
-from ..nested import nested_states, unwrap_encoder
+from ..nested import nested_states, prefix, unwrap_encoder
 from .encoding import GridEncoder
 from .results import Latency
+from .search import SHORTLISTS, rerank
 
 
 Name = TypeVar("Name")
@@ -36,7 +36,8 @@ def measure_latency(
     encoder: GridEncoder, queries: Sequence[str], *, documents: int = 100_000, rounds: int = 20, seed: int = 0
 ) -> Latency:
     """
-    Time one query at a time: its encoding at each layer, from text to vector, and its exact search at each dim.
+    Time one query at a time: its encoding at each layer, from text to vector, its exact search at each dim, and the
+    re-ranking of a shortlist.
 
     Args:
         encoder ([`GridEncoder`]): The encoder as it would be deployed. An m3BERT stops at the layer; others run whole.
@@ -69,19 +70,34 @@ def measure_latency(
 
         return run
 
-    def search(dim: int) -> Callable[[], object]:
-        vectors = nn.functional.normalize(torch.randn(documents, dim, generator=generator), dim=1).numpy()
-        index = faiss.IndexFlatIP(dim)
-        index.add(vectors)
-        return lambda: index.search(vectors[:1], 10)
+    vectors = torch.randn(documents, encoder.grid.dims[-1], generator=torch.Generator().manual_seed(seed))
 
-    generator = torch.Generator().manual_seed(seed)
+    def search(dim: int) -> Callable[[], object]:
+        index = faiss.IndexFlatIP(dim)
+        index.add(prefix(vectors, dim, normalize=True).numpy())
+        query = prefix(vectors[:1], dim, normalize=True).numpy()
+        return lambda: index.search(query, 10)
+
+    def reorder(dim: int, size: int) -> Callable[[], object]:
+        # Rows from all over the collection, as a shortlist's are.
+        shortlist = torch.linspace(0, documents - 1, size).long().unsqueeze(0).numpy()
+        query, narrowed = prefix(vectors[:1], dim), prefix(vectors, dim)
+        return lambda: rerank(query, narrowed, shortlist, [size])
+
+    sizes = [size for size in SHORTLISTS if size <= documents]
     encode_seconds = seconds_in_turn({layer: encode(layer) for layer in encoder.grid.layers}, rounds)
     search_seconds = seconds_in_turn({dim: search(dim) for dim in encoder.grid.dims}, rounds)
+    rerank_seconds = seconds_in_turn(
+        {(dim, size): reorder(dim, size) for dim in encoder.grid.dims for size in sizes}, rounds
+    )
     encoder.model.train(was_training)
     return Latency(
         encode_ms={str(layer): round(1000 * seconds, 3) for layer, seconds in encode_seconds.items()},
         search_ms={str(dim): round(1000 * seconds, 3) for dim, seconds in search_seconds.items()},
+        rerank_ms={
+            str(dim): {str(size): round(1000 * rerank_seconds[dim, size], 3) for size in sizes}
+            for dim in encoder.grid.dims
+        },
         documents=documents,
         encoder=unwrap_encoder(encoder.model).config.model_type,
         threads=torch.get_num_threads(),

@@ -28,12 +28,11 @@ from .pairs import (
     require_both_labels,
     similarity_spearman,
 )
-from .search import exact_search, products_share, ranking_scores, two_stage_search
+from .search import SHORTLISTS, exact_search, products_share, ranking_scores, two_stage_search
 
 
 Vectors = Mapping[str, torch.Tensor]
 Scores = dict[str, float]
-SHORTLISTS = (10, 20, 50, 100, 200)
 
 
 @dataclass(frozen=True)
@@ -149,6 +148,10 @@ class Retrieval(Protocol):
     main_metric: ClassVar[str] = "ndcg@10"
 
     relevant: Sequence[Mapping[int, float]]
+
+    def __post_init__(self) -> None:
+        if not self.relevant or not all(self.relevant):
+            raise ValueError("retrieval needs queries, each with a relevant document.")
 
     def score(self, vectors: Vectors) -> Scores:
         return ranking_scores(exact_search(vectors["queries"], vectors["documents"], 100), self.relevant)

@@ -75,6 +75,7 @@ class Latency:
     Args:
         encode_ms (`dict[str, float]`): Layer -> encoding of one query, early exit where the encoder has it.
         search_ms (`dict[str, float]`): Dim -> exact search of one query among `documents`.
+        rerank_ms (`dict[str, dict[str, float]]`): Dim -> length of a shortlist -> re-ranking it.
         documents (`int`): Documents in the search that was timed. An exact search grows with them linearly.
         encoder (`str`): Type of the encoder that was timed.
         threads (`int`): Threads of either.
@@ -82,14 +83,24 @@ class Latency:
 
     encode_ms: dict[str, float]
     search_ms: dict[str, float]
+    rerank_ms: dict[str, dict[str, float]]
     documents: int
     encoder: str
     threads: int
 
     def of(self, granularity: Granularity, documents: int | None = None) -> float:
         """Milliseconds of a query: encoding, and exact search among so many documents (those measured by default)."""
-        scale = 1.0 if documents is None else documents / self.documents
-        return self.encode_ms[str(granularity.layer)] + scale * self.search_ms[str(granularity.dim)]
+        return self.encode_ms[str(granularity.layer)] + self._search(granularity.dim, documents)
+
+    def of_two_stages(
+        self, granularity: Granularity, first_dim: int, shortlist: int, documents: int | None = None
+    ) -> float:
+        """The same of a search by the first dims whose shortlist is re-ranked at the granularity."""
+        rerank = self.rerank_ms[str(granularity.dim)][str(shortlist)]
+        return self.encode_ms[str(granularity.layer)] + self._search(first_dim, documents) + rerank
+
+    def _search(self, dim: int, documents: int | None) -> float:
+        return self.search_ms[str(dim)] * (1.0 if documents is None else documents / self.documents)
 
 
 @dataclass

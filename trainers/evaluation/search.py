@@ -14,6 +14,9 @@ from ..nested import prefix
 from .embeddings import ROWS_AT_ONCE
 
 
+SHORTLISTS = (10, 20, 50, 100, 200)  # lengths that are measured
+
+
 def exact_search(queries: torch.Tensor, documents: torch.Tensor, k: int) -> np.ndarray:
     """
     The documents of highest cosine, by comparing with every one (faiss' `IndexFlatIP` on normalised vectors; m3BERT,

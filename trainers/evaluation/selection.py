@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 
@@ -22,7 +22,7 @@ class Budget:
     Args:
         documents (`int`): Vectors in the index.
         memory_gb (`float`, *optional*): Memory for them, in gigabytes (1e9 bytes).
-        latency_ms (`float`, *optional*): Of one query, encoding and exact search, on the machine of the evaluation.
+        latency_ms (`float`, *optional*): Of one query, encoding and search, on the machine of the evaluation.
         min_quality (`float`, *optional*): Mean main metric that is good enough.
 
     Raises:
@@ -68,15 +68,14 @@ class TwoStages:
 @dataclass(frozen=True)
 class Choice:
     """
-    The granularity to deploy, and why.
+    The granularity to deploy, how to search, and why.
 
     Args:
         granularity ([`Granularity`]): It.
-        quality (`float`): Mean main metric over the tasks.
+        quality (`float`): Mean main metric over the tasks, of exact search.
         memory_gb (`float`): Of all vectors.
-        latency_ms (`float`, *optional*): Of a query, where it was measured.
-        plan ([`TwoStages`], *optional*): The cheapest search in two stages that keeps the quality; `None` where none
-            was found.
+        latency_ms (`float`, *optional*): Of a query, searched as said; `None` where it was not measured.
+        plan ([`TwoStages`], *optional*): How to search in two stages; `None` is exact search.
         explanation (`str`): All this in a sentence or two.
     """
 
@@ -127,6 +126,41 @@ def two_stage_plans(results: GridResults, tasks: Iterable[str], granularity: Gra
     return found
 
 
+def cheapest_search(
+    results: GridResults, tasks: Iterable[str], granularity: Granularity, documents: int, tolerance: float
+) -> tuple[TwoStages | None, float | None]:
+    """
+    How to search at one granularity: the measured search in two stages of least latency, or, where no latency was
+    measured, of fewest multiplications, that keeps the quality; exact search where none is cheaper.
+
+    Args:
+        results ([`GridResults`]): An evaluation.
+        tasks (`Iterable[str]`): Its collections count.
+        granularity ([`Granularity`]): What ends the search.
+        documents (`int`): In the index.
+        tolerance (`float`): Share of the exact search's quality that may be lost.
+
+    Returns:
+        The plan, `None` for exact search, and the milliseconds of a query, `None` where they were not measured.
+    """
+    plans = [
+        plan
+        for plan in two_stage_plans(results, tasks, granularity)
+        if plan.quality >= (1 - tolerance) * plan.exact_quality and plan.products_share < 1
+    ]
+    latency = results.latency
+    if latency is None:
+        return min(plans, key=lambda plan: plan.products_share, default=None), None
+    ways: list[tuple[float, TwoStages | None]] = [(latency.of(granularity, documents), None)]
+    ways += [
+        (latency.of_two_stages(granularity, plan.first_dim, plan.shortlist, documents), plan)
+        for plan in plans
+        if str(plan.shortlist) in latency.rerank_ms[str(granularity.dim)]
+    ]
+    milliseconds, best = min(ways, key=lambda way: way[0])
+    return best, milliseconds
+
+
 def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolerance: float = 0.01) -> Choice:
     """
     The granularity to deploy. With a minimum quality, the cheapest that reaches it within the other limits: fewest
@@ -135,7 +169,7 @@ def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolera
     Args:
         results ([`GridResults`]): An evaluation.
         tasks (`Iterable[str]`): Tasks to judge by: the mean of their main metrics.
-        budget ([`Budget`]): Limits.
+        budget ([`Budget`]): Limits. Each granularity is searched as [`cheapest_search`] says.
         tolerance (`float`, *optional*, defaults to 0.01): Share of the exact search's quality that a search in two
             stages may lose.
 
@@ -147,77 +181,64 @@ def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolera
             says what the least of each is.
     """
     tasks, grid = list(tasks), results.granularities
-    quality = results.quality(tasks)
-    memory = {g: budget.documents * g.dim * BYTES_A_NUMBER / GIGABYTE for g in grid}
     if results.latency is None and budget.latency_ms is not None:
         raise ValueError("Latency is limited, and this evaluation did not measure it.")
-    latency = {g: results.latency.of(g, budget.documents) for g in grid} if results.latency else None
-
-    limits: dict[str, set[Granularity]] = {}
-    if budget.memory_gb is not None:
-        name = f"memory of {budget.memory_gb:g} GB (least: {min(memory.values()):.3g} GB)"
-        limits[name] = {g for g in grid if memory[g] <= budget.memory_gb}
-    if budget.latency_ms is not None and latency is not None:
-        name = f"latency of {budget.latency_ms:g} ms (least: {min(latency.values()):.3g} ms)"
-        limits[name] = {g for g in grid if latency[g] <= budget.latency_ms}
-    if budget.min_quality is not None:
-        name = f"quality of {budget.min_quality:g} (best: {max(quality.values()):.3f})"
-        limits[name] = {g for g in grid if quality[g] >= budget.min_quality}
-    fitting = set(grid).intersection(*limits.values())
-    if not fitting:
-        alone = [limit for limit, members in limits.items() if not members]
-        counts = ", ".join(f"{len(members)} to a {limit}" for limit, members in limits.items())
-        reason = f"none keeps to a {' or a '.join(alone)}" if alone else f"none keeps to all limits together, {counts}"
-        raise ValueError(f"No granularity of {grid} fits: {reason}.")
+    quality = results.quality(tasks)
+    memory = {g: budget.documents * g.dim * BYTES_A_NUMBER / GIGABYTE for g in grid}
+    searches = {g: cheapest_search(results, tasks, g, budget.documents, tolerance) for g in grid}
+    latency = {g: milliseconds or 0.0 for g, (_, milliseconds) in searches.items()}
+    fitting = _within(budget, quality, memory, latency)
 
     def cost(g: Granularity) -> tuple[float, float, int]:
-        return (memory[g], latency[g] if latency is not None else 0.0, g.layer)
+        return (memory[g], latency[g], g.layer)
 
     if budget.min_quality is not None:
         best = min(fitting, key=lambda g: (cost(g), -quality[g]))
     else:
         best = min(fitting, key=lambda g: (-quality[g], cost(g)))
-    exact_enough = [
-        plan
-        for plan in two_stage_plans(results, tasks, best)
-        if plan.quality >= (1 - tolerance) * plan.exact_quality and plan.products_share < 1
-    ]
-    plan = min(exact_enough, key=lambda plan: plan.products_share, default=None)
-    explanation = _explain(
-        results, best, quality, memory[best], latency[best] if latency else None, budget, len(fitting)
-    )
-    return Choice(
-        best,
-        quality[best],
-        memory[best],
-        latency[best] if latency is not None else None,
-        plan,
-        f"{explanation} {_explain_plan(plan, tolerance)}",
-    )
-
-
-def _explain(
-    results: GridResults,
-    best: Granularity,
-    quality: dict[Granularity, float],
-    memory_gb: float,
-    latency_ms: float | None,
-    budget: Budget,
-    fitting: int,
-) -> str:
-    full = results.granularities.full
+    plan, milliseconds = searches[best]
     why = "the cheapest" if budget.min_quality is not None else "the best"
+    full = grid.full
     share = f", {quality[best] / quality[full]:.1%} of {full}'s" if full in quality and full != best else ""
-    time = "" if latency_ms is None else f" and a query takes {latency_ms:.3g} ms"
-    return (
-        f"Deploy {best}: of the {len(quality)} granularities {fitting} keep to the budget, and it is {why} of them, "
-        f"with a quality of {quality[best]:.3f}{share}; {budget.documents:,} vectors take {memory_gb:.3g} GB{time}."
+    time = "" if milliseconds is None else f" and a query takes {milliseconds:.3g} ms, encoding and search"
+    explanation = (
+        f"Deploy {best}: of {len(grid)} granularities {len(fitting)} keep to the budget, and it is {why} of them, "
+        f"with a quality of {quality[best]:.3f}{share}; {budget.documents:,} vectors take {memory[best]:.3g} GB{time}."
+        f" {_how_to_search(plan, tolerance)}"
     )
+    return Choice(best, quality[best], memory[best], milliseconds, plan, explanation)
 
 
-def _explain_plan(plan: TwoStages | None, tolerance: float) -> str:
+def _within(
+    budget: Budget,
+    quality: Mapping[Granularity, float],
+    memory: Mapping[Granularity, float],
+    latency: Mapping[Granularity, float],
+) -> set[Granularity]:
+    """Granularities that keep to all limits; none is an error that says which limits rule them out."""
+    limits: dict[str, set[Granularity]] = {}
+    if budget.memory_gb is not None:
+        name = f"memory of {budget.memory_gb:g} GB (least: {min(memory.values()):.3g} GB)"
+        limits[name] = {g for g, needed in memory.items() if needed <= budget.memory_gb}
+    if budget.latency_ms is not None:
+        name = f"latency of {budget.latency_ms:g} ms (least: {min(latency.values()):.3g} ms)"
+        limits[name] = {g for g, needed in latency.items() if needed <= budget.latency_ms}
+    if budget.min_quality is not None:
+        name = f"quality of {budget.min_quality:g} (best: {max(quality.values()):.3f})"
+        limits[name] = {g for g, reached in quality.items() if reached >= budget.min_quality}
+    fitting = set(quality).intersection(*limits.values())
+    if not fitting:
+        alone = [limit for limit, members in limits.items() if not members]
+        counts = ", ".join(f"{len(members)} to a {limit}" for limit, members in limits.items())
+        reason = f"none keeps to a {' or a '.join(alone)}" if alone else f"none keeps to all limits together, {counts}"
+        raise ValueError(f"No granularity fits: {reason}.")
+    return fitting
+
+
+def _how_to_search(plan: TwoStages | None, tolerance: float) -> str:
     if plan is None:
-        return f"No measured search in two stages kept its quality within {tolerance:.0%}; search all of it."
+        kept = f"{1 - tolerance:.0%} of the quality"
+        return f"Search exactly: no search in two stages was measured that is faster and keeps {kept}."
     return (
         f"Search in two stages: shortlist {plan.shortlist} documents by their first {plan.first_dim} dims and re-rank "
         f"them by {plan.second_dim}: {plan.products_share:.1%} of the multiplications of an exact search, and "

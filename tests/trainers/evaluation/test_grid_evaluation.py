@@ -59,9 +59,25 @@ def test_scores_of_a_grid_are_those_of_each_granularity_alone(encoder, data):
             assert scores[g] == alone, (name, g)
 
 
+def test_a_grid_that_is_no_product_has_the_same_scores(encoder, data):
+    picked = Grid.parse("2x8,4x16,6x32")
+    found = evaluate_grid(replace(encoder, grid=picked), find_tasks(["stsb", "cranfield"]), data)
+    assert {score.granularity for score in found.scores} == {"2x8", "4x16", "6x32"} and not found.plans
+    whole = evaluate_grid(replace(encoder, grid=Grid.parse("2,4,6x8,16,32")), find_tasks(["stsb", "cranfield"]), data)
+    assert set(found.scores) <= set(whole.scores)
+
+
 def test_results_say_what_was_run_and_survive_a_file(encoder, data, tmp_path):
     results = evaluate_grid(encoder, find_tasks(NAMES), data, seed=3)
     results.latency = measure_latency(encoder, ["open the file"], documents=50, rounds=2)
+    assert {dim: set(sizes) for dim, sizes in results.latency.rerank_ms.items()} == {
+        dim: {"10", "20", "50"} for dim in ("8", "32")
+    }
+    exact, staged = results.latency.of(GRID.full), results.latency.of_two_stages(GRID.full, 8, 20)
+    times = results.latency
+    assert exact == times.encode_ms["6"] + times.search_ms["32"]
+    assert staged == times.encode_ms["6"] + times.search_ms["8"] + times.rerank_ms["32"]["20"]
+    assert times.of(GRID.full, 100) == pytest.approx(times.encode_ms["6"] + 2 * times.search_ms["32"])
     assert results.tasks() == NAMES and results.seed == 3 and results.granularities == GRID
     assert results.families() == ["sts", "pair_classification", "bitext", "classification", "retrieval", "geometry"]
     assert results.settings["pooling"] == "mean" and results.settings["max_length"] == 48
@@ -90,6 +106,8 @@ def test_retrieval_leaves_out_queries_without_answers_and_measures_two_stages(en
         (layer, 8, 32, size) for layer in (2, 6) for size in (10, 20)
     }
     assert not evaluate_grid(encoder, [find_task("cranfield")], data, two_stages=False).plans
+    with pytest.raises(ValueError, match="needs queries, each with a relevant document"):
+        replace(protocol, relevant=[])
 
 
 def test_embeddings_on_disk_give_the_same_scores_and_are_read_again(encoder, data, tmp_path):
