@@ -1,9 +1,14 @@
-"""How every command of this folder ends when something is wrong: in one line."""
+"""What the commands of this folder share: their help, and how they end when something is wrong: in one line."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
+
+
+class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """A command's docstring as it is written, and every option's default."""
 
 
 def run_command(main: Callable[[list[str]], None]) -> None:

@@ -20,7 +20,7 @@ from accelerate import PartialState
 from datasets import Dataset, Features, List, Value
 from transformers import HfArgumentParser
 
-from scripts._command import run_command
+from scripts._command import HelpFormatter, run_command
 from scripts._encoder import EncoderArguments, load_encoder
 from trainers import Granularity, prefix
 from trainers.data import load_files, require_columns
@@ -92,7 +92,9 @@ def with_vectors(dataset: Dataset, embeddings: GridEmbeddings, normalize: bool, 
 
 
 def main(arguments: list[str]) -> None:
-    parser = HfArgumentParser((EncoderArguments, EmbeddingArguments), description=__doc__)
+    parser = HfArgumentParser(
+        (EncoderArguments, EmbeddingArguments), description=__doc__, formatter_class=HelpFormatter
+    )
     encoding, options = parser.parse_args_into_dataclasses(arguments)
     check(options)
     state = PartialState(cpu=not torch.cuda.is_available())

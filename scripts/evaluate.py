@@ -20,7 +20,7 @@ from hub_cards.figures import draw_all
 from hub_cards.tables import family_table, report
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
-from scripts._command import run_command
+from scripts._command import HelpFormatter, run_command
 from scripts._encoder import EncoderArguments, load_encoder
 from scripts._sources import DEFAULT_ENCODER, local_data
 from trainers.evaluation import GROUPS, TASKS, GridEncoder, GridResults, evaluate_grid, find_tasks, measure_latency
@@ -69,7 +69,9 @@ def write(results: GridResults, folder: Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    parser = HfArgumentParser((EncoderArguments, EvaluationArguments), description=__doc__)
+    parser = HfArgumentParser(
+        (EncoderArguments, EvaluationArguments), description=__doc__, formatter_class=HelpFormatter
+    )
     encoding, options = parser.parse_args_into_dataclasses(arguments)
     if options.list_tasks:
         print(f"tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE")

@@ -91,7 +91,7 @@ class Task:
             file = data / (self.folder or self.name) / (f"{part}.tsv.gz" if part == "qrels" else f"{part}.jsonl.gz")
             if file.is_file():
                 return _relabel(read_rows(file), self.labels)
-            looked.append(f"{file} is not there")
+            looked.append(f"{file} is not there (the folder is M3BERT_DATA)")
         else:
             looked.append("no folder of local data was given (M3BERT_DATA)")
         if self.hub is None:
