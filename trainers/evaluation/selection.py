@@ -54,6 +54,7 @@ class TwoStages:
         quality (`float`): Main metric.
         exact_quality (`float`): The same of the exact search.
         collections (`str`): What was searched, and its size.
+        largest (`int`): Documents of the largest of them.
     """
 
     first_dim: int
@@ -63,6 +64,7 @@ class TwoStages:
     quality: float
     exact_quality: float
     collections: str
+    largest: int
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,18 @@ def two_stage_plans(results: GridResults, tasks: Iterable[str], granularity: Gra
         if len(kept) == len(collections):
             share, quality = mean(plan.products_share for plan in kept), mean(plan.value for plan in kept)
             sizes = ", ".join(f"{plan.task} ({plan.documents:,} documents)" for plan in kept)
-            found.append(TwoStages(first_dim, granularity.dim, shortlist, share, quality, exact, sizes))
+            found.append(
+                TwoStages(
+                    first_dim,
+                    granularity.dim,
+                    shortlist,
+                    share,
+                    quality,
+                    exact,
+                    sizes,
+                    max(plan.documents for plan in kept),
+                )
+            )
     return found
 
 
@@ -204,7 +217,7 @@ def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolera
     explanation = (
         f"Deploy {best}: of {len(grid)} granularities {len(fitting)} keep to the budget, and it is {why} of them, "
         f"with a quality of {quality[best]:.3f}{share}; {budget.documents:,} vectors take {memory[best]:.3g} GB{time}."
-        f" {_how_to_search(plan, tolerance)}"
+        f" {_how_to_search(plan, budget.documents, tolerance)}"
     )
     return Choice(best, quality[best], memory[best], milliseconds, plan, explanation)
 
@@ -235,12 +248,13 @@ def _within(
     return fitting
 
 
-def _how_to_search(plan: TwoStages | None, tolerance: float) -> str:
+def _how_to_search(plan: TwoStages | None, documents: int, tolerance: float) -> str:
     if plan is None:
         kept = f"{1 - tolerance:.0%} of the quality"
         return f"Search exactly: no search in two stages was measured that is faster and keeps {kept}."
+    larger = " An index so much larger may need a longer shortlist." if documents > 2 * plan.largest else ""
     return (
         f"Search in two stages: shortlist {plan.shortlist} documents by their first {plan.first_dim} dims and re-rank "
         f"them by {plan.second_dim}: {plan.products_share:.1%} of the multiplications of an exact search, and "
-        f"{plan.quality / plan.exact_quality:.1%} of its quality, measured on {plan.collections}."
+        f"{plan.quality / plan.exact_quality:.1%} of its quality, measured on {plan.collections}.{larger}"
     )

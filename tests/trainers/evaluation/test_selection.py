@@ -77,7 +77,8 @@ def test_the_plan_is_the_fastest_that_keeps_the_quality(results):
     assert choice.plan.exact_quality == pytest.approx(0.55) and choice.plan.quality == pytest.approx(0.547)
     assert choice.latency_ms == pytest.approx(15.2)
     assert "shortlist 20 documents by their first 8 dims and re-rank them by 32: 27.0%" in choice.explanation
-    assert choice.explanation.endswith("cranfield (1,000 documents), cisi (1,000 documents).")
+    assert "measured on cranfield (1,000 documents), cisi (1,000 documents)." in choice.explanation
+    assert choice.explanation.endswith("An index so much larger may need a longer shortlist.")
     assert choose(results, RETRIEVAL, million, tolerance=0.001).plan.shortlist == 50
     assert choose(results, ["cranfield"], million).plan.shortlist == 5
     assert choose(results, ["stsb"], million).plan is None
@@ -86,6 +87,7 @@ def test_the_plan_is_the_fastest_that_keeps_the_quality(results):
     narrow = choose(results, RETRIEVAL, Budget(1_000_000, memory_gb=0.1))
     assert narrow.plan is None and "Search exactly: no search in two stages" in narrow.explanation
     results.latency = None
+    assert "longer shortlist" not in choose(results, RETRIEVAL, Budget(1000)).explanation
     assert choose(results, RETRIEVAL, million).plan.shortlist == 20, "by multiplications, where no time was measured"
 
 
