@@ -23,6 +23,7 @@ from transformers import HfArgumentParser
 from scripts._command import HelpFormatter, run_command
 from scripts._encoder import EncoderArguments, load_encoder
 from trainers import Granularity, prefix
+from trainers.collators import fields_of, joined_text, separator_for
 from trainers.data import load_files, require_columns
 from trainers.evaluation import GridEmbeddings
 
@@ -37,8 +38,9 @@ class EmbeddingArguments:
     """What to embed, and where to write it."""
 
     files: list[str] = field(default_factory=list, metadata={"help": ".txt, .jsonl, .csv or .parquet, also .gz."})
-    text_columns: list[str] = field(
-        default_factory=lambda: ["text"], metadata={"help": "Columns that make the text, joined by a space."}
+    text_column: str = field(
+        default="text",
+        metadata={"help": "Column with the text; title+text joins two with the separator, as training does."},
     )
     output_dir: str = field(default="runs/vectors", metadata={"help": "Where the vectors go."})
     format: str = field(
@@ -100,14 +102,12 @@ def main(arguments: list[str]) -> None:
     state = PartialState(cpu=not torch.cuda.is_available())
     with state.main_process_first():
         dataset = load_files(options.files)
-    require_columns(dataset, options.text_columns)
+    require_columns(dataset, fields_of(options.text_column))
     encoder = load_encoder(encoding, DTYPES[options.dtype])
     if options.normalize and any(len(encoder.grid.dims_of(layer)) > 1 for layer in encoder.grid.layers):
         raise ValueError(f"--normalize needs one dim a layer; the grid is {encoder.grid}.")
-    texts = [
-        " ".join(row[column] or "" for column in options.text_columns)
-        for row in dataset.select_columns(options.text_columns)
-    ]
+    separator = separator_for([options.text_column], encoder.tokenizer)
+    texts = [joined_text(row, options.text_column, separator) for row in dataset]
     folder = Path(options.output_dir)
     arrays = folder if options.format == "npy" else folder / "arrays"
     embeddings = encoder.encode(

@@ -15,6 +15,35 @@ def fields_of(column: str) -> list[str]:
     return column.split("+")
 
 
+def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
+    """
+    What stands between joined fields: the tokenizer's separator token (m3BERT,
+    [2605.19568](https://huggingface.co/papers/2605.19568), appendix B, stage 3).
+
+    Raises:
+        ValueError: if fields are to be joined and the tokenizer has none.
+    """
+    joined = [column for column in columns if len(fields_of(column)) > 1]
+    if joined and tokenizer.sep_token is None:
+        raise ValueError(f"{joined[0]!r} needs a separator, and the tokenizer has none: pass one.")
+    return tokenizer.sep_token or ""
+
+
+def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:
+    """
+    The text of a row in a column, its fields joined; one that is empty or `None` is left out.
+
+    Raises:
+        ValueError: if the row lacks a field, or has something other than text in it.
+    """
+    fields = fields_of(column)
+    for field in fields:
+        value = row.get(field)
+        if not (isinstance(value, str) or (value is None and field in row and len(fields) > 1)):
+            raise ValueError(f"Column {field!r} of a row is not text: {value!r}; the row has {', '.join(row)}.")
+    return f" {separator} ".join(row[field] for field in fields if row[field])
+
+
 class TextColumnsCollator:
     """
     Tokenises text columns: each becomes its own batch of token ids under the column's name, with `text_ids`, a number
@@ -25,8 +54,7 @@ class TextColumnsCollator:
         columns (`Sequence[str]`): Columns with text, in the order in which the objective takes them. `"title+text"`
             joins two fields with the separator; a field that is empty or `None` is left out.
         max_length (`int`): Longest text in tokens; longer ones are cut.
-        separator (`str`, *optional*): Between fields; by default the tokenizer's separator token (m3BERT,
-            [2605.19568](https://huggingface.co/papers/2605.19568), appendix B, stage 3).
+        separator (`str`, *optional*): Between fields; by default the tokenizer's separator token ([`separator_for`]).
         views (`int`, *optional*, defaults to 1): How often each column is given, under names of their own: two dropout
             views of one text are two columns.
 
@@ -46,17 +74,14 @@ class TextColumnsCollator:
         self.tokenizer = tokenizer
         self.columns = tuple(columns)
         self.max_length = max_length
-        self.separator = tokenizer.sep_token if separator is None else separator
+        self.separator = separator_for(self.columns, tokenizer) if separator is None else separator
         self.views = views
-        joined = [column for column in self.columns if len(fields_of(column)) > 1]
-        if joined and self.separator is None:
-            raise ValueError(f"{joined[0]!r} needs a separator, and the tokenizer has none: pass one.")
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, BatchEncoding]:
         batch = {}
         for column in self.columns:
             encoded = self.tokenizer(
-                [self._text(row, column) for row in rows],
+                [joined_text(row, column, self.separator) for row in rows],
                 padding=True,
                 truncation=True,
                 max_length=self.max_length,
@@ -67,14 +92,6 @@ class TextColumnsCollator:
             for view in range(self.views):
                 batch[column if view == 0 else f"{column} (view {view + 1})"] = encoded
         return batch
-
-    def _text(self, row: Mapping[str, Any], column: str) -> str:
-        fields = fields_of(column)
-        for field in fields:
-            value = row.get(field)
-            if not (isinstance(value, str) or (value is None and field in row and len(fields) > 1)):
-                raise ValueError(f"Column {field!r} of a row is not text: {value!r}; the row has {', '.join(row)}.")
-        return f" {self.separator} ".join(row[field] for field in fields if row[field])
 
 
 def _text_ids(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

@@ -80,13 +80,13 @@ def files(tmp_path, sentences) -> str:
 @pytest.fixture
 def expected(tiny_model, tiny_tokenizer, sentences):
     encoder = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2,6x8,16"), batch_size=4)
-    return encoder.encode([f"open {text}" for text in sentences[:11]])
+    return encoder.encode([f"open </s> {text}" for text in sentences[:11]])
 
 
 def run_embed(model, files, out, *options):
     embed.main(
         ["--model_name_or_path", model, "--files", files, "--output_dir", str(out), "--batch_size", "4"]
-        + ["--text_columns", "title", "text", "--grid", "2,6x8,16", *options]
+        + ["--text_column", "title+text", "--grid", "2,6x8,16", *options]
     )
 
 
@@ -122,7 +122,7 @@ def test_embed_normalises_after_cutting(model, files, expected, tmp_path):
         (["--dtype", "int8"], "--dtype int8 is unknown; legal values: float32, float16"),
         (["--normalize"], "--normalize needs --format datasets or parquet"),
         (["--normalize", "--format", "parquet"], "--normalize needs one dim a layer; the grid is 2,6x8,16"),
-        (["--text_columns", "body"], "lacks the column.* body; it has id, title, text"),
+        (["--text_column", "body+text"], "lacks the column.* body; it has id, title, text"),
         (["--grid", "9x8"], "outside of it: 9x8"),
     ],
 )
