@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import matplotlib
-
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 
 from trainers import Granularity
 from trainers.evaluation import GridResults
@@ -25,24 +21,12 @@ TITLES = {
     "pair_classification": "pair classification",
     "retrieval": "retrieval",
     "bitext": "bitext mining",
-    "geometry": "geometry",
 }
 
 
-def _save(figure: Any, file: Path) -> None:
+def _save(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=DOTS_AN_INCH)
-    pyplot.close(figure)
-
-
-def scored_families(results: GridResults) -> list[str]:
-    """Families whose main metric is a quality, more of which is better."""
-    return [family for family in results.families() if family != "geometry"]
-
-
-def main_metric(results: GridResults, family: str) -> str:
-    """The metric a family is judged by."""
-    return next(score.metric for score in results.scores if score.family == family and score.main)
 
 
 def draw_heat_map(results: GridResults, family: str, file: Path) -> None:
@@ -50,7 +34,8 @@ def draw_heat_map(results: GridResults, family: str, file: Path) -> None:
     grid, quality = results.granularities, results.quality(results.tasks(family))
     layers, dims = grid.layers[::-1], grid.dims
     cells = [[100 * quality.get(Granularity(layer, dim), math.nan) for dim in dims] for layer in layers]
-    figure, axes = pyplot.subplots(figsize=(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers)), layout="constrained")
+    figure = Figure(figsize=(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers)), layout="constrained")
+    axes = figure.subplots()
     image = axes.imshow(cells, cmap="viridis", aspect="auto")
     known = [value for values in cells for value in values if not math.isnan(value)]
     middle = (min(known) + max(known)) / 2
@@ -66,7 +51,7 @@ def draw_heat_map(results: GridResults, family: str, file: Path) -> None:
     axes.set_ylabel("layers")
     count = len(results.tasks(family))
     tasks = "1 task" if count == 1 else f"mean of {count} tasks"
-    axes.set_title(f"{TITLES[family]}: {main_metric(results, family)}, {tasks} (%)", fontsize="medium")
+    axes.set_title(f"{TITLES[family]}: {results.main_metric(family)}, {tasks} (%)", fontsize="medium")
     figure.colorbar(image)
     _save(figure, file)
 
@@ -76,13 +61,12 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
     Quality of every granularity against a cost, a panel a family, a colour a layer. The Pareto front, what no other
     granularity beats in both, is a black line with outlined points.
     """
-    families, grid = scored_families(results), results.granularities
+    families, grid = results.judged_families(), results.granularities
     columns = min(2, len(families))
     rows = math.ceil(len(families) / columns)
-    figure, panels = pyplot.subplots(
-        rows, columns, figsize=(5.2 * columns, 3.6 * rows), layout="constrained", squeeze=False
-    )
-    colors = matplotlib.colormaps["viridis"].resampled(len(grid.layers))
+    figure = Figure(figsize=(5.2 * columns, 3.6 * rows), layout="constrained")
+    panels = figure.subplots(rows, columns, squeeze=False)
+    colors = colormaps["viridis"].resampled(len(grid.layers))
     for axes, family in zip(panels.flat, families, strict=False):
         quality = results.quality(results.tasks(family))
         members = list(grid)
@@ -105,7 +89,7 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel(label)
-        axes.set_ylabel(f"{main_metric(results, family)} (%)")
+        axes.set_ylabel(f"{results.main_metric(family)} (%)")
         axes.set_title(f"{TITLES[family]} ({len(results.tasks(family))})", fontsize="medium")
         axes.grid(alpha=0.3)
     for axes in list(panels.flat)[len(families) :]:
@@ -120,7 +104,8 @@ def draw_variances(results: GridResults, task: str, file: Path) -> None:
     layer = results.granularities.layers[-1]
     spectrum = results.variances[task][str(layer)]
     mean = sum(spectrum) / len(spectrum)
-    figure, axes = pyplot.subplots(figsize=(8, 3), layout="constrained")
+    figure = Figure(figsize=(8, 3), layout="constrained")
+    axes = figure.subplots()
     axes.bar(range(1, len(spectrum) + 1), [value / mean for value in spectrum], width=1.0, color="#7570b3")
     for dim in results.granularities.dims_of(layer)[:-1]:
         axes.axvline(dim + 0.5, color="#d95f02", linestyle="--", linewidth=1)
@@ -139,11 +124,11 @@ def draw_all(results: GridResults, folder: Path) -> list[Path]:
         files.append(folder / f"{name}.png")
         return files[-1]
 
-    for family in scored_families(results):
+    for family in results.judged_families():
         draw_heat_map(results, family, file(f"heat_map_{family}"))
-    if scored_families(results):
+    if results.judged_families():
         draw_quality(results, lambda g: BYTES_A_NUMBER * g.dim, "bytes a vector", file("quality_and_bytes"))
-    if results.latency is not None and scored_families(results):
+    if results.latency is not None and results.judged_families():
         latency = results.latency
         label = f"ms a query, with search of {latency.documents:,} documents"
         draw_quality(results, latency.of, label, file("quality_and_latency"))

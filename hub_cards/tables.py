@@ -21,7 +21,7 @@ def percent(value: float) -> str:
 
 def family_table(results: GridResults) -> str:
     """A row a granularity: the mean of each family of tasks, in percent, bytes a vector, and milliseconds a query."""
-    families = [family for family in results.families() if family != "geometry"]
+    families = results.judged_families()
     quality = {family: results.quality(results.tasks(family)) for family in families}
     header = ["granularity", *(f"{family} ({len(results.tasks(family))})" for family in families), "bytes a vector"]
     header += ["ms a query"] if results.latency else []
@@ -34,9 +34,9 @@ def family_table(results: GridResults) -> str:
 
 
 def task_table(results: GridResults, family: str) -> str:
-    """A row a granularity, a column a task: its main metric, in percent; geometry is not in percent."""
+    """A row a granularity, a column a task: its main metric, in percent where it is a quality."""
     quality = {task: results.quality([task]) for task in results.tasks(family)}
-    spell = (lambda value: f"{value:.3f}") if family == "geometry" else percent
+    spell = percent if family in results.judged_families() else "{:.3f}".format
     return markdown(
         ["granularity", *quality],
         ([str(g), *(spell(values[g]) for values in quality.values())] for g in results.granularities),
@@ -78,8 +78,7 @@ def report(results: GridResults) -> str:
         family_table(results),
     ]
     for family in results.families():
-        metric = next(score.metric for score in results.scores if score.family == family and score.main)
-        parts += [f"## {family} ({metric})", task_table(results, family)]
+        parts += [f"## {family} ({results.main_metric(family)})", task_table(results, family)]
     if results.plans:
         full = results.granularities.full
         parts += [f"## Two stages, ending with {full}", two_stage_table(results, full)]

@@ -20,8 +20,8 @@ def judges(results: GridResults, names: list[str]) -> list[str]:
     """The tasks to judge by: those named, also by family or group; by default retrieval, where it was scored, else all
     but geometry."""
     if not names:
-        retrieval = results.tasks("retrieval")
-        return retrieval or [task for task in results.tasks() if task not in results.tasks("geometry")]
+        judged = [task for family in results.judged_families() for task in results.tasks(family)]
+        return results.tasks("retrieval") or judged
     members: list[str] = []
     for name in names:
         members += results.tasks(name) or GROUPS.get(name, (name,))

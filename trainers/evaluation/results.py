@@ -181,6 +181,14 @@ class GridResults:
         """Families that were scored, in the order of the run."""
         return list(dict.fromkeys(score.family for score in self.scores))
 
+    def judged_families(self) -> list[str]:
+        """Families whose main metric is a quality, more of which is better: all but geometry."""
+        return [family for family in self.families() if family != "geometry"]
+
+    def main_metric(self, family: str) -> str:
+        """The metric a family is judged by."""
+        return next(score.metric for score in self.scores if score.family == family and score.main)
+
     def quality(self, tasks: Iterable[str]) -> dict[Granularity, float]:
         """
         Mean over tasks of their main metrics, for every granularity.
