@@ -17,7 +17,7 @@ from .latency import measure_latency, seconds_in_turn
 from .pairs import bitext_accuracy, pair_classification_scores, pair_cosines, similarity_spearman
 from .protocols import STS, BitextMining, Classification, Geometry, PairClassification, Protocol, Retrieval
 from .results import GridResults, Latency, Plan, Score
-from .search import exact_search, products_share, ranking_scores, rerank, two_stage_search
+from .search import exact_search, products_share, ranking_scores, rerank
 from .tasks import GROUPS, TASKS, HubData, Task, find_task, find_tasks, read_rows
 
 
@@ -64,6 +64,5 @@ __all__ = [
     "score_grid",
     "seconds_in_turn",
     "similarity_spearman",
-    "two_stage_search",
     "uniformity",
 ]

@@ -69,15 +69,15 @@ class GridEmbeddings:
             ValueError: names the granularities of the first layer with a NaN or an infinity, and a text that has one.
         """
         for layer, vectors in self.layers.items():
-            first: dict[int, int] = {}  # dim -> a text where it is not finite
+            first = None  # dim, and a text where it is not finite
             for start in range(0, len(vectors), ROWS_AT_ONCE):
-                for row, dim in (~torch.isfinite(vectors[start : start + ROWS_AT_ONCE])).nonzero().tolist():
-                    first.setdefault(dim, start + row)
-            if first:
-                reached = [f"{layer}x{dim}" for dim in self.grid.dims_of(layer) if dim > min(first)]
-                raise ValueError(
-                    f"Embeddings at {', '.join(reached)} are not finite, of text {first[min(first)]} for one."
-                )
+                wrong = ~torch.isfinite(vectors[start : start + ROWS_AT_ONCE])
+                for dim in wrong.any(dim=0).nonzero()[:1, 0].tolist():
+                    if first is None or dim < first[0]:
+                        first = dim, start + int(wrong[:, dim].nonzero()[0])
+            if first is not None:
+                reached = [f"{layer}x{dim}" for dim in self.grid.dims_of(layer) if dim > first[0]]
+                raise ValueError(f"Embeddings at {', '.join(reached)} are not finite, of text {first[1]} for one.")
         return self
 
 

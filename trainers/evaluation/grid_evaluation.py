@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -16,8 +17,7 @@ from ..granularity import Granularity
 from ..nested import unwrap_encoder
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
-from .geometry import feature_covariance
-from .protocols import Geometry, Protocol, Retrieval, Scores
+from .protocols import Protocol, Scores
 from .results import GridResults, Plan, Score
 from .tasks import Task
 
@@ -117,7 +117,8 @@ def evaluate_grid(
         [`GridResults`]
 
     Raises:
-        ValueError: if a task has no data, an embedding is not finite, or labels are of one class; names the task.
+        ValueError: if a task has no data, an embedding is not finite, labels are of one class, or a metric is not
+            defined; names the task.
     """
     tasks = list(tasks)
     protocols = {task.name: task.load(data) for task in tasks}  # all, before any work is done
@@ -164,18 +165,14 @@ def _score_task(
     for layer in embeddings.grid.layers:
         vectors, dims = embeddings.layer(layer), embeddings.grid.dims_of(layer)
         for dim, scores in protocol.score_layer(vectors, dims).items():
-            results.scores += [
-                Score(
-                    task.name, protocol.family, split, metric, metric == protocol.main_metric, f"{layer}x{dim}", value
-                )
-                for metric, value in scores.items()
-            ]
-        if isinstance(protocol, Retrieval) and two_stages:
-            size = len(protocol.texts["documents"])
-            results.plans += [
-                Plan(task=task.name, documents=size, layer=layer, **plan)
-                for plan in protocol.score_two_stages(vectors, dims)
-            ]
-        if isinstance(protocol, Geometry):
-            spectrum = feature_covariance(protocol.sides(vectors)).diagonal()
-            results.variances.setdefault(task.name, {})[str(layer)] = [float(f"{v:.6g}") for v in spectrum]
+            for metric, value in scores.items():
+                if not math.isfinite(value):
+                    raise ValueError(f"{metric} is not defined at {layer}x{dim}: its embeddings may all be equal.")
+                main = metric == protocol.main_metric
+                results.scores.append(Score(task.name, protocol.family, split, metric, main, f"{layer}x{dim}", value))
+        if two_stages:
+            plans = protocol.score_two_stages(vectors, dims)
+            results.plans += [Plan(task=task.name, layer=layer, **plan) for plan in plans]
+        if variances := protocol.variances(vectors):
+            rounded = [float(f"{variance:.6g}") for variance in variances]
+            results.variances.setdefault(task.name, {})[str(layer)] = rounded

@@ -42,11 +42,17 @@ class EncodeOnce:
         self._found: dict[str, GridEmbeddings] = {}
 
     def __call__(self, texts: list[str], role: Role, description: str | None = None) -> GridEmbeddings:
-        """Embeddings of these texts, in this role."""
+        """
+        Embeddings of these texts, in this role.
+
+        Raises:
+            ValueError: if some are not finite; names the granularities.
+        """
         key = f"{role}-{fingerprint_of(texts)}"
         if key not in self._found:
             folder = None if self._folder is None else self._folder / key
-            self._found[key] = self.encoder.encode(texts, role=role, folder=folder, description=description)
+            found = self.encoder.encode(texts, role=role, folder=folder, description=description)
+            self._found[key] = found.require_finite()
         return self._found[key]
 
 
@@ -70,8 +76,7 @@ class GranularityModel(AbsEncoder):
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type == PromptType.document else "query"
         description = "Encoding the grid" if kwargs.get("show_progress_bar") else None
-        embeddings = self._encode_once(texts, role, description).require_finite()
-        return embeddings.at(self.granularity)
+        return self._encode_once(texts, role, description).at(self.granularity)
 
 
 def parameters_at(model: nn.Module, layer: int) -> int:

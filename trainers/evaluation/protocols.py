@@ -7,8 +7,8 @@ those of one layer, for what is cheaper for all prefixes together.
 
 from __future__ import annotations
 
-import itertools
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ from .pairs import (
     require_both_labels,
     similarity_spearman,
 )
-from .search import SHORTLISTS, exact_search, products_share, ranking_scores, two_stage_search
+from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank
 
 
 Vectors = Mapping[str, torch.Tensor]
@@ -36,7 +36,7 @@ Scores = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(ABC):
     """
     One task's texts and gold.
 
@@ -55,6 +55,7 @@ class Protocol:
         """What texts of this name are, for encoders that want to be told."""
         return "document" if name == "documents" else "query"
 
+    @abstractmethod
     def score(self, vectors: Vectors) -> Scores:
         """
         Metrics at one granularity.
@@ -65,11 +66,29 @@ class Protocol:
         Returns:
             `dict[str, float]`: metric -> value.
         """
-        raise NotImplementedError
 
     def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
         """Dim -> metrics, of embeddings of one layer at the widest of the dims."""
         return {dim: self.score({name: prefix(side, dim) for name, side in vectors.items()}) for dim in dims}
+
+    def score_two_stages(self, vectors: Vectors, dims: Sequence[int]) -> list[dict[str, Any]]:
+        """
+        Where something is searched: with one prefix, then re-ranked with a longer one of the same vectors, for every
+        pair of dims and every length of [`SHORTLISTS`] within the collection.
+
+        Args:
+            vectors (`dict[str, torch.Tensor]`): Embeddings of one layer at the widest of the dims.
+            dims (`Sequence[int]`): Prefixes, ascending.
+
+        Returns:
+            `list[dict[str, Any]]`: the fields of a [`Plan`] but for its task and layer; none where nothing is
+                searched.
+        """
+        return []
+
+    def variances(self, vectors: Vectors) -> list[float]:
+        """Where geometry is looked at: the variance of each dim over the texts; none elsewhere."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,10 @@ class STS(Protocol):
     main_metric: ClassVar[str] = "spearman"
 
     scores: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(set(self.scores)) < 2:
+            raise ValueError(f"a correlation needs scores that differ; found {sorted(set(self.scores))}.")
 
     def score(self, vectors: Vectors) -> Scores:
         cosines = pair_cosines(vectors["sentence1"], vectors["sentence2"])
@@ -156,36 +179,29 @@ class Retrieval(Protocol):
     def score(self, vectors: Vectors) -> Scores:
         return ranking_scores(exact_search(vectors["queries"], vectors["documents"], 100), self.relevant)
 
-    def score_two_stages(
-        self, vectors: Vectors, dims: Sequence[int], sizes: Sequence[int] = SHORTLISTS
-    ) -> list[dict[str, Any]]:
-        """
-        Search with one prefix and re-rank with a longer one of the same vectors, for every pair of dims.
-
-        Args:
-            vectors (`dict[str, torch.Tensor]`): Embeddings of one layer at the widest of the dims.
-            dims (`Sequence[int]`): Prefixes.
-            sizes (`Sequence[int]`): Lengths of the shortlist; those beyond the collection are left out.
-
-        Returns:
-            `list[dict[str, Any]]`: one a plan: `first_dim`, `second_dim`, `shortlist`, `products_share` (of an exact
-            search with the second dim), `metric` and its `value`.
-        """
+    def score_two_stages(self, vectors: Vectors, dims: Sequence[int]) -> list[dict[str, Any]]:
         queries, documents = vectors["queries"], vectors["documents"]
-        sizes = [size for size in sizes if size <= len(documents)]
+        sizes = [size for size in SHORTLISTS if size <= len(documents)]
+        if not sizes:
+            return []
         plans = []
-        for first, second in itertools.combinations(dims, 2) if sizes else ():
-            for size, ranked in two_stage_search(queries, documents, (first, second), sizes).items():
-                plans.append(
-                    {
-                        "first_dim": first,
-                        "second_dim": second,
-                        "shortlist": size,
-                        "products_share": products_share(len(documents), (first, second), size),
-                        "metric": self.main_metric,
-                        "value": ranking_scores(ranked, self.relevant)[self.main_metric],
-                    }
-                )
+        for position, first in enumerate(dims[:-1]):
+            shortlist = exact_search(prefix(queries, first), prefix(documents, first), sizes[-1])
+            for second in dims[position + 1 :]:
+                for size, ranked in rerank(
+                    prefix(queries, second), prefix(documents, second), shortlist, sizes
+                ).items():
+                    plans.append(
+                        {
+                            "documents": len(documents),
+                            "first_dim": first,
+                            "second_dim": second,
+                            "shortlist": size,
+                            "products_share": products_share(len(documents), (first, second), size),
+                            "metric": self.main_metric,
+                            "value": ranking_scores(ranked, self.relevant)[self.main_metric],
+                        }
+                    )
         return plans
 
 
@@ -198,19 +214,25 @@ class Geometry(Protocol):
 
     positives: Sequence[int]
 
+    def __post_init__(self) -> None:
+        if not self.positives:
+            raise ValueError("alignment needs pairs that are alike; there is none.")
+
     def score(self, vectors: Vectors) -> Scores:
-        first, second = vectors["sentence1"], vectors["sentence2"]
         rows = list(self.positives)
         return {
-            "alignment": alignment(first[rows], second[rows]),
-            "uniformity": uniformity(self.sides(vectors)),
+            "alignment": alignment(vectors["sentence1"][rows], vectors["sentence2"][rows]),
+            "uniformity": uniformity(self._all(vectors)),
         }
 
+    def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
+        geometry = geometry_scores(self._all(vectors), dims)
+        return {dim: scores | geometry[dim] for dim, scores in super().score_layer(vectors, dims).items()}
+
+    def variances(self, vectors: Vectors) -> list[float]:
+        return self._all(vectors).double().var(dim=0).tolist()
+
     @staticmethod
-    def sides(vectors: Vectors) -> torch.Tensor:
+    def _all(vectors: Vectors) -> torch.Tensor:
         """All texts' embeddings, `(2 pairs, dim)`."""
         return torch.cat([vectors["sentence1"], vectors["sentence2"]])
-
-    def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
-        geometry = geometry_scores(self.sides(vectors), dims)
-        return {dim: scores | geometry[dim] for dim, scores in super().score_layer(vectors, dims).items()}

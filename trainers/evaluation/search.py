@@ -10,7 +10,6 @@ import torch
 from sklearn.metrics import ndcg_score
 from torch import nn
 
-from ..nested import prefix
 from .embeddings import ROWS_AT_ONCE
 
 
@@ -62,26 +61,6 @@ def rerank(
     )
     orders = {size: cosines[:, :size].argsort(dim=1, descending=True, stable=True).numpy() for size in sizes}
     return {size: np.take_along_axis(shortlist[:, :size], order, axis=1) for size, order in orders.items()}
-
-
-def two_stage_search(
-    queries: torch.Tensor, documents: torch.Tensor, dims: tuple[int, int], sizes: Sequence[int]
-) -> dict[int, np.ndarray]:
-    """
-    Search with a short prefix, then re-rank what it found with a longer prefix of the same vectors.
-
-    Args:
-        queries (`torch.Tensor` of shape `(queries, width)`): Need not be normalised.
-        documents (`torch.Tensor` of shape `(documents, width)`): Need not be normalised.
-        dims (`tuple[int, int]`): Of the first and of the second stage.
-        sizes (`Sequence[int]`): Lengths of the shortlist to try.
-
-    Returns:
-        `dict[int, np.ndarray]`: size -> rows of `documents` `(queries, size)`, the best first.
-    """
-    first, second = dims
-    shortlist = exact_search(prefix(queries, first), prefix(documents, first), max(sizes))
-    return rerank(prefix(queries, second), prefix(documents, second), shortlist, sizes)
 
 
 def products_share(documents: int, dims: tuple[int, int], size: int) -> float:

@@ -221,3 +221,6 @@ def test_numbers_that_are_not_finite_name_their_granularities():
     vectors[2, 3] = torch.inf
     with pytest.raises(ValueError, match="Embeddings at 6x8, 6x32 are not finite, of text 2 for one"):
         embeddings.require_finite()
+    vectors[:] = torch.nan
+    with pytest.raises(ValueError, match="Embeddings at 6x8, 6x32 are not finite, of text 0 for one"):
+        embeddings.require_finite()

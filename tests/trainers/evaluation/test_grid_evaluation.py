@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from scipy.stats import ConstantInputWarning
 from torch.utils.data import DataLoader
 from transformers import AutoModel, AutoTokenizer
 
@@ -180,6 +181,18 @@ def test_bad_data_names_the_task(encoder, data, sentences):
     with pytest.raises(ValueError, match="Task 'stsb': Embeddings at 6x8, 6x32 are not finite"):
         evaluate_grid(encoder, [find_task("stsb")], data)
     evaluate_grid(replace(encoder, grid=Grid.parse("2x8,32")), [find_task("stsb")], data)
+
+
+def test_a_metric_that_is_not_defined_is_refused(encoder, data, sentences):
+    rows = [{"sentence1": "a", "sentence2": "a", "score": row % 2} for row in range(4)]
+    write_rows(data / "stsb" / "test.jsonl.gz", rows)
+    with pytest.warns(ConstantInputWarning), pytest.raises(ValueError, match="'stsb': spearman is not defined at 2x8"):
+        evaluate_grid(encoder, [find_task("stsb")], data)
+    with pytest.raises(ValueError, match="'stsb-geometry': alignment needs pairs that are alike"):
+        find_task("stsb-geometry").load(data)
+    write_rows(data / "stsb" / "test.jsonl.gz", [row | {"score": 5} for row in rows])
+    with pytest.raises(ValueError, match=r"'stsb': a correlation needs scores that differ; found \[5\]"):
+        find_task("stsb").load(data)
 
 
 def test_an_empty_text_is_scored(encoder, data, sentences):

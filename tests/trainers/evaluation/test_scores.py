@@ -23,8 +23,8 @@ from trainers.evaluation import (
     prefix_residual_correlation,
     products_share,
     ranking_scores,
+    rerank,
     similarity_spearman,
-    two_stage_search,
     uniformity,
 )
 from trainers.evaluation.modules import METRICS, load_metric
@@ -92,7 +92,8 @@ def test_exact_search_sorts_by_cosine():
 
 def test_two_stages_rerank_what_the_first_found():
     queries, documents = torch.randn(5, 12), torch.randn(40, 12)
-    found = two_stage_search(queries, documents, (3, 8), [5, 40])
+    shortlist = exact_search(queries[:, :3], documents[:, :3], 40)
+    found = rerank(queries[:, :8], documents[:, :8], shortlist, [5, 40])
     for row, query in enumerate(queries):
         first = torch.cosine_similarity(query[:3], documents[:, :3], dim=1).argsort(descending=True)[:5]
         order = torch.cosine_similarity(query[:8], documents[first, :8], dim=1).argsort(descending=True)
