@@ -1,21 +1,37 @@
 """Trainers that make every granularity of an encoder good, and the foundations that they share."""
 
 from .collators import TextColumnsCollator
+from .composition import Composition
 from .contrastive import Contrastive, ContrastiveConfig, ContrastiveTrainer
 from .data import require_columns, smoothed_probabilities
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .espresso import Espresso, EspressoConfig, EspressoTrainer
 from .granularity import Granularity, Grid
 from .matryoshka_2d import Matryoshka2d, Matryoshka2dConfig, Matryoshka2dTrainer
+from .mic import MICConfig, MICTrainer
+from .mipic import MIPICConfig, MIPICTrainer
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer
 from .nested import NestedStates, PooledStates, nested_states, prefix
 from .objective import NestedBatch, Objective
+from .regularized import RegularizedConfig, RegularizedTrainer
+from .regularizers import PIC, SCR, SIA, SIR
 from .simcse import SimCSE, SimCSEConfig, SimCSETrainer
 from .starbucks import Starbucks, StarbucksConfig, StarbucksTrainer
 from .trainer import NestedModel, NestedTrainer, NestedTrainingArguments
 
 
 __all__ = [
+    "PIC",
+    "SCR",
+    "SIA",
+    "SIR",
+    "Composition",
+    "MICConfig",
+    "MICTrainer",
+    "MIPICConfig",
+    "MIPICTrainer",
+    "RegularizedConfig",
+    "RegularizedTrainer",
     "Contrastive",
     "ContrastiveConfig",
     "ContrastiveTrainer",

@@ -88,11 +88,8 @@ class RankRows:
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over ranks of a tensor of equal shape on each. No gradient."""
-    total = tensor.detach().clone()
-    if world_size() > 1:
-        distributed.all_reduce(total)
-    return total
+    """The sum over ranks of a tensor of equal shape on each. Carries gradient: the sum of what all ranks do with it."""
+    return tensor if world_size() == 1 else _SumOverRanks.apply(tensor)
 
 
 def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
@@ -101,6 +98,20 @@ def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
     if world_size() > 1:
         distributed.broadcast(shared, src=0)
     return shared
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.contiguous().clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+        total = grad_outputs[0].contiguous().clone()
+        distributed.all_reduce(total)
+        return total
 
 
 class _GatherRows(torch.autograd.Function):

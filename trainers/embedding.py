@@ -298,7 +298,7 @@ class EmbeddingTrainer(NestedTrainer):
             **kwargs,
         )
 
-    def build_objective(self, args: Any, grid: Grid) -> EmbeddingObjective:
+    def build_objective(self, args: Any, grid: Grid) -> Objective:
         """The objective that this configuration describes."""
         raise NotImplementedError(f"{type(self).__name__} must define build_objective.")
 

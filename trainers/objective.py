@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -65,6 +66,17 @@ class Objective(nn.Module):
     def layers(self) -> list[int]:
         """Layers whose states [`forward`] needs."""
         return self.grid.layers
+
+    def validate(self, config: Any) -> None:
+        """
+        Check that a backbone of this config has what the objective reads.
+
+        Raises:
+            ValueError: names the granularities outside of the model, or the full size where it is missing.
+        """
+        self.grid.validate(config)
+        if self.needs_full_size:
+            self.grid.require_full_size(config)
 
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
         """Named scalar terms, unweighted."""

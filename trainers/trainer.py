@@ -187,9 +187,7 @@ class NestedTrainer(Trainer):
         mini_batch_size: int | None = None,
     ):
         config = unwrap_encoder(model).config
-        objective.grid.validate(config)
-        if objective.needs_full_size:
-            objective.grid.require_full_size(config)
+        objective.validate(config)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in (train_dataset, *eval_sets):
             if dataset is not None:

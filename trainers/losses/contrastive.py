@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from ._blocks import Buffers, blocks, check_dims, segments
 
@@ -81,9 +82,61 @@ def nested_info_nce(
     tile_size = min(tile_size[0], max(1, len(anchors))), min(tile_size[1], len(candidates))
     precise = torch.promote_types(anchors.dtype, torch.float32)
     scale = 1 / torch.as_tensor(temperature, dtype=precise, device=anchors.device)
+    if len(dims) == 1 and tile_size[0] >= len(anchors) and tile_size[1] >= len(candidates):
+        # One prefix and one tile: nothing to share, and the plain form has fewer small steps.
+        return info_nce(
+            anchors[:, : dims[0]].to(precise),
+            candidates[:, : dims[0]].to(precise),
+            scale,
+            targets,
+            not_negatives(anchor_ids, candidate_ids, targets),
+        )[:, None]
     return NestedInfoNCE.apply(
         anchors.to(precise), candidates.to(precise), scale, targets, anchor_ids, candidate_ids, dims, tile_size
     )
+
+
+def info_nce(
+    anchors: torch.Tensor,
+    candidates: torch.Tensor,
+    scale: torch.Tensor,
+    targets: torch.Tensor,
+    left_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """
+    InfoNCE on cosines with the whole similarity matrix: [`nested_info_nce`] of one prefix.
+
+    Args:
+        anchors (`torch.Tensor` of shape `(batch, dim)`): Need not be normalised. Carries gradient.
+        candidates (`torch.Tensor` of shape `(num_candidates, dim)`): Carries gradient.
+        scale (scalar `torch.Tensor`): `1 / temperature`. Carries gradient.
+        targets (`torch.LongTensor` of shape `(batch,)`): Row of each anchor's positive.
+        left_out (`torch.Tensor` of shape `(batch, num_candidates)`, *optional*): Candidates that are no negatives.
+
+    Returns:
+        `torch.Tensor` of shape `(batch,)`
+    """
+    anchors, candidates = (
+        nn.functional.normalize(vectors, dim=1, eps=SMALLEST_NORM) for vectors in (anchors, candidates)
+    )
+    with torch.autocast(anchors.device.type, enabled=False):
+        scores = anchors @ candidates.T * scale
+    if left_out is not None:
+        scores = scores.masked_fill(left_out, -torch.inf)
+    return nn.functional.cross_entropy(scores, targets, reduction="none")
+
+
+def not_negatives(
+    anchor_ids: torch.Tensor | None, candidate_ids: torch.Tensor | None, targets: torch.Tensor
+) -> torch.Tensor | None:
+    """Which candidates share an id with an anchor and are not its positive, `(batch, num_candidates)`. A target
+    outside of the candidates is of none of them."""
+    if anchor_ids is None or candidate_ids is None:
+        return None
+    same = (anchor_ids[:, None] == candidate_ids[None]).any(dim=2)
+    inside = ((targets >= 0) & (targets < len(candidate_ids))).nonzero().squeeze(1)
+    same[inside, targets[inside]] = False
+    return same
 
 
 class NestedInfoNCE(torch.autograd.Function):
@@ -223,11 +276,7 @@ class _Tiles:
         """Which candidates of a tile are no negatives though they are not the positive, `(rows, columns)`."""
         if self.anchor_ids is None or self.candidate_ids is None:
             return None
-        same = (self.anchor_ids[rows, None] == self.candidate_ids[None, columns]).any(dim=2)
-        own = self.targets[rows] - columns.start
-        inside = ((own >= 0) & (own < columns.stop - columns.start)).nonzero().squeeze(1)
-        same[inside, own[inside]] = False
-        return same
+        return not_negatives(self.anchor_ids[rows], self.candidate_ids[columns], self.targets[rows] - columns.start)
 
     def expand(self, values: torch.Tensor) -> torch.Tensor:
         """Values of prefixes `(rows, dims)` to those of single dims, `(rows, longest prefix)`: the sum over all

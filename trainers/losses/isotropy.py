@@ -1,0 +1,178 @@
+"""MIC's losses: prefixes that do not repeat what comes behind them, dims that vary alike, texts spread evenly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from ._blocks import check_dims, segments
+
+
+EPSILON = 1e-8
+SMALLEST_SQUARE = 1e-24
+
+
+def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""
+    Token states standardised over the tokens of each text, dim by dim: `(h - mean) / (deviation + epsilon)` (MIC,
+    [2605.29987](https://huggingface.co/papers/2605.29987), Eq. 1 and below). The moments are those of real tokens.
+
+    Args:
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Carries gradient.
+        mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: the standardised states, 0 for padding, and the deviations `(batch,
+        hidden_size)`, in float32 at least. A dim that does not vary in a text is 0 there, and has no gradient.
+    """
+    states = states.to(torch.promote_types(states.dtype, torch.float32))
+    real = mask.to(states.dtype)
+    count = real.sum(dim=1).clamp(min=1)[:, None]
+    with torch.autocast(states.device.type, enabled=False):
+        means = torch.einsum("btd,bt->bd", states, real) / count
+        centred = (states - means[:, None, :]) * real[:, :, None]
+        variances = centred.square().sum(dim=1) / count
+    varies = variances > 0
+    # The root's slope at 0 is infinite: 0 / 0 in the gradient, were it taken there.
+    deviations = torch.where(varies, torch.where(varies, variances, 1.0).sqrt(), 0.0)
+    return centred / (deviations + EPSILON)[:, None, :], deviations
+
+
+def prefix_residual_products(
+    standardized_states: torch.Tensor, mask: torch.Tensor, dims: Sequence[int]
+) -> list[torch.Tensor]:
+    r"""
+    Sum over texts of the mean over tokens of `x_prefix x_residual^T`, `B` times MIC's C, for every dim at once (MIC,
+    [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1). Sums of several batches add up.
+
+    Standardising is per dim, so that one matrix holds the block of every prefix; and of that matrix only the part
+    above the diagonal of segments is in any of them.
+
+    Args:
+        standardized_states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): From [`standardized`]. Carries
+            gradient.
+        mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
+        dims (`Sequence[int]`): Prefix dims, ascending, below the width.
+
+    Returns:
+        `list[torch.Tensor]`: for each dim, the rows of the dims that it has beyond the one before it, `(d_i - d_{i-1},
+        hidden_size - d_i)`: their products with all that lies behind d_i.
+
+    Raises:
+        ValueError: if the dims are not ascending and below the width.
+    """
+    width = standardized_states.shape[2]
+    count = mask.sum(dim=1).clamp(min=1).to(standardized_states.dtype)
+    rows = (standardized_states / count.sqrt()[:, None, None]).flatten(0, 1)
+    with torch.autocast(rows.device.type, enabled=False):
+        return [rows[:, part].T @ rows[:, part.stop :] for part in segments(check_dims(dims, width - 1))]
+
+
+def correlation_penalty(correlations: Sequence[torch.Tensor], *, threshold: float) -> torch.Tensor:
+    r"""
+    Penalty on the correlation between a prefix and what comes behind it, for every dim at once (MIC,
+    [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1): `sum_uv max(0, |C_uv| - threshold)^2 /
+    (d * d_res)` over u in the prefix, v behind it.
+
+    Each pair of dims is looked at once: a prefix adds up the rows of all segments in it, from its own end on.
+
+    Args:
+        correlations (`Sequence[torch.Tensor]`): [`prefix_residual_products`], averaged over texts. Carry gradient.
+        threshold (`float`): tau_corr, what is tolerated.
+
+    Returns:
+        `torch.Tensor` of shape `(len(correlations),)`
+    """
+    penalties, dim = [], 0
+    behind = correlations[0].new_zeros(correlations[0].shape[1])  # of each dim behind the prefix, with all in it
+    for rows in correlations:
+        dim += len(rows)
+        behind = behind[-rows.shape[1] :] + (rows.abs() - threshold).clamp(min=0).square().sum(dim=0)
+        penalties.append(behind.sum() / (dim * rows.shape[1]))
+    return torch.stack(penalties)
+
+
+def variance_floor(deviations: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    r"""
+    What keeps dims from shrinking instead of losing correlation (MIC,
+    [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1): `max(0, 1 - mean deviation of the prefix) +
+    0.5 max(0, 1 - mean deviation behind it)`.
+
+    Args:
+        deviations (`torch.Tensor` of shape `(hidden_size,)`): Deviation over tokens of each dim, averaged over texts.
+            Carries gradient.
+        dims (`Sequence[int]`): Prefix dims, ascending, below the width.
+
+    Returns:
+        `torch.Tensor` of shape `(len(dims),)`
+
+    Raises:
+        ValueError: if the dims are not ascending and below the width.
+    """
+    dims = check_dims(dims, len(deviations) - 1)
+    sums, lengths = deviations.cumsum(dim=0), torch.tensor(dims, device=deviations.device)
+    before = sums[lengths - 1]
+    behind = sums[-1] - before
+    return (1 - before / lengths).clamp(min=0) + 0.5 * (1 - behind / (len(deviations) - lengths)).clamp(min=0)
+
+
+def variance_variation(vectors: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    r"""
+    Coefficient of variation of the variances of a prefix' dims (MIC,
+    [2605.29987](https://huggingface.co/papers/2605.29987), section 2.2): their standard deviation over dims, by their
+    mean. Variances are over texts.
+
+    Args:
+        vectors (`torch.Tensor` of shape `(batch, hidden_size)`): Pooled embeddings. Carries gradient.
+        dims (`Sequence[int]`): Prefix dims, ascending.
+
+    Returns:
+        `torch.Tensor` of shape `(len(dims),)`; 0 where all dims vary alike, or none at all.
+
+    Raises:
+        ValueError: if the dims are not ascending and within 1..hidden_size.
+    """
+    variances = (vectors - vectors.mean(dim=0)).square().mean(dim=0)
+    ratios = []
+    for dim in check_dims(dims, vectors.shape[1]):
+        spread = variances[:dim].var(correction=0)
+        # The root's slope at 0 is infinite.
+        spread = torch.where(spread > 0, torch.where(spread > 0, spread, 1.0).sqrt(), 0.0)
+        ratios.append(spread / (variances[:dim].mean() + EPSILON))
+    return torch.stack(ratios)
+
+
+def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: float = 2.0) -> torch.Tensor:
+    r"""
+    How evenly prefixes spread on the sphere (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section 2.2):
+    `log(mean over pairs of exp(-2 t (1 - cos)) + epsilon)`, pairs of different rows.
+
+    The dot products of a prefix are those of the shorter one plus one product over the dims between them.
+
+    Args:
+        vectors (`torch.Tensor` of shape `(batch, hidden_size)`): Pooled embeddings, need not be normalised. Carries
+            gradient.
+        dims (`Sequence[int]`): Prefix dims, ascending.
+        scale (`float`, *optional*, defaults to 2.0): t.
+
+    Returns:
+        `torch.Tensor` of shape `(len(dims),)`
+
+    Raises:
+        ValueError: if the dims are not ascending and within 1..hidden_size, or there are fewer than two rows.
+    """
+    count = len(vectors)
+    if count < 2:
+        raise ValueError(f"Uniformity is of pairs of texts; a batch of {count} has none.")
+    products, squares, losses = vectors.new_zeros(count, count), vectors.new_zeros(count), []
+    different = ~torch.eye(count, dtype=torch.bool, device=vectors.device)
+    for segment in segments(check_dims(dims, vectors.shape[1])):
+        part = vectors[:, segment]
+        products = products + part @ part.T
+        squares = squares + part.square().sum(dim=1)
+        norms = squares.clamp(min=SMALLEST_SQUARE).sqrt()
+        cosines = products / (norms[:, None] * norms[None, :])
+        kernel = torch.exp(2 * scale * (cosines[different] - 1))
+        losses.append(torch.log(kernel.mean() + EPSILON))
+    return torch.stack(losses)

@@ -1,0 +1,228 @@
+"""MIPIC's losses inside one layer: the full width of its token states teaches their prefixes how tokens relate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ._blocks import blocks, check_dims, segments
+
+
+# Entries of the Gram matrices of one prefix that exist at a time, in `nested_token_cka`: about a megabyte.
+GRAM_NUMBERS = 2**18
+# A share times a number of tokens may come out a rounding error above the whole number that it is.
+ROUNDING = 1e-9
+
+
+@torch.no_grad()
+def token_importance(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+    r"""
+    How much each token counts for the anchor at full width, `s_j = h_anchor . h_j / sqrt(D)` (MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 4, before temperature and softmax).
+
+    Args:
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states of one layer.
+        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): State of each text's anchor.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, tokens)`, in float32 at least. No gradient.
+    """
+    states, anchors = _precise(states), _precise(anchors)
+    with _no_autocast(states):
+        return torch.bmm(states, anchors[:, :, None])[:, :, 0] / states.shape[2] ** 0.5
+
+
+def prefix_attention_scores(
+    states: torch.Tensor, anchors: torch.Tensor, projections: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    r"""
+    [`token_importance`] as prefixes see it, brought back to full width by a learned map: `s_j = h_anchor . P_i^T
+    h_j[:d_i] / sqrt(D)` (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 5). All dims cost one
+    product, since that is `(P_i h_anchor) . h_j[:d_i]`.
+
+    Args:
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states of one layer. Carries gradient.
+        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): State of each text's anchor. Detached here.
+        projections (`Sequence[torch.Tensor]`): P_i of shape `(d_i, hidden_size)` for each dim. Carry gradient.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, len(projections), tokens)`, in float32 at least.
+    """
+    states, anchors = _precise(states), _precise(anchors).detach()
+    longest = max(len(projection) for projection in projections)
+    with _no_autocast(states):
+        queries = [
+            nn.functional.pad(anchors @ projection.to(anchors.dtype).T, (0, longest - len(projection)))
+            for projection in projections
+        ]
+        products = torch.bmm(torch.stack(queries, dim=1), states[:, :, :longest].transpose(1, 2))
+        return products / states.shape[2] ** 0.5
+
+
+def attention_divergence(
+    scores: torch.Tensor, importance: torch.Tensor, tokens: torch.Tensor, *, temperature: float
+) -> torch.Tensor:
+    r"""
+    KL divergence between the attention paid to tokens through prefixes and through full states, `KL(a_i || a_D)` with
+    `a = softmax(s / temperature)` (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 4 to 6; the
+    student stands first, as printed).
+
+    Args:
+        scores (`torch.Tensor` of shape `(batch, dims, tokens)`): [`prefix_attention_scores`]. Carries gradient.
+        importance (`torch.Tensor` of shape `(batch, tokens)`): [`token_importance`] of the same states. Detached here.
+        tokens (`torch.Tensor` of shape `(batch, tokens)`): 1 for the tokens to attend to: neither the anchor nor
+            padding.
+        temperature (`float`): tau, of both distributions.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, dims)`; 0 for a text without such tokens.
+    """
+    real, lowest = tokens.bool()[:, None, :], torch.finfo(scores.dtype).min
+    teacher = importance.detach().to(scores.dtype)[:, None, :]
+    log_student = (scores / temperature).masked_fill(~real, lowest).log_softmax(dim=2)
+    log_teacher = (teacher / temperature).masked_fill(~real, lowest).log_softmax(dim=2)
+    # Tokens are left out by a factor of 0, not by exp(lowest): where there are none, all are equally low.
+    return (real * log_student.exp() * (log_student - log_teacher)).sum(dim=2)
+
+
+def nested_token_counts(num_tokens: torch.Tensor, shares: Sequence[float], *, smallest: int) -> torch.Tensor:
+    """
+    How many tokens each dim is aligned on, `min(m, max(smallest, ceil(share_i * m)))` of a text's m (MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), A.5). Of one order they are nested sets.
+
+    Args:
+        num_tokens (`torch.Tensor` of shape `(batch,)`): m.
+        shares (`Sequence[float]`): gamma_i of each dim.
+        smallest (`int`): The fewest, where a text has as many.
+
+    Returns:
+        `torch.LongTensor` of shape `(batch, len(shares))`
+    """
+    exact = num_tokens[:, None].double() * torch.tensor(shares, dtype=torch.float64, device=num_tokens.device)
+    counts = (exact - ROUNDING).ceil().clamp_(min=smallest)
+    return torch.minimum(counts, num_tokens[:, None].double()).long()
+
+
+def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    r"""
+    `1 - CKA` with a linear kernel between prefixes of the leading tokens and their full states (MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 7 to 12), for every dim at once. States are centred
+    over tokens, `(I - 1 1^T / k) h`; the printed Eq. 8 multiplies on the other side, which no shape allows.
+
+    Tokens are in one order for all dims, so that the sets are leading blocks of one Gram matrix, and the Gram matrix
+    of a prefix is that of the shorter one plus one product over the dims between them. Only the states are kept for
+    the backward pass.
+
+    Args:
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states, the most important token first.
+            Carries gradient through the prefixes alone: the full width is a teacher.
+        counts (`torch.LongTensor` of shape `(batch, len(dims))`): Leading tokens that each dim is aligned on, at most
+            `tokens`, and not fewer than the dim before it: the sets are nested.
+        dims (`Sequence[int]`): Prefix dims, ascending.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, len(dims))`, in float32 at least; 0 where there are fewer than two tokens, or
+        where tokens do not differ.
+
+    Raises:
+        ValueError: if the dims are not ascending and within 1..hidden_size.
+    """
+    states = _precise(states)
+    with _no_autocast(states):
+        return NestedTokenCKA.apply(states, counts, check_dims(dims, states.shape[2]))
+
+
+class NestedTokenCKA(torch.autograd.Function):
+    """See [`nested_token_cka`]."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
+        ctx.save_for_backward(states, counts)
+        ctx.dims, ctx.longest = dims, counts.amax(dim=0).tolist() if len(counts) else [0] * len(dims)
+        losses = states.new_zeros(len(states), len(dims))
+        for rows in blocks(len(states), _rows_at_once(states)):
+            for index, student, teacher in _centred_grams(states[rows], counts[rows], dims, ctx.longest):
+                losses[rows, index] = _alignment(student, teacher)[0]
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        states, counts = ctx.saved_tensors
+        dims, parts, (grads,) = ctx.dims, segments(ctx.dims), grad_outputs
+        grad_states = torch.zeros_like(states)
+        for rows in blocks(len(states), _rows_at_once(states)):
+            grad_grams = []
+            for index, student, teacher in _centred_grams(states[rows], counts[rows], dims, ctx.longest):
+                _, by_teacher, by_student = _alignment(student, teacher)
+                # Both are centred already, and centring twice is centring once.
+                grad = 2 * grads[rows, index]
+                student.mul_((grad * by_student)[:, None, None])
+                grad_grams.append(student.addcmul_(teacher, (grad * by_teacher)[:, None, None]))
+            # The block of a shorter prefix lies within that of a longer one, and so do its tokens.
+            total = grad_grams[-1]
+            for index in reversed(range(len(dims))):
+                kept = total.shape[1]
+                torch.bmm(total, states[rows, :kept, parts[index]], out=grad_states[rows, :kept, parts[index]])
+                if index > 0:
+                    kept = ctx.longest[index - 1]
+                    total[:, :kept, :kept] += grad_grams[index - 1]
+        return grad_states, None, None
+
+
+def _rows_at_once(states: torch.Tensor) -> int:
+    """Texts whose Gram matrices stay in a cache."""
+    return max(1, GRAM_NUMBERS // max(1, states.shape[1] ** 2))
+
+
+def _centred_grams(
+    states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...], longest: list[int]
+) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """For one prefix after the other its index, its Gram matrices over its tokens, and those of the full width over
+    the same tokens; both centred, and the caller's to write into."""
+    teacher = torch.bmm(states, states.transpose(1, 2))
+    gram = torch.zeros_like(teacher)
+    for index, segment in enumerate(segments(dims)):
+        part = states[:, :, segment]
+        gram.baddbmm_(part, part.transpose(1, 2))
+        kept = slice(longest[index])
+        yield index, *(_centred(matrix[:, kept, kept], counts[:, index]) for matrix in (gram, teacher))
+
+
+def _centred(gram: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
+    """Gram matrices of the `count` leading tokens of each text, centred over them; 0 for the other tokens."""
+    kept = (torch.arange(gram.shape[1], device=gram.device) < count[:, None]).to(gram.dtype)
+    # What is taken from every row: its mean, and half of the mean of all, which its column takes as well.
+    shares = kept / count.clamp(min=1)[:, None]
+    means = torch.bmm(gram, shares[:, :, None])[:, :, 0]
+    offsets = means - (means * shares).sum(dim=1, keepdim=True) / 2
+    centred = gram - offsets[:, :, None]
+    return centred.sub_(offsets[:, None, :]).mul_(kept[:, :, None]).mul_(kept[:, None, :])
+
+
+def _alignment(student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`1 - CKA` of centred Gram matrices, and what its gradient with respect to the student's is made of: so much of
+    the teacher's, and so much of the student's own."""
+    student, teacher = student.flatten(1), teacher.flatten(1)
+    shared = (student * teacher).sum(dim=1)
+    own = torch.linalg.vector_norm(student, dim=1)
+    norms = own * torch.linalg.vector_norm(teacher, dim=1)
+    differ = norms > 0
+    norms, own = torch.where(differ, norms, 1.0), torch.where(differ, own, 1.0)
+    similarity = shared / norms
+    return (
+        torch.where(differ, 1 - similarity, 0.0),
+        torch.where(differ, -1 / norms, 0.0),
+        torch.where(differ, similarity / own.square(), 0.0),
+    )
+
+
+def _precise(tensor: torch.Tensor) -> torch.Tensor:
+    """In float32 at least: differences of nearly equal numbers follow."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _no_autocast(tensor: torch.Tensor) -> torch.autocast:
+    return torch.autocast(tensor.device.type, enabled=False)

@@ -1,0 +1,9 @@
+"""Objectives that go with a contrastive one: they shape token states and embeddings, and make none by themselves."""
+
+from .pic import PIC
+from .scr import SCR
+from .sia import SIA
+from .sir import SIR
+
+
+__all__ = ["PIC", "SCR", "SIA", "SIR"]

@@ -1,0 +1,40 @@
+"""What objectives share in which the full width teaches its prefixes, or is what a prefix leaves over."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..granularity import Grid
+from ..objective import Objective
+
+
+class FullWidthObjective(Objective):
+    """
+    Base of objectives at layers x dims, of which the largest dim is the backbone's full width.
+
+    Args:
+        grid ([`Grid`]): Layers x dims.
+
+    Attributes:
+        dims (`list[int]`): Those below the full width.
+        width (`int`): The full width.
+
+    Raises:
+        ValueError: if the grid is not such a product, or has no dim below its largest.
+    """
+
+    def __init__(self, grid: Grid):
+        super().__init__(grid)
+        *self.dims, self.width = grid.dims
+        if not self.dims or len(grid) != len(grid.layers) * len(grid.dims):
+            raise ValueError(
+                f"{type(self).__name__} needs layers x dims, the full width and a dim below it; the grid is {grid}."
+            )
+
+    def validate(self, config: Any) -> None:
+        super().validate(config)
+        if self.width != config.hidden_size:
+            raise ValueError(
+                f"The largest dim of {type(self).__name__} must be the model's full width, {config.hidden_size}; its "
+                f"grid is {self.grid}."
+            )
