@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
@@ -99,20 +100,58 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
     _save(figure, file)
 
 
-def draw_variances(results: GridResults, task: str, file: Path) -> None:
-    """Variance of every dim over texts, as a share of their mean, at the deepest layer; prefixes' ends are dashed."""
-    layer = results.granularities.layers[-1]
-    spectrum = results.variances[task][str(layer)]
+def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, file: Path) -> None:
+    """
+    Variance of every dim over texts, as a share of their mean (MIC, Figure 1); the ends of prefixes are dashed.
+
+    Args:
+        spectrum (`Sequence[float]`): Variance of each dim.
+        dims (`Sequence[int]`): Where prefixes end.
+        title (`str`): What is shown.
+        file (`Path`): PNG file to write.
+    """
     mean = sum(spectrum) / len(spectrum)
     figure = Figure(figsize=(8, 3), layout="constrained")
     axes = figure.subplots()
     axes.bar(range(1, len(spectrum) + 1), [value / mean for value in spectrum], width=1.0, color="#7570b3")
-    for dim in results.granularities.dims_of(layer)[:-1]:
-        axes.axvline(dim + 0.5, color="#d95f02", linestyle="--", linewidth=1)
+    for dim in dims:
+        if dim < len(spectrum):
+            axes.axvline(dim + 0.5, color="#d95f02", linestyle="--", linewidth=1)
     axes.set_xlabel("dim (prefixes end at the dashed lines)")
     axes.set_ylabel("variance / mean variance")
-    axes.set_title(f"layer {layer}, texts of {task}", fontsize="medium")
+    axes.set_title(title, fontsize="medium")
     axes.set_xlim(0.5, len(spectrum) + 0.5)
+    _save(figure, file)
+
+
+def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: str, file: Path) -> None:
+    """
+    Correlations between the dims of a prefix and those behind it (MIC, Figure 2), on a scale of -1 to 1 whatever they
+    are, so that figures of two encoders can be compared.
+
+    Args:
+        correlation (`np.ndarray` of shape `(width, width)`): Of all dims.
+        dim (`int`): Where the prefix ends, below the width.
+        title (`str`): What is shown.
+        file (`Path`): PNG file to write.
+    """
+    width = len(correlation)
+    block = correlation[:dim, dim:]
+    figure = Figure(figsize=(8, 1.6 + 5.6 * dim / (width - dim) if dim < width - dim else 6.5), layout="constrained")
+    axes = figure.subplots()
+    image = axes.imshow(
+        block,
+        cmap="RdBu_r",
+        vmin=-1,
+        vmax=1,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(dim + 0.5, width + 0.5, dim + 0.5, 0.5),
+    )
+    axes.set_xlabel(f"dims behind the prefix ({dim + 1} to {width})")
+    axes.set_ylabel(f"dims of the prefix (1 to {dim})")
+    axes.set_title(f"{title}: mean |correlation| {abs(block).mean():.3f}", fontsize="medium")
+    figure.colorbar(image, label="correlation over texts")
     _save(figure, file)
 
 
@@ -132,6 +171,8 @@ def draw_all(results: GridResults, folder: Path) -> list[Path]:
         latency = results.latency
         label = f"ms a query, with search of {latency.documents:,} documents"
         draw_quality(results, latency.of, label, file("quality_and_latency"))
-    for task in results.variances:
-        draw_variances(results, task, file(f"variances_{task}"))
+    for task, spectra in results.variances.items():
+        layer = results.granularities.layers[-1]
+        dims = results.granularities.dims_of(layer)
+        draw_variances(spectra[str(layer)], dims, f"layer {layer}, texts of {task}", file(f"variances_{task}"))
     return files

@@ -4,8 +4,9 @@ Train an encoder with one of the objectives:
     python -m scripts.train multigranular-mlm --model_name_or_path DIR --train_files text.txt --output_dir runs/mlm
     python -m scripts.train contrastive --config scripts/recipes/msmarco_triplets.yaml --train_files triplets.jsonl ...
 
-Objectives: multigranular-mlm, contrastive, simcse, espresso, 2dmse, starbucks. Every option can stand in the YAML
-file; what is on the command line wins. `--help` after the objective lists them. `--peft lora` trains an adapter.
+Objectives: multigranular-mlm, contrastive, simcse, espresso, 2dmse, starbucks, mipic, mic. Every option can stand in a
+YAML file; of several files the later one wins, and what is on the command line wins over all. `--help` after the
+objective lists them. `--peft lora` trains an adapter.
 """
 
 from __future__ import annotations
@@ -39,6 +40,10 @@ from trainers import (
     EspressoTrainer,
     Matryoshka2dConfig,
     Matryoshka2dTrainer,
+    MICConfig,
+    MICTrainer,
+    MIPICConfig,
+    MIPICTrainer,
     MultigranularMLMConfig,
     MultigranularMLMTrainer,
     NestedTrainer,
@@ -61,7 +66,10 @@ class ScriptArguments:
     tokenizer_name: str | None = field(default=None, metadata={"help": "Tokenizer, if it is not the model's."})
     model_config: dict | str | None = field(
         default=None,
-        metadata={"help": 'Config values of a new m3BERT, as JSON or a YAML mapping: {"hidden_size": 384, ...}.'},
+        metadata={
+            "help": "Config values of a new m3BERT, or to change in the backbone's, as JSON or a YAML mapping: "
+            '{"attention_dropout": 0.1}.'
+        },
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
     train_files: list[str] = field(
@@ -100,14 +108,21 @@ def load_backbone(script: ScriptArguments, auto_class: Any) -> tuple[Any, Any]:
     if tokenizer_name is None:
         raise ValueError("A new m3BERT needs --tokenizer_name.")
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=script.trust_remote_code)
+    values = yaml.safe_load(script.model_config) if isinstance(script.model_config, str) else script.model_config
     if script.model_name_or_path is not None:
+        known = AutoConfig.from_pretrained(script.model_name_or_path, trust_remote_code=script.trust_remote_code)
+        unknown = [name for name in values or {} if not hasattr(known, name)]
+        if unknown:
+            raise ValueError(f"model_config names values that {known.model_type} does not have: {', '.join(unknown)}.")
         model = auto_class.from_pretrained(
-            script.model_name_or_path, trust_remote_code=script.trust_remote_code, use_safetensors=True
+            script.model_name_or_path,
+            trust_remote_code=script.trust_remote_code,
+            use_safetensors=True,
+            **(values or {}),
         )
         return with_adapter(model, script), tokenizer
     if script.peft is not None:
         raise ValueError("An adapter needs a trained model to adapt: pass --model_name_or_path.")
-    values = yaml.safe_load(script.model_config) if isinstance(script.model_config, str) else script.model_config
     special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **(values or {})})
     return auto_class.from_config(config), tokenizer
@@ -185,15 +200,17 @@ OBJECTIVES: dict[str, tuple[type, Callable[[ScriptArguments, Any], NestedTrainer
     "espresso": (EspressoConfig, embedding_trainer(EspressoTrainer)),
     "2dmse": (Matryoshka2dConfig, embedding_trainer(Matryoshka2dTrainer)),
     "starbucks": (StarbucksConfig, embedding_trainer(StarbucksTrainer)),
+    "mipic": (MIPICConfig, embedding_trainer(MIPICTrainer)),
+    "mic": (MICConfig, embedding_trainer(MICTrainer)),
 }
 
 
 def parse(config_class: type, arguments: list[str]) -> tuple[ScriptArguments, Any]:
-    """Options from a YAML file (`--config FILE`), then from the command line."""
+    """Options from YAML files (`--config FILE`, of several the later one wins), then from the command line."""
     recipe: dict[str, Any] = {}
-    if "--config" in arguments:
+    while "--config" in arguments:
         position = arguments.index("--config")
-        recipe = yaml.safe_load(Path(arguments[position + 1]).read_text(encoding="utf-8")) or {}
+        recipe |= yaml.safe_load(Path(arguments[position + 1]).read_text(encoding="utf-8")) or {}
         arguments = arguments[:position] + arguments[position + 2 :]
     parser = HfArgumentParser((ScriptArguments, config_class))
     unknown = set(recipe) - {action.dest for action in parser._actions}

@@ -88,7 +88,7 @@ class RankRows:
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum over ranks of a tensor of equal shape on each. Carries gradient: the sum of what all ranks do with it."""
+    """The sum over ranks of a tensor of equal shape on each. Its gradient is the sum of what all ranks do with it."""
     return tensor if world_size() == 1 else _SumOverRanks.apply(tensor)
 
 

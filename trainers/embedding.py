@@ -275,7 +275,7 @@ class EmbeddingTrainer(NestedTrainer):
     ):
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         columns = args.columns_of(train_dataset, *eval_sets)
-        if args.unsupervised and not has_dropout(model.config):
+        if args.unsupervised and not has_dropout(model):
             raise ValueError(
                 f"{type(model).__name__} has no dropout (see its config): two views of a text would be the same."
             )
@@ -303,9 +303,10 @@ class EmbeddingTrainer(NestedTrainer):
         raise NotImplementedError(f"{type(self).__name__} must define build_objective.")
 
 
-def has_dropout(config: Any) -> bool:
-    """Whether a backbone of this config has dropout anywhere but in a classification head."""
+def has_dropout(model: nn.Module) -> bool:
+    """Whether a backbone has dropout anywhere but in a classification head: by its config, which also holds that of
+    attention, or in a module, which also may be an adapter's."""
     return any(
         "dropout" in name and "classifier" not in name and isinstance(value, int | float) and value > 0
-        for name, value in config.to_dict().items()
-    )
+        for name, value in model.config.to_dict().items()
+    ) or any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())

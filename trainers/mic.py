@@ -17,8 +17,8 @@ class MICConfig(RegularizedConfig):
             [2605.29987](https://huggingface.co/papers/2605.29987), section 2.3 and Table 4).
 
     The other defaults are the paper's (Table 4, B.3): unsupervised, the mean over dims, texts of 256 tokens, 5 epochs
-    of batches of 32, cosine schedule. `isotropy_layers` are 8 and 10 of BERT's 12, as there; for TinyBERT and BGE-M3 see
-    `scripts/recipes`.
+    of batches of 32, cosine schedule. `isotropy_layers` are 8 and 10 of BERT's 12, as there; for TinyBERT and BGE-M3
+    see `scripts/recipes`.
 
     Raises:
         ValueError: if gamma is negative, and as [`RegularizedConfig`].

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .nested import Pooling
 from .regularized import RegularizedConfig, RegularizedTrainer
 
 
@@ -14,12 +15,12 @@ class MIPICConfig(RegularizedConfig):
 
     Args:
         alpha (`float`, *optional*, defaults to 0.4): Of the contrastive loss; SIA and PIC count `1 - alpha` (MIPIC,
-            [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 18; Table 7: 0.4 for TinyBERT and BERT, 0.5 for
-            BGE-M3 and Qwen3).
+            [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 18; Table 7: 0.4 for TinyBERT and BERT, 0.5
+            for BGE-M3 and Qwen3).
 
     The other defaults are the paper's (Table 7, A.3): unsupervised, `pooling="anchor"`, the sum over dims, texts of
-    256 tokens, 5 epochs of batches of 16, cosine schedule. Layers, checkpoints and shares that are not given come close to
-    the paper's for its backbones; the exact ones are in `scripts/recipes`.
+    256 tokens, 5 epochs of batches of 16, cosine schedule. Layers and checkpoints that are not given come close to the
+    paper's for its backbones; the exact ones are in `scripts/recipes`.
 
     Raises:
         ValueError: if alpha is not in 0..1, and as [`RegularizedConfig`].
@@ -29,7 +30,7 @@ class MIPICConfig(RegularizedConfig):
     unsupervised: bool = field(
         default=True, metadata={"help": "One text column; its positive is itself under another dropout mask."}
     )
-    pooling: str = field(default="anchor", metadata={"help": "'mean' over real tokens, or 'anchor'."})
+    pooling: Pooling = field(default="anchor", metadata={"help": "'mean' over real tokens, or 'anchor'."})
     max_length: int = field(default=256, metadata={"help": "Longest text in tokens."})
     per_device_train_batch_size: int = field(default=16, metadata={"help": "Texts a device and step."})
     num_train_epochs: float = field(default=5.0, metadata={"help": "Epochs."})

@@ -84,9 +84,20 @@ class RegularizedConfig(ContrastiveConfig):
         super().__post_init__()
         if isinstance(self.weights, str):
             self.weights = yaml.safe_load(self.weights)
-        unknown = [str(name) for name in self.weights or {} if name not in PARTS]
+        unknown = [str(name) for name in self.own_weights() if name not in PARTS]
         if unknown:
-            raise ValueError(f"weights names unknown parts: {', '.join(unknown)}; legal: {', '.join(PARTS)}.")
+            raise ValueError(f"weights names unknown parts: {', '.join(unknown)}; legal values: {', '.join(PARTS)}.")
+
+    def own_weights(self) -> dict[str, float]:
+        """
+        What was given in `weights`.
+
+        Raises:
+            ValueError: if that is no mapping.
+        """
+        if not isinstance(self.weights, dict | None):
+            raise ValueError(f'weights={self.weights!r} must map parts to numbers: {{"sir": 0.3}}.')
+        return self.weights or {}
 
     def method_weights(self) -> dict[str, float]:
         """What the method itself gives to each part."""
@@ -99,7 +110,7 @@ class RegularizedConfig(ContrastiveConfig):
 
     def parts(self, grid: Grid) -> dict[str, tuple[float, Objective]]:
         """The parts that count, by name, with their weights."""
-        weights = self.method_weights() | (self.weights or {})
+        weights = self.method_weights() | self.own_weights()
         depth, dims = grid.full.layer, grid.dims_of(grid.full.layer)
         sia_layers = self.sia_layers or evenly_spaced(range(1, depth + 1), len(dims))
         isotropy = Grid.product(self.isotropy_layers or sorted({-(-2 * depth // 3), -(-5 * depth // 6)}), dims)
@@ -151,7 +162,7 @@ class RegularizedTrainer(EmbeddingTrainer):
     """
 
     _name = "Regularised Matryoshka"
-    _tag_names = ("matryoshka", "sentence-similarity")
+    _tag_names: tuple[str, ...] = ("matryoshka", "sentence-similarity")
 
     def build_objective(self, args: RegularizedConfig, grid: Grid) -> Composition:
         return Composition(args.parts(grid))

@@ -3,6 +3,7 @@ together."""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -20,6 +22,7 @@ from .gradient_caching import cached_states
 from .granularity import Grid
 from .nested import NestedStates, PooledStates, nested_states, unwrap_encoder
 from .objective import NestedBatch, Objective
+from .optimization import set_apart, warm_up_apart
 
 
 OBJECTIVE_FILE = "objective.safetensors"
@@ -34,6 +37,13 @@ class NestedTrainingArguments(TrainingArguments):
     Args:
         grid (`str`, *optional*): Granularities to train; see [`Grid.parse`]. Defaults to `matryoshka_layers` x
             `matryoshka_dims` of the model's config.
+        projector_learning_rate (`float`, *optional*): Of the objective's own parameters (projectors, a learned
+            temperature), which start untrained beside a trained backbone. Default: `learning_rate`.
+        projector_warmup_steps (`float`, *optional*): Of the same, as `warmup_steps`: a number of steps, or below 1 a
+            share of all. Default: `warmup_steps`.
+
+    Raises:
+        ValueError: if the grid cannot be parsed, or a value is out of range.
     """
 
     grid: str | None = field(
@@ -43,10 +53,31 @@ class NestedTrainingArguments(TrainingArguments):
         },
     )
 
+    projector_learning_rate: float | None = field(
+        default=None, metadata={"help": "Of the objective's own parameters. Default: learning_rate."}
+    )
+    projector_warmup_steps: float | None = field(
+        default=None, metadata={"help": "Of the objective's own parameters. Default: warmup_steps."}
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.grid is not None:
             Grid.parse(self.grid)
+        for name in ("projector_learning_rate", "projector_warmup_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value} must not be negative.")
+
+    @property
+    def has_projector_schedule(self) -> bool:
+        """Whether the objective's parameters have a learning rate or a warm-up of their own."""
+        return self.projector_learning_rate is not None or self.projector_warmup_steps is not None
+
+    def projector_warmup_steps_of(self, num_training_steps: int) -> int:
+        """`projector_warmup_steps` as a number of steps."""
+        steps = self.projector_warmup_steps or 0
+        return int(steps) if steps >= 1 else math.ceil(num_training_steps * steps)
 
     def grid_for(self, config: Any) -> Grid:
         """
@@ -216,6 +247,23 @@ class NestedTrainer(Trainer):
         # A learned temperature is one number: decay would pull it towards 1, not regularise it.
         scalars = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
         return [name for name in super().get_decay_parameter_names(model) if name not in scalars]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        fresh = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if fresh and self.args.has_projector_schedule:
+            objective = self.accelerator.unwrap_model(self.model).objective
+            lr = self.args.projector_learning_rate
+            set_apart(optimizer, objective.parameters(), lr if lr is not None else self.args.learning_rate)
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        fresh = self.lr_scheduler is None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if fresh and self.args.projector_warmup_steps is not None:
+            warmup_steps = self.args.projector_warmup_steps_of(num_training_steps)
+            warm_up_apart(scheduler, self.args, warmup_steps, num_training_steps)
+        return scheduler
 
     def _set_signature_columns_if_needed(self) -> None:
         self._signature_columns = [*self.columns, *self._optional_columns]

@@ -14,6 +14,11 @@ from datasets import Dataset
 from modeling_m3bert import M3BertModel
 from tests.trainers.tiny_run import assert_same_weights, quiet_model
 from trainers import (
+    PIC,
+    SCR,
+    SIA,
+    SIR,
+    Composition,
     Contrastive,
     ContrastiveConfig,
     ContrastiveTrainer,
@@ -21,6 +26,7 @@ from trainers import (
     Grid,
     Matryoshka2d,
     NestedBatch,
+    NestedStates,
     Objective,
     PooledStates,
     Starbucks,
@@ -37,6 +43,17 @@ OBJECTIVES = {
     "espresso": lambda: Espresso(Grid.parse("2,3x4,8")),
     "2dmse": lambda: Matryoshka2d(Grid.parse("1,2,3x2,4,8")),
     "starbucks": lambda: Starbucks(Grid.parse("1x2,2x4,3x8")),
+    "sia": lambda: SIA(Grid.parse("2,3x2,4,8"), temperature=1.0, smallest_token_count=2),
+    "pic": lambda: PIC(Grid.parse("1x2,2x4,3x8")),
+    "scr": lambda: SCR(Grid.parse("2,3x2,4,8"), threshold=0.05),
+    "sir": lambda: SIR(Grid.parse("2,3x4,8")),
+    "composition": lambda: Composition(
+        {
+            "mrl": (0.4, Contrastive(Grid.parse("3x2,4,8"))),
+            "sia": (0.6, SIA(Grid.parse("1,3x2,4,8"))),
+            "sir": (0.2, SIR(Grid.parse("2x4,8"))),
+        }
+    ),
 }
 FINISH = """
 torch.distributed.barrier()
@@ -59,21 +76,26 @@ def run_two(folder: Path, code: str) -> None:
 
 
 def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Tensor]:
-    """Loss, terms, and gradients of embeddings and of the objective's own parameters, for some rows of one batch."""
+    """Loss, terms, and gradients of embeddings, or of token states where the objective reads those, and of its own
+    parameters, for some rows of one batch."""
     generator = torch.Generator().manual_seed(7)
     names, layers = ("anchor", "positive", "negative"), (1, 2, 3)
+    shape = (ROWS, 8) if objective.pooling else (ROWS, 5, 8)
     leaves = {
-        (name, layer): torch.randn(ROWS, 8, dtype=torch.float64, generator=generator)[rows].requires_grad_()
+        (name, layer): torch.randn(shape, dtype=torch.float64, generator=generator)[rows].requires_grad_()
         for name in names
         for layer in layers
     }
     # Every text occurs several times, on both ranks.
     ids = {name: torch.randint(6, (ROWS,), generator=generator)[rows] for name in names}
-    batch = NestedBatch(
-        texts={name: PooledStates({layer: leaves[name, layer] for layer in layers}, "mean") for name in names},
-        text_ids=ids,
-    )
-    terms = objective.double().train()(batch)
+    lengths = torch.randint(1, 6, (ROWS, 1), generator=generator)[rows]
+    mask = (torch.arange(5) < lengths).long()
+    states = {name: {layer: leaves[name, layer] for layer in layers} for name in names}
+    texts = {
+        name: PooledStates(own, objective.pooling) if objective.pooling else NestedStates(own, mask)
+        for name, own in states.items()
+    }
+    terms = objective.double().train()(NestedBatch(texts=texts, text_ids=ids))
     loss = objective.total(terms)
     loss.backward()
     found = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}
@@ -88,8 +110,10 @@ rank = torch.distributed.get_rank()
 for split in (8, 11):
     rows = slice(0, split) if rank == 0 else slice(split, None)
     for name, make in OBJECTIVES.items():
+        torch.manual_seed(0)  # the parameters are the same, as data parallelism sees to
+        objective = make()
         torch.manual_seed(rank)  # draws that differ, unless the objective makes them agree
-        torch.save(embedding_gradients(make(), rows), Path(sys.argv[1]) / f"{name}-{split}-{rank}.pt")
+        torch.save(embedding_gradients(objective, rows), Path(sys.argv[1]) / f"{name}-{split}-{rank}.pt")
 """
 
 

@@ -145,8 +145,8 @@ def variance_variation(vectors: torch.Tensor, dims: Sequence[int]) -> torch.Tens
 
 def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: float = 2.0) -> torch.Tensor:
     r"""
-    How evenly prefixes spread on the sphere (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section 2.2):
-    `log(mean over pairs of exp(-2 t (1 - cos)) + epsilon)`, pairs of different rows.
+    How evenly prefixes spread on the sphere (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section
+    2.2): `log(mean over pairs of exp(-2 t (1 - cos)) + epsilon)`, pairs of different rows.
 
     The dot products of a prefix are those of the shorter one plus one product over the dims between them.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from ..granularity import Grid
-from ..objective import Objective
+from ..nested import NestedStates
+from ..objective import NestedBatch, Objective
 
 
 class FullWidthObjective(Objective):
@@ -38,3 +39,15 @@ class FullWidthObjective(Objective):
                 f"The largest dim of {type(self).__name__} must be the model's full width, {config.hidden_size}; its "
                 f"grid is {self.grid}."
             )
+
+    def token_states(self, batch: NestedBatch) -> list[NestedStates]:
+        """
+        The states of every text column.
+
+        Raises:
+            ValueError: if all that is left of them is pooled.
+        """
+        texts = [text for text in batch.texts.values() if isinstance(text, NestedStates)]
+        if len(texts) < len(batch.texts):
+            raise ValueError(f"{type(self).__name__} reads token states, not pooled embeddings.")
+        return texts

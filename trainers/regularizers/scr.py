@@ -39,7 +39,7 @@ class SCR(FullWidthObjective):
         self.threshold, self.variance_weight = threshold, variance_weight
 
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        texts, terms = list(batch.texts.values()), {}
+        texts, terms = self.token_states(batch), {}
         counts = [text.attention_mask.new_tensor(len(text.attention_mask)) for text in texts]
         count = sum_over_ranks(torch.stack(counts).sum())
         for layer in self.layers:

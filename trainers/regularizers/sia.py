@@ -60,6 +60,11 @@ class SIA(FullWidthObjective):
         super().__init__(grid)
         if temperature <= 0:
             raise ValueError(f"The temperature of SIA must be above 0; it is {temperature}.")
+        if min(attention_weight, cka_weight) < 0 or attention_weight == cka_weight == 0:
+            raise ValueError(
+                f"SIA needs a weight above 0, and none below: attention_weight={attention_weight}, "
+                f"cka_weight={cka_weight}."
+            )
         if token_shares is None:
             token_shares = torch.linspace(FIRST_SHARE, LAST_SHARE, len(self.dims), dtype=torch.float64).tolist()
         check_shares(token_shares, self.dims)
@@ -75,7 +80,7 @@ class SIA(FullWidthObjective):
         )
 
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        texts = list(batch.texts.values())
+        texts = self.token_states(batch)
         rows = RankRows.of(len(texts[0].attention_mask), texts[0].attention_mask.device)
         tokens = [text.attention_mask.bool().scatter(1, text.anchor_positions()[:, None], False) for text in texts]
         counts = [
@@ -97,7 +102,7 @@ class SIA(FullWidthObjective):
                     importances.append(nn.functional.pad(importance, (0, padding)))
                 if self.cka_weight:
                     leading.append(leading_tokens(states, importance.masked_fill(~own, -torch.inf), longest_set))
-        terms = {}
+        terms: dict[str, torch.Tensor] = {}
         # All layers and columns at once: there are many of them, and each may be small.
         if self.attention_weight:
             real = torch.cat([nn.functional.pad(own, (0, longest - own.shape[1])) for own in tokens])
