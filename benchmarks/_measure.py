@@ -23,9 +23,9 @@ def report_peak(function: Callable[[], object]) -> None:
     print(resident_megabytes("VmHWM") - before)
 
 
-def peak_megabytes(module: str, name: str) -> float:
+def peak_megabytes(module: str, name: str, *options: str) -> float:
     """Peak memory of a variant in a process of its own, `python -m MODULE --memory NAME` (see `report_peak`)."""
-    command = [sys.executable, "-m", module, "--memory", name]
+    command = [sys.executable, "-m", module, "--memory", name, *options]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 

@@ -1,4 +1,4 @@
-"""What the tiled losses share: blocks of rows, segments of dims, and memory that every block uses again."""
+"""What losses share: blocks of rows, segments of dims, memory that every block uses again, and precision."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def blocks(length: int, size: int) -> list[slice]:
 def segments(dims: tuple[int, ...]) -> list[slice]:
     """The dims that each prefix has beyond the one before it."""
     return [slice(start, stop) for start, stop in itertools.pairwise((0, *dims))]
+
+
+def precise(tensor: torch.Tensor) -> torch.Tensor:
+    """In float32 at least: sums over many numbers, and differences of nearly equal ones, lose digits in half."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def no_autocast(tensor: torch.Tensor) -> torch.autocast:
+    """A context in which products on this tensor's device stay in the precision of their inputs."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 class Buffers:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._blocks import Buffers, blocks, check_dims, segments
+from ._blocks import Buffers, blocks, check_dims, no_autocast, segments
 
 
 # Similarities that exist at a time, (anchors, candidates): near the size of a cache, or enough to fill a GPU.
@@ -119,7 +119,7 @@ def info_nce(
     anchors, candidates = (
         nn.functional.normalize(vectors, dim=1, eps=SMALLEST_NORM) for vectors in (anchors, candidates)
     )
-    with torch.autocast(anchors.device.type, enabled=False):
+    with no_autocast(anchors):
         scores = anchors @ candidates.T * scale
     if left_out is not None:
         scores = scores.masked_fill(left_out, -torch.inf)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ._blocks import check_dims, segments
+from ._blocks import check_dims, no_autocast, precise, segments
 
 
 EPSILON = 1e-8
@@ -26,10 +26,10 @@ def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor
         `tuple[torch.Tensor, torch.Tensor]`: the standardised states, 0 for padding, and the deviations `(batch,
         hidden_size)`, in float32 at least. A dim that does not vary in a text is 0 there, and has no gradient.
     """
-    states = states.to(torch.promote_types(states.dtype, torch.float32))
+    states = precise(states)
     real = mask.to(states.dtype)
     count = real.sum(dim=1).clamp(min=1)[:, None]
-    with torch.autocast(states.device.type, enabled=False):
+    with no_autocast(states):
         means = torch.einsum("btd,bt->bd", states, real) / count
         centred = (states - means[:, None, :]) * real[:, :, None]
         variances = centred.square().sum(dim=1) / count
@@ -65,7 +65,7 @@ def prefix_residual_products(
     width = standardized_states.shape[2]
     count = mask.sum(dim=1).clamp(min=1).to(standardized_states.dtype)
     rows = (standardized_states / count.sqrt()[:, None, None]).flatten(0, 1)
-    with torch.autocast(rows.device.type, enabled=False):
+    with no_autocast(rows):
         return [rows[:, part].T @ rows[:, part.stop :] for part in segments(check_dims(dims, width - 1))]
 
 
@@ -128,19 +128,19 @@ def variance_variation(vectors: torch.Tensor, dims: Sequence[int]) -> torch.Tens
         dims (`Sequence[int]`): Prefix dims, ascending.
 
     Returns:
-        `torch.Tensor` of shape `(len(dims),)`; 0 where all dims vary alike, or none at all.
+        `torch.Tensor` of shape `(len(dims),)`, in float32 at least; 0 where all dims vary alike, or none at all.
 
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
+    dims, vectors = check_dims(dims, vectors.shape[1]), precise(vectors)
     variances = (vectors - vectors.mean(dim=0)).square().mean(dim=0)
-    ratios = []
-    for dim in check_dims(dims, vectors.shape[1]):
-        spread = variances[:dim].var(correction=0)
-        # The root's slope at 0 is infinite.
-        spread = torch.where(spread > 0, torch.where(spread > 0, spread, 1.0).sqrt(), 0.0)
-        ratios.append(spread / (variances[:dim].mean() + EPSILON))
-    return torch.stack(ratios)
+    lengths = torch.tensor(dims, device=vectors.device)
+    within = torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None]
+    means = (variances * within).sum(dim=1) / lengths
+    spreads = ((variances - means[:, None]) * within).square().sum(dim=1) / lengths
+    # The root's slope at 0 is infinite.
+    return torch.where(spreads > 0, torch.where(spreads > 0, spreads, 1.0).sqrt(), 0.0) / (means + EPSILON)
 
 
 def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: float = 2.0) -> torch.Tensor:
@@ -157,7 +157,7 @@ def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: floa
         scale (`float`, *optional*, defaults to 2.0): t.
 
     Returns:
-        `torch.Tensor` of shape `(len(dims),)`
+        `torch.Tensor` of shape `(len(dims),)`, in float32 at least.
 
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size, or there are fewer than two rows.
@@ -165,14 +165,10 @@ def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: floa
     count = len(vectors)
     if count < 2:
         raise ValueError(f"Uniformity is of pairs of texts; a batch of {count} has none.")
-    products, squares, losses = vectors.new_zeros(count, count), vectors.new_zeros(count), []
+    parts = [precise(vectors[:, segment]) for segment in segments(check_dims(dims, vectors.shape[1]))]
+    with no_autocast(vectors):
+        products = torch.stack([part @ part.T for part in parts]).cumsum(dim=0)
+    norms = torch.stack([part.square().sum(dim=1) for part in parts]).cumsum(dim=0).clamp(min=SMALLEST_SQUARE).sqrt()
+    kernel = torch.exp(2 * scale * (products / (norms[:, :, None] * norms[:, None, :]) - 1))
     different = ~torch.eye(count, dtype=torch.bool, device=vectors.device)
-    for segment in segments(check_dims(dims, vectors.shape[1])):
-        part = vectors[:, segment]
-        products = products + part @ part.T
-        squares = squares + part.square().sum(dim=1)
-        norms = squares.clamp(min=SMALLEST_SQUARE).sqrt()
-        cosines = products / (norms[:, None] * norms[None, :])
-        kernel = torch.exp(2 * scale * (cosines[different] - 1))
-        losses.append(torch.log(kernel.mean() + EPSILON))
-    return torch.stack(losses)
+    return torch.log((kernel * different).sum(dim=(1, 2)) / (count * (count - 1)) + EPSILON)

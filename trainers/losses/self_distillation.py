@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._blocks import blocks, check_dims, segments
+from ._blocks import blocks, check_dims, no_autocast, precise, segments
 
 
 # Entries of the Gram matrices of one prefix that exist at a time, in `nested_token_cka`: about a megabyte.
@@ -30,8 +30,8 @@ def token_importance(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tenso
     Returns:
         `torch.Tensor` of shape `(batch, tokens)`, in float32 at least. No gradient.
     """
-    states, anchors = _precise(states), _precise(anchors)
-    with _no_autocast(states):
+    states, anchors = precise(states), precise(anchors)
+    with no_autocast(states):
         return torch.bmm(states, anchors[:, :, None])[:, :, 0] / states.shape[2] ** 0.5
 
 
@@ -51,9 +51,9 @@ def prefix_attention_scores(
     Returns:
         `torch.Tensor` of shape `(batch, len(projections), tokens)`, in float32 at least.
     """
-    states, anchors = _precise(states), _precise(anchors).detach()
+    states, anchors = precise(states), precise(anchors).detach()
     longest = max(len(projection) for projection in projections)
-    with _no_autocast(states):
+    with no_autocast(states):
         queries = [
             nn.functional.pad(anchors @ projection.to(anchors.dtype).T, (0, longest - len(projection)))
             for projection in projections
@@ -130,8 +130,8 @@ def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
-    states = _precise(states)
-    with _no_autocast(states):
+    states = precise(states)
+    with no_autocast(states):
         return NestedTokenCKA.apply(states, counts, check_dims(dims, states.shape[2]))
 
 
@@ -217,12 +217,3 @@ def _alignment(student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tens
         torch.where(differ, -1 / norms, 0.0),
         torch.where(differ, similarity / own.square(), 0.0),
     )
-
-
-def _precise(tensor: torch.Tensor) -> torch.Tensor:
-    """In float32 at least: differences of nearly equal numbers follow."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def _no_autocast(tensor: torch.Tensor) -> torch.autocast:
-    return torch.autocast(tensor.device.type, enabled=False)

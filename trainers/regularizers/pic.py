@@ -10,7 +10,7 @@ from torch import nn
 from ..distributed import RankRows
 from ..granularity import Granularity, Grid
 from ..losses import nested_info_nce
-from ..nested import POOLINGS, NestedStates, PooledStates, Pooling, prefix
+from ..nested import POOLINGS, Pooling, prefix
 from ..objective import NestedBatch, Objective
 
 
@@ -62,37 +62,39 @@ class PIC(Objective):
         return list(itertools.pairwise(self.grid))
 
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        sums: dict[str, torch.Tensor] = {}
-        for column, text in batch.texts.items():
-            ids = batch.text_ids[column] if batch.text_ids is not None and self.mask_duplicates else None
-            for name, term in self.text_terms(text, ids).items():
-                sums[name] = sums.get(name, 0) + term / len(batch.texts)
-        return sums
-
-    def text_terms(self, text: NestedStates | PooledStates, ids: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        """The terms of one text column."""
-        pooled = {layer: text.pooled(layer, self.pooling) for layer in self.layers}
-        first = pooled[self.layers[0]]
+        columns = [{layer: text.pooled(layer, self.pooling) for layer in self.layers} for text in batch.texts.values()]
+        first = columns[0][self.layers[0]]
         rows = RankRows.of(len(first), first.device)
         if sum(rows.counts) < 2:
             raise ValueError("PIC contrasts the texts of a batch; a batch of one has no negatives.")
-        targets = torch.arange(len(first), device=first.device) + rows.offset
-        own_ids = None if ids is None else ids[:, None]
-        all_ids = None if own_ids is None else rows.gather(own_ids)
+        own_ids: list[torch.Tensor | None] = [None] * len(columns)
+        if batch.text_ids is not None and self.mask_duplicates:
+            own_ids = [batch.text_ids[column][:, None] for column in batch.texts]
+        all_ids = [None if ids is None else rows.gather(ids) for ids in own_ids]
         terms = {}
         for (lower, upper), project in zip(self.links, self.projectors, strict=True):
-            target = prefix(pooled[upper.layer], upper.dim)
-            losses = nested_info_nce(
-                project(prefix(pooled[lower.layer], lower.dim)),
-                rows.gather(target.detach() if self.detach_target else target),
-                dims=(upper.dim,),
-                temperature=self.temperature,
-                targets=targets,
-                anchor_ids=own_ids,
-                candidate_ids=all_ids,
-            )
-            terms[self.term(lower)] = rows.mean(losses[:, 0])
+            sources = [prefix(column[lower.layer], lower.dim) for column in columns]
+            losses = [
+                nested_info_nce(
+                    projected,
+                    rows.gather(self.target(column[upper.layer], upper.dim)),
+                    dims=(upper.dim,),
+                    temperature=self.temperature,
+                    targets=torch.arange(len(first), device=first.device) + rows.offset,
+                    anchor_ids=own,
+                    candidate_ids=all_of_them,
+                )
+                for projected, column, own, all_of_them in zip(
+                    project(torch.cat(sources)).split(len(first)), columns, own_ids, all_ids, strict=True
+                )
+            ]
+            terms[self.term(lower)] = rows.mean(torch.cat(losses)[:, 0])
         return terms
+
+    def target(self, pooled: torch.Tensor, dim: int) -> torch.Tensor:
+        """What the checkpoint before this one is drawn to."""
+        target = prefix(pooled, dim)
+        return target.detach() if self.detach_target else target
 
 
 def projector(inputs: int, outputs: int) -> nn.Sequential:

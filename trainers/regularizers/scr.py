@@ -59,4 +59,4 @@ class SCR(FullWidthObjective):
 
     def total(self, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
         weights = {"correlation": 1.0, "variance": self.variance_weight}
-        return torch.stack([weights[name.split("_")[1]] * term for name, term in terms.items()]).sum() / len(self.grid)
+        return self.weighted_sum(terms, weights) / len(self.grid)

@@ -125,8 +125,7 @@ class SIA(FullWidthObjective):
         return dict(zip(names, means.flatten().unbind(), strict=True))
 
     def total(self, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        weights = {"attention": self.attention_weight, "cka": self.cka_weight}
-        return torch.stack([weights[name.split("_")[1]] * term for name, term in terms.items()]).sum()
+        return self.weighted_sum(terms, {"attention": self.attention_weight, "cka": self.cka_weight})
 
 
 def leading_tokens(states: torch.Tensor, importance: torch.Tensor, count: int) -> torch.Tensor:
