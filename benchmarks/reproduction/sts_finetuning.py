@@ -19,19 +19,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import random
 import statistics
-import tempfile
 import time
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
+from benchmarks.reproduction._study import Run, Scores, add_results, held_out_sentences, print_table
 from scripts._command import run_command
 from scripts._sources import data_folder, default_base
 from trainers import (
@@ -56,25 +53,23 @@ SIZES = "1x16,2x32,3x64,4x128,5x256,6x384"
 TESTS = ["stsb", "sts12", "sts13", "sts14", "sts15", "sts16", "sick"]
 RESULTS = Path(__file__).with_name("results") / "sts_finetuning.json"
 Pair = tuple[str, str]
-Scores = dict[Granularity, float]
-RUNS: dict[str, tuple[type, type, dict[str, Any]]] = {
-    "SimCSE": (SimCSEConfig, SimCSETrainer, {"unsupervised": False}),
-    "MRL": (ContrastiveConfig, ContrastiveTrainer, {"grid": "6 x 16,32,64,128,256,384"}),
-    "MRL, 3 layers": (ContrastiveConfig, ContrastiveTrainer, {"grid": str(GRID)}),
-    "ESE": (EspressoConfig, EspressoTrainer, {"grid": str(GRID)}),
-    "2DMSE": (Matryoshka2dConfig, Matryoshka2dTrainer, {"grid": str(GRID)}),
-    "Starbucks": (StarbucksConfig, StarbucksTrainer, {"grid": SIZES}),
+RUNS = {
+    "SimCSE": Run(SimCSEConfig, SimCSETrainer, {"unsupervised": False}),
+    "MRL": Run(ContrastiveConfig, ContrastiveTrainer, {"grid": "6 x 16,32,64,128,256,384"}),
+    "MRL, 3 layers": Run(ContrastiveConfig, ContrastiveTrainer, {"grid": str(GRID)}),
+    "ESE": Run(EspressoConfig, EspressoTrainer, {"grid": str(GRID)}),
+    "2DMSE": Run(Matryoshka2dConfig, Matryoshka2dTrainer, {"grid": str(GRID)}),
+    "Starbucks": Run(StarbucksConfig, StarbucksTrainer, {"grid": SIZES}),
 }
 
 
 def training_pairs(data: Path) -> list[Pair]:
     """Entailed pairs of SNLI and one pair of captions an image, none with a sentence of an evaluation set."""
-    held_out = {
-        sentence.strip().lower()
+    held_out = held_out_sentences(
+        row
         for name, split in [("stsb", "dev"), *((name, "test") for name in TESTS)]
         for row in read_rows(data / name / f"{split}.jsonl.gz")
-        for sentence in (row["sentence1"], row["sentence2"])
-    }
+    )
     draw = random.Random(0)
     pairs = [
         (row["sentence1"], row["sentence2"])
@@ -95,84 +90,13 @@ def measure(model: Any, tokenizer: Any, data: Path, tasks: list[Task]) -> dict[s
     return {task.name: results.quality([task.name]) for task in tasks}
 
 
-def train(name: str, model: Any, tokenizer: Any, dataset: Dataset, options: argparse.Namespace, seed: int) -> None:
-    config_class, trainer_class, settings = RUNS[name]
-    with tempfile.TemporaryDirectory() as folder:
-        args = config_class(
-            output_dir=folder,
-            per_device_train_batch_size=options.batch_size,
-            learning_rate=options.learning_rate,
-            max_steps=options.steps,
-            warmup_steps=0.1,
-            lr_scheduler_type="linear",
-            max_length=64,
-            seed=seed,
-            logging_strategy="no",
-            disable_tqdm=True,
-            save_strategy="no",
-            report_to="none",
-            **settings,
-        )
-        trainer_class(model, args, tokenizer, dataset).train()
-
-
 def average(scores: dict[str, Scores]) -> Scores:
     return {g: statistics.mean(table[g] for table in scores.values()) for g in GRID}
 
 
-def write_results(
-    file: Path, scores: dict[str, dict[str, dict[str, Scores]]], settings: dict[str, Any]
-) -> dict[str, Any]:
-    """Write objective -> seed -> test set -> granularity -> score; runs of the same settings stay in the file."""
-    plain: dict[str, Any] = {
-        name: {
-            seed: {test: {str(g): round(value, 5) for g, value in table.items()} for test, table in tests.items()}
-            for seed, tests in seeds.items()
-        }
-        for name, seeds in scores.items()
-    }
-    about = {
-        "settings": settings,
-        "machine": f"{platform.machine()}, no accelerator",
-        "versions": {name: version(name) for name in ("torch", "transformers", "datasets")},
-        "metric": "Spearman correlation of cosines, mean pooling, test sets",
-    }
-    earlier = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    if all(earlier.get(key) == value for key, value in about.items()):
-        for name, seeds in earlier["scores"].items():
-            plain[name] = seeds | plain.get(name, {})
-    results = {
-        "command": "python -m benchmarks.reproduction.sts_finetuning",
-        "date": date.today().isoformat(),
-        **about,
-        "scores": plain,
-    }
-    file.parent.mkdir(exist_ok=True)
-    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    return results
-
-
-def print_table(results: dict[str, Any], tests: list[str]) -> None:
-    """Mean over some test sets, and over seeds, of each objective, a row a layer and dim, in percent."""
-    print(f"\n{', '.join(tests)}:\n")
-    names = [name for name in ("untouched", *RUNS) if name in results["scores"]]
-    print("| granularity | " + " | ".join(names) + " |")
-    print("| --- |" + " --: |" * len(names))
-    for g in GRID:
-        values = [
-            statistics.mean(
-                statistics.mean(seed[test][str(g)] for test in tests) for seed in results["scores"][name].values()
-            )
-            for name in names
-        ]
-        best = max(range(len(values)), key=values.__getitem__)
-        cells = [f"**{100 * v:.1f}**" if index == best else f"{100 * v:.1f}" for index, v in enumerate(values)]
-        print(f"| {g} | " + " | ".join(cells) + " |")
-
-
 def print_tables(results: dict[str, Any]) -> None:
-    print_table(results, ["stsb"])
-    print_table(results, TESTS)
+    for tests in (["stsb"], TESTS):
+        print_table(results, ["untouched", *RUNS], tests, GRID)
 
 
 def main(arguments: list[str]) -> None:
@@ -204,7 +128,18 @@ def main(arguments: list[str]) -> None:
         for name in options.objectives:
             set_seed(seed)
             model, start = AutoModel.from_pretrained(base), time.perf_counter()
-            train(name, model, tokenizer, dataset, options, seed)
+            RUNS[name].train(
+                model,
+                tokenizer,
+                dataset,
+                per_device_train_batch_size=options.batch_size,
+                learning_rate=options.learning_rate,
+                max_steps=options.steps,
+                warmup_steps=0.1,
+                lr_scheduler_type="linear",
+                max_length=64,
+                seed=seed,
+            )
             seconds[name] = time.perf_counter() - start
             scores.setdefault(name, {})[str(seed)] = measured = measure(model, tokenizer, data, tasks)
             means = average(measured)
@@ -215,7 +150,12 @@ def main(arguments: list[str]) -> None:
         print("untouched", " ".join(f"{dim}:{100 * means[Granularity(6, dim)]:.1f}" for dim in GRID.dims))
         return
     settings = {name: getattr(options, name) for name in ("steps", "batch_size", "learning_rate")}
-    print_tables(write_results(options.results, scores, settings | {"pairs": len(dataset)}))
+    about = {
+        "command": "python -m benchmarks.reproduction.sts_finetuning",
+        "settings": settings | {"pairs": len(dataset)},
+        "metric": "Spearman correlation of cosines, mean pooling, test sets",
+    }
+    print_tables(add_results(options.results, scores, about))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ from ._blocks import check_dims, no_autocast, precise, segments
 
 
 EPSILON = 1e-8
-SMALLEST_SQUARE = 1e-24
+# Roundings of a mean within which numbers count as equal.
+ROUNDINGS = 8
 
 
 def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,10 +34,10 @@ def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor
         means = torch.einsum("btd,bt->bd", states, real) / count
         centred = (states - means[:, None, :]) * real[:, :, None]
         variances = centred.square().sum(dim=1) / count
-    varies = variances > 0
-    # The root's slope at 0 is infinite: 0 / 0 in the gradient, were it taken there.
+    # Equal numbers may differ from their mean by its rounding. And the root's slope at 0 is infinite.
+    varies = variances > (ROUNDINGS * torch.finfo(means.dtype).eps * means).square()
     deviations = torch.where(varies, torch.where(varies, variances, 1.0).sqrt(), 0.0)
-    return centred / (deviations + EPSILON)[:, None, :], deviations
+    return centred * torch.where(varies, 1 / (deviations + EPSILON), 0.0)[:, None, :], deviations
 
 
 def prefix_residual_products(
@@ -168,7 +169,9 @@ def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: floa
     parts = [precise(vectors[:, segment]) for segment in segments(check_dims(dims, vectors.shape[1]))]
     with no_autocast(vectors):
         products = torch.stack([part @ part.T for part in parts]).cumsum(dim=0)
-    norms = torch.stack([part.square().sum(dim=1) for part in parts]).cumsum(dim=0).clamp(min=SMALLEST_SQUARE).sqrt()
-    kernel = torch.exp(2 * scale * (products / (norms[:, :, None] * norms[:, None, :]) - 1))
+    squares = torch.stack([part.square().sum(dim=1) for part in parts]).cumsum(dim=0)
+    # A vector of zeros has no direction: cosine 0 with all others, and no gradient.
+    inverses = torch.where(squares > 0, torch.where(squares > 0, squares, 1.0).rsqrt(), 0.0)
+    kernel = torch.exp(2 * scale * (products * inverses[:, :, None] * inverses[:, None, :] - 1))
     different = ~torch.eye(count, dtype=torch.bool, device=vectors.device)
     return torch.log((kernel * different).sum(dim=(1, 2)) / (count * (count - 1)) + EPSILON)

@@ -84,8 +84,8 @@ def attention_divergence(
     teacher = importance.detach().to(scores.dtype)[:, None, :]
     log_student = (scores / temperature).masked_fill(~real, lowest).log_softmax(dim=2)
     log_teacher = (teacher / temperature).masked_fill(~real, lowest).log_softmax(dim=2)
-    # Tokens are left out by a factor of 0, not by exp(lowest): where there are none, all are equally low.
-    return (real * log_student.exp() * (log_student - log_teacher)).sum(dim=2)
+    # Where there are no such tokens, both are uniform over the others: 0.
+    return (log_student.exp() * (log_student - log_teacher)).sum(dim=2)
 
 
 def nested_token_counts(num_tokens: torch.Tensor, shares: Sequence[float], *, smallest: int) -> torch.Tensor:
@@ -130,9 +130,9 @@ def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
-    states = precise(states)
-    with no_autocast(states):
-        return NestedTokenCKA.apply(states, counts, check_dims(dims, states.shape[2]))
+    dims, states = check_dims(dims, states.shape[2]), precise(states)
+    # What all tokens share is taken out by centring, but of products of large numbers few digits would be left.
+    return NestedTokenCKA.apply(states - states[:, :1].detach(), counts, dims)
 
 
 class NestedTokenCKA(torch.autograd.Function):
@@ -143,33 +143,40 @@ class NestedTokenCKA(torch.autograd.Function):
         ctx.save_for_backward(states, counts)
         ctx.dims, ctx.longest = dims, counts.amax(dim=0).tolist() if len(counts) else [0] * len(dims)
         losses = states.new_zeros(len(states), len(dims))
-        for rows in blocks(len(states), _rows_at_once(states)):
-            for index, student, teacher in _centred_grams(states[rows], counts[rows], dims, ctx.longest):
-                losses[rows, index] = _alignment(student, teacher)[0]
+        with no_autocast(states):
+            for rows in blocks(len(states), _rows_at_once(states)):
+                for index, student, teacher in _centred_grams(states[rows], counts[rows], dims, ctx.longest):
+                    losses[rows, index] = _alignment(student, teacher)[0]
         return losses
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         states, counts = ctx.saved_tensors
-        dims, parts, (grads,) = ctx.dims, segments(ctx.dims), grad_outputs
         grad_states = torch.zeros_like(states)
-        for rows in blocks(len(states), _rows_at_once(states)):
-            grad_grams = []
-            for index, student, teacher in _centred_grams(states[rows], counts[rows], dims, ctx.longest):
-                _, by_teacher, by_student = _alignment(student, teacher)
-                # Both are centred already, and centring twice is centring once.
-                grad = 2 * grads[rows, index]
-                student.mul_((grad * by_student)[:, None, None])
-                grad_grams.append(student.addcmul_(teacher, (grad * by_teacher)[:, None, None]))
-            # The block of a shorter prefix lies within that of a longer one, and so do its tokens.
-            total = grad_grams[-1]
-            for index in reversed(range(len(dims))):
-                kept = total.shape[1]
-                torch.bmm(total, states[rows, :kept, parts[index]], out=grad_states[rows, :kept, parts[index]])
-                if index > 0:
-                    kept = ctx.longest[index - 1]
-                    total[:, :kept, :kept] += grad_grams[index - 1]
+        with no_autocast(states):
+            for rows in blocks(len(states), _rows_at_once(states)):
+                _add_gradients(grad_states[rows], states[rows], counts[rows], grad_outputs[0][rows], ctx)
         return grad_states, None, None
+
+
+def _add_gradients(
+    grad_states: torch.Tensor, states: torch.Tensor, counts: torch.Tensor, grads: torch.Tensor, ctx: Any
+) -> None:
+    """Write the gradient of a block of texts into `grad_states`."""
+    dims, longest, grad_grams = ctx.dims, ctx.longest, []
+    for index, student, teacher in _centred_grams(states, counts, dims, longest):
+        _, by_teacher, by_student = _alignment(student, teacher)
+        # Both are centred already, and centring twice is centring once.
+        grad = 2 * grads[:, index]
+        student.mul_((grad * by_student)[:, None, None])
+        grad_grams.append(student.addcmul_(teacher, (grad * by_teacher)[:, None, None]))
+    # The block of a shorter prefix lies within that of a longer one, and so do its tokens.
+    total = grad_grams[-1]
+    for index, segment in reversed(list(enumerate(segments(dims)))):
+        kept = total.shape[1]
+        torch.bmm(total, states[:, :kept, segment], out=grad_states[:, :kept, segment])
+        if index > 0:
+            total[:, : longest[index - 1], : longest[index - 1]] += grad_grams[index - 1]
 
 
 def _rows_at_once(states: torch.Tensor) -> int:
@@ -209,7 +216,7 @@ def _alignment(student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tens
     shared = (student * teacher).sum(dim=1)
     own = torch.linalg.vector_norm(student, dim=1)
     norms = own * torch.linalg.vector_norm(teacher, dim=1)
-    differ = norms > 0
+    differ = norms != 0  # NaN differs: it is to show
     norms, own = torch.where(differ, norms, 1.0), torch.where(differ, own, 1.0)
     similarity = shared / norms
     return (

@@ -1,0 +1,269 @@
+"""
+MIPIC and MIC against SimCSE, MRL and ESE, with the papers' corpus and protocol at our scale: what they do to the
+prefixes of an encoder's last layer.
+
+    python -m benchmarks.reproduction.regularizers --encoder reinitialised --seeds 0 1 2
+    python -m benchmarks.reproduction.regularizers --encoder contrastive --runs MRL "MIPIC (paper)" "MIC (paper)"
+    python -m benchmarks.reproduction.regularizers --encoder reinitialised --terms       # each term at the start
+    python -m benchmarks.reproduction.regularizers --encoder reinitialised --table       # print the results file
+
+Encoders: `contrastive` is all-MiniLM-L6-v2 (extra `quickstart`), trained on pairs already; `reinitialised` are its
+first four layers, the fourth drawn anew, which were never read as an embedding. Corpus: sentences of the training sets
+of Banking77, TweetEval (sentiment), STS-B, SICK, MRPC and WiC, up to 4,000 each, without any that occurs in an
+evaluation set. Two dropout views a text, mean pooling, batches of 16, cosine schedule, bfloat16; all runs of a seed see
+the same texts in the same order. Tests: seven of semantic similarity, three of classification, three of pairs, all
+dims of the last layer.
+
+What every run is stands in RUNS; what was tried, and why, in NOTES.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import nn
+from transformers import AutoModel, AutoTokenizer, set_seed
+
+from benchmarks._measure import about
+from benchmarks.reproduction._study import Run, Scores, add_results, held_out_sentences, print_table
+from scripts._command import run_command
+from scripts._sources import data_folder, default_base
+from trainers import (
+    PIC,
+    SCR,
+    SIA,
+    SIR,
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    EspressoConfig,
+    EspressoTrainer,
+    Grid,
+    MICConfig,
+    MICTrainer,
+    MIPICConfig,
+    MIPICTrainer,
+    NestedModel,
+    Objective,
+    SimCSEConfig,
+    SimCSETrainer,
+    TextColumnsCollator,
+)
+from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks, read_rows
+from trainers.regularized import chain
+
+
+DIMS = [16, 32, 64, 128, 256, 384]
+GROUPS = {
+    "semantic similarity": ["stsb", "sick", "sts12", "sts13", "sts14", "sts15", "sts16"],
+    "classification": ["banking77", "emotion", "tweeteval-emotion"],
+    "pairs": ["mrpc", "wic", "scitail"],
+}
+TESTS = [name for names in GROUPS.values() for name in names]
+RESULTS = Path(__file__).with_name("results")
+SOURCES = [
+    ("banking77", "train"),
+    ("tweeteval-sentiment", "train_reconstructed"),
+    *((name, "train") for name in ("stsb", "sick", "mrpc", "wic")),
+]
+TEXTS_OF_A_SOURCE = 4000
+
+
+def corpus(data: Path) -> list[str]:
+    """The training sentences, in an order of their own, each once."""
+    held_out = held_out_sentences(
+        row
+        for name in TESTS
+        for split in ("dev", "test")
+        for file in [data / name / f"{split}.jsonl.gz"]
+        if file.is_file()
+        for row in read_rows(file)
+    )
+    draw, texts = random.Random(0), []
+    for name, split in SOURCES:
+        rows = read_rows(data / name / f"{split}.jsonl.gz")
+        found = {row[side].strip() for row in rows for side in ("text", "sentence1", "sentence2") if side in row}
+        own = sorted(text for text in found if text.lower() not in held_out)
+        texts += draw.sample(own, min(TEXTS_OF_A_SOURCE, len(own)))
+    texts = sorted(set(texts))
+    draw.shuffle(texts)
+    return texts
+
+
+def contrastive() -> Any:
+    return AutoModel.from_pretrained(default_base())
+
+
+def reinitialised() -> Any:
+    """The first four layers, the fourth with BERT's initial weights."""
+    model = contrastive()
+    model.config.num_hidden_layers = 4
+    model.encoder.layer = model.encoder.layer[:4]
+    torch.manual_seed(1234)  # one encoder, whatever the seed of the training
+    for module in model.encoder.layer[-1].modules():
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=model.config.initializer_range)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.LayerNorm):
+            module.reset_parameters()
+    return model
+
+
+ENCODERS = {"contrastive": contrastive, "reinitialised": reinitialised}
+# About where the papers have them in their encoders (MIC, appendix D: layers 2 and 4 of TinyBERT's 6).
+ISOTROPY_LAYERS = {"contrastive": [2, 4], "reinitialised": [2, 3]}
+RUNS = {
+    "SimCSE": Run(SimCSEConfig, SimCSETrainer),
+    "MRL": Run(ContrastiveConfig, ContrastiveTrainer),
+    "ESE": Run(EspressoConfig, EspressoTrainer),
+    "MIPIC (paper)": Run(MIPICConfig, MIPICTrainer),
+    "MIC (paper)": Run(MICConfig, MICTrainer, {"isotropy_layers": [2, 3]}),
+}
+
+
+def measure(model: Any, tokenizer: Any, data: Path, batch_size: int = 128) -> dict[str, Scores]:
+    """The main score of each data set at every dim of the last layer, weights in bfloat16."""
+    grid = Grid.product([model.config.num_hidden_layers], DIMS)
+    encoder = GridEncoder(model.to(torch.bfloat16), tokenizer, grid, batch_size=batch_size, max_length=128)
+    results = evaluate_grid(encoder, find_tasks(TESTS), data)
+    return {name: results.quality([name]) for name in TESTS}
+
+
+def average(scores: dict[str, Scores]) -> dict[int, float]:
+    grid = next(iter(scores.values()))
+    return {g.dim: statistics.mean(table[g] for table in scores.values()) for g in grid}
+
+
+def shared_settings(options: argparse.Namespace, model: Any, seed: int) -> dict[str, Any]:
+    """What all runs have in common."""
+    return {
+        "grid": str(Grid.product([model.config.num_hidden_layers], DIMS)),
+        "unsupervised": True,
+        "pooling": "mean",
+        "per_device_train_batch_size": options.batch_size,
+        "learning_rate": options.learning_rate,
+        "max_steps": options.steps,
+        "lr_scheduler_type": "cosine",
+        "max_length": 32,
+        "bf16": True,
+        "use_cpu": True,
+        "seed": seed,
+    }
+
+
+def train(name: str, encoder: str, tokenizer: Any, texts: list[str], options: argparse.Namespace, seed: int) -> Any:
+    """The encoder after a run."""
+    model, run = ENCODERS[encoder](), RUNS[name]
+    shared = shared_settings(options, model, seed)
+    if name == "SimCSE":
+        shared["grid"] = None  # the full size, its own default
+    set_seed(seed)
+    run.train(model, tokenizer, Dataset.from_dict({"text": texts}), **shared)
+    return model.eval()
+
+
+def terms_alone(grid: Grid, layers: list[int]) -> dict[str, Objective]:
+    """Each term of MIPIC and MIC by itself, with its paper's settings, and the variants that were looked at."""
+    every = Grid.product(range(1, grid.full.layer + 1), grid.dims)
+    links = chain(grid.full.layer, grid.dims)
+    return {
+        "MRL (sum over dims)": Contrastive(grid),
+        "SIA, attention, tau 0.05": SIA(every, cka_weight=0.0),
+        "SIA, attention, tau 1": SIA(every, cka_weight=0.0, temperature=1.0),
+        "SIA, CKA": SIA(every, attention_weight=0.0),
+        "PIC": PIC(links),
+        "PIC, target detached": PIC(links, detach_target=True),
+        "PIC, of means, target detached": PIC(links, detach_target=True, pooling="mean"),
+        "SCR": SCR(Grid.product(layers, grid.dims)),
+        "SIR": SIR(Grid.product(layers, grid.dims)),
+        "SIR at the last layer": SIR(grid),
+    }
+
+
+def print_terms(options: argparse.Namespace, tokenizer: Any, texts: list[str], batches: int = 8) -> None:
+    """Each term before training: its value, the norm of its gradient in the encoder's weights as a multiple of MRL's,
+    and the cosine of the two gradients; means over batches."""
+    model = ENCODERS[options.encoder]()
+    depth = model.config.num_hidden_layers
+    set_seed(options.seeds[0])
+    objectives = terms_alone(Grid.product([depth], DIMS), ISOTROPY_LAYERS[options.encoder])
+    collator = TextColumnsCollator(tokenizer, ["text"], 32, views=2)
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in objectives}
+    weights = list(model.parameters())
+    for start in range(0, batches * options.batch_size, options.batch_size):
+        batch = collator([{"text": text} for text in texts[start : start + options.batch_size]])
+        reference: torch.Tensor | None = None
+        for name, objective in objectives.items():
+            torch.manual_seed(start)  # the same dropout for every term
+            loss = NestedModel(model, objective).train()(**batch)["loss"]
+            parts = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            gradient = torch.cat([part.flatten() for part in parts])
+            reference = gradient if reference is None else reference
+            cosine = nn.functional.cosine_similarity(gradient, reference, dim=0)
+            found[name].append((loss.item(), (gradient.norm() / reference.norm()).item(), cosine.item()))
+    print("| term | value | gradient / MRL's | cosine with MRL's |\n| --- | --: | --: | --: |")
+    for name, rows in found.items():
+        value, ratio, cosine = (statistics.mean(column) for column in zip(*rows, strict=True))
+        print(f"| {name} | {value:.3g} | {ratio:.3g} | {cosine:.2f} |")
+    print(json.dumps(about(options.seeds[0])))
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--encoder", choices=list(ENCODERS), default="reinitialised")
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--learning-rate", type=float, default=2e-5)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--terms", action="store_true", help="print each term and its gradient at the start, and stop")
+    parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
+    options = parser.parse_args(arguments)
+    file = RESULTS / f"regularizers_{options.encoder}.json"
+    if options.table:
+        print_tables(json.loads(file.read_text(encoding="utf-8")))
+        return
+
+    data = data_folder()
+    texts = corpus(data)
+    print(f"{len(texts):,} texts")
+    tokenizer = AutoTokenizer.from_pretrained(default_base())
+    if options.terms:
+        print_terms(options, tokenizer, texts)
+        return
+    settings = {name: getattr(options, name) for name in ("encoder", "steps", "batch_size", "learning_rate")}
+    study = {
+        "command": "python -m benchmarks.reproduction.regularizers",
+        "settings": settings | {"texts": len(texts)},
+        "metric": "Spearman correlation of cosines, macro F1 of a logistic regression, accuracy at the best threshold",
+    }
+    results = add_results(file, {"untouched": {"0": measure(ENCODERS[options.encoder](), tokenizer, data)}}, study)
+    for seed in options.seeds:
+        for name in options.runs:
+            start = time.perf_counter()
+            model = train(name, options.encoder, tokenizer, texts, options, seed)
+            seconds = time.perf_counter() - start
+            scores = measure(model, tokenizer, data)
+            results = add_results(file, {name: {str(seed): scores}}, study)
+            line = " ".join(f"{dim}:{100 * value:.1f}" for dim, value in average(scores).items())
+            print(f"seed {seed} {name} ({seconds:.0f} s): {line}", flush=True)
+    print_tables(results)
+
+
+def print_tables(results: dict[str, Any]) -> None:
+    layer = next(iter(results["scores"]["untouched"]["0"]["stsb"])).split("x")[0]
+    grid = Grid.product([int(layer)], DIMS)
+    for names in (TESTS, *GROUPS.values()):
+        print_table(results, ["untouched", *RUNS], names, grid)
+
+
+if __name__ == "__main__":
+    run_command(main)
