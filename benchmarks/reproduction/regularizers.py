@@ -10,8 +10,8 @@ prefixes of an encoder's last layer.
 Encoders: `contrastive` is all-MiniLM-L6-v2 (extra `quickstart`), trained on pairs already; `reinitialised` are its
 first four layers, the fourth drawn anew, which were never read as an embedding. Corpus: sentences of the training sets
 of Banking77, TweetEval (sentiment), STS-B, SICK, MRPC and WiC, up to 4,000 each, without any that occurs in an
-evaluation set. Two dropout views a text, mean pooling, batches of 16, cosine schedule, bfloat16; all runs of a seed see
-the same texts in the same order. Tests: seven of semantic similarity, three of classification, three of pairs, all
+evaluation set. Two dropout views a text, mean pooling, batches of 16, cosine schedule, bfloat16; all runs of a seed
+see the same texts in the same order. Tests: seven of semantic similarity, three of classification, three of pairs, all
 dims of the last layer.
 
 What every run is stands in RUNS; what was tried, and why, in NOTES.md.
