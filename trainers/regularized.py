@@ -47,6 +47,8 @@ class RegularizedConfig(ContrastiveConfig):
         scr_variance_weight (`float`, *optional*, defaults to 0.1): See [`SCR`].
         sir_scale (`float`, *optional*, defaults to 2.0): See [`SIR`].
         sir_pooling (`str`, *optional*, defaults to `"mean"`): See [`SIR`].
+        sir_variation_weight (`float`, *optional*, defaults to 1.0): Of its coefficient of variation.
+        sir_uniformity_weight (`float`, *optional*, defaults to 1.0): Of its uniformity.
 
     `grid` is the last layer at 16, 32, 64, ... dims and the full width by default, and always has the full size.
 
@@ -79,6 +81,8 @@ class RegularizedConfig(ContrastiveConfig):
     scr_variance_weight: float = field(default=0.1, metadata={"help": "Of SCR's variance floor."})
     sir_scale: float = field(default=2.0, metadata={"help": "t of SIR's uniformity."})
     sir_pooling: Pooling = field(default="mean", metadata={"help": "What SIR spreads: 'mean' or 'anchor'."})
+    sir_variation_weight: float = field(default=1.0, metadata={"help": "Of SIR's coefficient of variation."})
+    sir_uniformity_weight: float = field(default=1.0, metadata={"help": "Of SIR's uniformity."})
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,7 +136,13 @@ class RegularizedConfig(ContrastiveConfig):
                 mask_duplicates=self.mask_duplicates,
             ),
             "scr": lambda: SCR(isotropy, threshold=self.scr_threshold, variance_weight=self.scr_variance_weight),
-            "sir": lambda: SIR(isotropy, scale=self.sir_scale, pooling=self.sir_pooling),
+            "sir": lambda: SIR(
+                isotropy,
+                scale=self.sir_scale,
+                pooling=self.sir_pooling,
+                variation_weight=self.sir_variation_weight,
+                uniformity_weight=self.sir_uniformity_weight,
+            ),
         }
         return {name: (weights[name], makers[name]()) for name in PARTS if weights.get(name, 0.0) != 0.0}
 

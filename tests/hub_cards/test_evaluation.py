@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from matplotlib.image import imread
 
-from hub_cards.figures import draw_all
+from hub_cards.figures import draw_all, draw_prefix_residual_correlation
 from hub_cards.tables import family_table, report, task_table, two_stage_table
 from trainers import Granularity, Grid
 from trainers.evaluation import GridResults, Latency, Plan, Score
@@ -64,6 +66,15 @@ def test_every_figure_is_drawn(results, tmp_path):
         "variances_stsb-geometry",
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+@pytest.mark.parametrize("dim", [1, 16, 31])
+def test_correlations_of_any_prefix_are_drawn(tmp_path, dim):
+    correlation = np.corrcoef(np.random.default_rng(0).normal(size=(32, 100)))
+    file = tmp_path / "figures" / "correlation.png"
+    draw_prefix_residual_correlation(correlation, dim, "layer 6", file)
+    height, width = imread(file).shape[:2]
+    assert 0.15 < height / width < 1
 
 
 def test_figures_are_of_what_was_measured(results, tmp_path):

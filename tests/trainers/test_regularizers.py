@@ -142,6 +142,14 @@ def test_sia_without_one_of_its_terms():
     torch.testing.assert_close(attention.total(attention(batch)) + cka.total(cka(batch)), both.total(parts))
 
 
+def test_sir_without_one_of_its_terms():
+    batch, both = make_batch(), SIR(GRID)
+    variation, uniformity = SIR(GRID, uniformity_weight=0.0), SIR(GRID, variation_weight=0.0)
+    assert set(variation(batch)) | set(uniformity(batch)) == set(both(batch))
+    halves = variation.total(variation(batch)) + uniformity.total(uniformity(batch))
+    torch.testing.assert_close(halves, both.total(both(batch)))
+
+
 CHAIN = Grid.parse("1x2,2x5,3x12")
 
 
@@ -309,6 +317,7 @@ def test_pooled_embeddings_are_refused_where_tokens_are_read(objective):
         (lambda: SCR(GRID, threshold=1.5), "correlation in 0..1"),
         (lambda: SIR(GRID, scale=0.0), "scale of SIR"),
         (lambda: SIR(GRID, pooling="max"), "pooling='max' is unknown"),
+        (lambda: SIR(GRID, variation_weight=0.0, uniformity_weight=0.0), "SIR needs a weight above 0"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
-
-import torch
 
 from ..granularity import Grid
 from ..nested import NestedStates
@@ -34,13 +31,6 @@ class FullWidthObjective(Objective):
             raise ValueError(
                 f"{type(self).__name__} needs layers x dims, the full width and a dim below it; the grid is {grid}."
             )
-
-    def weighted_sum(self, terms: Mapping[str, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:
-        """Sum of terms that are named `{name}_{part}_{granularity}`, each counted with the weight of its part."""
-        parts: dict[str, list[torch.Tensor]] = {}
-        for name, term in terms.items():
-            parts.setdefault(name.split("_")[1], []).append(term)
-        return torch.stack([weights[part] * torch.stack(values).sum() for part, values in parts.items()]).sum()
 
     def validate(self, config: Any) -> None:
         super().validate(config)

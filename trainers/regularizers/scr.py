@@ -12,6 +12,7 @@ from ..losses import correlation_penalty, prefix_residual_products, standardized
 from ..nested import NestedStates
 from ..objective import NestedBatch
 from ._full_width import FullWidthObjective
+from ._parts import weighted_sum
 
 
 class SCR(FullWidthObjective):
@@ -59,4 +60,4 @@ class SCR(FullWidthObjective):
 
     def total(self, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
         weights = {"correlation": 1.0, "variance": self.variance_weight}
-        return self.weighted_sum(terms, weights) / len(self.grid)
+        return weighted_sum(terms, weights) / len(self.grid)

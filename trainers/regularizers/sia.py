@@ -18,6 +18,7 @@ from ..losses import (
 )
 from ..objective import NestedBatch
 from ._full_width import FullWidthObjective
+from ._parts import weighted_sum
 
 
 # gamma of the shortest dim and of the longest, linear between (MIPIC, A.5: 0.2, 0.3, ..., 0.7 for six dims).
@@ -73,7 +74,8 @@ class SIA(FullWidthObjective):
         self.temperature, self.token_shares = temperature, list(token_shares)
         self.attention_weight, self.cka_weight = attention_weight, cka_weight
         self.smallest_token_count = smallest_token_count
-        # P_i of every dim below each other, one parameter a layer: the first rows of the identity (DESIGN 5.5).
+        # P_i of every dim below each other, one parameter a layer. Started as the first rows of the identity, so that
+        # the first scores are those of the prefixes themselves; the paper says nothing of it.
         start = torch.cat([torch.eye(dim, self.width) for dim in self.dims])
         self.projections = nn.ParameterDict(
             {str(layer): nn.Parameter(start.clone()) for layer in grid.layers} if attention_weight else {}
@@ -125,7 +127,7 @@ class SIA(FullWidthObjective):
         return dict(zip(names, means.flatten().unbind(), strict=True))
 
     def total(self, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return self.weighted_sum(terms, {"attention": self.attention_weight, "cka": self.cka_weight})
+        return weighted_sum(terms, {"attention": self.attention_weight, "cka": self.cka_weight})
 
 
 def leading_tokens(states: torch.Tensor, importance: torch.Tensor, count: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from ..granularity import Granularity, Grid
 from ..losses import nested_uniformity, variance_variation
 from ..nested import POOLINGS, Pooling
 from ..objective import NestedBatch, Objective
+from ._parts import weighted_sum
 
 
 class SIR(Objective):
@@ -24,6 +25,8 @@ class SIR(Objective):
         grid ([`Grid`]): Layers x dims.
         scale (`float`, *optional*, defaults to 2.0): t of the uniformity.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` (section 2.2) or `"anchor"`.
+        variation_weight (`float`, *optional*, defaults to 1.0): Of the coefficient of variation (section 2.2: 1).
+        uniformity_weight (`float`, *optional*, defaults to 1.0): Of the uniformity (section 2.2: 1).
 
     Raises:
         ValueError: if an argument is out of range; in forward, for a batch of one.
@@ -32,29 +35,44 @@ class SIR(Objective):
     name = "sir"
     pooling: Pooling
 
-    def __init__(self, grid: Grid, *, scale: float = 2.0, pooling: Pooling = "mean"):
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        scale: float = 2.0,
+        pooling: Pooling = "mean",
+        variation_weight: float = 1.0,
+        uniformity_weight: float = 1.0,
+    ):
         super().__init__(grid)
         if scale <= 0:
             raise ValueError(f"The scale of SIR must be above 0; it is {scale}.")
         if pooling not in POOLINGS:
             raise ValueError(f"pooling={pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
+        if min(variation_weight, uniformity_weight) < 0 or variation_weight == uniformity_weight == 0:
+            raise ValueError(
+                f"SIR needs a weight above 0, and none below: variation_weight={variation_weight}, "
+                f"uniformity_weight={uniformity_weight}."
+            )
         self.scale, self.pooling = scale, pooling
+        self.weights = {"variation": variation_weight, "uniformity": uniformity_weight}
 
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
         texts, terms = list(batch.texts.values()), {}
-        mask = texts[0].layers[self.layers[0]]
-        rows = [RankRows.of(len(text.layers[self.layers[0]]), mask.device) for text in texts]
+        first = texts[0].layers[self.layers[0]]
+        rows = RankRows.of(len(first), first.device)
         for layer in self.layers:
             dims = self.grid.dims_of(layer)
-            batches = [own.gather(text.pooled(layer, self.pooling)) for own, text in zip(rows, texts, strict=True)]
-            variations = torch.stack([variance_variation(vectors, dims) for vectors in batches]).mean(dim=0)
-            uniformities = torch.stack(
-                [nested_uniformity(vectors, dims, scale=self.scale) for vectors in batches]
-            ).mean(dim=0)
-            for part, losses in (("variation", variations), ("uniformity", uniformities)):
-                for dim, loss in zip(dims, losses.unbind(), strict=True):
+            batches = [rows.gather(text.pooled(layer, self.pooling)) for text in texts]
+            losses = {}
+            if self.weights["variation"]:
+                losses["variation"] = [variance_variation(vectors, dims) for vectors in batches]
+            if self.weights["uniformity"]:
+                losses["uniformity"] = [nested_uniformity(vectors, dims, scale=self.scale) for vectors in batches]
+            for part, of_columns in losses.items():
+                for dim, loss in zip(dims, torch.stack(of_columns).mean(dim=0).unbind(), strict=True):
                     terms[f"{self.name}_{part}_{Granularity(layer, dim)}"] = loss
         return terms
 
     def total(self, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        return super().total(terms) / (2 * len(self.grid))
+        return weighted_sum(terms, self.weights) / (2 * len(self.grid))
