@@ -20,9 +20,12 @@ What every run is stands in RUNS; what was tried, and why, in NOTES.md.
 from __future__ import annotations
 
 import argparse
+import gzip
+import itertools
 import json
 import random
 import statistics
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -57,7 +60,16 @@ from trainers import (
     SimCSETrainer,
     TextColumnsCollator,
 )
-from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks, read_rows
+from trainers.evaluation import (
+    STS,
+    Classification,
+    GridEncoder,
+    PairClassification,
+    Task,
+    evaluate_grid,
+    find_tasks,
+    read_rows,
+)
 from trainers.regularized import chain
 
 
@@ -120,21 +132,82 @@ def reinitialised() -> Any:
 ENCODERS = {"contrastive": contrastive, "reinitialised": reinitialised}
 # About where the papers have them in their encoders (MIC, appendix D: layers 2 and 4 of TinyBERT's 6).
 ISOTROPY_LAYERS = {"contrastive": [2, 4], "reinitialised": [2, 3]}
+# MRL's, of 2e-5 and 1e-4, by the development sets; the papers' is 2e-5.
+LEARNING_RATES = {"contrastive": 2e-5, "reinitialised": 1e-4}
+# A chain of means to targets without gradient, with projectors that learn fast enough to be of use.
+CHAIN = {"pic_pooling": "mean", "pic_detach_target": True, "projector_learning_rate": 1e-3}
+CKA = {"sia_attention_weight": 0.0}  # of SIA, CKA alone
 RUNS = {
     "SimCSE": Run(SimCSEConfig, SimCSETrainer),
     "MRL": Run(ContrastiveConfig, ContrastiveTrainer),
     "ESE": Run(EspressoConfig, EspressoTrainer),
     "MIPIC (paper)": Run(MIPICConfig, MIPICTrainer),
-    "MIC (paper)": Run(MICConfig, MICTrainer, {"isotropy_layers": [2, 3]}),
+    "MIC (paper)": Run(MICConfig, MICTrainer),
+    "MIPIC (ours)": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0, "pic": 0.3}, **CHAIN}),
+    "MIC (ours)": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.1}),
 }
+# What was tried on the way, on the development sets.
+VARIANTS = {
+    "CKA 1": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 1, "pic": 0}, **CKA}),
+    "CKA 0.3": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.3, "pic": 0}, **CKA}),
+    "CKA 1, all tokens": Run(
+        MIPICConfig,
+        MIPICTrainer,
+        {"weights": {"mrl": 1, "sia": 1, "pic": 0}, **CKA, "sia_token_shares": [1.0] * 5},
+    ),
+    "attention 1, tau 1": Run(
+        MIPICConfig,
+        MIPICTrainer,
+        {
+            "weights": {"mrl": 1, "sia": 1, "pic": 0},
+            "sia_cka_weight": 0.0,
+            "sia_temperature": 1.0,
+            "projector_learning_rate": 1e-3,
+        },
+    ),
+    "PIC 1": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0, "pic": 1}, **CHAIN}),
+    "PIC 0.3, CKA 0.3": Run(
+        MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.3, "pic": 0.3}, **CHAIN, **CKA}
+    ),
+    "SIR 0.3": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3}),
+    "SIR 0.03": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.03}),
+    "SIR 0.3, variation": Run(
+        MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir_uniformity_weight": 0.0}
+    ),
+    "SCR 0.6, floor 1": Run(MICConfig, MICTrainer, {"weights": {"sir": 0}, "gamma": 0.6, "scr_variance_weight": 1.0}),
+}
+IN_THE_LAST_LAYER = {"MIC (ours)", *VARIANTS}
 
 
-def measure(model: Any, tokenizer: Any, data: Path, batch_size: int = 128) -> dict[str, Scores]:
+def development_tasks(data: Path, folder: Path) -> list[Task]:
+    """Parts of development sets, and of training sets where there are none, written to a folder of their own."""
+    draw = random.Random(3)
+
+    def write(name: str, source: str, **parts: slice) -> None:
+        rows = read_rows(data / name / f"{source}.jsonl.gz")
+        draw.shuffle(rows)
+        (folder / name).mkdir(exist_ok=True)
+        for split, part in parts.items():
+            with gzip.open(folder / name / f"{split}.jsonl.gz", "wt", encoding="utf-8") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows[part])
+
+    write("banking77", "train", train=slice(2400), dev=slice(2400, 3300))
+    write("emotion", "train", train=slice(1600))
+    write("emotion", "dev", dev=slice(800))
+    for name, size in (("stsb", 1000), ("sick", 500), ("scitail", 700)):
+        write(name, "dev", dev=slice(size))
+    write("mrpc", "train", dev=slice(600))
+    protocols: dict[str, Any] = {"stsb": STS, "sick": STS, "scitail": PairClassification, "mrpc": PairClassification}
+    protocols |= {"banking77": Classification, "emotion": Classification}
+    return [Task(f"{name}-dev", protocol, folder=name, splits=("dev",)) for name, protocol in protocols.items()]
+
+
+def measure(model: Any, tokenizer: Any, data: Path, tasks: list[Task]) -> dict[str, Scores]:
     """The main score of each data set at every dim of the last layer, weights in bfloat16."""
     grid = Grid.product([model.config.num_hidden_layers], DIMS)
-    encoder = GridEncoder(model.to(torch.bfloat16), tokenizer, grid, batch_size=batch_size, max_length=128)
-    results = evaluate_grid(encoder, find_tasks(TESTS), data)
-    return {name: results.quality([name]) for name in TESTS}
+    encoder = GridEncoder(model.to(torch.bfloat16), tokenizer, grid, batch_size=128, max_length=128)
+    results = evaluate_grid(encoder, tasks, data)
+    return {task.name: results.quality([task.name]) for task in tasks}
 
 
 def average(scores: dict[str, Scores]) -> dict[int, float]:
@@ -142,14 +215,20 @@ def average(scores: dict[str, Scores]) -> dict[int, float]:
     return {g.dim: statistics.mean(table[g] for table in scores.values()) for g in grid}
 
 
-def shared_settings(options: argparse.Namespace, model: Any, seed: int) -> dict[str, Any]:
-    """What all runs have in common."""
+def settings_of(name: str, options: argparse.Namespace, depth: int, seed: int) -> dict[str, Any]:
+    """What all runs have in common, and the layers that depend on the encoder."""
+    layers: dict[str, Any] = {}
+    if name in IN_THE_LAST_LAYER:
+        layers = {"sia_layers": [depth], "isotropy_layers": [depth]}
+    elif name == "MIC (paper)":
+        layers = {"isotropy_layers": ISOTROPY_LAYERS[options.encoder]}
     return {
-        "grid": str(Grid.product([model.config.num_hidden_layers], DIMS)),
+        **layers,
+        "grid": None if name == "SimCSE" else str(Grid.product([depth], DIMS)),  # its own default is the full size
         "unsupervised": True,
         "pooling": "mean",
         "per_device_train_batch_size": options.batch_size,
-        "learning_rate": options.learning_rate,
+        "learning_rate": LEARNING_RATES[options.encoder],
         "max_steps": options.steps,
         "lr_scheduler_type": "cosine",
         "max_length": 32,
@@ -159,14 +238,12 @@ def shared_settings(options: argparse.Namespace, model: Any, seed: int) -> dict[
     }
 
 
-def train(name: str, encoder: str, tokenizer: Any, texts: list[str], options: argparse.Namespace, seed: int) -> Any:
+def train(name: str, tokenizer: Any, texts: list[str], options: argparse.Namespace, seed: int) -> Any:
     """The encoder after a run."""
-    model, run = ENCODERS[encoder](), RUNS[name]
-    shared = shared_settings(options, model, seed)
-    if name == "SimCSE":
-        shared["grid"] = None  # the full size, its own default
+    model = ENCODERS[options.encoder]()
+    settings = settings_of(name, options, model.config.num_hidden_layers, seed)
     set_seed(seed)
-    run.train(model, tokenizer, Dataset.from_dict({"text": texts}), **shared)
+    (RUNS | VARIANTS)[name].train(model, tokenizer, Dataset.from_dict({"text": texts}), **settings)
     return model.eval()
 
 
@@ -219,11 +296,11 @@ def print_terms(options: argparse.Namespace, tokenizer: Any, texts: list[str], b
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", choices=list(ENCODERS), default="reinitialised")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=2e-5)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=[*RUNS, *VARIANTS])
+    parser.add_argument("--development", action="store_true", help="score parts of development and training sets")
     parser.add_argument("--terms", action="store_true", help="print each term and its gradient at the start, and stop")
     parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
     options = parser.parse_args(arguments)
@@ -239,30 +316,39 @@ def main(arguments: list[str]) -> None:
     if options.terms:
         print_terms(options, tokenizer, texts)
         return
-    settings = {name: getattr(options, name) for name in ("encoder", "steps", "batch_size", "learning_rate")}
+    settings = {name: getattr(options, name) for name in ("encoder", "steps", "batch_size")}
     study = {
         "command": "python -m benchmarks.reproduction.regularizers",
-        "settings": settings | {"texts": len(texts)},
+        "settings": settings | {"learning_rate": LEARNING_RATES[options.encoder], "texts": len(texts)},
         "metric": "Spearman correlation of cosines, macro F1 of a logistic regression, accuracy at the best threshold",
     }
-    results = add_results(file, {"untouched": {"0": measure(ENCODERS[options.encoder](), tokenizer, data)}}, study)
-    for seed in options.seeds:
-        for name in options.runs:
+    with tempfile.TemporaryDirectory() as folder:
+        if options.development:
+            tasks, data = development_tasks(data, Path(folder)), Path(folder)
+            file = RESULTS / f"regularizers_{options.encoder}_development.json"
+        else:
+            tasks = find_tasks(TESTS)
+        results = add_results(file, {}, study)
+        if "untouched" not in results["scores"]:
+            untouched = measure(ENCODERS[options.encoder](), tokenizer, data, tasks)
+            results = add_results(file, {"untouched": {"0": untouched}}, study)
+        for seed, name in itertools.product(options.seeds, options.runs):
             start = time.perf_counter()
-            model = train(name, options.encoder, tokenizer, texts, options, seed)
+            model = train(name, tokenizer, texts, options, seed)
             seconds = time.perf_counter() - start
-            scores = measure(model, tokenizer, data)
+            scores = measure(model, tokenizer, data, tasks)
             results = add_results(file, {name: {str(seed): scores}}, study)
-            line = " ".join(f"{dim}:{100 * value:.1f}" for dim, value in average(scores).items())
+            line = " ".join(f"{dim}:{100 * value:.2f}" for dim, value in average(scores).items())
             print(f"seed {seed} {name} ({seconds:.0f} s): {line}", flush=True)
     print_tables(results)
 
 
 def print_tables(results: dict[str, Any]) -> None:
-    layer = next(iter(results["scores"]["untouched"]["0"]["stsb"])).split("x")[0]
-    grid = Grid.product([int(layer)], DIMS)
-    for names in (TESTS, *GROUPS.values()):
-        print_table(results, ["untouched", *RUNS], names, grid)
+    tests = results["scores"]["untouched"]["0"]
+    grid = Grid.parse(",".join(next(iter(tests.values()))))
+    groups = [[name for name in tests if name.removesuffix("-dev") in names] for names in GROUPS.values()]
+    for names in (list(tests), *groups):
+        print_table(results, ["untouched", *RUNS, *VARIANTS], names, grid)
 
 
 if __name__ == "__main__":
