@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -27,17 +28,43 @@ def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor
         `tuple[torch.Tensor, torch.Tensor]`: the standardised states, 0 for padding, and the deviations `(batch,
         hidden_size)`, in float32 at least. A dim that does not vary in a text is 0 there, and has no gradient.
     """
-    states = precise(states)
-    real = mask.to(states.dtype)
-    count = real.sum(dim=1).clamp(min=1)[:, None]
     with no_autocast(states):
+        return Standardized.apply(precise(states), mask)
+
+
+class Standardized(torch.autograd.Function):
+    """See [`standardized`]; with a third of the passes over the states that the same in single operations takes."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        real = mask.to(states.dtype)
+        count = real.sum(dim=1).clamp(min=1)[:, None]
         means = torch.einsum("btd,bt->bd", states, real) / count
-        centred = (states - means[:, None, :]) * real[:, :, None]
-        variances = centred.square().sum(dim=1) / count
-    # Equal numbers may differ from their mean by its rounding. And the root's slope at 0 is infinite.
-    varies = variances > (ROUNDINGS * torch.finfo(means.dtype).eps * means).square()
-    deviations = torch.where(varies, torch.where(varies, variances, 1.0).sqrt(), 0.0)
-    return centred * torch.where(varies, 1 / (deviations + EPSILON), 0.0)[:, None, :], deviations
+        centred = (states - means[:, None, :]).mul_(real[:, :, None])
+        deviations = torch.linalg.vector_norm(centred, dim=1) / count.sqrt()
+        # Equal numbers may differ from their mean by its rounding.
+        varies = deviations > ROUNDINGS * torch.finfo(means.dtype).eps * means.abs()
+        deviations = torch.where(varies, deviations, 0.0)
+        inverses = torch.where(varies, 1 / (deviations + EPSILON), 0.0)
+        outputs = centred.mul_(inverses[:, None, :])
+        ctx.save_for_backward(outputs, deviations, inverses, real)
+        return outputs, deviations
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        grads, grad_deviations = grad_outputs
+        outputs, deviations, inverses, real = ctx.saved_tensors
+        count = real.sum(dim=1).clamp(min=1)[:, None]
+        with no_autocast(outputs):
+            means = torch.einsum("btd,bt->bd", grads, real) / count
+        lengthening = (grads * outputs).sum(dim=1) / count
+        # What moves along a text's own outputs is its deviation. A dim that does not vary has no slope.
+        varies = deviations > 0
+        shares = torch.where(varies, 1 / (inverses * torch.where(varies, deviations, 1.0)), 0.0)
+        along = torch.where(varies, shares * (grad_deviations / count - inverses * lengthening), 0.0)
+        gradient = grads * inverses[:, None, :]
+        gradient.sub_((means * inverses)[:, None, :]).mul_(real[:, :, None])
+        return gradient.addcmul_(outputs, along[:, None, :]), None
 
 
 def prefix_residual_products(
@@ -64,10 +91,12 @@ def prefix_residual_products(
         ValueError: if the dims are not ascending and below the width.
     """
     width = standardized_states.shape[2]
+    dims = check_dims(dims, width - 1)
     count = mask.sum(dim=1).clamp(min=1).to(standardized_states.dtype)
-    rows = (standardized_states / count.sqrt()[:, None, None]).flatten(0, 1)
+    rows = standardized_states.flatten(0, 1)
+    weighted = (standardized_states[:, :, : dims[-1]] / count[:, None, None]).flatten(0, 1)
     with no_autocast(rows):
-        return [rows[:, part].T @ rows[:, part.stop :] for part in segments(check_dims(dims, width - 1))]
+        return [weighted[:, part].T @ rows[:, part.stop :] for part in segments(dims)]
 
 
 def correlation_penalty(correlations: Sequence[torch.Tensor], *, threshold: float) -> torch.Tensor:
