@@ -143,7 +143,7 @@ RUNS = {
     "ESE": Run(EspressoConfig, EspressoTrainer),
     "MIPIC (paper)": Run(MIPICConfig, MIPICTrainer),
     "MIC (paper)": Run(MICConfig, MICTrainer),
-    "MIPIC (ours)": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0, "pic": 0.3}, **CHAIN}),
+    "MIPIC (ours)": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.1, "pic": 1}, **CHAIN, **CKA}),
     "MIC (ours)": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.1}),
 }
 # What was tried on the way, on the development sets.
@@ -165,6 +165,7 @@ VARIANTS = {
             "projector_learning_rate": 1e-3,
         },
     ),
+    "PIC 0.3": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0, "pic": 0.3}, **CHAIN}),
     "PIC 1": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0, "pic": 1}, **CHAIN}),
     "PIC 0.3, CKA 0.3": Run(
         MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.3, "pic": 0.3}, **CHAIN, **CKA}
@@ -176,7 +177,7 @@ VARIANTS = {
     ),
     "SCR 0.6, floor 1": Run(MICConfig, MICTrainer, {"weights": {"sir": 0}, "gamma": 0.6, "scr_variance_weight": 1.0}),
 }
-IN_THE_LAST_LAYER = {"MIC (ours)", *VARIANTS}
+IN_THE_LAST_LAYER = {"MIPIC (ours)", "MIC (ours)", *VARIANTS}
 
 
 def development_tasks(data: Path, folder: Path) -> list[Task]:
