@@ -144,7 +144,7 @@ RUNS = {
     "MIPIC (paper)": Run(MIPICConfig, MIPICTrainer),
     "MIC (paper)": Run(MICConfig, MICTrainer),
     "MIPIC (ours)": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.1, "pic": 1}, **CHAIN, **CKA}),
-    "MIC (ours)": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.1}),
+    "MIC (ours)": Run(MICConfig, MICTrainer, {"gamma": 0.1}),
 }
 # What was tried on the way, on the development sets.
 VARIANTS = {
