@@ -223,9 +223,11 @@ def settings_of(name: str, options: argparse.Namespace, depth: int, seed: int) -
         layers = {"sia_layers": [depth], "isotropy_layers": [depth]}
     elif name == "MIC (paper)":
         layers = {"isotropy_layers": ISOTROPY_LAYERS[options.encoder]}
+    # SimCSE's own default is the full size; ESE expresses more in every layer.
+    layers_of_grid = range(1, depth + 1) if name == "ESE" else [depth]
     return {
         **layers,
-        "grid": None if name == "SimCSE" else str(Grid.product([depth], DIMS)),  # its own default is the full size
+        "grid": None if name == "SimCSE" else str(Grid.product(layers_of_grid, DIMS)),
         "unsupervised": True,
         "pooling": "mean",
         "per_device_train_batch_size": options.batch_size,
