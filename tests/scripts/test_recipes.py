@@ -171,6 +171,22 @@ def test_ablations_go_over_a_recipe(tmp_path, ablation):
         assert chained.dims == [768] and chained.layers == whole["pic"][1].grid.layers
 
 
+@pytest.mark.parametrize(
+    ("recipe", "studied", "weights"),
+    [
+        ("mipic_bert", "mipic_chain_of_means_bert", {"mrl": 1, "sia": 0.1, "pic": 1}),
+        ("mic_bert", "mic_last_layer_bert", {"mrl": 1, "scr": 0.1, "sir": 0.1}),
+    ],
+)
+def test_what_was_studied_goes_over_a_recipe(tmp_path, recipe, studied, weights):
+    args, parts = parts_of(tmp_path, recipe.split("_")[0], "bert", recipe, f"studied/{studied}")
+    assert {name: weight for name, (weight, _) in parts.items()} == weights and args.pooling == "mean"
+    (layers,) = {tuple(parts[name][1].layers) for name in ("sia", "scr", "sir") if name in parts}
+    assert layers == (12,)
+    if "pic" in parts:
+        assert parts["pic"][1].detach_target and parts["pic"][1].pooling == "mean" and not parts["sia"][1].projections
+
+
 # Sizes of the tiny model in place of the published one's.
 TINY = {
     "mipic": ["--grid", "6x8,32", "--sia_layers", "2", "6", "--pic_checkpoints", "2x8,6x32"],
