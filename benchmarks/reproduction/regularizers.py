@@ -136,6 +136,8 @@ ISOTROPY_LAYERS = {"contrastive": [2, 4], "reinitialised": [2, 3]}
 LEARNING_RATES = {"contrastive": 2e-5, "reinitialised": 1e-4}
 # A chain of means to targets without gradient, with projectors that learn fast enough to be of use.
 CHAIN = {"pic_pooling": "mean", "pic_detach_target": True, "projector_learning_rate": 1e-3}
+# Of SIR the uniformity alone, wider: with t = 2 the nearest texts of a batch are what is driven apart.
+SPREAD = {"sir_variation_weight": 0.0, "sir_scale": 0.5}
 CKA = {"sia_attention_weight": 0.0}  # of SIA, CKA alone
 RUNS = {
     "SimCSE": Run(SimCSEConfig, SimCSETrainer),
@@ -144,7 +146,7 @@ RUNS = {
     "MIPIC (paper)": Run(MIPICConfig, MIPICTrainer),
     "MIC (paper)": Run(MICConfig, MICTrainer),
     "MIPIC (ours)": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.1, "pic": 1}, **CHAIN, **CKA}),
-    "MIC (ours)": Run(MICConfig, MICTrainer, {"gamma": 0.1}),
+    "MIC (ours)": Run(MICConfig, MICTrainer, {"weights": {"scr": 0.1, "sir": 0.3}, **SPREAD}),
 }
 # What was tried on the way, on the development sets.
 VARIANTS = {
@@ -170,11 +172,16 @@ VARIANTS = {
     "PIC 0.3, CKA 0.3": Run(
         MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.3, "pic": 0.3}, **CHAIN, **CKA}
     ),
+    "SIR 0.1": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.1}),
     "SIR 0.3": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3}),
     "SIR 0.03": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.03}),
     "SIR 0.3, variation": Run(
         MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir_uniformity_weight": 0.0}
     ),
+    "SIR 0.3, uniformity": Run(
+        MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir_variation_weight": 0.0}
+    ),
+    "SIR 0.3, uniformity, t 0.5": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, **SPREAD}),
     "SCR 0.6, floor 1": Run(MICConfig, MICTrainer, {"weights": {"sir": 0}, "gamma": 0.6, "scr_variance_weight": 1.0}),
 }
 IN_THE_LAST_LAYER = {"MIPIC (ours)", "MIC (ours)", *VARIANTS}
