@@ -52,14 +52,14 @@ def prefix_attention_scores(
         `torch.Tensor` of shape `(batch, len(projections), tokens)`, in float32 at least.
     """
     states, anchors = precise(states), precise(anchors).detach()
-    longest = max(len(projection) for projection in projections)
+    width = states.shape[2]
     with no_autocast(states):
+        # Zeros behind each query instead of a cut of the states, whose gradient would be another tensor of their size.
         queries = [
-            nn.functional.pad(anchors @ projection.to(anchors.dtype).T, (0, longest - len(projection)))
+            nn.functional.pad(anchors @ projection.to(anchors.dtype).T, (0, width - len(projection)))
             for projection in projections
         ]
-        products = torch.bmm(torch.stack(queries, dim=1), states[:, :, :longest].transpose(1, 2))
-        return products / states.shape[2] ** 0.5
+        return torch.bmm(torch.stack(queries, dim=1), states.transpose(1, 2)) / width**0.5
 
 
 def attention_divergence(
@@ -130,9 +130,7 @@ def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
-    dims, states = check_dims(dims, states.shape[2]), precise(states)
-    # What all tokens share is taken out by centring, but of products of large numbers few digits would be left.
-    return NestedTokenCKA.apply(states - states[:, :1].detach(), counts, dims)
+    return NestedTokenCKA.apply(precise(states), counts, check_dims(dims, states.shape[2]))
 
 
 class NestedTokenCKA(torch.autograd.Function):
@@ -145,7 +143,7 @@ class NestedTokenCKA(torch.autograd.Function):
         losses = states.new_zeros(len(states), len(dims))
         with no_autocast(states):
             for rows in blocks(len(states), _rows_at_once(states)):
-                for index, student, teacher in _centred_grams(states[rows], counts[rows], dims, ctx.longest):
+                for index, student, teacher in _centred_grams(_shifted(states[rows]), counts[rows], dims, ctx.longest):
                     losses[rows, index] = _alignment(student, teacher)[0]
         return losses
 
@@ -155,7 +153,7 @@ class NestedTokenCKA(torch.autograd.Function):
         grad_states = torch.zeros_like(states)
         with no_autocast(states):
             for rows in blocks(len(states), _rows_at_once(states)):
-                _add_gradients(grad_states[rows], states[rows], counts[rows], grad_outputs[0][rows], ctx)
+                _add_gradients(grad_states[rows], _shifted(states[rows]), counts[rows], grad_outputs[0][rows], ctx)
         return grad_states, None, None
 
 
@@ -177,6 +175,12 @@ def _add_gradients(
         torch.bmm(total, states[:, :kept, segment], out=grad_states[:, :kept, segment])
         if index > 0:
             total[:, : longest[index - 1], : longest[index - 1]] += grad_grams[index - 1]
+
+
+def _shifted(states: torch.Tensor) -> torch.Tensor:
+    """States less the first token's. Centring takes out what all tokens share in any case; but where that is large,
+    few digits would be left of the products. A centred Gram matrix, and what it is multiplied with, do not see it."""
+    return states - states[:, :1]
 
 
 def _rows_at_once(states: torch.Tensor) -> int:
