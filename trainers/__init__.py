@@ -1,5 +1,6 @@
 """Trainers that make every granularity of an encoder good, and the foundations that they share."""
 
+from .arguments import NestedTrainingArguments
 from .collators import TextColumnsCollator
 from .composition import Composition
 from .contrastive import Contrastive, ContrastiveConfig, ContrastiveTrainer
@@ -17,7 +18,7 @@ from .regularized import RegularizedConfig, RegularizedTrainer
 from .regularizers import PIC, SCR, SIA, SIR
 from .simcse import SimCSE, SimCSEConfig, SimCSETrainer
 from .starbucks import Starbucks, StarbucksConfig, StarbucksTrainer
-from .trainer import NestedModel, NestedTrainer, NestedTrainingArguments
+from .trainer import NestedModel, NestedTrainer
 
 
 __all__ = [

@@ -11,13 +11,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from .arguments import NestedTrainingArguments
 from .collators import TextColumnsCollator, fields_of
 from .distributed import RankRows
 from .granularity import Grid
 from .losses import nested_info_nce
 from .nested import POOLINGS, Pooling
 from .objective import NestedBatch, Objective
-from .trainer import NestedTrainer, NestedTrainingArguments
+from .trainer import NestedTrainer
 
 
 LARGEST_LEARNED_SCALE = 100.0

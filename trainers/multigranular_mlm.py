@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
+from .arguments import NestedTrainingArguments
 from .losses import nested_cross_entropy
 from .objective import NestedBatch, Objective
-from .trainer import NestedTrainer, NestedTrainingArguments
+from .trainer import NestedTrainer
 
 
 class MultigranularMLM(Objective):
