@@ -175,7 +175,7 @@ def test_ablations_go_over_a_recipe(tmp_path, ablation):
     ("recipe", "studied", "weights"),
     [
         ("mipic_bert", "mipic_chain_of_means_bert", {"mrl": 1, "sia": 0.1, "pic": 1}),
-        ("mic_bert", "mic_wide_uniformity_bert", {"mrl": 1, "scr": 0.1, "sir": 0.3}),
+        ("mic_bert", "mic_wide_uniformity_bert", {"mrl": 1, "scr": 0.3, "sir": 0.3}),
     ],
 )
 def test_what_was_studied_goes_over_a_recipe(tmp_path, recipe, studied, weights):
