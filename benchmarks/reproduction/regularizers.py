@@ -70,6 +70,7 @@ from trainers.evaluation import (
     find_tasks,
     read_rows,
 )
+from trainers.nested import Pooling
 from trainers.regularized import chain
 
 
@@ -132,8 +133,8 @@ def reinitialised() -> Any:
 ENCODERS = {"contrastive": contrastive, "reinitialised": reinitialised}
 # About where the papers have them in their encoders (MIC, appendix D: layers 2 and 4 of TinyBERT's 6).
 ISOTROPY_LAYERS = {"contrastive": [2, 4], "reinitialised": [2, 3]}
-# MRL's, of 2e-5 and 1e-4, by the development sets; the papers' is 2e-5.
-LEARNING_RATES = {"contrastive": 2e-5, "reinitialised": 1e-4}
+# MRL's better one of 2e-5, the papers', and 1e-4, by the development sets.
+LEARNING_RATES = {("contrastive", "mean"): 2e-5, ("reinitialised", "mean"): 1e-4, ("reinitialised", "anchor"): 2e-5}
 # A chain of means to targets without gradient, with projectors that learn fast enough to be of use.
 CHAIN = {"pic_pooling": "mean", "pic_detach_target": True, "projector_learning_rate": 1e-3}
 # Of SIR the uniformity alone, wider: with t = 2 the nearest texts of a batch are what is driven apart.
@@ -146,7 +147,7 @@ RUNS = {
     "MIPIC (paper)": Run(MIPICConfig, MIPICTrainer),
     "MIC (paper)": Run(MICConfig, MICTrainer),
     "MIPIC (ours)": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.1, "pic": 1}, **CHAIN, **CKA}),
-    "MIC (ours)": Run(MICConfig, MICTrainer, {"gamma": 0.3, "scr_variance_weight": 0.0, **SPREAD}),
+    "MIC (ours)": Run(MICConfig, MICTrainer, {"gamma": 0.1, "scr_variance_weight": 0.0}),
 }
 # What was tried on the way, on the development sets.
 VARIANTS = {
@@ -182,7 +183,11 @@ VARIANTS = {
         MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir_variation_weight": 0.0}
     ),
     "SIR 0.3, uniformity, t 0.5": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, **SPREAD}),
-    "MIC (ours), with a floor": Run(MICConfig, MICTrainer, {"weights": {"scr": 0.1, "sir": 0.3}, **SPREAD}),
+    "MIC, SIR 0.02, uniformity": Run(
+        MICConfig, MICTrainer, {"gamma": 0.02, "scr_variance_weight": 0.0, "sir_variation_weight": 0.0}
+    ),
+    "MIC, SIR 0.3, t 0.5": Run(MICConfig, MICTrainer, {"gamma": 0.3, "scr_variance_weight": 0.0, **SPREAD}),
+    "MIC, SIR 0.3, t 0.5, floor": Run(MICConfig, MICTrainer, {"weights": {"scr": 0.1, "sir": 0.3}, **SPREAD}),
     "SCR 0.6, floor 1": Run(MICConfig, MICTrainer, {"weights": {"sir": 0}, "gamma": 0.6, "scr_variance_weight": 1.0}),
 }
 IN_THE_LAST_LAYER = {"MIPIC (ours)", "MIC (ours)", *VARIANTS}
@@ -211,10 +216,10 @@ def development_tasks(data: Path, folder: Path) -> list[Task]:
     return [Task(f"{name}-dev", protocol, folder=name, splits=("dev",)) for name, protocol in protocols.items()]
 
 
-def measure(model: Any, tokenizer: Any, data: Path, tasks: list[Task]) -> dict[str, Scores]:
+def measure(model: Any, tokenizer: Any, data: Path, tasks: list[Task], pooling: Pooling = "mean") -> dict[str, Scores]:
     """The main score of each data set at every dim of the last layer, weights in bfloat16."""
     grid = Grid.product([model.config.num_hidden_layers], DIMS)
-    encoder = GridEncoder(model.to(torch.bfloat16), tokenizer, grid, batch_size=128, max_length=128)
+    encoder = GridEncoder(model.to(torch.bfloat16), tokenizer, grid, pooling=pooling, batch_size=128, max_length=128)
     results = evaluate_grid(encoder, tasks, data)
     return {task.name: results.quality([task.name]) for task in tasks}
 
@@ -228,7 +233,7 @@ def settings_of(name: str, options: argparse.Namespace, depth: int, seed: int) -
     """What all runs have in common, and the layers that depend on the encoder."""
     layers: dict[str, Any] = {}
     if name in IN_THE_LAST_LAYER:
-        layers = {"sia_layers": [depth], "isotropy_layers": [depth]}
+        layers = {"sia_layers": [depth], "isotropy_layers": [depth], "sir_pooling": options.pooling}
     elif name == "MIC (paper)":
         layers = {"isotropy_layers": ISOTROPY_LAYERS[options.encoder]}
     # SimCSE's own default is the full size; ESE expresses more in every layer.
@@ -237,9 +242,9 @@ def settings_of(name: str, options: argparse.Namespace, depth: int, seed: int) -
         **layers,
         "grid": None if name == "SimCSE" else str(Grid.product(layers_of_grid, DIMS)),
         "unsupervised": True,
-        "pooling": "mean",
+        "pooling": options.pooling,
         "per_device_train_batch_size": options.batch_size,
-        "learning_rate": LEARNING_RATES[options.encoder],
+        "learning_rate": LEARNING_RATES[options.encoder, options.pooling],
         "max_steps": options.steps,
         "lr_scheduler_type": "cosine",
         "max_length": 32,
@@ -307,6 +312,7 @@ def print_terms(options: argparse.Namespace, tokenizer: Any, texts: list[str], b
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--encoder", choices=list(ENCODERS), default="reinitialised")
+    parser.add_argument("--pooling", choices=["mean", "anchor"], default="mean")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -315,7 +321,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--terms", action="store_true", help="print each term and its gradient at the start, and stop")
     parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
     options = parser.parse_args(arguments)
-    file = RESULTS / f"regularizers_{options.encoder}.json"
+    study_name = options.encoder if options.pooling == "mean" else f"{options.encoder}_{options.pooling}"
+    file = RESULTS / f"regularizers_{study_name}.json"
     if options.table:
         print_tables(json.loads(file.read_text(encoding="utf-8")))
         return
@@ -328,26 +335,29 @@ def main(arguments: list[str]) -> None:
         print_terms(options, tokenizer, texts)
         return
     settings = {name: getattr(options, name) for name in ("encoder", "steps", "batch_size")}
+    if options.pooling != "mean":
+        settings["pooling"] = options.pooling
     study = {
         "command": "python -m benchmarks.reproduction.regularizers",
-        "settings": settings | {"learning_rate": LEARNING_RATES[options.encoder], "texts": len(texts)},
+        "settings": settings
+        | {"learning_rate": LEARNING_RATES[options.encoder, options.pooling], "texts": len(texts)},
         "metric": "Spearman correlation of cosines, macro F1 of a logistic regression, accuracy at the best threshold",
     }
     with tempfile.TemporaryDirectory() as folder:
         if options.development:
             tasks, data = development_tasks(data, Path(folder)), Path(folder)
-            file = RESULTS / f"regularizers_{options.encoder}_development.json"
+            file = RESULTS / f"regularizers_{study_name}_development.json"
         else:
             tasks = find_tasks(TESTS)
         results = add_results(file, {}, study)
         if "untouched" not in results["scores"]:
-            untouched = measure(ENCODERS[options.encoder](), tokenizer, data, tasks)
+            untouched = measure(ENCODERS[options.encoder](), tokenizer, data, tasks, options.pooling)
             results = add_results(file, {"untouched": {"0": untouched}}, study)
         for seed, name in itertools.product(options.seeds, options.runs):
             start = time.perf_counter()
             model = train(name, tokenizer, texts, options, seed)
             seconds = time.perf_counter() - start
-            scores = measure(model, tokenizer, data, tasks)
+            scores = measure(model, tokenizer, data, tasks, options.pooling)
             results = add_results(file, {name: {str(seed): scores}}, study)
             line = " ".join(f"{dim}:{100 * value:.2f}" for dim, value in average(scores).items())
             print(f"seed {seed} {name} ({seconds:.0f} s): {line}", flush=True)
