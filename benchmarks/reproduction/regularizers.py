@@ -321,6 +321,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--terms", action="store_true", help="print each term and its gradient at the start, and stop")
     parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
     options = parser.parse_args(arguments)
+    if (options.encoder, options.pooling) not in LEARNING_RATES:
+        known = ", ".join(" ".join(pair) for pair in LEARNING_RATES)
+        raise ValueError(f"No learning rate was looked for here; there is one for: {known}.")
     study_name = options.encoder if options.pooling == "mean" else f"{options.encoder}_{options.pooling}"
     file = RESULTS / f"regularizers_{study_name}.json"
     if options.table:
