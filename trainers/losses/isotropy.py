@@ -41,7 +41,7 @@ class Standardized(torch.autograd.Function):
         count = real.sum(dim=1).clamp(min=1)[:, None]
         means = torch.einsum("btd,bt->bd", states, real) / count
         centred = (states - means[:, None, :]).mul_(real[:, :, None])
-        deviations = torch.linalg.vector_norm(centred, dim=1) / count.sqrt()
+        deviations = (centred.square().sum(dim=1) / count).sqrt()
         # Equal numbers may differ from their mean by its rounding.
         varies = deviations > ROUNDINGS * torch.finfo(means.dtype).eps * means.abs()
         deviations = torch.where(varies, deviations, 0.0)
@@ -90,13 +90,38 @@ def prefix_residual_products(
     Raises:
         ValueError: if the dims are not ascending and below the width.
     """
-    width = standardized_states.shape[2]
-    dims = check_dims(dims, width - 1)
-    count = mask.sum(dim=1).clamp(min=1).to(standardized_states.dtype)
-    rows = standardized_states.flatten(0, 1)
-    weighted = (standardized_states[:, :, : dims[-1]] / count[:, None, None]).flatten(0, 1)
-    with no_autocast(rows):
-        return [weighted[:, part].T @ rows[:, part.stop :] for part in segments(dims)]
+    dims = check_dims(dims, standardized_states.shape[2] - 1)
+    with no_autocast(standardized_states):
+        return list(PrefixResidualProducts.apply(standardized_states, mask, dims))
+
+
+class PrefixResidualProducts(torch.autograd.Function):
+    """See [`prefix_residual_products`]; the gradients of all products are added up in one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, mask: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
+        ctx.dims = dims
+        ctx.save_for_backward(states, mask)
+        rows, weighted = PrefixResidualProducts.rows(states, mask)
+        return tuple(weighted[:, part].T @ rows[:, part.stop :] for part in segments(dims))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        states, mask = ctx.saved_tensors
+        gradient = torch.zeros_like(states)
+        with no_autocast(states):
+            _, weighted = PrefixResidualProducts.rows(states, mask)
+            flat = gradient.view_as(weighted)
+            for part, grad in zip(segments(ctx.dims), grad_outputs, strict=True):
+                flat[:, part].addmm_(weighted[:, part.stop :], grad.T)
+                flat[:, part.stop :].addmm_(weighted[:, part], grad)
+        return gradient, None, None
+
+    @staticmethod
+    def rows(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """All tokens below each other, and each divided by the number of its text's."""
+        count = mask.sum(dim=1).clamp(min=1).to(states.dtype)
+        return states.flatten(0, 1), (states / count[:, None, None]).flatten(0, 1)
 
 
 def correlation_penalty(correlations: Sequence[torch.Tensor], *, threshold: float) -> torch.Tensor:

@@ -172,7 +172,7 @@ def _add_gradients(
     total = grad_grams[-1]
     for index, segment in reversed(list(enumerate(segments(dims)))):
         kept = total.shape[1]
-        torch.bmm(total, states[:, :kept, segment], out=grad_states[:, :kept, segment])
+        grad_states[:, :kept, segment] = torch.bmm(total, states[:, :kept, segment])
         if index > 0:
             total[:, : longest[index - 1], : longest[index - 1]] += grad_grams[index - 1]
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..granularity import Grid
 from ..nested import NestedStates
 from ..objective import NestedBatch, Objective
+
+
+# Entries of a column's states up to which columns are stacked: a megabyte or two.
+STACKED_NUMBERS = 2**19
 
 
 class FullWidthObjective(Objective):
@@ -51,3 +57,11 @@ class FullWidthObjective(Objective):
         if len(texts) < len(batch.texts):
             raise ValueError(f"{type(self).__name__} reads token states, not pooled embeddings.")
         return texts
+
+    def stacked(self, texts: list[NestedStates]) -> list[NestedStates]:
+        """The text columns as one, where they are equally long and small: fewer steps for the price of a copy."""
+        shapes = {text.layers[self.layers[0]].shape for text in texts}
+        if len(shapes) > 1 or max(shape.numel() for shape in shapes) > STACKED_NUMBERS:
+            return texts
+        layers = {layer: torch.cat([text.layers[layer] for text in texts]) for layer in self.layers}
+        return [NestedStates(layers, torch.cat([text.attention_mask for text in texts]), texts[0].causal)]

@@ -40,7 +40,7 @@ class SCR(FullWidthObjective):
         self.threshold, self.variance_weight = threshold, variance_weight
 
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        texts, terms = self.token_states(batch), {}
+        texts, terms = self.stacked(self.token_states(batch)), {}
         counts = [text.attention_mask.new_tensor(len(text.attention_mask)) for text in texts]
         count = sum_over_ranks(torch.stack(counts).sum())
         for layer in self.layers:

@@ -82,8 +82,9 @@ class SIA(FullWidthObjective):
         )
 
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        texts = self.token_states(batch)
-        rows = RankRows.of(len(texts[0].attention_mask), texts[0].attention_mask.device)
+        columns = self.token_states(batch)
+        rows = RankRows.of(len(columns[0].attention_mask), columns[0].attention_mask.device)
+        texts = self.stacked(columns)
         tokens = [text.attention_mask.bool().scatter(1, text.anchor_positions()[:, None], False) for text in texts]
         counts = [
             nested_token_counts(own.sum(dim=1), self.token_shares, smallest=self.smallest_token_count)
