@@ -175,7 +175,7 @@ def test_ablations_go_over_a_recipe(tmp_path, ablation):
     ("recipe", "studied", "weights"),
     [
         ("mipic_bert", "mipic_chain_of_means_bert", {"mrl": 1, "sia": 0.1, "pic": 1}),
-        ("mic_bert", "mic_wide_uniformity_bert", {"mrl": 1, "scr": 0.3, "sir": 0.3}),
+        ("mic_bert", "mic_with_pic_bert", {"mrl": 1, "scr": 0.01, "sir": 0.01, "pic": 0.14}),
     ],
 )
 def test_what_was_studied_goes_over_a_recipe(tmp_path, recipe, studied, weights):
@@ -183,8 +183,8 @@ def test_what_was_studied_goes_over_a_recipe(tmp_path, recipe, studied, weights)
     assert {name: weight for name, (weight, _) in parts.items()} == weights and args.pooling == "mean"
     (layers,) = {tuple(parts[name][1].layers) for name in ("sia", "scr", "sir") if name in parts}
     assert layers == (12,)
-    if "pic" in parts:
-        assert parts["pic"][1].detach_target and parts["pic"][1].pooling == "mean" and not parts["sia"][1].projections
+    assert parts["pic"][1].detach_target and parts["pic"][1].pooling == "mean"
+    assert "sia" not in parts or not parts["sia"][1].projections, "of SIA, CKA alone"
 
 
 # Sizes of the tiny model in place of the published one's.
