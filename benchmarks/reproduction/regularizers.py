@@ -3,15 +3,16 @@ MIPIC and MIC against SimCSE, MRL and ESE, with the papers' corpus and protocol 
 prefixes of an encoder's last layer.
 
     python -m benchmarks.reproduction.regularizers --encoder reinitialised --seeds 0 1 2
-    python -m benchmarks.reproduction.regularizers --encoder contrastive --runs MRL "MIPIC (paper)" "MIC (paper)"
+    python -m benchmarks.reproduction.regularizers --encoder reinitialised --pooling anchor --steps 300 --runs MRL
+    python -m benchmarks.reproduction.regularizers --encoder contrastive --steps 300 --runs MRL "MIPIC (paper)"
     python -m benchmarks.reproduction.regularizers --encoder reinitialised --terms       # each term at the start
     python -m benchmarks.reproduction.regularizers --encoder reinitialised --table       # print the results file
 
 Encoders: `contrastive` is all-MiniLM-L6-v2 (extra `quickstart`), trained on pairs already; `reinitialised` are its
 first four layers, the fourth drawn anew, which were never read as an embedding. Corpus: sentences of the training sets
 of Banking77, TweetEval (sentiment), STS-B, SICK, MRPC and WiC, up to 4,000 each, without any that occurs in an
-evaluation set. Two dropout views a text, mean pooling, batches of 16, cosine schedule, bfloat16; all runs of a seed
-see the same texts in the same order. Tests: seven of semantic similarity, three of classification, three of pairs, all
+evaluation set. Two dropout views a text, batches of 16, cosine schedule, bfloat16; all runs of a seed see the same
+texts in the same order. Tests: seven of semantic similarity, three of classification, three of pairs, all
 dims of the last layer.
 
 What every run is stands in RUNS; what was tried, and why, in NOTES.md.
