@@ -176,7 +176,7 @@ def test_what_is_wrong_is_said_in_one_line(folder, tiny_model, change, message, 
 def test_the_command_prints_an_error_and_no_traceback():
     done = command("nothing")
     assert done.returncode == 1
-    objectives = "multigranular-mlm, contrastive, simcse, espresso, 2dmse, starbucks"
+    objectives = "multigranular-mlm, contrastive, simcse, espresso, 2dmse, starbucks, mipic, mic"
     assert done.stderr.strip() == f"error: Name an objective first: {objectives}."
 
 
