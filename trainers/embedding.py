@@ -16,7 +16,7 @@ from .collators import TextColumnsCollator, fields_of
 from .distributed import RankRows
 from .granularity import Grid
 from .losses import nested_info_nce
-from .nested import POOLINGS, Pooling
+from .nested import POOLINGS, Pooling, unwrap_encoder
 from .objective import NestedBatch, Objective
 from .trainer import NestedTrainer
 
@@ -310,4 +310,4 @@ def has_dropout(model: nn.Module) -> bool:
     return any(
         "dropout" in name and "classifier" not in name and isinstance(value, int | float) and value > 0
         for name, value in model.config.to_dict().items()
-    ) or any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+    ) or any(isinstance(module, nn.Dropout) and module.p > 0 for module in unwrap_encoder(model).modules())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 
+import peft
 import pytest
 import torch
 import transformers
@@ -34,6 +35,7 @@ from trainers import (
     StarbucksConfig,
     StarbucksTrainer,
 )
+from trainers.embedding import has_dropout
 
 
 TAU = 0.1
@@ -285,6 +287,17 @@ def test_every_objective_trains_and_leaves_the_model_its_own(
     assert set(RUNS[name][3]) <= set(trainer.state.log_history[0])
     assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.evaluate()["eval_loss"])
     assert model.forward.__func__ is M3BertModel.forward
+
+
+def test_dropout_is_looked_for_in_the_encoder_and_its_adapter():
+    sizes = {"vocab_size": 99, "hidden_size": 32, "intermediate_size": 37, "num_attention_heads": 4}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "num_hidden_layers": 1}
+    config = transformers.BertConfig(**sizes, **quiet, classifier_dropout=0.1)
+    assert not has_dropout(transformers.BertForSequenceClassification(config)), "the head's is no view of a text"
+    lora = peft.LoraConfig(target_modules=["query"], lora_dropout=0.1)
+    assert has_dropout(peft.get_peft_model(transformers.BertModel(config), lora))
+    config.attention_probs_dropout_prob = 0.1
+    assert has_dropout(transformers.BertModel(config))
 
 
 def test_two_views_of_a_text_need_dropout(tiny_tokenizer, sentences, tmp_path):

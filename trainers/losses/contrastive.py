@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._blocks import Buffers, blocks, check_dims, no_autocast, segments
+from ._blocks import Buffers, blocks, check_dims, no_autocast, precise, segments
 
 
 # Similarities that exist at a time, (anchors, candidates): near the size of a cache, or enough to fill a GPU.
@@ -80,20 +80,18 @@ def nested_info_nce(
     if tile_size is None:
         tile_size = TILE_SIZES.get(anchors.device.type, TILE_SIZES["cuda"])
     tile_size = min(tile_size[0], max(1, len(anchors))), min(tile_size[1], len(candidates))
-    precise = torch.promote_types(anchors.dtype, torch.float32)
-    scale = 1 / torch.as_tensor(temperature, dtype=precise, device=anchors.device)
+    anchors, candidates = precise(anchors), precise(candidates)
+    scale = 1 / torch.as_tensor(temperature, dtype=anchors.dtype, device=anchors.device)
     if len(dims) == 1 and tile_size[0] >= len(anchors) and tile_size[1] >= len(candidates):
         # One prefix and one tile: nothing to share, and the plain form has fewer small steps.
         return info_nce(
-            anchors[:, : dims[0]].to(precise),
-            candidates[:, : dims[0]].to(precise),
+            anchors[:, : dims[0]],
+            candidates[:, : dims[0]],
             scale,
             targets,
             not_negatives(anchor_ids, candidate_ids, targets),
         )[:, None]
-    return NestedInfoNCE.apply(
-        anchors.to(precise), candidates.to(precise), scale, targets, anchor_ids, candidate_ids, dims, tile_size
-    )
+    return NestedInfoNCE.apply(anchors, candidates, scale, targets, anchor_ids, candidate_ids, dims, tile_size)
 
 
 def info_nce(
