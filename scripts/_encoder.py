@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import AutoModel, AutoTokenizer
 
 from scripts._sources import default_base
-from trainers import Grid
+from trainers import Grid, Projection
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
 
@@ -44,15 +45,26 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
     """
     name = arguments.model_name_or_path or default_base()
     options = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
+    projection = Projection.find(name, revision=arguments.revision)
     model = AutoModel.from_pretrained(name, use_safetensors=True, **options)
     prompts: dict[Role, str] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     return GridEncoder(
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         AutoTokenizer.from_pretrained(name, **options),
-        Grid.parse(arguments.grid) if arguments.grid else Grid.of(model.config),
+        grid_of(arguments.grid, model.config, projection),
         pooling=arguments.pooling,  # type: ignore[arg-type]  # checked where it is used
         batch_size=arguments.batch_size,
         max_length=arguments.max_length,
         prompts={role: prompt for role, prompt in prompts.items() if prompt},
         dtype=dtype,
+        projection=projection,
     )
+
+
+def grid_of(text: str | None, config: Any, projection: Projection | None) -> Grid:
+    """The grid that was named, or that of the model; where it was published with a projection, all dims of that."""
+    if text:
+        return Grid.parse(text)
+    if projection is None:
+        return Grid.of(config)
+    return Grid.product([config.num_hidden_layers], [projection.out_features])

@@ -7,6 +7,7 @@ Turn a BERT-family encoder into an elastic m3BERT with equal states at every lay
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 from transformers import AutoModel, AutoTokenizer
 
@@ -16,15 +17,20 @@ from scripts._command import run_command
 
 def convert(source: str, output_dir: str, revision: str | None = None) -> M3BertModel:
     """Convert the encoder `source` (folder or Hub id) and write it, its code and its tokenizer to `output_dir`."""
-    tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
     model = convert_to_m3bert(AutoModel.from_pretrained(source, revision=revision, use_safetensors=True))
-    # m3BERT has no token types, and as many positions as the source has after its offset.
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]
-    tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # only what is in here is saved
-    tokenizer.model_max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     return model
+
+
+def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:
+    """The tokenizer of a converted model: without token types, and with as many positions as the source has after its
+    offset."""
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]
+    tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # only what is in here is saved
+    tokenizer.model_max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    return tokenizer
 
 
 def main(arguments: list[str]) -> None:

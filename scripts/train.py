@@ -4,15 +4,17 @@ Train an encoder with one of the objectives:
     python -m scripts.train multigranular-mlm --model_name_or_path DIR --train_files text.txt --output_dir runs/mlm
     python -m scripts.train contrastive --config scripts/recipes/msmarco_triplets.yaml --train_files triplets.jsonl ...
 
-Objectives: multigranular-mlm, contrastive, simcse, espresso, 2dmse, starbucks, mipic, mic. Every option can stand in a
-YAML file; of several files the later one wins, and what is on the command line wins over all. `--help` after the
-objective lists them. `--peft lora` trains an adapter.
+Objectives: multigranular-mlm, matryoshka-distillation, contrastive, simcse, espresso, 2dmse, starbucks, mipic, mic,
+ibkd, ibkd-finetuning. Every option can stand in a YAML file; of several files the later one wins, and what is on the
+command line wins over all. `--help` after the objective lists them. `--peft lora` trains an adapter.
+`--student_layers 3` trains the first layers of a model, as an m3BERT; those of ibkd's teacher, if no model is named.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,9 @@ from transformers import (
     set_seed,
 )
 
-import modeling_m3bert  # noqa: F401  (registers the Auto classes)
+from modeling_m3bert import convert_to_m3bert
 from scripts._command import run_command
+from scripts.convert import for_m3bert
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
@@ -38,8 +41,14 @@ from trainers import (
     EmbeddingTrainer,
     EspressoConfig,
     EspressoTrainer,
+    IBKDConfig,
+    IBKDFinetuningConfig,
+    IBKDFinetuningTrainer,
+    IBKDTrainer,
     Matryoshka2dConfig,
     Matryoshka2dTrainer,
+    MatryoshkaDistillationConfig,
+    MatryoshkaDistillationTrainer,
     MICConfig,
     MICTrainer,
     MIPICConfig,
@@ -70,6 +79,9 @@ class ScriptArguments:
             "help": "Config values of a new m3BERT, or to change in the backbone's, as JSON or a YAML mapping: "
             '{"attention_dropout": 0.1}.'
         },
+    )
+    student_layers: int | None = field(
+        default=None, metadata={"help": "Convert the model to m3BERT and train so many of its layers."}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
     train_files: list[str] = field(
@@ -114,18 +126,39 @@ def load_backbone(script: ScriptArguments, auto_class: Any) -> tuple[Any, Any]:
         unknown = [name for name in values or {} if not hasattr(known, name)]
         if unknown:
             raise ValueError(f"model_config names values that {known.model_type} does not have: {', '.join(unknown)}.")
-        model = auto_class.from_pretrained(
-            script.model_name_or_path,
-            trust_remote_code=script.trust_remote_code,
-            use_safetensors=True,
-            **(values or {}),
-        )
+        options = {"trust_remote_code": script.trust_remote_code, "use_safetensors": True, **(values or {})}
+        if script.student_layers is None:
+            model = auto_class.from_pretrained(script.model_name_or_path, **options)
+        else:
+            model = first_layers(script.model_name_or_path, script.student_layers, auto_class, options)
+            tokenizer = for_m3bert(tokenizer, model)
         return with_adapter(model, script), tokenizer
+    if script.student_layers is not None:
+        raise ValueError("--student_layers cuts a model: pass --model_name_or_path.")
     if script.peft is not None:
         raise ValueError("An adapter needs a trained model to adapt: pass --model_name_or_path.")
     special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **(values or {})})
     return auto_class.from_config(config), tokenizer
+
+
+def first_layers(name: str, layers: int, auto_class: Any, options: dict[str, Any]) -> Any:
+    """
+    The first layers of a model, as an m3BERT: one is read elastically, any other is converted before.
+
+    Raises:
+        ValueError: if the model has fewer layers, or cannot be converted.
+    """
+    config = AutoConfig.from_pretrained(name, trust_remote_code=options["trust_remote_code"])
+    if not 0 < layers <= config.num_hidden_layers:
+        raise ValueError(f"student_layers={layers} must be within 1..{config.num_hidden_layers}, what {name} has.")
+    if config.model_type == "m3bert":
+        return auto_class.from_pretrained(name, output_layer=layers, **options)
+    if auto_class is not AutoModel:
+        raise ValueError("Only an encoder without a head can be converted and cut.")
+    with tempfile.TemporaryDirectory() as folder:
+        convert_to_m3bert(auto_class.from_pretrained(name, **options)).save_pretrained(folder)
+        return auto_class.from_pretrained(folder, output_layer=layers)
 
 
 def with_adapter(model: Any, script: ScriptArguments) -> Any:
@@ -155,12 +188,19 @@ def masked_lm_data(files: list[str] | None, script: ScriptArguments, args: Any, 
     return mix_languages(tokenized, exponent=script.language_exponent or 1.0, seed=args.seed)
 
 
-def train_masked_lm(script: ScriptArguments, args: MultigranularMLMConfig) -> NestedTrainer:
-    model, tokenizer = load_backbone(script, AutoModelForMaskedLM)
-    train, evaluation = (
-        masked_lm_data(files, script, args, tokenizer) for files in (script.train_files, script.eval_files)
-    )
-    return MultigranularMLMTrainer(model, args, tokenizer, train, evaluation)
+def masked_lm_trainer(
+    trainer_class: type[MultigranularMLMTrainer],
+) -> Callable[[ScriptArguments, Any], NestedTrainer]:
+    """How to build a trainer of this class."""
+
+    def build(script: ScriptArguments, args: MultigranularMLMConfig) -> NestedTrainer:
+        model, tokenizer = load_backbone(script, AutoModelForMaskedLM)
+        train, evaluation = (
+            masked_lm_data(files, script, args, tokenizer) for files in (script.train_files, script.eval_files)
+        )
+        return trainer_class(model, args, tokenizer, train, evaluation)
+
+    return build
 
 
 class PrintAtEnd(TrainerCallback):
@@ -178,6 +218,8 @@ def embedding_trainer(trainer_class: type[EmbeddingTrainer]) -> Callable[[Script
     """How to build a trainer of this class."""
 
     def build(script: ScriptArguments, args: EmbeddingConfig) -> NestedTrainer:
+        if isinstance(args, IBKDConfig) and script.model_name_or_path is None and script.student_layers is not None:
+            script = replace(script, model_name_or_path=args.teacher.name_or_path)
         model, tokenizer = load_backbone(script, AutoModel)
         train = load_files(script.train_files, streaming=script.streaming)
         callbacks: list[TrainerCallback] = []
@@ -194,7 +236,8 @@ def embedding_trainer(trainer_class: type[EmbeddingTrainer]) -> Callable[[Script
 
 
 OBJECTIVES: dict[str, tuple[type, Callable[[ScriptArguments, Any], NestedTrainer]]] = {
-    "multigranular-mlm": (MultigranularMLMConfig, train_masked_lm),
+    "multigranular-mlm": (MultigranularMLMConfig, masked_lm_trainer(MultigranularMLMTrainer)),
+    "matryoshka-distillation": (MatryoshkaDistillationConfig, masked_lm_trainer(MatryoshkaDistillationTrainer)),
     "contrastive": (ContrastiveConfig, embedding_trainer(ContrastiveTrainer)),
     "simcse": (SimCSEConfig, embedding_trainer(SimCSETrainer)),
     "espresso": (EspressoConfig, embedding_trainer(EspressoTrainer)),
@@ -202,6 +245,8 @@ OBJECTIVES: dict[str, tuple[type, Callable[[ScriptArguments, Any], NestedTrainer
     "starbucks": (StarbucksConfig, embedding_trainer(StarbucksTrainer)),
     "mipic": (MIPICConfig, embedding_trainer(MIPICTrainer)),
     "mic": (MICConfig, embedding_trainer(MICTrainer)),
+    "ibkd": (IBKDConfig, embedding_trainer(IBKDTrainer)),
+    "ibkd-finetuning": (IBKDFinetuningConfig, embedding_trainer(IBKDFinetuningTrainer)),
 }
 
 
@@ -236,7 +281,7 @@ def check_options(script: ScriptArguments, args: Any) -> None:
         raise ValueError("--merge_adapter needs an adapter: pass --peft lora.")
     if script.max_pairs_per_query is not None and not script.clean_pairs:
         raise ValueError("--max_pairs_per_query needs --clean_pairs.")
-    pairs = isinstance(args, EmbeddingConfig) and not args.unsupervised
+    pairs = isinstance(args, EmbeddingConfig) and not (args.unsupervised or isinstance(args, IBKDConfig))
     if script.clean_pairs and not pairs:
         raise ValueError("--clean_pairs cleans pairs, and this objective trains on single texts.")
     if script.streaming and not isinstance(args, EmbeddingConfig):

@@ -18,8 +18,6 @@ from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
 from scripts import _sources
 
 
-# Before anything asks: tests make no network calls.
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
 torch.set_num_threads(2)
 
 WORDS = (

@@ -8,20 +8,36 @@ from .data import require_columns, smoothed_probabilities
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .espresso import Espresso, EspressoConfig, EspressoTrainer
 from .granularity import Granularity, Grid
+from .ibkd import IBKDConfig, IBKDFinetuningConfig, IBKDFinetuningTrainer, IBKDTrainer
 from .matryoshka_2d import Matryoshka2d, Matryoshka2dConfig, Matryoshka2dTrainer
+from .matryoshka_distillation import (
+    MatryoshkaDistillation,
+    MatryoshkaDistillationConfig,
+    MatryoshkaDistillationTrainer,
+)
 from .mic import MICConfig, MICTrainer
 from .mipic import MIPICConfig, MIPICTrainer
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer
-from .nested import NestedStates, PooledStates, nested_states, prefix
+from .nested import NestedStates, PooledStates, ProjectedStates, nested_states, prefix
 from .objective import NestedBatch, Objective
+from .projection import Projection
 from .regularized import RegularizedConfig, RegularizedTrainer
-from .regularizers import PIC, SCR, SIA, SIR
+from .regularizers import HSIC, PIC, SCR, SIA, SIR
+from .representation_distillation import CRD, HPD, RepresentationDistillation, TeacherContrast, TeacherMSE
 from .simcse import SimCSE, SimCSEConfig, SimCSETrainer
 from .starbucks import Starbucks, StarbucksConfig, StarbucksTrainer
+from .teacher import Teacher, TeacherEmbeddings
 from .trainer import NestedModel, NestedTrainer
 
 
 __all__ = [
+    "CRD",
+    "HPD",
+    "HSIC",
+    "IBKDConfig",
+    "IBKDFinetuningConfig",
+    "IBKDFinetuningTrainer",
+    "IBKDTrainer",
     "PIC",
     "SCR",
     "SIA",
@@ -47,6 +63,9 @@ __all__ = [
     "Matryoshka2d",
     "Matryoshka2dConfig",
     "Matryoshka2dTrainer",
+    "MatryoshkaDistillation",
+    "MatryoshkaDistillationConfig",
+    "MatryoshkaDistillationTrainer",
     "MultigranularMLM",
     "MultigranularMLMConfig",
     "MultigranularMLMTrainer",
@@ -57,12 +76,19 @@ __all__ = [
     "NestedTrainingArguments",
     "Objective",
     "PooledStates",
+    "ProjectedStates",
+    "Projection",
+    "RepresentationDistillation",
     "SimCSE",
     "SimCSEConfig",
     "SimCSETrainer",
     "Starbucks",
     "StarbucksConfig",
     "StarbucksTrainer",
+    "Teacher",
+    "TeacherContrast",
+    "TeacherEmbeddings",
+    "TeacherMSE",
     "TextColumnsCollator",
     "nested_states",
     "prefix",

@@ -19,8 +19,9 @@ class NestedTrainingArguments(TrainingArguments):
     Args:
         grid (`str`, *optional*): Granularities to train; see [`Grid.parse`]. Defaults to `matryoshka_layers` x
             `matryoshka_dims` of the model's config.
-        projector_learning_rate (`float`, *optional*): Of the objective's own parameters (projectors, a learned
-            temperature), which start untrained beside a trained backbone. Default: `learning_rate`.
+        projector_learning_rate (`float`, *optional*): Of a projection and of the objective's own parameters
+            (projectors, a learned temperature), which start untrained beside a trained backbone. Default:
+            `learning_rate`.
         projector_warmup_steps (`float`, *optional*): Of the same, as `warmup_steps`: a number of steps, or below 1 a
             share of all. Default: `warmup_steps`.
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
+from .teacher import TeacherEmbeddings
+
 
 def fields_of(column: str) -> list[str]:
     """The dataset columns behind a text column: `"title+text"` is the fields `title` and `text`, joined."""
@@ -55,6 +57,7 @@ class TextColumnsCollator:
             joins two fields with the separator; a field that is empty or `None` is left out.
         max_length (`int`): Longest text in tokens; longer ones are cut.
         separator (`str`, *optional*): Between fields; by default the tokenizer's separator token ([`separator_for`]).
+        teacher ([`TeacherEmbeddings`], *optional*): Adds to each column `teacher`, its embeddings of the texts.
         views (`int`, *optional*, defaults to 1): How often each column is given, under names of their own: two dropout
             views of one text are two columns.
 
@@ -70,18 +73,20 @@ class TextColumnsCollator:
         max_length: int,
         separator: str | None = None,
         views: int = 1,
+        teacher: TeacherEmbeddings | None = None,
     ):
         self.tokenizer = tokenizer
         self.columns = tuple(columns)
         self.max_length = max_length
         self.separator = separator_for(self.columns, tokenizer) if separator is None else separator
-        self.views = views
+        self.views, self.teacher = views, teacher
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, BatchEncoding]:
         batch = {}
         for column in self.columns:
+            texts = [joined_text(row, column, self.separator) for row in rows]
             encoded = self.tokenizer(
-                [joined_text(row, column, self.separator) for row in rows],
+                texts,
                 padding=True,
                 truncation=True,
                 max_length=self.max_length,
@@ -89,6 +94,8 @@ class TextColumnsCollator:
                 return_tensors="pt",
             )
             encoded["text_ids"] = _text_ids(encoded["input_ids"], encoded["attention_mask"])
+            if self.teacher is not None:
+                encoded["teacher"] = self.teacher.of(texts)
             for view in range(self.views):
                 batch[column if view == 0 else f"{column} (view {view + 1})"] = encoded
         return batch

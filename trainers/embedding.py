@@ -18,6 +18,8 @@ from .granularity import Grid
 from .losses import nested_info_nce
 from .nested import POOLINGS, Pooling, unwrap_encoder
 from .objective import NestedBatch, Objective
+from .projection import Projection
+from .teacher import TeacherEmbeddings
 from .trainer import NestedTrainer
 
 
@@ -174,6 +176,8 @@ class EmbeddingConfig(NestedTrainingArguments):
             those of the dataset, in its order. `"title+text"` joins two fields.
         field_separator (`str`, *optional*): Between joined fields; `None` is the tokenizer's separator token.
         max_length (`int`, *optional*, defaults to 512): Longest text in tokens.
+        projection_dim (`int`, *optional*): Train a projection of the last layer's pooled embedding to so many
+            dims, and publish it with the model ([`Projection`]). The grid is of its dims, by default all of them.
         mini_batch_size (`int`, *optional*): Texts to encode at a time, with their gradients cached, so that the
             encoder's memory does not grow with the batch. `None` encodes all at once, which is faster.
 
@@ -207,6 +211,10 @@ class EmbeddingConfig(NestedTrainingArguments):
         default=None, metadata={"help": "Between joined fields. Default: the tokenizer's separator token."}
     )
     max_length: int = field(default=512, metadata={"help": "Longest text in tokens."})
+    projection_dim: int | None = field(
+        default=None,
+        metadata={"help": "Train a projection of the embedding to so many dims, published with the model."},
+    )
     mini_batch_size: int | None = field(
         default=None,
         metadata={"help": "Texts to encode at a time, with cached gradients, for batches of any size."},
@@ -224,6 +232,11 @@ class EmbeddingConfig(NestedTrainingArguments):
                 "per_device_train_batch_size=1 leaves a contrastive loss without negatives; use 2 or more."
             )
 
+    def grid_for(self, config: Any) -> Grid:
+        if self.projection_dim is not None and self.grid is None:
+            return Grid.product([config.num_hidden_layers], [self.projection_dim])
+        return super().grid_for(config)
+
     def columns_of(self, *datasets: Any) -> list[str]:
         """
         The text columns: those that were named, or all of the first dataset that names its own.
@@ -231,16 +244,20 @@ class EmbeddingConfig(NestedTrainingArguments):
         Raises:
             ValueError: if there are fewer than the objective contrasts.
         """
-        columns = self.text_columns
-        if columns is None:
-            named = [list(dataset.column_names or []) for dataset in datasets if dataset is not None]
-            columns = next((names for names in named if names), [])
+        columns = self.named_columns(*datasets)
         found = ", ".join(columns) or "none"
         if self.unsupervised and len(columns) != 1:
             raise ValueError(f"Unsupervised training takes one text column; found: {found}. Name one in text_columns.")
         if not self.unsupervised and len(columns) < 2:
             raise ValueError(f"Contrastive training needs two text columns or more; found: {found}.")
         return columns
+
+    def named_columns(self, *datasets: Any) -> list[str]:
+        """`text_columns`, or all of the first dataset that names its own."""
+        if self.text_columns is not None:
+            return self.text_columns
+        named = [list(dataset.column_names or []) for dataset in datasets if dataset is not None]
+        return next((names for names in named if names), [])
 
     def embedding_arguments(self) -> dict[str, Any]:
         """What every [`EmbeddingObjective`] takes from here."""
@@ -258,6 +275,7 @@ class EmbeddingTrainer(NestedTrainer):
         processing_class ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
         train_dataset ([`~datasets.Dataset`], *optional*): Text columns: anchor, positive, and any hard negatives.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): The same columns.
+        teacher ([`TeacherEmbeddings`], *optional*): Of the texts of all columns, for objectives that have a teacher.
         kwargs: As for [`NestedTrainer`].
 
     Raises:
@@ -272,6 +290,7 @@ class EmbeddingTrainer(NestedTrainer):
         processing_class: PreTrainedTokenizerBase,
         train_dataset: Any = None,
         eval_dataset: Any = None,
+        teacher: TeacherEmbeddings | None = None,
         **kwargs: Any,
     ):
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
@@ -290,12 +309,18 @@ class EmbeddingTrainer(NestedTrainer):
                 args.max_length,
                 separator=args.field_separator,
                 views=2 if args.unsupervised else 1,
+                teacher=teacher,
             ),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
             columns=tuple(name for column in columns for name in fields_of(column)),
             mini_batch_size=args.mini_batch_size,
+            projection=(
+                Projection(unwrap_encoder(model).config.hidden_size, args.projection_dim)
+                if args.projection_dim is not None
+                else None
+            ),
             **kwargs,
         )
 

@@ -109,6 +109,11 @@ class Grid:
         dims = dims or [2**power for power in range(4, 32) if 2**power < width]
         return cls.product(sorted({*(layers or range(1, depth)), depth}), sorted({*dims, width}))
 
+    @classmethod
+    def full_size(cls, config: Any) -> Grid:
+        """The full depth at full width of a model of this config, alone."""
+        return cls((Granularity(config.num_hidden_layers, config.hidden_size),))
+
     @property
     def layers(self) -> list[int]:
         """Layers that occur, ascending."""
@@ -135,7 +140,7 @@ class Grid:
         Raises:
             ValueError: if it is not.
         """
-        full = Granularity(config.num_hidden_layers, config.hidden_size)
+        (full,) = Grid.full_size(config)
         if full not in self.granularities:
             raise ValueError(f"The grid {self} needs the full size {full}: it is the teacher of the others.")
         return self
@@ -160,6 +165,44 @@ class Grid:
                 f"The model has layers 1..{depth} and dims 1..{width}; outside of it: {', '.join(outside)}."
             )
         return self
+
+    def pairs(self, text: str) -> list[tuple[Granularity, Granularity]]:
+        """
+        Read who teaches whom: `12x768>4x64`, `12x768>4x32,64`, `12x768>all` (all others of this grid), several
+        separated by semicolons.
+
+        Args:
+            text (`str`): The pairs, teachers first.
+
+        Returns:
+            `list[tuple[Granularity, Granularity]]`: student and teacher of each, in the order of the text.
+
+        Raises:
+            ValueError: if the text is of another form, a granularity is not in the grid, or teaches itself.
+        """
+        pairs: list[tuple[Granularity, Granularity]] = []
+        for part in text.split(";"):
+            if part.count(">") != 1:
+                raise ValueError(
+                    f"{part.strip()!r} does not say who teaches whom. Write teacher>student: '12x768>4x64', "
+                    "'12x768>4x32,64', '12x768>all'; separate several with ';'."
+                )
+            left, right = part.split(">")
+            teachers = Grid.parse(left)
+            if len(teachers) != 1:
+                raise ValueError(f"{part.strip()!r} names {len(teachers)} teachers; a pair has one.")
+            (teacher,) = teachers
+            everyone = right.strip().lower() == "all"
+            students = [g for g in self if g != teacher] if everyone else list(Grid.parse(right))
+            outside = [str(g) for g in (teacher, *students) if g not in self.granularities]
+            if outside:
+                raise ValueError(f"{part.strip()!r} names what the grid {self} does not have: {', '.join(outside)}.")
+            if teacher in students or not students:
+                raise ValueError(f"{part.strip()!r} has {teacher} teach itself.")
+            pairs += [(student, teacher) for student in students]
+        if len(set(pairs)) < len(pairs):
+            raise ValueError(f"{text!r} names a pair twice.")
+        return pairs
 
     def __iter__(self) -> Iterator[Granularity]:
         return iter(self.granularities)

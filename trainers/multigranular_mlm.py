@@ -10,6 +10,7 @@ from torch import nn
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
 from .arguments import NestedTrainingArguments
+from .granularity import Grid
 from .losses import nested_cross_entropy
 from .objective import NestedBatch, Objective
 from .trainer import NestedTrainer
@@ -35,6 +36,15 @@ class MultigranularMLM(Objective):
     normalizes_by_num_items = True
 
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
+        head, states, targets = self.masked(batch)
+        losses = nested_cross_entropy(
+            states.flatten(0, 1), head.weight, head.bias, targets.repeat(len(states)), dims=self.grid.dims
+        )
+        return self.terms(losses.view(*states.shape[:2], len(self.grid.dims)), batch)
+
+    def masked(self, batch: NestedBatch) -> tuple[nn.Linear, torch.Tensor, torch.Tensor]:
+        """The projection, the states of the masked tokens `(layers, tokens, hidden_size)`, and what they hide
+        `(tokens,)`."""
         if batch.output_embeddings is None:
             raise ValueError(
                 "Masked-LM training needs a backbone with a vocabulary projection (AutoModelForMaskedLM)."
@@ -42,19 +52,19 @@ class MultigranularMLM(Objective):
         if batch.labels is None:
             raise ValueError("Masked-LM training needs labels; DataCollatorForLanguageModeling makes them.")
         masked = batch.labels != -100
-        targets = batch.labels[masked]
-        layers, dims = self.layers, self.grid.dims
         (text,) = batch.texts.values()
-        losses = nested_cross_entropy(
-            torch.cat([text.layers[layer][masked] for layer in layers]),
-            batch.output_embeddings.weight,
-            batch.output_embeddings.bias,
-            targets.repeat(len(layers)),
-            dims=dims,
-        )
-        count = torch.as_tensor(len(targets) if batch.num_items_in_batch is None else batch.num_items_in_batch)
-        means = losses.view(len(layers), len(targets), len(dims)).sum(dim=1) / count.clamp(min=1)
-        return {self.term(g): means[layers.index(g.layer), dims.index(g.dim)] for g in self.grid}
+        states = torch.stack([text.layers[layer][masked] for layer in self.layers])
+        return batch.output_embeddings, states, batch.labels[masked]
+
+    def mean(self, values: torch.Tensor, dim: int, batch: NestedBatch) -> torch.Tensor:
+        """The mean over masked tokens: of the whole optimizer step, where their number is known."""
+        count = values.shape[dim] if batch.num_items_in_batch is None else batch.num_items_in_batch
+        return values.sum(dim=dim) / torch.as_tensor(count).clamp(min=1)
+
+    def terms(self, losses: torch.Tensor, batch: NestedBatch) -> dict[str, torch.Tensor]:
+        """The named means of losses `(layers, tokens, dims)`."""
+        means = self.mean(losses, 1, batch)
+        return {self.term(g): means[self.layers.index(g.layer), self.grid.dims.index(g.dim)] for g in self.grid}
 
 
 @dataclass
@@ -103,7 +113,7 @@ class MultigranularMLMTrainer(NestedTrainer):
 
     _optional_columns = ("attention_mask", "special_tokens_mask")
     _name = "Multigranular MLM"
-    _tag_names = ("m3bert", "multigranular-mlm", "matryoshka")
+    _tag_names: tuple[str, ...] = ("m3bert", "multigranular-mlm", "matryoshka")
     _paper = {"title": "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder", "id": "2605.19568"}
 
     def __init__(
@@ -119,7 +129,7 @@ class MultigranularMLMTrainer(NestedTrainer):
             raise ValueError(f"{type(processing_class).__name__} has no mask token, which masked-LM training needs.")
         super().__init__(
             model=model,
-            objective=MultigranularMLM(args.grid_for(model.config)),
+            objective=self.build_objective(args, args.grid_for(model.config)),
             args=args,
             data_collator=DataCollatorForLanguageModeling(processing_class, mlm_probability=args.mlm_probability),
             train_dataset=train_dataset,
@@ -128,3 +138,7 @@ class MultigranularMLMTrainer(NestedTrainer):
             columns=("input_ids",),
             **kwargs,
         )
+
+    def build_objective(self, args: Any, grid: Grid) -> MultigranularMLM:
+        """The objective that this configuration describes."""
+        return MultigranularMLM(grid)

@@ -125,6 +125,34 @@ class PooledStates:
         return self.layers[layer]
 
 
+@dataclass(frozen=True)
+class ProjectedStates:
+    """
+    States whose embedding is a projection of the last layer's pooled one.
+
+    Args:
+        states ([`NestedStates`] or [`PooledStates`]): Of the backbone.
+        projection (`nn.Module`): From `(batch, hidden_size)` to `(batch, dim)`.
+        depth (`int`): The layer whose pooled embedding is projected; others stay as they are.
+    """
+
+    states: TextStates
+    projection: nn.Module
+    depth: int
+
+    @property
+    def layers(self) -> Mapping[int, torch.Tensor]:
+        return self.states.layers
+
+    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+        """As [`NestedStates.pooled`], projected at the last layer."""
+        vectors = self.states.pooled(layer, pooling)
+        return self.projection(vectors) if layer == self.depth else vectors
+
+
+TextStates = NestedStates | PooledStates | ProjectedStates
+
+
 def prefix(vectors: torch.Tensor, dim: int, normalize: bool = False) -> torch.Tensor:
     """
     The first `dim` entries of `vectors` `(..., hidden_size)`, then L2-normalised if asked: in this order, so that the
@@ -160,7 +188,7 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): Any known family, with or without a head.
         inputs (`Mapping[str, torch.Tensor]`): What the tokenizer made: `input_ids`, `attention_mask`, ...
-        layers (`Iterable[int]`): Layers to read, in 1..depth.
+        layers (`Iterable[int]`): Layers to read, in 0..depth; 0 is the embedding layer, whose state is its output.
 
     Returns:
         [`NestedStates`]
@@ -170,8 +198,8 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
     """
     encoder, layers = unwrap_encoder(model), sorted(set(layers))
     family, depth = family_of(encoder.config), encoder.config.num_hidden_layers
-    if not layers or layers[0] < 1 or layers[-1] > depth:
-        raise ValueError(f"layers={layers} must be within 1..{depth}.")
+    if not layers or layers[0] < 0 or layers[-1] > depth:
+        raise ValueError(f"layers={layers} must be within 0..{depth}; 0 is the embedding layer.")
 
     early_exit = {}
     if encoder.config.model_type == "m3bert":
@@ -183,7 +211,7 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
     norm = encoder.get_submodule(family.final_norm) if family.final_norm is not None else nn.Identity()
     # The library hands out the last hidden state behind the final norm, all others before it.
     states = {layer: outputs.hidden_states[layer] for layer in layers if layer < depth}
-    states = {layer: norm(state) for layer, state in states.items()}
+    states = {layer: norm(state) if layer else state for layer, state in states.items()}
     if layers[-1] == depth:
         states[depth] = outputs.last_hidden_state
     mask = inputs.get("attention_mask")

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .granularity import Granularity, Grid
-from .nested import NestedStates, PooledStates, Pooling
+from .nested import Pooling, TextStates
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,11 @@ class NestedBatch:
 
     Args:
         texts (`Mapping[str, NestedStates]`): The states of each text column, in the order of the columns;
-            [`PooledStates`] where gradients are cached.
+            [`PooledStates`] where gradients are cached, [`ProjectedStates`] where the model has a projection.
         text_ids (`Mapping[str, torch.Tensor]`, *optional*): For each text column, a number a text, the same for equal
             texts, `(batch,)`.
+        teacher (`Mapping[str, torch.Tensor]`, *optional*): For each text column, a teacher's embeddings of the texts,
+            `(batch, teacher_dim)`.
         labels (`torch.Tensor`, *optional*): Labels, as the collator made them.
         output_embeddings (`nn.Module`, *optional*): The vocabulary projection of a backbone with a language-model
             head.
@@ -30,8 +32,9 @@ class NestedBatch:
             accumulated batches and devices.
     """
 
-    texts: Mapping[str, NestedStates | PooledStates]
+    texts: Mapping[str, TextStates]
     text_ids: Mapping[str, torch.Tensor] | None = None
+    teacher: Mapping[str, torch.Tensor] | None = None
     labels: torch.Tensor | None = None
     output_embeddings: nn.Module | None = None
     num_items_in_batch: torch.Tensor | int | None = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from .contrastive import Contrastive
 from .embedding import EmbeddingConfig, EmbeddingTrainer
-from .granularity import Granularity, Grid
+from .granularity import Grid
 
 
 class SimCSE(Contrastive):
@@ -43,9 +43,7 @@ class SimCSEConfig(EmbeddingConfig):
     )
 
     def grid_for(self, config: Any) -> Grid:
-        if self.grid is not None:
-            return super().grid_for(config)
-        return Grid((Granularity(config.num_hidden_layers, config.hidden_size),))
+        return Grid.full_size(config) if self.grid is None else super().grid_for(config)
 
 
 class SimCSETrainer(EmbeddingTrainer):

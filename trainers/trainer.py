@@ -19,13 +19,15 @@ from .data import require_columns
 from .distributed import world_size
 from .gradient_caching import cached_states
 from .granularity import Grid
-from .nested import NestedStates, PooledStates, nested_states, unwrap_encoder
+from .nested import NestedStates, PooledStates, ProjectedStates, TextStates, family_of, nested_states, unwrap_encoder
 from .objective import NestedBatch, Objective
 from .optimization import set_apart, warm_up_apart
+from .projection import PROJECTION_FOLDER, Projection
 
 
 OBJECTIVE_FILE = "objective.safetensors"
 TRAINING_ARGS_FILE = "training_args.json"
+NOT_INPUTS = ("text_ids", "teacher")  # what a text column has that is not for the encoder
 
 
 class NestedModel(nn.Module):
@@ -38,12 +40,20 @@ class NestedModel(nn.Module):
         objective ([`Objective`]): What to minimise.
         mini_batch_size (`int`, *optional*): Texts to encode at a time, with their gradients cached
             ([`cached_states`]); by default all at once.
+        projection ([`Projection`], *optional*): Of the last layer's pooled embedding, which is then what the objective
+            reads.
 
     Raises:
         ValueError: if gradients are to be cached for an objective that reads token states.
     """
 
-    def __init__(self, backbone: nn.Module, objective: Objective, mini_batch_size: int | None = None):
+    def __init__(
+        self,
+        backbone: nn.Module,
+        objective: Objective,
+        mini_batch_size: int | None = None,
+        projection: Projection | None = None,
+    ):
         super().__init__()
         if mini_batch_size is not None and mini_batch_size < 1:
             raise ValueError(f"mini_batch_size={mini_batch_size} must be 1 or more.")
@@ -52,6 +62,7 @@ class NestedModel(nn.Module):
         self.backbone = backbone
         self.objective = objective
         self.mini_batch_size = mini_batch_size
+        self.projection = projection
 
     @property
     def config(self) -> Any:
@@ -76,16 +87,16 @@ class NestedModel(nn.Module):
             labels (`torch.Tensor`, *optional*): Passed to the objective.
             num_items_in_batch (`torch.Tensor` or `int`, *optional*): Passed to the objective.
             inputs: One text a row (`input_ids`, `attention_mask`, ...), or several named text columns, each a mapping
-                of those, with `text_ids` where the objective is to know equal texts.
+                of those, with `text_ids` where the objective is to know equal texts, and `teacher` where it has one.
 
         Returns:
             `dict`: `loss`, a scalar, and `terms`, the objective's named terms.
         """
         columns = inputs if all(isinstance(value, Mapping) for value in inputs.values()) else {"text": inputs}
-        ids = {name: column["text_ids"] for name, column in columns.items() if "text_ids" in column}
         batch = NestedBatch(
             texts={name: self.encode(column) for name, column in columns.items()},
-            text_ids=ids if len(ids) == len(columns) else None,
+            text_ids=of_all(columns, "text_ids"),
+            teacher=of_all(columns, "teacher"),
             labels=labels,
             output_embeddings=self.backbone.get_output_embeddings(),
             num_items_in_batch=num_items_in_batch,
@@ -93,13 +104,24 @@ class NestedModel(nn.Module):
         terms = self.objective(batch)
         return {"loss": self.objective.total(terms), "terms": terms}
 
-    def encode(self, column: Mapping[str, torch.Tensor]) -> NestedStates | PooledStates:
+    def encode(self, column: Mapping[str, torch.Tensor]) -> TextStates:
         """The states of one text column that the objective reads."""
-        inputs = {name: value for name, value in column.items() if name != "text_ids"}
+        inputs = {name: value for name, value in column.items() if name not in NOT_INPUTS}
         layers, pooling = self.objective.layers, self.objective.pooling
+        states: NestedStates | PooledStates
         if self.mini_batch_size is None or pooling is None:
-            return nested_states(self.backbone, inputs, layers)
-        return cached_states(self.backbone, inputs, layers, pooling, self.mini_batch_size)
+            states = nested_states(self.backbone, inputs, layers)
+        else:
+            states = cached_states(self.backbone, inputs, layers, pooling, self.mini_batch_size)
+        if self.projection is None:
+            return states
+        return ProjectedStates(states, self.projection, self.config.num_hidden_layers)
+
+
+def of_all(columns: Mapping[str, Mapping[str, torch.Tensor]], name: str) -> dict[str, torch.Tensor] | None:
+    """What every column has beside its inputs under this name; None unless all have it."""
+    found = {column: values[name] for column, values in columns.items() if name in values}
+    return found if len(found) == len(columns) else None
 
 
 class NestedTrainer(Trainer):
@@ -122,10 +144,12 @@ class NestedTrainer(Trainer):
         optimizers (`tuple`, *optional*): Optimizer and scheduler to use in place of the default ones.
         columns (`tuple[str, ...]`, *optional*): Columns that the collator reads; all must be there.
         mini_batch_size (`int`, *optional*): See [`NestedModel`].
+        projection ([`Projection`], *optional*): See [`NestedModel`]. Saved beside the backbone, as a module of
+            sentence-transformers.
 
     Raises:
         ValueError: if a dataset is empty or lacks a column, or the grid is outside the model, or lacks the full size
-            where the objective needs it.
+            where the objective needs it; with a projection, if the objective reads more than its dims.
     """
 
     # What a model card says of a trainer.
@@ -149,19 +173,23 @@ class NestedTrainer(Trainer):
         optimizers: tuple[Any, Any] = (None, None),
         columns: tuple[str, ...] = (),
         mini_batch_size: int | None = None,
+        projection: Projection | None = None,
     ):
         config = unwrap_encoder(model).config
         objective.validate(config)
+        if projection is not None:
+            projection.validate(objective, config)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in (train_dataset, *eval_sets):
             if dataset is not None:
                 require_columns(dataset, columns)
-        declare_grid(config, objective.grid)
+        if projection is None:  # with one, the grid is of its dims, not of the encoder's states
+            declare_grid(config, objective.grid)
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._is_checkpoint = False
         super().__init__(
-            model=NestedModel(model, objective, mini_batch_size),
+            model=NestedModel(model, objective, mini_batch_size, projection),
             args=args,
             data_collator=data_collator,
             train_dataset=train_dataset,
@@ -176,6 +204,11 @@ class NestedTrainer(Trainer):
         """The model that is being trained, without its objective."""
         return self.accelerator.unwrap_model(self.model, keep_torch_compile=False).backbone
 
+    @property
+    def projection(self) -> Projection | None:
+        """The projection that is being trained with the model, if there is one."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False).projection
+
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         # A learned temperature is one number: decay would pull it towards 1, not regularise it.
         scalars = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
@@ -185,9 +218,10 @@ class NestedTrainer(Trainer):
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if fresh and self.args.has_projector_schedule:
-            objective = self.accelerator.unwrap_model(self.model).objective
+            nested = self.accelerator.unwrap_model(self.model)
+            own = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
             lr = self.args.projector_learning_rate
-            set_apart(optimizer, objective.parameters(), lr if lr is not None else self.args.learning_rate)
+            set_apart(optimizer, own, lr if lr is not None else self.args.learning_rate)
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
@@ -263,6 +297,9 @@ class NestedTrainer(Trainer):
         if state_dict is None:
             state_dict = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict()
         self.backbone.save_pretrained(output_dir, state_dict=part_of(state_dict, "backbone."))
+        if self.projection is not None:
+            causal = family_of(unwrap_encoder(self.backbone).config).causal
+            self.projection.save(output_dir, self.model.objective.pooling, causal)
         auxiliary = part_of(state_dict, "objective.")
         if self._is_checkpoint and auxiliary:
             save_file(
@@ -283,6 +320,11 @@ class NestedTrainer(Trainer):
             load_weights(backbone, resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, backbone)
+        if self.projection is not None:
+            saved = Projection.find(resume_from_checkpoint)
+            if saved is None:
+                raise ValueError(f"{resume_from_checkpoint} has no projection ({PROJECTION_FOLDER}).")
+            self.projection.load_state_dict(saved.state_dict())
         if objective_state := self.model.objective.state_dict():
             file = os.path.join(resume_from_checkpoint, OBJECTIVE_FILE)
             if not os.path.isfile(file):

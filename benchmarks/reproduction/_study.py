@@ -7,7 +7,7 @@ import json
 import platform
 import statistics
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
@@ -37,12 +37,15 @@ class Run:
     trainer_class: type
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def train(self, model: Any, tokenizer: Any, dataset: Dataset, **shared: Any) -> Any:
-        """Train `model` in place, with settings that all runs of a study share; returns the trainer."""
+    def train(
+        self, model: Any, tokenizer: Any, dataset: Dataset, objects: Mapping[str, Any] | None = None, **shared: Any
+    ) -> Any:
+        """Train `model` in place, with settings that all runs of a study share, and objects that the trainer takes
+        (such as a teacher); returns the trainer."""
         quiet = {"logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
         with tempfile.TemporaryDirectory() as folder:
             args = self.config_class(output_dir=folder, **{**quiet, **shared, **self.settings})
-            trainer = self.trainer_class(model, args, tokenizer, dataset)
+            trainer = self.trainer_class(model, args, tokenizer, dataset, **(objects or {}))
             trainer.train()
         return trainer
 

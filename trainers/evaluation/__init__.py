@@ -1,7 +1,7 @@
 """Evaluation of a whole grid from one encode."""
 
 from .classification import classification_scores, fit_classifier
-from .embeddings import EmbeddingFolder, GridEmbeddings
+from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
 from .geometry import (
     alignment,
@@ -27,7 +27,6 @@ __all__ = [
     "TASKS",
     "BitextMining",
     "Classification",
-    "EmbeddingFolder",
     "Geometry",
     "GridEmbeddings",
     "GridEncoder",

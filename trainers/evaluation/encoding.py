@@ -17,24 +17,17 @@ from transformers import PreTrainedTokenizerBase
 from modeling_m3bert.conversion_m3bert import position_offset
 
 from ..distributed import rank, wait_for_all_ranks, world_size
+from ..embedding_folder import EmbeddingFolder, fingerprint_of
 from ..granularity import Grid
-from ..nested import POOLINGS, Pooling, nested_states, prefix, unwrap_encoder
-from .embeddings import EmbeddingFolder, GridEmbeddings
+from ..nested import POOLINGS, Pooling, ProjectedStates, TextStates, nested_states, prefix, unwrap_encoder
+from ..projection import Projection
+from .embeddings import GridEmbeddings
 
 
 logger = logging.getLogger(__name__)
 Role = Literal["query", "document"]
 # What a tokenizer says that was saved without a limit is astronomic.
 NO_LIMIT = 10**9
-
-
-def fingerprint_of(texts: Sequence[str]) -> str:
-    """A digest of a list of texts that tells where one ends and the next begins."""
-    digest = blake2b(digest_size=16)
-    for text in texts:
-        encoded = text.encode()
-        digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -54,6 +47,8 @@ class GridEncoder:
             some encoders were trained with.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the embeddings that are kept: float32 or
             float16.
+        projection ([`Projection`], *optional*): Of the last layer's pooled embedding, where the encoder was published
+            with one; the grid is then of its dims.
 
     Raises:
         ValueError: if a granularity is outside the model, `max_length` beyond its limit, or the pooling or the dtype
@@ -74,10 +69,13 @@ class GridEncoder:
     max_length: int | None = None
     prompts: Mapping[Role, str] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
+    projection: Projection | None = None
 
     def __post_init__(self) -> None:
         config = unwrap_encoder(self.model).config
         self.grid.validate(config)
+        if self.projection is not None:
+            self.projection.validate_grid(self.grid, config)
         if self.pooling not in POOLINGS:
             raise ValueError(f"pooling={self.pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
         if self.dtype not in (torch.float32, torch.float16):
@@ -130,13 +128,15 @@ class GridEncoder:
                     memory[layer][rows] = vectors[layer]
             return GridEmbeddings(self.grid, memory)
 
-        store = EmbeddingFolder(folder, self.manifest(texts), widths, len(texts), len(batches), self.dtype)
-        mine = range(rank(), len(batches), world_size())
-        missing = {batch: batches[batch] for batch in mine if not store.is_finished(batch)}
-        for batch, rows, vectors in self._run(texts, missing, description):
-            store.write(batch, rows, vectors)
+        names = {layer: f"layer_{layer}" for layer in widths}
+        of_arrays = {names[layer]: width for layer, width in widths.items()}
+        store = EmbeddingFolder(folder, self.manifest(texts), of_arrays, batches, self.dtype)
+        missing = {batch: batches[batch] for batch in store.missing()}
+        for batch, _, vectors in self._run(texts, missing, description):
+            store.write(batch, {names[layer]: vectors[layer] for layer in widths})
         wait_for_all_ranks()
-        return GridEmbeddings(self.grid, store.read())
+        arrays = store.read()
+        return GridEmbeddings(self.grid, {layer: torch.from_numpy(arrays[names[layer]]) for layer in widths})
 
     @torch.no_grad()
     def _run(
@@ -164,7 +164,10 @@ class GridEncoder:
                     return_tensors="pt",
                 )
                 filled += int((inputs["attention_mask"].sum(dim=1) >= self.max_length).sum())
-                states = nested_states(self.model, inputs.to(device), self.grid.layers)
+                states: TextStates = nested_states(self.model, inputs.to(device), self.grid.layers)
+                if self.projection is not None:
+                    projection = self.projection.to(device)
+                    states = ProjectedStates(states, projection, self.grid.layers[-1])
                 vectors = {
                     layer: prefix(states.pooled(layer, self.pooling), self.grid.dims_of(layer)[-1]).to(
                         "cpu", self.dtype
@@ -198,7 +201,8 @@ class GridEncoder:
 
     def _weights_fingerprint(self) -> str:
         digest = blake2b(digest_size=16)
-        for name, tensor in self.model.state_dict().items():
+        projection = self.projection.state_dict() if self.projection is not None else {}
+        for name, tensor in {**self.model.state_dict(), **projection}.items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()

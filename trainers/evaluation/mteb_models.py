@@ -20,10 +20,11 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from torch import nn
 
+from ..embedding_folder import fingerprint_of
 from ..granularity import Granularity
 from ..nested import unwrap_encoder
 from .embeddings import GridEmbeddings
-from .encoding import GridEncoder, Role, fingerprint_of
+from .encoding import GridEncoder, Role
 
 
 class EncodeOnce:

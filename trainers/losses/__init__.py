@@ -2,6 +2,7 @@
 
 from .alignment import compression_alignment, embedding_kl, principal_map, similarity_kl
 from .contrastive import nested_info_nce
+from .independence import gram_matrix, hsic
 from .isotropy import (
     correlation_penalty,
     nested_uniformity,
@@ -10,7 +11,8 @@ from .isotropy import (
     variance_floor,
     variance_variation,
 )
-from .masked_lm import nested_cross_entropy
+from .masked_lm import nested_cross_entropy, nested_cross_entropy_and_divergence
+from .representation import critic_loss, critic_scores
 from .self_distillation import (
     attention_divergence,
     nested_token_cka,
@@ -24,8 +26,13 @@ __all__ = [
     "attention_divergence",
     "compression_alignment",
     "correlation_penalty",
+    "critic_loss",
+    "critic_scores",
     "embedding_kl",
+    "gram_matrix",
+    "hsic",
     "nested_cross_entropy",
+    "nested_cross_entropy_and_divergence",
     "nested_info_nce",
     "nested_token_cka",
     "nested_token_counts",

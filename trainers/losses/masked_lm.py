@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ._blocks import Buffers, blocks, check_dims, segments
+from ._divergence import DivergenceGradients, Divergences, RunningDivergences
 
 
 # Scores that exist at a time, (rows x vocabulary block); 2^21 in float32 are 8 MiB a dim, near the size of a cache.
@@ -55,17 +56,75 @@ def nested_cross_entropy(
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
     dims = check_dims(dims, states.shape[1])
-    device_type = states.device.type
-    dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
-    if block_size is None:
-        block_size = max(256, BLOCK_SCORES // max(1, len(states)))
-    return NestedCrossEntropy.apply(
-        states, weight, bias, targets, dims, min(block_size, len(weight)), dtype, _lend(states, weight, dtype)
+    dtype = _dtype_of_products(states)
+    size = min(block_size or default_block_size(len(states)), len(weight))
+    lent = _lend(states, weight, dtype)
+    return NestedCrossEntropy.apply(states, weight, bias, targets, dims, size, dtype, lent, None)[0]
+
+
+def nested_cross_entropy_and_divergence(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    dims: Sequence[int],
+    pairs: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+    reverse: bool = True,
+    temperature: float = 1.0,
+    block_size: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""
+    [`nested_cross_entropy`] of several layers' states, and in the same passes over the vocabulary the KL divergences
+    between the head's distributions at pairs of granularities (m3BERT,
+    [2605.19568](https://huggingface.co/papers/2605.19568), Eq. 2): every score is computed once, for both. With
+    `P = softmax(scores / temperature)` and teachers without gradient: `KL(P_student || P_teacher)`, as printed, or the
+    other way round. There is no factor of `temperature^2`.
+
+    Memory beyond that of [`nested_cross_entropy`]: `tokens * block` numbers for every granularity of a pair.
+
+    Args:
+        states (`torch.Tensor` of shape `(layers, tokens, hidden_size)`): Carry gradient.
+        weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Carries gradient, as does `bias`.
+        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): An entry of -inf rules its token out.
+        targets (`torch.LongTensor` of shape `(tokens,)`): In 0..vocab_size - 1.
+        dims (`Sequence[int]`): Prefix dims, ascending, at most `hidden_size`.
+        pairs (`Sequence[tuple]`): Student and teacher of each pair, each the index of a layer and of a dim.
+        reverse (`bool`, *optional*, defaults to `True`): KL(student || teacher); otherwise KL(teacher || student).
+        temperature (`float`, *optional*, defaults to 1.0): tau_D.
+        block_size (`int`, *optional*): Vocabulary entries at a time.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: cross-entropies `(layers, tokens, dims)` and divergences
+        `(pairs, tokens)`, in float32 (float64 for float64 states).
+
+    Raises:
+        ValueError: as [`nested_cross_entropy`].
+    """
+    layers, tokens, width = states.shape
+    rows = states.reshape(layers * tokens, width)
+    dims = check_dims(dims, width)
+    dtype = _dtype_of_products(rows)
+    size = min(block_size or default_block_size(len(rows)), len(weight))
+    divergences = Divergences(tuple(pairs), tokens, reverse, temperature)
+    losses, values = NestedCrossEntropy.apply(
+        rows, weight, bias, targets.repeat(layers), dims, size, dtype, _lend(rows, weight, dtype), divergences
     )
+    return losses.view(layers, tokens, len(dims)), values
+
+
+def default_block_size(rows: int) -> int:
+    """Vocabulary entries at a time."""
+    return max(256, BLOCK_SCORES // max(1, rows))
+
+
+def _dtype_of_products(states: torch.Tensor) -> torch.dtype:
+    device_type = states.device.type
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
 
 
 class NestedCrossEntropy(torch.autograd.Function):
-    """See [`nested_cross_entropy`]."""
+    """See [`nested_cross_entropy`] and [`nested_cross_entropy_and_divergence`]."""
 
     @staticmethod
     def forward(
@@ -78,21 +137,27 @@ class NestedCrossEntropy(torch.autograd.Function):
         block_size: int,
         dtype: torch.dtype,
         lent: torch.Tensor | None,
-    ) -> torch.Tensor:
-        ctx.dims, ctx.block_size, ctx.dtype, ctx.lent = dims, block_size, dtype, lent
+        divergences: Divergences | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        ctx.dims, ctx.block_size, ctx.dtype, ctx.lent, ctx.divergences = dims, block_size, dtype, lent, divergences
         precise = torch.promote_types(dtype, torch.float32)
         log_sums = states.new_full((len(states), len(dims)), -torch.inf, dtype=precise)
         rows = states.to(dtype)
         buffers = Buffers(rows, 2, len(rows) * block_size, precise)
+        running = None if divergences is None else RunningDivergences(divergences, log_sums, block_size)
         for block in blocks(len(weight), block_size):
             nested, powers = buffers.of(len(rows), block.stop - block.start)
             for index, scores in enumerate(_nested_scores(rows, weight[block].to(dtype), bias, block, dims, nested)):
                 # Finite even where a bias of -inf rules out a whole block.
                 largest = scores.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(precise).min)
                 sums = torch.sub(scores, largest, out=powers).exp_().sum(dim=1)
+                if running is not None:
+                    running.keep(index, scores)
                 log_sums[:, index] = torch.logaddexp(log_sums[:, index], sums.log_().add_(largest[:, 0]))
             if lent is not None:
                 _kept_scores(lent, block, len(rows)).copy_(nested)
+            if running is not None:
+                running.add_block(nested.shape[1], _ruled_out(bias, block))
         target_scores = torch.stack(
             [
                 (rows[:, segment] * weight[targets, segment].to(dtype)).sum(dim=1, dtype=precise)
@@ -102,12 +167,14 @@ class NestedCrossEntropy(torch.autograd.Function):
         ).cumsum(dim=1)
         if bias is not None:
             target_scores += bias[targets].to(precise).unsqueeze(1)
-        ctx.save_for_backward(states, weight, bias, targets, log_sums)
-        return log_sums - target_scores
+        values = None if running is None else running.values()
+        sums_of_nodes = None if running is None else running.log_sums
+        ctx.save_for_backward(states, weight, bias, targets, log_sums, values, sums_of_nodes)
+        return log_sums - target_scores, values
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight, bias, targets, log_sums = ctx.saved_tensors
+        states, weight, bias, targets, log_sums, values, sums_of_nodes = ctx.saved_tensors
         grad_losses = grad_outputs[0].to(log_sums.dtype)
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dims, dtype, precise = ctx.dims, ctx.dtype, log_sums.dtype
@@ -117,6 +184,10 @@ class NestedCrossEntropy(torch.autograd.Function):
         grad_weight = (torch.empty_like(weight) if lent is None else lent) if needs_weight else None
         grad_bias = torch.empty_like(bias) if needs_bias else None
 
+        pulls = None
+        if ctx.divergences is not None:
+            grads = grad_outputs[1].to(precise)
+            pulls = DivergenceGradients(ctx.divergences, sums_of_nodes, values, grads, ctx.block_size)
         buffers = Buffers(rows, 1 + len(dims), len(rows) * ctx.block_size, precise)
         for block in blocks(len(weight), ctx.block_size):
             block_weight = weight[block].to(dtype)
@@ -128,10 +199,14 @@ class NestedCrossEntropy(torch.autograd.Function):
                 shorter_prefixes = _nested_scores(rows, block_weight, bias, block, dims[:-1], nested)
                 all_scores = itertools.chain(shorter_prefixes, [_kept_scores(lent, block, len(rows))])
             for index, scores in enumerate(all_scores):
+                if pulls is not None:
+                    pulls.keep(index, scores)
                 torch.sub(scores, log_sums[:, index, None], out=gradients[index])
                 gradients[index].exp_().mul_(grad_losses[:, index, None])
                 # Before anything is rounded: a probability near 1 minus 1 has no digits left afterwards.
                 gradients[index][hits, targets[hits] - block.start] -= grad_losses[hits, index]
+            if pulls is not None:
+                pulls.add_to(gradients, _ruled_out(bias, block))
             # A segment of dims belongs to its own prefix and to all longer ones.
             for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
                 shorter.add_(longer)
@@ -149,7 +224,13 @@ class NestedCrossEntropy(torch.autograd.Function):
                 grad_bias[block] = gradients[0].sum(dim=0)
 
         grad_states = grad_states.to(states.dtype) if grad_states is not None else None
-        return grad_states, grad_weight, grad_bias, None, None, None, None, None
+        return grad_states, grad_weight, grad_bias, *[None] * 6
+
+
+def _ruled_out(bias: torch.Tensor | None, block: slice) -> torch.Tensor | None:
+    """Entries of a block whose bias is -inf; None where there are none."""
+    ruled_out = None if bias is None else bias[block].isneginf()
+    return ruled_out if ruled_out is not None and ruled_out.any() else None
 
 
 def _lend(states: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:

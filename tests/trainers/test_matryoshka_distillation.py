@@ -1,0 +1,226 @@
+"""Matryoshka distillation as an objective and a trainer; its kernel is in losses/test_divergence.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset
+from torch.nn import functional
+
+from tests.trainers.test_distributed import run_two
+from tests.trainers.tiny_run import (
+    GRID,
+    assert_same_weights,
+    masked_dataset,
+    mlm_trainer,
+    quiet_model,
+    weights,
+)
+from trainers import (
+    Granularity,
+    Grid,
+    MatryoshkaDistillation,
+    MatryoshkaDistillationConfig,
+    MatryoshkaDistillationTrainer,
+    MultigranularMLM,
+    NestedModel,
+)
+
+
+def batch() -> dict[str, torch.Tensor]:
+    row = masked_dataset()[7]
+    return {name: torch.tensor([row[name]]) for name in ("input_ids", "labels")}
+
+
+def naive(model, pairs, weight, temperature, reverse):
+    """Terms and total from whole logits, a granularity at a time."""
+    inputs = batch()
+    masked = inputs["labels"] != -100
+    outputs = model.model(inputs["input_ids"], output_hidden_states=True)
+    states = {2: model.model.norm(outputs.hidden_states[2])[masked], 6: outputs.last_hidden_state[masked]}
+    head = model.get_output_embeddings()
+    logits = {
+        (layer, dim): functional.linear(states[layer][:, :dim], head.weight[:, :dim], head.bias)
+        for layer in (2, 6)
+        for dim in (8, 32)
+    }
+    targets = inputs["labels"][masked]
+    total = sum(functional.cross_entropy(scores, targets) for scores in logits.values())
+    for student, teacher in pairs:
+        log_s = (logits[student] / temperature).log_softmax(dim=1)
+        log_t = (logits[teacher].detach() / temperature).log_softmax(dim=1)
+        p, q = (log_s, log_t) if reverse else (log_t, log_s)
+        total = total + weight * (p.exp() * (p - q)).sum(dim=1).mean()
+    return total
+
+
+@pytest.mark.parametrize("direction", ["reverse", "forward"])
+@pytest.mark.parametrize(
+    ("text", "pairs"),
+    [
+        ("6x32>2x8", [((2, 8), (6, 32))]),
+        ("6x32>all", [((2, 8), (6, 32)), ((2, 32), (6, 32)), ((6, 8), (6, 32))]),
+        ("6x32>2x32; 6x8>2x8", [((2, 32), (6, 32)), ((2, 8), (6, 8))]),
+    ],
+)
+def test_loss_and_gradients_are_those_of_whole_logits(text, pairs, direction):
+    model = quiet_model()
+    objective = MatryoshkaDistillation(GRID, text, weight=0.7, temperature=2.0, direction=direction)
+    loss = NestedModel(model, objective)(**batch())["loss"]
+    expected = naive(model, pairs, 0.7, 2.0, direction == "reverse")
+    torch.testing.assert_close(loss, expected)
+    parameters = list(model.parameters())
+    for actual, value in zip(
+        torch.autograd.grad(loss, parameters, materialize_grads=True, allow_unused=True),
+        torch.autograd.grad(expected, parameters, materialize_grads=True, allow_unused=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(actual, value, atol=1e-6, rtol=1e-4)
+
+
+def test_the_papers_values_are_the_defaults_and_terms_have_names():
+    objective = MatryoshkaDistillation(GRID, "6x32>2x8")
+    assert (objective.weight, objective.temperature, objective.direction) == (1.0, 1.0, "reverse")
+    terms = NestedModel(quiet_model(), objective)(**batch())["terms"]
+    assert list(terms) == ["mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32", "mlm_kl_6x32>2x8"]
+    plain = NestedModel(quiet_model(), MultigranularMLM(GRID))(**batch())
+    torch.testing.assert_close(sum(terms.values()) - terms["mlm_kl_6x32>2x8"], plain["loss"])
+    assert terms["mlm_kl_6x32>2x8"] > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("6x32>2x8", ["2x8<6x32"]),
+        (" 6x32 > 2x8,32 ", ["2x8<6x32", "2x32<6x32"]),
+        ("6x32>ALL", ["2x8<6x32", "2x32<6x32", "6x8<6x32"]),
+        ("6x32>2x32;6x8>2x8", ["2x32<6x32", "2x8<6x8"]),
+    ],
+)
+def test_pairs_are_read(text, expected):
+    assert [f"{student}<{teacher}" for student, teacher in GRID.pairs(text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("6x32", "'6x32' does not say who teaches whom. Write teacher>student: '12x768>4x64'"),
+        ("6x32>2x8>2x32", "does not say who teaches whom"),
+        ("2,6x32>2x8", "'2,6x32>2x8' names 2 teachers; a pair has one"),
+        ("6x32>4x8", "'6x32>4x8' names what the grid 2,6x8,32 does not have: 4x8"),
+        ("6x16>2x8", "does not have: 6x16"),
+        ("6x32>6x32", "'6x32>6x32' has 6x32 teach itself"),
+        ("6x32>2x8;6x32>all", "names a pair twice"),
+        ("6x32>small", "'small' is not a grid"),
+        ("", "does not say who teaches whom"),
+    ],
+)
+def test_pairs_that_cannot_be(text, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        GRID.pairs(text)
+
+
+def test_a_grid_of_one_has_nobody_to_teach():
+    with pytest.raises(ValueError, match="teach itself"):
+        Grid((Granularity(6, 32),)).pairs("6x32>all")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weight": 0.0}, "distillation_weight=0.0 must be above 0"),
+        ({"temperature": 0.0}, "distillation_temperature=0.0 must be above 0"),
+        ({"direction": "both"}, "direction='both' is unknown; legal values: reverse, forward"),
+    ],
+)
+def test_bad_arguments(change, message):
+    with pytest.raises(ValueError, match=message):
+        MatryoshkaDistillation(GRID, "6x32>2x8", **change)
+
+
+def text_dataset(sentences, tokenizer) -> Dataset:
+    return Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"], "unused": list(sentences)})
+
+
+def trainer(model, tokenizer, sentences, folder, **changes) -> MatryoshkaDistillationTrainer:
+    values = {"pairs": "6x32>2x8", "grid": "2,6x8,32", "max_steps": 3, "warmup_steps": 0, "learning_rate": 1e-3}
+    args = MatryoshkaDistillationConfig(
+        output_dir=str(folder), per_device_train_batch_size=8, report_to="none", save_strategy="no", use_cpu=True,
+        disable_tqdm=True, logging_steps=1, **{**values, **changes},
+    )  # fmt: skip
+    return MatryoshkaDistillationTrainer(model, args, tokenizer, text_dataset(sentences, tokenizer))
+
+
+def test_random_weights_are_refused_unless_told(tiny_tokenizer, sentences, tmp_path):
+    model = quiet_model()
+    before = weights(model)
+    with pytest.raises(ValueError, match=r"6x32 is to teach, but .* loss of \d.*; a guess has 4.60.*allow_untrained"):
+        trainer(model, tiny_tokenizer, sentences, tmp_path).train()
+    assert all(before[name].equal(tensor) for name, tensor in weights(model).items())
+    told = trainer(model, tiny_tokenizer, sentences, tmp_path, allow_untrained_teacher=True)
+    told.train()
+    assert "mlm_kl_6x32>2x8" in told.state.log_history[0]
+
+
+def test_a_trained_teacher_may_teach_and_the_student_comes_to_agree(tiny_tokenizer, sentences, tmp_path):
+    model = quiet_model()
+    first = trainer(
+        model, tiny_tokenizer, sentences, tmp_path, allow_untrained_teacher=True, max_steps=40, learning_rate=3e-3
+    )
+    first.train()
+    agreeing = trainer(
+        model, tiny_tokenizer, sentences, tmp_path, max_steps=60, learning_rate=3e-3, distillation_weight=20.0
+    )
+    agreeing.train()
+    divergences = [entry["mlm_kl_6x32>2x8"] for entry in agreeing.state.log_history if "loss" in entry]
+    assert sum(divergences[-10:]) < 0.7 * sum(divergences[:10])
+
+
+def test_looking_at_the_teacher_changes_nothing(tiny_tokenizer, sentences, tmp_path):
+    """Neither the random state nor the mode of the model."""
+    model = quiet_model()
+    ready = trainer(model, tiny_tokenizer, sentences, tmp_path, grid="2,6x8,32")
+    with torch.no_grad():  # a head whose guess is always the commonest words: better than a uniform guess
+        head = model.get_output_embeddings()
+        head.bias.fill_(-9)
+        head.bias[5:40] = 0
+        head.weight.mul_(0.01)
+    state = torch.random.get_rng_state()
+    model.train()
+    ready.require_trained_teachers()
+    assert torch.random.get_rng_state().equal(state)
+    assert model.training
+
+
+def test_pairs_are_needed(tiny_tokenizer, sentences, tmp_path):
+    with pytest.raises(ValueError, match="needs pairs='teacher>student'"):
+        trainer(quiet_model(), tiny_tokenizer, sentences, tmp_path, pairs=None)
+
+
+def step(tokenizer, folder, batch_size, **changes):
+    """One step of plain gradient descent on sixteen texts whose labels are made."""
+    return mlm_trainer(
+        tokenizer, folder, objective=MatryoshkaDistillation(GRID, "6x32>all"), optim="sgd", learning_rate=0.1,
+        max_steps=1, max_grad_norm=0.0, per_device_train_batch_size=batch_size,
+        train_sampling_strategy="sequential", **changes,
+    )  # fmt: skip
+
+
+STEP_OF_TWO = """
+from tests.conftest import tiny_tokenizer
+from tests.trainers.test_matryoshka_distillation import step
+trainer = step(tiny_tokenizer.__wrapped__(), Path(sys.argv[1]) / "two", 8, ddp_backend="gloo")
+assert trainer.accelerator.num_processes == 2
+trainer.train()
+trainer.save_model()
+"""
+
+
+def test_a_step_of_two_processes_and_accumulated_batches_are_the_big_batch(tiny_tokenizer, tmp_path):
+    big = step(tiny_tokenizer, tmp_path, 16)
+    big.train()
+    run_two(tmp_path, STEP_OF_TWO)
+    assert_same_weights(type(big.backbone).from_pretrained(tmp_path / "two"), big.backbone)
+    accumulated = step(tiny_tokenizer, tmp_path, 4, gradient_accumulation_steps=4)
+    accumulated.train()
+    assert_same_weights(accumulated.backbone, big.backbone)

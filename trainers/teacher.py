@@ -1,0 +1,294 @@
+"""A teacher that does not move: it embeds a corpus once, into a cache on disk that training reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers.utils.hub import cached_file, extract_commit_hash
+
+from .distributed import rank, wait_for_all_ranks
+from .embedding_folder import EmbeddingFolder, fingerprint_of
+
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+ROWS_OF_A_BATCH = 1024  # what an interrupted fill loses at most
+ROWS_OF_A_FIT = 40_000  # as IBKD's released code
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """
+    An embedding model of the Hub, and how it reads texts. It is loaded through sentence-transformers, and only when
+    there is something to embed.
+
+    Args:
+        name_or_path (`str`): Hub id or folder: a model of sentence-transformers, or any encoder.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+        pooling (`str`, *optional*): Of an encoder's token states, in the words of sentence-transformers: `"mean"`,
+            `"cls"`, `"lasttoken"`, ... `None` reads the model as it was published (an encoder without such files:
+            the mean).
+        prompt (`str`, *optional*, defaults to `""`): Words before every text.
+        max_length (`int`, *optional*): Longest text in tokens; `None` is the model's own.
+        dtype (`str`, *optional*, defaults to `"float32"`): Of the embeddings that are kept: `"float32"` or
+            `"float16"`.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Run code that comes with the model.
+        batch_size (`int`, *optional*, defaults to 64): Texts at a time.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    name_or_path: str
+    revision: str | None = None
+    pooling: str | None = None
+    prompt: str = ""
+    max_length: int | None = None
+    dtype: str = "float32"
+    trust_remote_code: bool = False
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"A teacher's dtype is {' or '.join(DTYPES)}, not {self.dtype!r}.")
+        if self.batch_size < 1:
+            raise ValueError(f"A teacher's batch_size must be 1 or more; it is {self.batch_size}.")
+
+    @cached_property
+    def commit(self) -> str:
+        """
+        What the model is, without loading it: the commit of a Hub id's revision, or a digest of a folder's files.
+
+        Raises:
+            OSError: if the model cannot be found.
+        """
+        folder = Path(self.name_or_path)
+        if not folder.is_dir():
+            try:
+                file = cached_file(self.name_or_path, "config.json", revision=self.revision)
+            except OSError as error:
+                raise OSError(
+                    f"The teacher {self.name_or_path!r} is neither a folder nor found on the Hub."
+                ) from error
+            commit = extract_commit_hash(file, None)
+            if commit is None:
+                raise OSError(f"The commit of {self.name_or_path!r} is not known.")
+            return commit
+        digest = blake2b(digest_size=16)
+        for file in sorted(path for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts):
+            digest.update(str(file.relative_to(folder)).encode())
+            with file.open("rb") as opened:
+                while part := opened.read(2**24):
+                    digest.update(part)
+        return digest.hexdigest()
+
+    def load(self) -> SentenceTransformer:
+        """
+        The model.
+
+        Raises:
+            ValueError: if sentence-transformers is not installed, or `max_length` is beyond the model.
+        """
+        library = require_sentence_transformers("A teacher")
+        options: dict[str, Any] = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        if self.pooling is None:
+            model = library.SentenceTransformer(self.name_or_path, **options)
+        else:
+            encoder = library.sentence_transformer.modules.Transformer(
+                self.name_or_path, model_kwargs=options, processor_kwargs=options, config_kwargs=options
+            )
+            pooling = library.sentence_transformer.modules.Pooling(
+                encoder.get_embedding_dimension(), pooling_mode=self.pooling
+            )
+            model = library.SentenceTransformer(modules=[encoder, pooling])
+        if self.max_length is not None:
+            limit = model.max_seq_length
+            if limit is not None and not 0 < self.max_length <= limit:
+                raise ValueError(f"The teacher's max_length={self.max_length} must be within 1..{limit}.")
+            model.max_seq_length = self.max_length
+        return model
+
+    def identity(self) -> dict[str, Any]:
+        """All that its embedding of a text depends on."""
+        settings = {name: getattr(self, name) for name in ("pooling", "prompt", "max_length", "dtype")}
+        return {"teacher": Path(self.name_or_path).name, "commit": self.commit, **settings}
+
+    def embed(self, texts: Iterable[str], cache_dir: str | Path, description: str | None = None) -> TeacherEmbeddings:
+        """
+        The embeddings of texts, from the cache; those that it lacks are computed, by all processes together. A cache
+        belongs to one teacher (its commit, pooling, prompt, length) and one set of texts: a change of any is another
+        folder. A fill that was interrupted continues, and damaged parts are filled again.
+
+        Args:
+            texts (`Iterable[str]`): In any order, with repeats; each is embedded once.
+            cache_dir (`Path`): Folder of caches.
+            description (`str`, *optional*): Words before the progress bar; `None` shows no bar.
+
+        Returns:
+            [`TeacherEmbeddings`]
+
+        Raises:
+            ValueError: if there is no text, or an embedding is not finite (names the text).
+            OSError: if the disk has no room; other caches, and what this one has, are left as they are.
+        """
+        # The longest first, as an encoder likes them; the texts themselves make the order one and the same.
+        texts = sorted(set(texts), key=lambda text: (-len(text), text))
+        if not texts:
+            raise ValueError("There is no text to embed.")
+        identity = self.identity() | {"texts": len(texts), "text_fingerprint": fingerprint_of(texts)}
+        key = blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
+        folder = Path(cache_dir) / f"{Path(self.name_or_path).name}-{key}"
+        manifest, model = folder / "manifest.json", None
+        if manifest.is_file():
+            width = json.loads(manifest.read_text(encoding="utf-8")).get("width")
+        else:
+            model = self.load()
+            width = model.encode(texts[-1:], show_progress_bar=False).shape[1]
+        batches = [
+            range(start, min(start + ROWS_OF_A_BATCH, len(texts))) for start in range(0, len(texts), ROWS_OF_A_BATCH)
+        ]
+        store = EmbeddingFolder(
+            folder, identity | {"width": width}, {"embeddings": width}, batches, DTYPES[self.dtype]
+        )
+        missing = store.missing()
+        if missing and model is None:
+            model = self.load()
+        bar = tqdm(
+            total=sum(len(batches[batch]) for batch in missing),
+            desc=description,
+            unit=" texts",
+            disable=description is None or rank() > 0,
+            leave=False,
+        )
+        with bar:
+            for batch in missing:
+                rows = texts[batches[batch].start : batches[batch].stop]
+                store.write(batch, {"embeddings": self._encode(model, rows)})
+                bar.update(len(rows))
+        wait_for_all_ranks()
+        return TeacherEmbeddings(texts, store.read()["embeddings"])
+
+    def _encode(self, model: Any, texts: list[str]) -> torch.Tensor:
+        """Embeddings `(texts, width)`, in the cache's dtype. Raises a ValueError if one is not finite."""
+        vectors = model.encode(
+            texts,
+            prompt=self.prompt or None,
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            convert_to_tensor=True,
+        )
+        vectors = vectors.to("cpu", DTYPES[self.dtype])
+        wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
+        if len(wrong):
+            raise ValueError(
+                f"{self.name_or_path} gives {len(wrong)} of {len(texts)} texts embeddings that are not finite as "
+                f"{self.dtype}: {texts[int(wrong[0])][:80]!r} for one."
+            )
+        return vectors
+
+
+class TeacherEmbeddings:
+    """
+    A teacher's embeddings, looked up by text, so that teacher and student need not share a tokenizer. Processes that
+    load data share the file, not a copy of it.
+
+    Args:
+        texts (`Sequence[str]`): Different texts.
+        vectors (`np.memmap` of shape `(texts, width)`): Their embeddings.
+    """
+
+    def __init__(self, texts: Sequence[str], vectors: np.memmap) -> None:
+        self._file = str(vectors.filename)
+        keys = np.fromiter(map(_key_of, texts), np.uint64, len(texts))
+        self._rows = keys.argsort()
+        self._keys = keys[self._rows]
+        if (self._keys[1:] == self._keys[:-1]).any():
+            raise ValueError("Two texts of a teacher's cache are equal.")
+
+    @cached_property
+    def vectors(self) -> np.ndarray:
+        """All of them, `(texts, width)`, memory-mapped."""
+        return np.load(self._file, mmap_mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "vectors"}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def width(self) -> int:
+        """Dims of an embedding."""
+        return self.vectors.shape[1]
+
+    def of(self, texts: Sequence[str]) -> torch.Tensor:
+        """
+        The embeddings of some texts.
+
+        Args:
+            texts (`Sequence[str]`): Any of the cached ones.
+
+        Returns:
+            `torch.Tensor` of shape `(len(texts), width)`, float32.
+
+        Raises:
+            ValueError: if a text is not in the cache.
+        """
+        keys = np.fromiter(map(_key_of, texts), np.uint64, len(texts))
+        places = np.minimum(self._keys.searchsorted(keys), len(self._keys) - 1)
+        absent = (self._keys[places] != keys).nonzero()[0]
+        if len(absent):
+            raise ValueError(f"The teacher has no embedding of {texts[absent[0]][:80]!r}: embed all texts first.")
+        return torch.from_numpy(self.vectors[self._rows[places]].astype(np.float32))
+
+    def principal_components(self, dim: int) -> torch.Tensor:
+        """
+        The first principal components of at most 40,000 of the embeddings, as HPD compresses its teacher
+        ([2203.07687](https://huggingface.co/papers/2203.07687)).
+
+        Args:
+            dim (`int`): How many, at most the width.
+
+        Returns:
+            `torch.Tensor` of shape `(dim, width)`, orthonormal rows, by descending variance.
+
+        Raises:
+            ValueError: if `dim` is out of range.
+        """
+        if not 0 < dim <= self.width:
+            raise ValueError(f"A teacher of {self.width} dims cannot be compressed to {dim}.")
+        step = max(1, len(self) // ROWS_OF_A_FIT)
+        covariance = torch.cov(torch.from_numpy(self.vectors[::step].astype(np.float64)).T)
+        return torch.linalg.eigh(covariance)[1].flip(1)[:, :dim].T.float()
+
+
+def require_sentence_transformers(what: str) -> Any:
+    """
+    The library, which is an extra.
+
+    Raises:
+        ValueError: if it is not installed; says what needs it.
+    """
+    try:
+        import sentence_transformers
+        import sentence_transformers.sentence_transformer.modules  # which the package itself does not import
+    except ImportError as error:
+        raise ValueError(
+            f"{what} needs sentence-transformers: pip install 'm3bert[sentence-transformers]'."
+        ) from error
+    return sentence_transformers
+
+
+def _key_of(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")
