@@ -1,6 +1,6 @@
 """
-Training speed and memory of every objective against MRL: the same real encoder, batch and grid, whole steps (forward,
-backward, AdamW) in turn.
+Training speed and memory of every objective against a plain one: the same real encoder, batch and grid, whole steps
+(forward, backward, AdamW) in turn.
 
     python -m benchmarks.objectives
 
@@ -11,21 +11,29 @@ do, and so does the MRL that they are compared with: MIPIC with SIA at all six l
 MIC at layers 2 and 4. These three are also timed at 256 tokens a text, and their peak memory is taken at both lengths:
 what two steps add to a process that has loaded the encoder, each in a process of its own.
 
-The last line printed is one JSON object: samples a second relative to MRL's, from the medians of the steps' times, and
-peak memory relative to MRL's. About eight minutes on two cores.
+IBKD trains the encoder's first three layers on single texts, from the teacher's memory-mapped cache, and is compared
+with InfoNCE of as many texts in pairs; tokenisation and the teacher's rows are part of the step. Matryoshka
+distillation, with one pair of granularities and with the largest teaching all others, is compared with multigranular
+MLM: the same sizes with a vocabulary of 30,522 and random weights, three layers x four dims, 1,024 tokens, 15% masked.
+
+The last line printed is one JSON object: samples a second relative to the plain objective's, from the medians of the
+steps' times, and peak memory relative to MRL's. About ten minutes on two cores.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import random
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModel
+from transformers import AutoModel, AutoTokenizer
 
 from benchmarks._measure import about, peak_megabytes, report_peak
+from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from scripts._command import run_command
 from scripts._sources import default_base
 from trainers import (
@@ -33,13 +41,19 @@ from trainers import (
     Contrastive,
     Espresso,
     Grid,
+    IBKDConfig,
     Matryoshka2d,
+    MatryoshkaDistillation,
     MICConfig,
     MIPICConfig,
+    MultigranularMLM,
     NestedModel,
     Objective,
     SimCSE,
     Starbucks,
+    Teacher,
+    TeacherContrast,
+    TextColumnsCollator,
 )
 from trainers.evaluation import seconds_in_turn
 
@@ -72,16 +86,36 @@ LAST_LAYER_OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "MIPIC": mipic,
     "MIC": mic,
 }
+STUDENT = Grid.parse("3x384")
+TEXTS = 512
+MLM_GRID = Grid.parse("2,4,6 x 32,64,128,384")
+MLM_OBJECTIVES: dict[str, Callable[[], Objective]] = {
+    "multigranular MLM": lambda: MultigranularMLM(MLM_GRID),
+    "6x384>4x64": lambda: MatryoshkaDistillation(MLM_GRID, "6x384>4x64"),
+    "6x384>all": lambda: MatryoshkaDistillation(MLM_GRID, "6x384>all"),
+}
+MLM_TOKENS = (32, 32)  # texts, tokens of each
 LENGTHS = (32, 256)
 SEED = 0
 
 
+def step_of(nested: NestedModel, inputs: Callable[[], dict[str, Any]]) -> Callable[[], None]:
+    """A whole step of a model, on what `inputs` gives."""
+    nested.train()
+    optimizer = torch.optim.AdamW(nested.parameters(), lr=2e-5)
+
+    def step() -> None:
+        nested(**inputs())["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
 def training_step(objective: Objective, batch_size: int, tokens: int) -> Callable[[], None]:
-    """A whole step of a model of its own."""
+    """A step on pairs of random tokens."""
     torch.manual_seed(SEED)
     model = AutoModel.from_pretrained(default_base())
-    nested = NestedModel(model, objective).train()
-    optimizer = torch.optim.AdamW(nested.parameters(), lr=2e-5)
     columns = {
         name: {
             "input_ids": torch.randint(1000, model.config.vocab_size, (batch_size, tokens)),
@@ -89,23 +123,65 @@ def training_step(objective: Objective, batch_size: int, tokens: int) -> Callabl
         }
         for name in ("anchor", "positive")
     }
-
-    def step() -> None:
-        nested(**columns)["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return step_of(NestedModel(model, objective), lambda: columns)
 
 
-def speeds(
-    objectives: dict[str, Callable[[], Objective]], batch_size: int, tokens: int, rounds: int
-) -> dict[str, float]:
+def masked_lm_step(objective: Objective) -> Callable[[], None]:
+    """A step of a masked language model with random weights."""
+    torch.manual_seed(SEED)
+    config = M3BertConfig(
+        vocab_size=30_522, hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12,
+        matryoshka_layers=MLM_GRID.layers, matryoshka_dims=MLM_GRID.dims,
+    )  # fmt: skip
+    ids = torch.randint(1000, config.vocab_size, MLM_TOKENS)
+    masked = torch.randperm(ids.numel())[: round(0.15 * ids.numel())]
+    labels = torch.full((ids.numel(),), -100).scatter(0, masked, ids.flatten()[masked]).view_as(ids)
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    return step_of(NestedModel(M3BertForMaskedLM(config), objective), lambda: batch)
+
+
+def student_step(
+    objective: Objective, texts: list[str], count: int, collator: TextColumnsCollator
+) -> Callable[[], None]:
+    """A step of a student of three layers on `count` texts, spread over the collator's columns, tokenised in it."""
+    torch.manual_seed(SEED)
+    model, draw = AutoModel.from_pretrained(default_base()), random.Random(SEED)
+    model.encoder.layer = model.encoder.layer[:3]
+    model.config.num_hidden_layers = 3
+
+    def batch() -> dict[str, Any]:
+        drawn = iter(draw.sample(texts, count))
+        return collator(
+            [{name: next(drawn) for name in collator.columns} for _ in range(count // len(collator.columns))]
+        )
+
+    return step_of(NestedModel(model, objective), batch)
+
+
+def distillation_steps(batch_size: int, tokens: int) -> dict[str, Callable[[], None]]:
+    """InfoNCE of pairs, and IBKD of as many texts with the teacher's cache."""
+    tokenizer = AutoTokenizer.from_pretrained(default_base())
+    words = sorted(word for word in tokenizer.get_vocab() if word.isalpha())
+    texts = [" ".join(random.Random(number).choices(words, k=tokens - 2)) for number in range(TEXTS)]
+    with tempfile.TemporaryDirectory() as folder:
+        teacher = Teacher(default_base()).embed(texts, folder)
+        teacher.of(texts[:1])  # opens the file, which stays readable
+    args = IBKDConfig(**NOWHERE)
+    distillation = TeacherContrast(STUDENT, teacher_dim=teacher.width)
+    ibkd = Composition({"infonce": (1.0, distillation), "hsic": (args.beta, args.hsic(STUDENT, "mean"))})
+    pairs, single = (TextColumnsCollator(tokenizer, names, tokens) for names in (["a", "b"], ["a"]))
+    single.teacher = teacher
+    return {
+        "InfoNCE, three layers": student_step(SimCSE(STUDENT), texts, 2 * batch_size, pairs),
+        "IBKD": student_step(ibkd, texts, 2 * batch_size, single),
+    }
+
+
+def speeds(steps: dict[str, Callable[[], None]], rounds: int, label: str) -> dict[str, float]:
     """Samples a second of each objective relative to the first one's."""
-    steps = {name: training_step(make(), batch_size, tokens) for name, make in objectives.items()}
     seconds = seconds_in_turn(steps, rounds)
     milliseconds = {name: round(1000 * value, 1) for name, value in seconds.items()}
-    print(f"step at {tokens} tokens, median milliseconds: {milliseconds}", flush=True)
+    print(f"step {label}, median milliseconds: {milliseconds}", flush=True)
     first, *others = seconds
     return {name: seconds[first] / seconds[name] for name in others}
 
@@ -136,10 +212,17 @@ def main(arguments: list[str]) -> None:
         report_memory(options.memory, options.batch_size, options.tokens[0])
         return
 
-    ratios = speeds(GRID_OBJECTIVES, options.batch_size, options.tokens[0], options.rounds)
+    def pair_speeds(objectives: dict[str, Callable[[], Objective]], tokens: int) -> dict[str, float]:
+        steps = {name: training_step(make(), options.batch_size, tokens) for name, make in objectives.items()}
+        return speeds(steps, max(5, options.rounds * options.tokens[0] // tokens), f"at {tokens} tokens")
+
+    ratios = pair_speeds(GRID_OBJECTIVES, options.tokens[0])
+    ratios |= speeds(distillation_steps(options.batch_size, options.tokens[0]), options.rounds, "of three layers")
+    steps = {name: masked_lm_step(make()) for name, make in MLM_OBJECTIVES.items()}
+    ratios |= speeds(steps, options.rounds // 2, "of masked-LM training")
+    del steps
     for tokens in options.tokens:
-        rounds = max(5, options.rounds * options.tokens[0] // tokens)
-        speed = speeds(LAST_LAYER_OBJECTIVES, options.batch_size, tokens, rounds)
+        speed = pair_speeds(LAST_LAYER_OBJECTIVES, tokens)
         ratios |= {f"{name} at {tokens}": value for name, value in speed.items()}
         peaks = memory(options.batch_size, tokens)
         ratios |= {f"memory of {name} at {tokens}": value for name, value in peaks.items()}

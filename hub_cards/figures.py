@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +152,50 @@ def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: s
     axes.set_ylabel(f"dims of the prefix (1 to {dim})")
     axes.set_title(f"{title}: mean |correlation| {abs(block).mean():.3f}", fontsize="medium")
     figure.colorbar(image, label="correlation over texts")
+    _save(figure, file)
+
+
+def draw_covariances(covariances: Mapping[str, np.ndarray], file: Path, dims: int = 16) -> None:
+    """
+    Absolute covariances of the first dims of several encoders, side by side (IBKD, Figure 4), each over its mean
+    variance: an encoder whose embeddings are merely longer is not more correlated.
+
+    Args:
+        covariances (`Mapping[str, np.ndarray]`): Name -> `(width, width)`.
+        file (`Path`): PNG file to write.
+        dims (`int`, *optional*, defaults to 16): How many.
+    """
+    figure = Figure(figsize=(1.2 + 2.9 * len(covariances), 3.3), layout="constrained")
+    panels = figure.subplots(1, len(covariances), squeeze=False)[0]
+    for axes, (name, covariance) in zip(panels, covariances.items(), strict=True):
+        scaled = abs(covariance) * len(covariance) / covariance.trace()
+        image = axes.imshow(
+            scaled[:dims, :dims], cmap="Blues", vmin=0, vmax=1, extent=(0.5, dims + 0.5, dims + 0.5, 0.5)
+        )
+        others = (scaled.sum() - scaled.trace()) / (len(scaled) * (len(scaled) - 1))
+        axes.set_title(f"{name}\nmean off the diagonal, all dims {others:.3f}", fontsize="small")
+        axes.set_xlabel("dim")
+    figure.colorbar(image, ax=panels, label="|covariance| / mean variance")
+    _save(figure, file)
+
+
+def draw_alignment_and_uniformity(points: Mapping[str, tuple[float, float]], file: Path) -> None:
+    """
+    Alignment of positive pairs against uniformity (IBKD, Figure 5); lower is better for both.
+
+    Args:
+        points (`Mapping[str, tuple[float, float]]`): Name of an encoder -> uniformity and alignment.
+        file (`Path`): PNG file to write.
+    """
+    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    axes = figure.subplots()
+    colors = colormaps["viridis"].resampled(len(points))
+    for index, (name, (uniform, aligned)) in enumerate(sorted(points.items(), key=lambda point: point[1])):
+        axes.scatter(uniform, aligned, color=colors(index), s=40, label=name, edgecolors="black", linewidths=0.5)
+    axes.set_xlabel("uniformity (lower: texts spread)")
+    axes.set_ylabel("alignment (lower: pairs close)")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
     _save(figure, file)
 
 

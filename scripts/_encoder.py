@@ -27,7 +27,12 @@ class EncoderArguments:
         default=None,
         metadata={"help": "Layers x dims, or a list of granularities. Default: all layers x 16, 32, ..., full width."},
     )
-    pooling: str = field(default="mean", metadata={"help": "mean, or anchor: the first token ([CLS])."})
+    pooling: str | None = field(
+        default=None,
+        metadata={
+            "help": "mean, or anchor: the first token ([CLS]). Default: as published with a projection, or mean."
+        },
+    )
     batch_size: int = field(default=64, metadata={"help": "Texts at a time."})
     max_length: int | None = field(
         default=None, metadata={"help": "Longest text in tokens; what is beyond is cut. Default: the model's limit."}
@@ -52,7 +57,7 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         AutoTokenizer.from_pretrained(name, **options),
         grid_of(arguments.grid, model.config, projection),
-        pooling=arguments.pooling,  # type: ignore[arg-type]  # checked where it is used
+        pooling=arguments.pooling or (projection.pooling if projection else "mean"),  # type: ignore[arg-type]  # checked where it is used
         batch_size=arguments.batch_size,
         max_length=arguments.max_length,
         prompts={role: prompt for role, prompt in prompts.items() if prompt},

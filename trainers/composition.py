@@ -46,6 +46,10 @@ class Composition(Objective):
     def layers(self) -> list[int]:
         return sorted({layer for part in self.parts.values() for layer in part.layers})
 
+    @property
+    def reads_token_states(self) -> bool:
+        return any(part.reads_token_states for part in self.parts.values())
+
     def validate(self, config: Any) -> None:
         for name, part in self.parts.items():
             try:

@@ -317,7 +317,7 @@ class EmbeddingTrainer(NestedTrainer):
             columns=tuple(name for column in columns for name in fields_of(column)),
             mini_batch_size=args.mini_batch_size,
             projection=(
-                Projection(unwrap_encoder(model).config.hidden_size, args.projection_dim)
+                Projection(unwrap_encoder(model).config.hidden_size, args.projection_dim, args.pooling)
                 if args.projection_dim is not None
                 else None
             ),

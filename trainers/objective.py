@@ -70,6 +70,11 @@ class Objective(nn.Module):
         """Layers whose states [`forward`] needs."""
         return self.grid.layers
 
+    @property
+    def reads_token_states(self) -> bool:
+        """Whether it reads more of a text than pooled embeddings, of one kind or several."""
+        return self.pooling is None
+
     def validate(self, config: Any) -> None:
         """
         Check that a backbone of this config has what the objective reads.

@@ -30,35 +30,36 @@ class Projection(nn.Linear):
     Args:
         hidden_size (`int`): Width of the student.
         dim (`int`): Dims of the embedding, at most `hidden_size`.
+        pooling (`str`, *optional*, defaults to `"mean"`): How the embedding is pooled, `"mean"` or `"anchor"`.
 
     Raises:
         ValueError: if `dim` is out of range.
     """
 
-    def __init__(self, hidden_size: int, dim: int):
+    def __init__(self, hidden_size: int, dim: int, pooling: Pooling = "mean"):
         if not 0 < dim <= hidden_size:
             raise ValueError(f"projection_dim={dim} must be within 1..{hidden_size}, the model's width.")
         super().__init__(hidden_size, dim, bias=False)
         nn.init.orthogonal_(self.weight)
+        self.pooling = pooling
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         """`(..., hidden_size)` to `(..., dim)`, in float32 at least: the result is compared by cosine."""
         with no_autocast(vectors):
             return nn.functional.linear(precise(vectors), self.weight)
 
-    def save(self, folder: str | Path, pooling: Pooling, causal: bool = False) -> None:
+    def save(self, folder: str | Path, causal: bool = False) -> None:
         """
         Write pooling and projection beside an encoder, as modules of sentence-transformers:
         `SentenceTransformer(folder)` gives the projected embedding, `AutoModel` the encoder.
 
         Args:
             folder (`Path`): Where the encoder is.
-            pooling (`str`): `"mean"` or `"anchor"`.
             causal (`bool`, *optional*, defaults to `False`): Whether the anchor is the last token.
         """
         modules = require_sentence_transformers("A projection").sentence_transformer.modules
         folder = Path(folder)
-        mode = "mean" if pooling == "mean" else "lasttoken" if causal else "cls"
+        mode = "mean" if self.pooling == "mean" else "lasttoken" if causal else "cls"
         dense = modules.Dense(
             self.in_features, self.out_features, bias=False, activation_function=nn.Identity(), init_weight=self.weight
         )
@@ -85,7 +86,7 @@ class Projection(nn.Linear):
         Raises:
             ValueError: if it reads token states, another layer than the last, or more dims.
         """
-        if objective.pooling is None:
+        if objective.reads_token_states:
             raise ValueError(f"{type(objective).__name__} reads token states, which a projection does not give.")
         self.validate_grid(objective.grid, config)
 
@@ -121,6 +122,8 @@ class Projection(nn.Linear):
         if file is None:
             return None
         weight = load_file(file)["linear.weight"]
-        projection = cls(weight.shape[1], weight.shape[0])
+        file = cached_file(name_or_path, f"{POOLING_FOLDER}/config.json", **options)
+        mean = json.loads(Path(file).read_text(encoding="utf-8"))["pooling_mode"] == "mean"
+        projection = cls(weight.shape[1], weight.shape[0], "mean" if mean else "anchor")
         projection.load_state_dict({"weight": weight})
         return projection

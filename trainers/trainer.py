@@ -299,7 +299,7 @@ class NestedTrainer(Trainer):
         self.backbone.save_pretrained(output_dir, state_dict=part_of(state_dict, "backbone."))
         if self.projection is not None:
             causal = family_of(unwrap_encoder(self.backbone).config).causal
-            self.projection.save(output_dir, self.model.objective.pooling, causal)
+            self.projection.save(output_dir, causal)
         auxiliary = part_of(state_dict, "objective.")
         if self._is_checkpoint and auxiliary:
             save_file(

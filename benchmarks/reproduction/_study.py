@@ -7,7 +7,7 @@ import json
 import platform
 import statistics
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
@@ -95,8 +95,17 @@ def add_results(file: Path, scores: dict[str, dict[str, dict[str, Scores]]], abo
     return results
 
 
-def print_table(results: dict[str, Any], names: Sequence[str], tests: Sequence[str], grid: Grid) -> None:
-    """Mean over some test sets, and over seeds, of each run, a row a granularity, in percent; the best is bold."""
+def print_table(
+    results: dict[str, Any],
+    names: Sequence[str],
+    tests: Sequence[str],
+    grid: Grid,
+    *,
+    percent: bool = True,
+    best: Callable[[list[float]], float] = max,
+) -> None:
+    """Mean over some test sets, and over seeds, of each run, a row a granularity, in percent or as it is; the best is
+    bold."""
     print(f"\n{', '.join(tests)}:\n")
     names = [name for name in names if name in results["scores"]]
     print("| granularity | " + " | ".join(names) + " |")
@@ -108,6 +117,7 @@ def print_table(results: dict[str, Any], names: Sequence[str], tests: Sequence[s
             )
             for name in names
         ]
-        best = max(range(len(values)), key=values.__getitem__)
-        cells = [f"**{100 * v:.1f}**" if index == best else f"{100 * v:.1f}" for index, v in enumerate(values)]
+        texts = [f"{100 * value:.1f}" if percent else f"{value:.3f}" for value in values]
+        bold = values.index(best(values))
+        cells = [f"**{text}**" if index == bold else text for index, text in enumerate(texts)]
         print(f"| {g} | " + " | ".join(cells) + " |")

@@ -1,15 +1,26 @@
 """
 Matryoshka distillation inside one model (m3BERT, Table 5), at our scale: a small m3BERT is pretrained with
-multigranular MLM, then trained on with and without distillation for as many steps.
+multigranular MLM, then trained on for as many steps with and without distillation.
 
-    python -m benchmarks.reproduction.matryoshka_distillation --pretrain     # an hour on one CPU core
-    python -m benchmarks.reproduction.matryoshka_distillation --seeds 0 1
+    python -m benchmarks.reproduction.matryoshka_distillation --pretrain    # 40 minutes on one CPU core
+    python -m benchmarks.reproduction.matryoshka_distillation --seeds 0 1   # adds to the results file
+    python -m benchmarks.reproduction.matryoshka_distillation --table       # print the tables of the results file
+
+Model: all-MiniLM-L6-v2 (extra `quickstart`) converted to m3BERT, with its token embeddings as the first weights of the
+MLM projection; layers 2, 4, 6 x dims 16, 32, 64, 384. Text: `text-english` of `M3BERT_DATA`, in pieces of 64 tokens;
+4,000 lines are held out. The student is 2x32, the shallowest layer at a small dim, as the paper's 4x64 of twelve
+layers; constant learning rate, bfloat16. Measures of every granularity: cross-entropy of masked tokens of held-out
+text, the same mask for all runs; and Spearman correlation on the STS tests after the same fine-tuning on pairs (MRL
+over the whole grid).
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import json
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +28,64 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
+from benchmarks.reproduction._study import Run, Scores, add_results, print_table
+from benchmarks.reproduction.sts_finetuning import TESTS, training_pairs
 from modeling_m3bert import M3BertForMaskedLM, convert_to_m3bert
 from scripts._command import run_command
 from scripts._sources import data_folder, default_base
-from trainers import Grid, MultigranularMLMConfig, MultigranularMLMTrainer
+from trainers import (
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    Granularity,
+    Grid,
+    MatryoshkaDistillationConfig,
+    MatryoshkaDistillationTrainer,
+    MultigranularMLMConfig,
+    MultigranularMLMTrainer,
+)
 from trainers.data import load_files, tokenize_texts
+from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks
 
 
 GRID = Grid.parse("2,4,6 x 16,32,64,384")
 TOKENS = 64
-HELD_OUT = 4000
+HELD_OUT_LINES = 4000
+HELD_OUT_TEXTS = 800
+RESULTS = Path(__file__).with_name("results") / "matryoshka_distillation.json"
+MASKED = "masked tokens"
+RUNS = {
+    "MLM": Run(MultigranularMLMConfig, MultigranularMLMTrainer),
+    **{
+        pairs: Run(MatryoshkaDistillationConfig, MatryoshkaDistillationTrainer, {"pairs": pairs})
+        for pairs in ("6x384>all", "6x32>2x32", "6x384>2x32")
+    },
+    "6x384>2x32, forward": Run(
+        MatryoshkaDistillationConfig,
+        MatryoshkaDistillationTrainer,
+        {"pairs": "6x384>2x32", "distillation_direction": "forward"},
+    ),
+}
+# Of pretraining, and of all runs that go on from it.
+SETTINGS: dict[str, Any] = {
+    "per_device_train_batch_size": 32,
+    "learning_rate": 3e-4,
+    "lr_scheduler_type": "constant_with_warmup",
+    "bf16": True,
+    "use_cpu": True,
+    "report_to": "none",
+    "disable_tqdm": True,
+}
 
 
-def corpus(data: Path) -> list[str]:
-    """Lines of news, web text, books and the Brown corpus, in an order of their own."""
+def corpus(data: Path) -> tuple[list[str], list[str]]:
+    """Training and held-out lines of news, web text, books and the Brown corpus."""
     files = [str(data / "text-english" / f"{name}.txt.gz") for name in ("news", "web", "books", "brown")]
     texts = [text for text in load_files(files)["text"] if text.strip()]
     random.Random(0).shuffle(texts)
-    return texts
+    return texts[HELD_OUT_LINES:], texts[:HELD_OUT_LINES]
 
 
-def chunks(texts: list[str], tokenizer: Any) -> Dataset:
+def pieces(texts: list[str], tokenizer: Any) -> Dataset:
     """The texts one after the other, cut into pieces of equal length."""
     rows = tokenize_texts(Dataset.from_dict({"text": texts}), tokenizer, max_length=TOKENS)["input_ids"]
     ids = [token for row in rows for token in row]
@@ -55,49 +103,100 @@ def untrained_head() -> M3BertForMaskedLM:
     return model
 
 
-def pretrain(folder: Path, steps: int, batch_size: int, learning_rate: float) -> None:
-    texts = corpus(data_folder())
-    tokenizer = AutoTokenizer.from_pretrained(default_base())
-    held_out, training = texts[:HELD_OUT], texts[HELD_OUT:]
+def pretrain(folder: Path, texts: list[str], tokenizer: Any, steps: int) -> None:
+    """Multigranular MLM, kept in `folder`."""
     set_seed(0)
     args = MultigranularMLMConfig(
-        output_dir=str(folder),
-        max_steps=steps,
-        per_device_train_batch_size=batch_size,
-        per_device_eval_batch_size=64,
-        learning_rate=learning_rate,
-        warmup_steps=0.05,
-        lr_scheduler_type="constant_with_warmup",
-        max_grad_norm=1.0,
-        bf16=True,
-        use_cpu=True,
-        logging_steps=50,
-        eval_strategy="steps",
-        eval_steps=500,
-        save_strategy="steps",
-        save_steps=500,
-        save_total_limit=2,
-        report_to="none",
-        disable_tqdm=True,
-        seed=0,
+        output_dir=str(folder), max_steps=steps, warmup_steps=200, logging_steps=100, save_steps=500, **SETTINGS
     )
-    trainer = MultigranularMLMTrainer(
-        untrained_head(), args, tokenizer, chunks(training, tokenizer), chunks(held_out[:800], tokenizer)
-    )
+    trainer = MultigranularMLMTrainer(untrained_head(), args, tokenizer, pieces(texts, tokenizer))
     trainer.train()
     trainer.save_model()
 
 
+def masked_loss(model: Any, tokenizer: Any, texts: Dataset, folder: Path) -> Scores:
+    """Cross-entropy of masked held-out tokens at every granularity."""
+    args = MultigranularMLMConfig(
+        output_dir=str(folder), per_device_eval_batch_size=50, bf16=True, use_cpu=True, report_to="none",
+        disable_tqdm=True,
+    )  # fmt: skip
+    trainer = MultigranularMLMTrainer(model, args, tokenizer, eval_dataset=texts)
+    set_seed(0)  # the same masks for all
+    metrics = trainer.evaluate()
+    return {g: metrics[f"eval_mlm_{g}"] for g in GRID}
+
+
+def similarity(model: Any, tokenizer: Any, data: Path, seed: int) -> dict[str, Scores]:
+    """Spearman correlation on each STS test set at every granularity, after fine-tuning on pairs."""
+    pairs = training_pairs(data)
+    dataset = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [p for _, p in pairs]})
+    settings: dict[str, Any] = {
+        "learning_rate": 5e-5,
+        "lr_scheduler_type": "linear",
+        "per_device_train_batch_size": 64,
+    }
+    encoder = model.model
+    set_seed(seed)
+    Run(ContrastiveConfig, ContrastiveTrainer).train(
+        encoder, tokenizer, dataset, grid=str(GRID), max_steps=60, warmup_steps=0.1, max_length=32, bf16=True,
+        use_cpu=True, seed=seed, **settings,
+    )  # fmt: skip
+    grid_encoder = GridEncoder(encoder.to(torch.bfloat16), tokenizer, GRID, batch_size=128, max_length=64)
+    results = evaluate_grid(grid_encoder, find_tasks(TESTS), data)
+    return {name: results.quality([name]) for name in TESTS}
+
+
+def print_tables(results: dict[str, Any]) -> None:
+    print_table(results, ["pretrained", *RUNS], [MASKED], GRID, percent=False, best=min)
+    print_table(results, ["pretrained", *RUNS], TESTS, GRID)
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pretrain", action="store_true")
-    parser.add_argument("--folder", type=Path, default=Path("runs/matryoshka_distillation"))
-    parser.add_argument("--pretraining-steps", type=int, default=4000)
-    parser.add_argument("--learning-rate", type=float, default=3e-4)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--pretrain", action="store_true", help="pretrain the model and stop")
+    parser.add_argument("--folder", type=Path, default=Path("runs/matryoshka_distillation"), help="of the model")
+    parser.add_argument("--pretraining-steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=250, help="of every run that goes on from it")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--table", action="store_true", help="print the tables of the results file and stop")
     options = parser.parse_args(arguments)
+    if options.table:
+        print_tables(json.loads(RESULTS.read_text(encoding="utf-8")))
+        return
+    data, tokenizer = data_folder(), AutoTokenizer.from_pretrained(default_base())
+    training, held_out = corpus(data)
+    pretrained = options.folder / "pretrained"
     if options.pretrain:
-        pretrain(options.folder / "pretrained", options.pretraining_steps, options.batch_size, options.learning_rate)
+        pretrain(pretrained, training, tokenizer, options.pretraining_steps)
+        return
+
+    test_texts = pieces(held_out[:HELD_OUT_TEXTS], tokenizer)
+    about = {
+        "command": "python -m benchmarks.reproduction.matryoshka_distillation",
+        "settings": {name: getattr(options, name) for name in ("pretraining_steps", "steps")},
+        "metric": "cross-entropy of masked tokens in nats (of 1, not percent), and Spearman correlation after "
+        "fine-tuning",
+    }
+    results = add_results(RESULTS, {}, about)
+    if "pretrained" not in results["scores"]:
+        model = M3BertForMaskedLM.from_pretrained(pretrained)
+        scores = {MASKED: masked_loss(model, tokenizer, test_texts, options.folder)}
+        scores |= similarity(model, tokenizer, data, 0)
+        results = add_results(RESULTS, {"pretrained": {"0": scores}}, about)
+    dataset = pieces(training, tokenizer)
+    for seed, name in itertools.product(options.seeds, options.runs):
+        set_seed(seed)
+        model, start = M3BertForMaskedLM.from_pretrained(pretrained), time.perf_counter()
+        settings = {**SETTINGS, "max_steps": options.steps, "warmup_steps": 20, "seed": 1000 + seed}
+        RUNS[name].train(model, tokenizer, dataset, **settings)
+        seconds = time.perf_counter() - start
+        scores = {MASKED: masked_loss(model, tokenizer, test_texts, options.folder)}
+        student = scores[MASKED][Granularity(2, 32)]
+        print(f"seed {seed} {name} ({seconds:.0f} s): 2x32 {student:.4f}", flush=True)
+        scores |= similarity(model, tokenizer, data, seed)
+        results = add_results(RESULTS, {name: {str(seed): scores}}, about)
+    print_tables(results)
 
 
 if __name__ == "__main__":

@@ -233,12 +233,16 @@ def test_a_backbone_without_dropout_gets_some(folder):
         main([str(argument) for argument in [*wrong, "--model_config", "{atention_dropout: 0.1}"]])
 
 
-def test_every_recipe_is_tested_here():
+def test_every_recipe_is_tested():
+    from tests.scripts.test_distillation_recipes import OVERLAYS, RECIPE_NAMES  # which imports from here
+
     names = {path.stem for path in RECIPES.glob("*.yaml")}
     (marks,) = (mark for mark in test_a_recipe_runs.pytestmark if mark.name == "parametrize")
     tested = {arguments[1] for arguments in marks.args[1]}
     tested |= {f"mipic_{name}" for name in MIPIC_PAPER} | {f"mic_{name}" for name in MIC_PAPER}
-    assert names == tested
-    assert {path.stem for path in (RECIPES / "ablations").glob("*.yaml")} == set(ABLATIONS)
+    assert names == tested | RECIPE_NAMES
+    overlays = {path.parent.name + "/" + path.stem for path in RECIPES.glob("*/*.yaml")}
+    studied = {f"studied/{name}" for name in ("mipic_chain_of_means_bert", "mic_with_pic_bert")}
+    assert overlays == {f"ablations/{name}" for name in ABLATIONS} | studied | set(OVERLAYS)
     for path in RECIPES.rglob("*.yaml"):
         assert "output_dir" not in yaml.safe_load(path.read_text()), "where to write is the user's to say"

@@ -120,7 +120,7 @@ def test_an_adapter_is_saved_alone_or_merged(folder, tiny_model, objective):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["nothing"], "Name an objective first: multigranular-mlm, contrastive, simcse, espresso"),
+        (["nothing"], "Name an objective first: multigranular-mlm, matryoshka-distillation, contrastive"),
         (["contrastive", "--output_dir", "OUT"], "Training needs --train_files"),
         (["contrastive", "FILES", "missing.jsonl"], "missing.jsonl does not exist"),
         (["contrastive", "FILES", "en.txt"], "needs two text columns or more; found: text"),
@@ -176,8 +176,10 @@ def test_what_is_wrong_is_said_in_one_line(folder, tiny_model, change, message, 
 def test_the_command_prints_an_error_and_no_traceback():
     done = command("nothing")
     assert done.returncode == 1
-    objectives = "multigranular-mlm, contrastive, simcse, espresso, 2dmse, starbucks, mipic, mic"
-    assert done.stderr.strip() == f"error: Name an objective first: {objectives}."
+    objectives = (
+        "multigranular-mlm, matryoshka-distillation, contrastive, simcse, espresso, 2dmse, starbucks, mipic, mic"
+    )
+    assert done.stderr.strip() == f"error: Name an objective first: {objectives}, ibkd, ibkd-finetuning."
 
 
 def test_convert_writes_an_elastic_checkpoint(minilm, tmp_path, run_bare):

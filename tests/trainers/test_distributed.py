@@ -14,6 +14,8 @@ from datasets import Dataset
 from modeling_m3bert import M3BertModel
 from tests.trainers.tiny_run import assert_same_weights, quiet_model
 from trainers import (
+    CRD,
+    HSIC,
     PIC,
     SCR,
     SIA,
@@ -30,6 +32,8 @@ from trainers import (
     Objective,
     PooledStates,
     Starbucks,
+    TeacherContrast,
+    TeacherMSE,
 )
 from trainers.distributed import RankRows, same_on_all_ranks, sum_over_ranks
 
@@ -47,6 +51,10 @@ OBJECTIVES = {
     "pic": lambda: PIC(Grid.parse("1x2,2x4,3x8")),
     "scr": lambda: SCR(Grid.parse("2,3x2,4,8"), threshold=0.05),
     "sir": lambda: SIR(Grid.parse("2,3x4,8")),
+    "hsic": lambda: HSIC(Grid.parse("2,3x4,8"), gamma=0.1, input_layer=1),
+    "teacher": lambda: TeacherContrast(Grid.parse("2,3x4,8"), teacher_dim=6),
+    "mse": lambda: TeacherMSE(Grid.parse("3x4,8"), teacher_dim=6),
+    "crd": lambda: CRD(Grid.parse("3x4,8"), teacher_dim=6, critic_dim=5),
     "composition": lambda: Composition(
         {
             "mrl": (0.4, Contrastive(Grid.parse("3x2,4,8"))),
@@ -95,7 +103,8 @@ def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Te
         name: PooledStates(own, objective.pooling) if objective.pooling else NestedStates(own, mask)
         for name, own in states.items()
     }
-    terms = objective.double().train()(NestedBatch(texts=texts, text_ids=ids))
+    teacher = {name: torch.randn(ROWS, 6, dtype=torch.float64, generator=generator)[rows] for name in names}
+    terms = objective.double().train()(NestedBatch(texts=texts, text_ids=ids, teacher=teacher))
     loss = objective.total(terms)
     loss.backward()
     found = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}

@@ -62,21 +62,27 @@ class RunningDivergences:
     def __init__(self, divergences: Divergences, like: torch.Tensor, block_size: int) -> None:
         self.divergences, self.pairs = divergences, divergences.numbered()
         self.log_sums = like.new_full((len(divergences.nodes), divergences.tokens), -torch.inf)
+        self.of_block = torch.empty_like(self.log_sums)
         self.means = like.new_zeros((len(self.pairs), divergences.tokens))
         self.kept = Buffers(like, len(divergences.nodes) + 2, divergences.tokens * block_size, like.dtype)
 
-    def keep(self, index: int, scores: torch.Tensor) -> None:
-        """Take note of the scores `(rows, block)` of one dim."""
-        nodes = self.kept.of(self.divergences.tokens, scores.shape[1])
+    def keep(self, index: int, scores: torch.Tensor, log_sums: torch.Tensor) -> None:
+        """Take note of the scores `(rows, block)` of one dim, and of the log-sum-exp of each row `(rows,)`."""
+        nodes, temperature = self.kept.of(self.divergences.tokens, scores.shape[1]), self.divergences.temperature
         for number, rows in self.divergences.of_dim(index):
-            torch.div(scores[rows], self.divergences.temperature, out=nodes[number])
+            if temperature == 1:
+                nodes[number].copy_(scores[rows])
+                self.of_block[number] = log_sums[rows]
+            else:
+                torch.div(scores[rows], temperature, out=nodes[number])
+                self.of_block[number] = torch.logsumexp(nodes[number], dim=1)
 
     def add_block(self, width: int, ruled_out: torch.Tensor | None) -> None:
         """The block is complete: carry its part on. `ruled_out` are entries whose bias is -inf."""
         *nodes, powers, differences = self.kept.of(self.divergences.tokens, width)
         before = self.log_sums.clone()
-        of_block = torch.stack([torch.logsumexp(scores, dim=1) for scores in nodes])
-        of_block.clamp_(min=torch.finfo(of_block.dtype).min)  # finite where a whole block is ruled out
+        # Finite even where a whole block is ruled out.
+        of_block = self.of_block.clamp(min=torch.finfo(before.dtype).min)
         self.log_sums = torch.logaddexp(self.log_sums, of_block)
         shared = None
         for pair, (student, teacher) in enumerate(self.pairs):
@@ -87,7 +93,7 @@ class RunningDivergences:
             torch.sub(nodes[own], nodes[other], out=differences)
             if ruled_out is not None:
                 differences[:, ruled_out] = 0
-            mean = torch.bmm(powers.unsqueeze(1), differences.unsqueeze(2))[:, 0, 0]
+            mean = torch.linalg.vecdot(powers, differences)
             self.means[pair] *= (before[own] - self.log_sums[own]).exp()
             self.means[pair] += mean * (of_block[own] - self.log_sums[own]).exp()
 
@@ -111,18 +117,20 @@ class DivergenceGradients:
     ) -> None:
         self.divergences, self.pairs = divergences, divergences.numbered()
         self.log_sums, self.values, self.grads = log_sums, values, grads / divergences.temperature
-        self.kept = Buffers(values, len(divergences.nodes) + 1, divergences.tokens * block_size, values.dtype)
+        self.kept = Buffers(values, len(divergences.nodes) + 2, divergences.tokens * block_size, values.dtype)
 
     def keep(self, index: int, scores: torch.Tensor) -> None:
         """Take note of the log-probabilities of one dim, from its scores `(rows, block)`."""
         nodes = self.kept.of(self.divergences.tokens, scores.shape[1])
         for number, rows in self.divergences.of_dim(index):
-            torch.div(scores[rows], self.divergences.temperature, out=nodes[number])
-            nodes[number].sub_(self.log_sums[number, :, None])
+            scaled = scores[rows]
+            if self.divergences.temperature != 1:
+                scaled = torch.div(scaled, self.divergences.temperature, out=nodes[number])
+            torch.sub(scaled, self.log_sums[number, :, None], out=nodes[number])
 
     def add_to(self, gradients: Sequence[torch.Tensor], ruled_out: torch.Tensor | None) -> None:
         """Add the gradients of the block's scores to those of each dim, `(rows, block)`."""
-        *nodes, ratios = self.kept.of(self.divergences.tokens, gradients[0].shape[1])
+        *nodes, ratios, chances = self.kept.of(self.divergences.tokens, gradients[0].shape[1])
         students = [student for student, _ in self.divergences.pairs]
         for pair, ((layer, dim), (student, teacher)) in enumerate(zip(students, self.pairs, strict=True)):
             target = gradients[dim][self.divergences.rows((layer, dim))]
@@ -133,7 +141,7 @@ class DivergenceGradients:
                 ratios.sub_(self.values[pair, :, None]).mul_(weights)
                 if ruled_out is not None:
                     ratios[:, ruled_out] = 0
-                target.addcmul_(nodes[student].exp(), ratios)
+                target.add_(ratios.mul_(torch.exp(nodes[student], out=chances)))
             else:
-                target.addcmul_(nodes[student].exp(), weights)
-                target.addcmul_(nodes[teacher].exp(), weights, value=-1)
+                torch.exp(nodes[student], out=chances).sub_(torch.exp(nodes[teacher], out=ratios))
+                target.add_(chances.mul_(weights))

@@ -151,9 +151,10 @@ class NestedCrossEntropy(torch.autograd.Function):
                 # Finite even where a bias of -inf rules out a whole block.
                 largest = scores.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(precise).min)
                 sums = torch.sub(scores, largest, out=powers).exp_().sum(dim=1)
+                of_block = sums.log_().add_(largest[:, 0])
                 if running is not None:
-                    running.keep(index, scores)
-                log_sums[:, index] = torch.logaddexp(log_sums[:, index], sums.log_().add_(largest[:, 0]))
+                    running.keep(index, scores, of_block)
+                log_sums[:, index] = torch.logaddexp(log_sums[:, index], of_block)
             if lent is not None:
                 _kept_scores(lent, block, len(rows)).copy_(nested)
             if running is not None:

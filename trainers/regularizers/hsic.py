@@ -66,6 +66,10 @@ class HSIC(Objective):
         self.pooling = pooling if pooling == "mean" else None
 
     @property
+    def reads_token_states(self) -> bool:
+        return False
+
+    @property
     def layers(self) -> list[int]:
         return [self.input_layer, *self.grid.layers]
 

@@ -1,0 +1,75 @@
+"""Hard negatives from a teacher, through the command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scripts import mine_negatives
+from tests.trainers.test_teacher import encoder_folder  # noqa: F401  (a fixture)
+
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+
+@pytest.fixture
+def pairs(tmp_path, sentences):
+    file = tmp_path / "pairs.jsonl"
+    rows = [{"anchor": sentences[i], "positive": sentences[24 + i]} for i in range(20)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file, rows
+
+
+def run(*options: object) -> None:
+    mine_negatives.main([str(option) for option in options])
+
+
+def test_negatives_are_the_closest_that_are_no_answer(encoder_folder, pairs, tmp_path, capsys):  # noqa: F811
+    file, rows = pairs
+    output = tmp_path / "out" / "triplets.jsonl"
+    run(
+        "--teacher_name_or_path", encoder_folder, "--files", file, "--negatives", 3, "--relative_margin", 0,
+        "--range_max", 19, "--output", output,
+    )  # fmt: skip
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    assert found
+    assert f"{output}: {len(found)} of 20 pairs, 3 negatives each" in capsys.readouterr().out
+    teacher = sentence_transformers.SentenceTransformer(str(encoder_folder))
+    candidates = sorted({row["positive"] for row in rows})
+    similarities = teacher.similarity(teacher.encode([row["anchor"] for row in found]), teacher.encode(candidates))
+    for row, scores in zip(found, similarities, strict=True):
+        assert list(row) == ["anchor", "positive", "negative_1", "negative_2", "negative_3"]
+        own = scores[candidates.index(row["positive"])]
+        order = [candidates[i] for i in scores.argsort(descending=True) if scores[i] < own - 1e-6]
+        order = [text for text in order if text not in (row["positive"], row["anchor"])]
+        assert [row[f"negative_{n}"] for n in (1, 2, 3)] == order[:3]
+
+
+def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):  # noqa: F811
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(sentences[44:48]))
+    output = tmp_path / "triplets.jsonl"
+    run(
+        "--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--corpus_files", corpus, "--negatives", 1,
+        "--relative_margin", -9, "--output", output,
+    )  # fmt: skip
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    negatives = {row["negative_1"] for row in found}
+    assert negatives & set(sentences[44:48])
+    assert negatives <= {*sentences[44:48], *(row["positive"] for row in pairs[1])}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ([], "Name a teacher and pairs"),
+        (["--negatives", "0"], "negatives=0 must be 1 or more"),
+        (["--sampling", "best"], "sampling='best' is unknown"),
+        (["--query_column", "question"], "lacks the column.* question; it has anchor, positive"),
+    ],
+)
+def test_bad_input(encoder_folder, pairs, tmp_path, change, message):  # noqa: F811
+    named = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output", tmp_path / "x.jsonl"]
+    with pytest.raises(ValueError, match=message):
+        run(*(named if change else []), *change)

@@ -1,0 +1,350 @@
+"""The trainers of IBKD: teacher and student of different kinds, what is published, and two processes."""
+
+from __future__ import annotations
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset, IterableDataset
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
+
+from modeling_m3bert import M3BertModel
+from tests.trainers.test_distributed import run_two
+from tests.trainers.test_teacher import encoder_folder  # noqa: F401  (a fixture)
+from tests.trainers.tiny_run import assert_same_weights, quiet_model
+from trainers import (
+    HSIC,
+    Composition,
+    Grid,
+    IBKDConfig,
+    IBKDFinetuningConfig,
+    IBKDFinetuningTrainer,
+    IBKDTrainer,
+    Projection,
+    Teacher,
+    TeacherContrast,
+    TeacherEmbeddings,
+)
+from trainers.evaluation import GridEncoder
+from trainers.projection import PROJECTION_FOLDER
+
+
+pytest.importorskip("sentence_transformers")
+from sentence_transformers import SentenceTransformer
+
+
+QUIET = {
+    "report_to": "none",
+    "save_strategy": "no",
+    "use_cpu": True,
+    "disable_tqdm": True,
+    "logging_steps": 1,
+    "lr_scheduler_type": "constant",
+}
+
+
+def distiller(model, tokenizer, texts, folder, teacher_folder, **changes) -> IBKDTrainer:
+    """Texts, or for a dict of columns their rows."""
+    values = {
+        "teacher_name_or_path": str(teacher_folder),
+        "teacher_cache_dir": str(folder / "cache"),
+        "per_device_train_batch_size": 8,
+        "max_steps": 3,
+        "max_length": 48,
+        **QUIET,
+    }
+    args = IBKDConfig(output_dir=str(folder / "student"), **{**values, **changes})
+    columns = texts if isinstance(texts, dict) else {"text": texts}
+    return IBKDTrainer(model, args, tokenizer, Dataset.from_dict(columns))
+
+
+def letters() -> PreTrainedTokenizerFast:
+    """A tokenizer of letters: it has nothing in common with the teacher's words."""
+    vocabulary = {
+        token: index for index, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", *"abcdefghijklmnopqrstuvwxyz"])
+    }
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", cls_token="<s>", sep_token="</s>",
+        model_max_length=48, model_input_names=["input_ids", "attention_mask"],
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["ibkd", "ckd", "mse", "crd", "hpd"])
+def test_a_student_learns_from_a_teacher_with_another_tokenizer(encoder_folder, sentences, tmp_path, method):  # noqa: F811
+    changes = {"projection_dim": 6} if method == "hpd" else {}
+    trainer = distiller(
+        quiet_model().model, letters(), sentences, tmp_path, encoder_folder, method=method, max_steps=30,
+        learning_rate=3e-3, **changes,
+    )  # fmt: skip
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    names = {"ibkd": {"infonce_6x32", "hsic_6x32"}, "ckd": {"infonce_6x32"}, "hpd": {"hpd_6x6"}}
+    logged = {key for key in trainer.state.log_history[0] if "_6x" in key}
+    assert logged == names.get(method, {f"{method}_6x32"})
+
+
+def test_the_papers_values_are_the_defaults(tmp_path):
+    args = IBKDConfig(output_dir=str(tmp_path), report_to="none")
+    assert (args.temperature, args.beta, args.learning_rate, args.num_train_epochs) == (0.1, 1.0, 1e-4, 10)
+    assert (args.hsic_kernel, args.hsic_gamma, args.hsic_input_layer) == ("rbf", 0.5, 0)
+    second = IBKDFinetuningConfig(output_dir=str(tmp_path), report_to="none")
+    assert (second.temperature, second.beta, second.learning_rate, second.num_train_epochs) == (0.05, 0.5, 3e-5, 3)
+
+
+def test_distillation_over_a_grid(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+    trainer = distiller(
+        quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, grid="2,4,6x8,32", max_steps=1
+    )
+    trainer.train()
+    grid = Grid.parse("2,4,6x8,32")
+    assert {f"{part}_{g}" for part in ("infonce", "hsic") for g in grid} <= trainer.state.log_history[0].keys()
+    assert trainer.backbone.config.matryoshka_dims == [8, 32]
+    parts = trainer.model.objective.parts
+    assert isinstance(parts["infonce"], TeacherContrast)
+    assert set(parts["infonce"].maps) == {"2", "4", "6"}
+    assert isinstance(parts["hsic"], HSIC)
+
+
+def test_all_columns_are_taught_and_joined_texts_are_the_key(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+    rows = {"title": sentences[:16], "text": sentences[16:32], "other": sentences[32:48]}
+    trainer = distiller(
+        quiet_model().model, tiny_tokenizer, rows, tmp_path, encoder_folder, text_columns=["title+text", "other"],
+        max_steps=1,
+    )  # fmt: skip
+    trainer.train()
+    joined = f"{sentences[0]} </s> {sentences[16]}"
+    expected = torch.from_numpy(SentenceTransformer(str(encoder_folder)).encode([joined, sentences[32]]))
+    torch.testing.assert_close(trainer.teacher.of([joined, sentences[32]]), expected, atol=1e-6, rtol=1e-6)
+
+
+def test_a_second_run_reads_the_cache(tiny_tokenizer, encoder_folder, sentences, tmp_path, monkeypatch):  # noqa: F811
+    distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder)
+    monkeypatch.setattr(Teacher, "load", lambda self: pytest.fail("loaded"))
+    distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, max_steps=1).train()
+
+
+def test_workers_read_the_teacher_too(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+    found = []
+    for workers in (0, 2):
+        trainer = distiller(
+            quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, dataloader_num_workers=workers,
+            max_steps=2,
+        )  # fmt: skip
+        trainer.train()
+        found.append(trainer.backbone)
+    assert_same_weights(*found)
+
+
+def test_evaluation_reports_each_term(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+    args = IBKDConfig(
+        output_dir=str(tmp_path), teacher_name_or_path=str(encoder_folder), teacher_cache_dir=str(tmp_path / "cache"),
+        per_device_train_batch_size=8, per_device_eval_batch_size=8, **QUIET,
+    )  # fmt: skip
+    train, held_out = (Dataset.from_dict({"text": texts}) for texts in (sentences[:32], sentences[32:]))
+    metrics = IBKDTrainer(quiet_model().model, args, tiny_tokenizer, train, held_out).evaluate()
+    assert {"eval_loss", "eval_infonce_6x32", "eval_hsic_6x32"} <= metrics.keys()
+
+
+def finetuner(model, tokenizer, sentences, folder, **changes) -> IBKDFinetuningTrainer:
+    values = {"per_device_train_batch_size": 8, "max_steps": 3, "learning_rate": 1e-3, **QUIET}
+    args = IBKDFinetuningConfig(output_dir=str(folder), **{**values, **changes})
+    third = len(sentences) // 3
+    rows = {
+        "anchor": sentences[:third],
+        "positive": sentences[third : 2 * third],
+        "negative": sentences[2 * third : 3 * third],
+    }
+    return IBKDFinetuningTrainer(model, args, tokenizer, Dataset.from_dict(rows))
+
+
+def test_the_second_stage_is_a_contrastive_loss_and_hsic(tiny_tokenizer, sentences, tmp_path):
+    trainer = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path)
+    trainer.train()
+    entry = trainer.state.log_history[0]
+    assert entry["loss"] == pytest.approx(entry["contrastive_6x32"] + 0.5 * entry["hsic_6x32"], rel=1e-4)
+    assert isinstance(trainer.model.objective, Composition)
+    without = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path, beta=0.0)
+    assert set(without.model.objective.parts) == {"nce"}
+
+
+def test_a_projection_is_trained_and_published_with_the_student(tiny_tokenizer, sentences, tmp_path, run_bare):
+    trainer = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path / "student", projection_dim=6)
+    before = trainer.projection.weight.detach().clone()
+    torch.testing.assert_close(before @ before.T, torch.eye(6), atol=1e-5, rtol=0)
+    trainer.train()
+    trainer.save_model()
+    assert not torch.allclose(trainer.projection.weight, before)
+    assert trainer.state.log_history[0].keys() >= {"contrastive_6x6", "hsic_6x6"}
+    assert 6 not in trainer.backbone.config.matryoshka_dims
+
+    grid = Grid.parse("6x6")
+    own = GridEncoder(trainer.backbone, tiny_tokenizer, grid, projection=trainer.projection).encode(sentences[:5])
+    model = AutoModel.from_pretrained(tmp_path / "student")
+    assert not (tmp_path / "student" / "objective.safetensors").exists()
+    found = Projection.find(str(tmp_path / "student"))
+    loaded = GridEncoder(model, AutoTokenizer.from_pretrained(tmp_path / "student"), grid, projection=found)
+    torch.testing.assert_close(loaded.encode(sentences[:5]).layers[6], own.layers[6], atol=1e-6, rtol=1e-6)
+    assert own.layers[6].shape == (5, 6)
+    printed = run_bare(
+        f"""
+        import json, sys
+        from sentence_transformers import SentenceTransformer
+        model = SentenceTransformer({str(tmp_path / "student")!r}, trust_remote_code=True)
+        print("VECTORS", json.dumps(model.encode({sentences[:5]!r}).tolist()))
+        """
+    )
+    (line,) = [line for line in printed.splitlines() if line.startswith("VECTORS")]
+    theirs = np.array(eval(line.removeprefix("VECTORS")))
+    np.testing.assert_allclose(theirs, own.layers[6].numpy(), atol=1e-5)
+
+
+def test_anchors_are_pooled_as_cls(tiny_tokenizer, sentences, tmp_path):
+    trainer = finetuner(
+        quiet_model().model, tiny_tokenizer, sentences, tmp_path / "s", projection_dim=6, pooling="anchor", max_steps=1
+    )
+    trainer.train()
+    trainer.save_model()
+    assert Projection.find(str(tmp_path / "s")).pooling == "anchor"
+    own = GridEncoder(
+        trainer.backbone, tiny_tokenizer, Grid.parse("6x6"), pooling="anchor", projection=trainer.projection
+    ).encode(sentences[:3])
+    theirs = SentenceTransformer(str(tmp_path / "s"), trust_remote_code=True).encode(sentences[:3])
+    np.testing.assert_allclose(theirs, own.layers[6].numpy(), atol=1e-5)
+    trainer.projection.save(tmp_path, causal=True)
+    assert '"lasttoken"' in (tmp_path / "1_Pooling" / "config.json").read_text()
+
+
+def test_a_run_with_a_projection_resumes(tiny_tokenizer, sentences, tmp_path):
+    changes = {"projection_dim": 6, "save_strategy": "steps", "save_steps": 2, "max_steps": 4}
+    whole = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path / "whole", **changes)
+    whole.train()
+    resumed = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path / "resumed", **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    assert_same_weights(resumed.model, whole.model)
+    shutil.rmtree(tmp_path / "whole" / "checkpoint-2" / PROJECTION_FOLDER)
+    again = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path / "again", **changes)
+    with pytest.raises(ValueError, match="checkpoint-2 has no projection"):
+        again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+
+
+def test_a_projection_with_cached_gradients_is_that_of_the_whole_batch(tiny_tokenizer, sentences, tmp_path):
+    found = []
+    for mini_batch_size in (None, 3):
+        torch.manual_seed(0)
+        trainer = finetuner(
+            quiet_model().model, tiny_tokenizer, sentences, tmp_path, projection_dim=6, max_steps=1, optim="sgd",
+            mini_batch_size=mini_batch_size,
+        )  # fmt: skip
+        trainer.train()
+        found.append(trainer.model)
+    assert_same_weights(*found)
+
+
+def test_prefixes_of_a_projection(tiny_tokenizer, sentences, tmp_path):
+    trainer = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path, projection_dim=8, grid="6x2,4,8")
+    trainer.train()
+    assert {"contrastive_6x2", "contrastive_6x4", "contrastive_6x8"} <= trainer.state.log_history[0].keys()
+    for grid, outside in (("2,6x8", "2x8"), ("6x8,16", "6x16")):
+        with pytest.raises(ValueError, match=f"projects layer 6 to 8 dims; outside of it: {outside}"):
+            finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path, projection_dim=8, grid=grid)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "pkd"}, "method='pkd' is unknown; legal values: ibkd, ckd, mse, crd, hpd"),
+        ({"beta": -1.0}, "beta=-1.0 must not be negative"),
+        ({"method": "hpd"}, "HPD compresses the teacher to projection_dim dims"),
+        ({"symmetric": True}, "symmetric is for contrasting texts with each other"),
+        ({"teacher_name_or_path": None}, "needs a teacher: pass teacher_name_or_path"),
+        ({"text_columns": []}, "needs a column of texts"),
+        ({"text_columns": ["body"]}, r"lacks the column\(s\) body; it has text|Column 'body' of a row is not text"),
+        ({"hsic_input_layer": 6}, "hsic_input_layer=6 must be below"),
+        ({"grid": "7x8"}, "outside of it: 7x8"),
+        ({"method": "hpd", "projection_dim": 24}, "of 20 dims cannot be compressed to 24"),
+    ],
+)
+def test_bad_input_of_the_first_stage(tiny_tokenizer, encoder_folder, sentences, tmp_path, changes, message):  # noqa: F811
+    with pytest.raises(ValueError, match=message):
+        distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, **changes)
+
+
+def test_a_stream_has_no_cache(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+    stream = IterableDataset.from_generator(lambda: ({"text": text} for text in sentences))
+    args = IBKDConfig(
+        output_dir=str(tmp_path), teacher_name_or_path=str(encoder_folder), text_columns=["text"], max_steps=1, **QUIET
+    )
+    with pytest.raises(ValueError, match="needs a dataset that is read whole, not a IterableDataset"):
+        IBKDTrainer(quiet_model().model, args, tiny_tokenizer, stream)
+
+
+def other_architecture(tokenizer) -> BertModel:
+    torch.manual_seed(2)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20,
+        max_position_embeddings=48, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
+    )  # fmt: skip
+    return BertModel(config)
+
+
+@pytest.mark.parametrize("kind", ["m3bert", "bert"])
+def test_a_student_of_any_architecture(tiny_tokenizer, encoder_folder, sentences, tmp_path, kind):  # noqa: F811
+    model = quiet_model().model if kind == "m3bert" else other_architecture(tiny_tokenizer)
+    trainer = distiller(model, tiny_tokenizer, sentences, tmp_path, encoder_folder, max_steps=2)
+    trainer.train()
+    trainer.save_model()
+    again = AutoModel.from_pretrained(tmp_path / "student")
+    assert again.config.model_type == kind
+    assert_same_weights(again, trainer.backbone)
+
+
+def big_step(folder, batch_size, **changes) -> IBKDTrainer:
+    """One step of plain gradient descent."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "encoder")
+    texts = (folder / "texts.txt").read_text().splitlines()
+    return distiller(
+        quiet_model().model, tokenizer, texts, folder, folder / "encoder", per_device_train_batch_size=batch_size,
+        max_steps=1, optim="sgd", learning_rate=0.1, max_grad_norm=0.0, train_sampling_strategy="sequential",
+        grid="4,6x8,32", hsic_gamma=0.1, **changes,
+    )  # fmt: skip
+
+
+STEP_OF_TWO = """
+from tests.trainers.test_ibkd import big_step
+folder = Path(sys.argv[1])
+for mini_batch_size in (None, 3):
+    trainer = big_step(folder, 8, mini_batch_size=mini_batch_size, ddp_backend="gloo")
+    assert trainer.accelerator.num_processes == 2
+    trainer.train()
+    trainer.save_model(str(folder / f"{mini_batch_size}"))
+"""
+
+
+def test_a_step_of_two_processes_is_that_of_the_big_batch(encoder_folder, sentences, tmp_path):  # noqa: F811
+    shutil.copytree(encoder_folder, tmp_path / "encoder")
+    (tmp_path / "texts.txt").write_text("\n".join(sentences[:16]))
+    run_two(tmp_path, STEP_OF_TWO)
+    trainer = big_step(tmp_path, 16)
+    trainer.train()
+    assert not quiet_model().model.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
+    for folder in ("None", "3"):
+        assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)
+
+
+def test_ready_embeddings_may_be_passed(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+    teacher = Teacher(str(encoder_folder)).embed(sentences, tmp_path / "cache")
+    args = IBKDConfig(output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8, **QUIET)
+    trainer = IBKDTrainer(
+        quiet_model().model, args, tiny_tokenizer, Dataset.from_dict({"text": sentences}), teacher=teacher
+    )
+    trainer.train()
+    assert isinstance(trainer.teacher, TeacherEmbeddings)
