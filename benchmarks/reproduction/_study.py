@@ -14,9 +14,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
+from torch import nn
 
-from trainers import Granularity, Grid
+from trainers import Granularity, Grid, NestedModel, Objective
 
 
 Scores = dict[Granularity, float]
@@ -93,6 +95,28 @@ def add_results(file: Path, scores: dict[str, dict[str, dict[str, Scores]]], abo
         stream.truncate()
         stream.write(json.dumps(results, indent=1) + "\n")
     return results
+
+
+def print_gradients(model: Any, objectives: Mapping[str, Objective], batches: Sequence[Mapping[str, Any]]) -> None:
+    """What objectives ask of a model before training: the value of each, the norm of its gradient in the model's
+    weights as a multiple of the first one's, and the cosine of the two gradients; means over batches."""
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in objectives}
+    weights = list(model.parameters())
+    for number, batch in enumerate(batches):
+        reference: torch.Tensor | None = None
+        for name, objective in objectives.items():
+            torch.manual_seed(number)  # the same dropout for every term
+            loss = NestedModel(model, objective).train()(**batch)["loss"]
+            parts = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
+            gradient = torch.cat([part.flatten() for part in parts])
+            reference = gradient if reference is None else reference
+            cosine = nn.functional.cosine_similarity(gradient, reference, dim=0)
+            found[name].append((loss.item(), (gradient.norm() / reference.norm()).item(), cosine.item()))
+    first = next(iter(objectives))
+    print(f"| term | value | gradient / that of {first} | cosine with it |\n| --- | --: | --: | --: |")
+    for name, rows in found.items():
+        value, ratio, cosine = (statistics.mean(column) for column in zip(*rows, strict=True))
+        print(f"| {name} | {value:.3g} | {ratio:.3g} | {cosine:.2f} |")
 
 
 def print_table(

@@ -5,7 +5,8 @@ three layers.
     python -m benchmarks.reproduction.ibkd --seeds 0 1               # adds to the results file
     python -m benchmarks.reproduction.ibkd --table                   # print the table of the results file
     python -m benchmarks.reproduction.ibkd --figures                 # draw the students of seed 0
-    python -m benchmarks.reproduction.ibkd --development --runs CKD "IBKD, beta 100"
+    python -m benchmarks.reproduction.ibkd --terms                   # each term's gradient at the start
+    python -m benchmarks.reproduction.ibkd --development --steps 150 --runs CKD "IBKD, beta 100"
 
 Student: the first three layers (extra `quickstart`), converted to m3BERT, mean pooling. Stage 1: sentences of SNLI,
 captions of multi30k, and lines of news of at most 20 words, without any that occurs in an evaluation set. Stage 2: all
@@ -14,7 +15,7 @@ that the teacher mined. bfloat16; all runs of a seed see the same texts in the s
 
 Tests: STS-B, STS12 to STS16, SICK (Spearman); Cranfield and CISI (nDCG@10, Recall@100, 128 tokens a text); alignment
 and uniformity on STS-B. What every run is stands in FIRST and SECOND; settings were chosen on the development sets of
-STS-B and SICK (`--development --steps 150`).
+STS-B and SICK (`--development --steps 150`); the figures read the students that runs leave in runs/ibkd.
 """
 
 from __future__ import annotations
@@ -34,22 +35,26 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction._study import Run, Scores, add_results, held_out_sentences
+from benchmarks.reproduction._study import Run, Scores, add_results, held_out_sentences, print_gradients
 from hub_cards.figures import draw_alignment_and_uniformity, draw_covariances
 from modeling_m3bert import convert_to_m3bert
 from scripts._command import run_command
 from scripts._sources import data_folder, default_base
 from scripts.mine_negatives import MiningArguments, mine
 from trainers import (
+    HSIC,
     Granularity,
     Grid,
     IBKDConfig,
     IBKDFinetuningConfig,
     IBKDFinetuningTrainer,
     IBKDTrainer,
+    Objective,
     Projection,
     Teacher,
+    TeacherContrast,
     TeacherEmbeddings,
+    TextColumnsCollator,
 )
 from trainers.evaluation import STS, GridEncoder, Task, evaluate_grid, feature_covariance, find_tasks, read_rows
 
@@ -238,6 +243,22 @@ class Study:
         whole = Teacher(default_base(), max_length=64, batch_size=128)
         return whole.embed(self.texts, "runs/teachers", description="Teacher")
 
+    def print_terms(self, batches: int = 8) -> None:
+        """Each term of IBKD before training, with the kernels as the paper has them and on normalised vectors."""
+        teacher, grid, size = self.teacher(), Grid.parse(f"{STUDENT_LAYERS}x384"), self.options.batch_size
+        objectives: dict[str, Objective] = {"InfoNCE": TeacherContrast(grid, teacher_dim=teacher.width)}
+        for kernel, normalize in itertools.product(("rbf", "imq", "linear"), (False, True)):
+            if not (kernel == "linear" and normalize):  # which normalises by itself
+                name = f"HSIC, {kernel}{', normalised' if normalize else ''}"
+                objectives[name] = HSIC(grid, kernel=kernel, normalize=normalize)
+        collator = TextColumnsCollator(self.tokenizer, ["text"], 64, teacher=teacher)
+        starts = range(0, batches * size, size)
+        print_gradients(
+            untrained_student(),
+            objectives,
+            [collator([{"text": text} for text in self.texts[start : start + size]]) for start in starts],
+        )
+
     def train(self, name: str, seed: int) -> tuple[Any, Projection | None]:
         """The student after a run, which is kept on disk."""
         set_seed(seed)
@@ -266,6 +287,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--runs", nargs="+", default=[*FIRST, *SECOND], choices=[*FIRST, *SECOND, *VARIANTS])
     parser.add_argument("--development", action="store_true", help="score development sets, write nothing")
     parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
+    parser.add_argument("--terms", action="store_true", help="print each term's gradient at the start, and stop")
     parser.add_argument("--figures", action="store_true", help="draw the students of seed 0 and stop")
     options = parser.parse_args(arguments)
     file = RESULTS / "ibkd.json"
@@ -277,6 +299,9 @@ def main(arguments: list[str]) -> None:
         return
 
     study = Study(options)
+    if options.terms:
+        study.print_terms()
+        return
     tasks = development_tasks() if options.development else find_tasks([*STS_TESTS, *RETRIEVAL_TESTS, "stsb-geometry"])
     about = {
         "command": "python -m benchmarks.reproduction.ibkd",

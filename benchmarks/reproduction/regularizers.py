@@ -37,7 +37,14 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from benchmarks._measure import about
-from benchmarks.reproduction._study import Run, Scores, add_results, held_out_sentences, print_table
+from benchmarks.reproduction._study import (
+    Run,
+    Scores,
+    add_results,
+    held_out_sentences,
+    print_gradients,
+    print_table,
+)
 from scripts._command import run_command
 from scripts._sources import data_folder, default_base
 from trainers import (
@@ -55,7 +62,6 @@ from trainers import (
     MICTrainer,
     MIPICConfig,
     MIPICTrainer,
-    NestedModel,
     Objective,
     SimCSEConfig,
     SimCSETrainer,
@@ -295,30 +301,18 @@ def terms_alone(grid: Grid, layers: list[int]) -> dict[str, Objective]:
 
 
 def print_terms(options: argparse.Namespace, tokenizer: Any, texts: list[str], batches: int = 8) -> None:
-    """Each term before training: its value, the norm of its gradient in the encoder's weights as a multiple of MRL's,
-    and the cosine of the two gradients; means over batches."""
+    """Each term before training."""
     model = ENCODERS[options.encoder]()
     depth = model.config.num_hidden_layers
     set_seed(options.seeds[0])
     objectives = terms_alone(Grid.product([depth], DIMS), ISOTROPY_LAYERS[options.encoder])
     collator = TextColumnsCollator(tokenizer, ["text"], 32, views=2)
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in objectives}
-    weights = list(model.parameters())
-    for start in range(0, batches * options.batch_size, options.batch_size):
-        batch = collator([{"text": text} for text in texts[start : start + options.batch_size]])
-        reference: torch.Tensor | None = None
-        for name, objective in objectives.items():
-            torch.manual_seed(start)  # the same dropout for every term
-            loss = NestedModel(model, objective).train()(**batch)["loss"]
-            parts = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-            gradient = torch.cat([part.flatten() for part in parts])
-            reference = gradient if reference is None else reference
-            cosine = nn.functional.cosine_similarity(gradient, reference, dim=0)
-            found[name].append((loss.item(), (gradient.norm() / reference.norm()).item(), cosine.item()))
-    print("| term | value | gradient / MRL's | cosine with MRL's |\n| --- | --: | --: | --: |")
-    for name, rows in found.items():
-        value, ratio, cosine = (statistics.mean(column) for column in zip(*rows, strict=True))
-        print(f"| {name} | {value:.3g} | {ratio:.3g} | {cosine:.2f} |")
+    starts = range(0, batches * options.batch_size, options.batch_size)
+    print_gradients(
+        model,
+        objectives,
+        [collator([{"text": text} for text in texts[start : start + options.batch_size]]) for start in starts],
+    )
     print(json.dumps(about(options.seeds[0])))
 
 
