@@ -34,12 +34,14 @@ class HSICArguments:
             that follow.
         hsic_gamma (`float`, *optional*, defaults to 0.5): Of the kernel.
         hsic_input_layer (`int`, *optional*, defaults to 0): What the input is: 0 for the embedding layer.
+        hsic_detach_input (`bool`, *optional*, defaults to `False`): Whether the input is without gradient.
         hsic_normalize (`bool`, *optional*, defaults to `False`): L2-normalise before the kernel.
     """
 
     hsic_kernel: str = field(default="rbf", metadata={"help": "Kernel of HSIC: rbf, linear or imq."})
     hsic_gamma: float = field(default=0.5, metadata={"help": "Of the kernel."})
     hsic_input_layer: int = field(default=0, metadata={"help": "HSIC's input: 0 for the embeddings, or a layer."})
+    hsic_detach_input: bool = field(default=False, metadata={"help": "No gradient to HSIC's input."})
     hsic_normalize: bool = field(default=False, metadata={"help": "L2-normalise before the kernel."})
 
     def hsic(self, grid: Grid, pooling: Any) -> HSIC:
@@ -49,6 +51,7 @@ class HSICArguments:
             kernel=self.hsic_kernel,
             gamma=self.hsic_gamma,
             input_layer=self.hsic_input_layer,
+            detach_input=self.hsic_detach_input,
             normalize=self.hsic_normalize,
             pooling=pooling,
         )

@@ -39,7 +39,8 @@ class Teacher:
         pooling (`str`, *optional*): Of an encoder's token states, in the words of sentence-transformers: `"mean"`,
             `"cls"`, `"lasttoken"`, ... `None` reads the model as it was published (an encoder without such files:
             the mean).
-        prompt (`str`, *optional*, defaults to `""`): Words before every text.
+        prompt (`str`, *optional*, defaults to `""`): Words before every text, in place of what the model was published
+            with.
         max_length (`int`, *optional*): Longest text in tokens; `None` is the model's own.
         dtype (`str`, *optional*, defaults to `"float32"`): Of the embeddings that are kept: `"float32"` or
             `"float16"`.
@@ -86,8 +87,11 @@ class Teacher:
                 raise OSError(f"The commit of {self.name_or_path!r} is not known.")
             return commit
         digest = blake2b(digest_size=16)
-        for file in sorted(path for path in folder.rglob("*") if path.is_file() and ".git" not in path.parts):
-            digest.update(str(file.relative_to(folder)).encode())
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            name = file.relative_to(folder)
+            if any(part.startswith((".", "checkpoint-")) for part in name.parts):
+                continue  # of a training run, and no part of the model
+            digest.update(str(name).encode())
             with file.open("rb") as opened:
                 while part := opened.read(2**24):
                     digest.update(part)
@@ -101,7 +105,9 @@ class Teacher:
             ValueError: if sentence-transformers is not installed, or `max_length` is beyond the model.
         """
         library = require_sentence_transformers("A teacher")
-        options: dict[str, Any] = {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+        # The very commit that the cache is of, though the branch may have moved meanwhile.
+        revision = None if Path(self.name_or_path).is_dir() else self.commit
+        options: dict[str, Any] = {"revision": revision, "trust_remote_code": self.trust_remote_code}
         if self.pooling is None:
             model = library.SentenceTransformer(self.name_or_path, **options)
         else:

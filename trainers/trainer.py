@@ -297,9 +297,7 @@ class NestedTrainer(Trainer):
         if state_dict is None:
             state_dict = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict()
         self.backbone.save_pretrained(output_dir, state_dict=part_of(state_dict, "backbone."))
-        if self.projection is not None:
-            causal = family_of(unwrap_encoder(self.backbone).config).causal
-            self.projection.save(output_dir, causal)
+        self.save_projection(output_dir)
         auxiliary = part_of(state_dict, "objective.")
         if self._is_checkpoint and auxiliary:
             save_file(
@@ -310,6 +308,11 @@ class NestedTrainer(Trainer):
             self.processing_class.save_pretrained(output_dir)
         with open(os.path.join(output_dir, TRAINING_ARGS_FILE), "w", encoding="utf-8") as file:
             file.write(self.args.to_json_string())
+
+    def save_projection(self, output_dir: str) -> None:
+        """Write the projection beside the backbone, if there is one."""
+        if self.projection is not None:
+            self.projection.save(output_dir, family_of(unwrap_encoder(self.backbone).config).causal)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:

@@ -64,7 +64,11 @@ STS_TESTS = ["stsb", "sts12", "sts13", "sts14", "sts15", "sts16", "sick"]
 RETRIEVAL_TESTS = ["cranfield", "cisi"]
 MEASURES = {
     **{name: (name, "spearman") for name in STS_TESTS},
-    **{f"{name} {metric}": (name, metric) for name in RETRIEVAL_TESTS for metric in ("ndcg@10", "recall@100")},
+    **{
+        f"{name} {metric}": (name, metric)
+        for name in (*RETRIEVAL_TESTS, "msmarco-mini")
+        for metric in ("ndcg@10", "recall@100")
+    },
     **{name: ("stsb-geometry", name) for name in ("alignment", "uniformity")},
 }
 FOLDER = Path("runs/ibkd")
@@ -87,8 +91,9 @@ SECOND = {
 }
 # What was tried on the way.
 VARIANTS = {
-    f"IBKD, beta {beta}": Run(IBKDConfig, IBKDTrainer, {"hsic_normalize": True, "beta": float(beta)})
-    for beta in (10, 100, 300, 1000)
+    f"IBKD, {name}beta {beta}": Run(IBKDConfig, IBKDTrainer, {"hsic_normalize": True, "beta": float(beta)} | settings)
+    for name, settings in (("", {}), ("input detached, ", {"hsic_detach_input": True}))
+    for beta in (10, 30, 100, 300, 1000)
 }
 
 
@@ -176,7 +181,8 @@ def measure(
 
 
 def development_tasks() -> list[Task]:
-    return [Task(f"{name}-dev", STS, folder=name, splits=("dev",)) for name in ("stsb", "sick")]
+    tasks = [Task(f"{name}-dev", STS, folder=name, splits=("dev",)) for name in ("stsb", "sick")]
+    return [*tasks, *find_tasks(["msmarco-mini"])]
 
 
 def mean_of(results: dict[str, Any], name: str, measures: list[str]) -> list[float]:
@@ -189,7 +195,7 @@ def mean_of(results: dict[str, Any], name: str, measures: list[str]) -> list[flo
 
 def print_rows(results: dict[str, Any]) -> None:
     """A row a run, means over seeds; in brackets the mean over the STS tests of each seed."""
-    others = [name for name in MEASURES if name not in STS_TESTS]
+    others = [name for name in MEASURES if name not in STS_TESTS and "msmarco" not in name]
     print("| run | size | STS (7) | each seed | " + " | ".join(others) + " |")
     print("| --- | --- | --: | --- |" + " --: |" * len(others))
     for name in ("teacher", "untrained", *FIRST, *SECOND):

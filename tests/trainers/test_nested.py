@@ -84,8 +84,23 @@ def test_states_of_a_post_norm_m3bert_and_of_a_cut_one():
         cut = M3BertModel(tiny_config(output_layer=4, output_dim=8)).eval()
         # A state is full width, whatever the model returns by default.
         assert nested_states(cut, batch, [4]).layers[4].shape == (4, 7, 32)
-        with pytest.raises(ValueError, match=r"layers=\[6\] must be within 1\.\.4"):
+        with pytest.raises(ValueError, match=r"layers=\[6\] must be within 0\.\.4"):
             nested_states(cut, batch, [6])
+
+
+@pytest.mark.parametrize("model_type", [*OTHERS, "m3bert"])
+def test_layer_0_is_what_goes_into_the_first_layer(model_type):
+    model, batch = backbone(model_type), padded_batch()
+    seen: dict[str, torch.Tensor] = {}
+    first = next(module for name, module in model.named_modules() if name.endswith((".0", "layers.0", "layer.0")))
+    first.register_forward_pre_hook(
+        lambda _, arguments, options: seen.update(state=arguments[0] if arguments else options["hidden_states"]),
+        with_kwargs=True,
+    )
+    with torch.no_grad():
+        states = nested_states(model, batch, [0, 2])
+        assert sorted(states.layers) == [0, 2]
+        torch.testing.assert_close(states.layers[0], seen["state"])
 
 
 def test_m3bert_does_not_run_layers_that_nobody_reads(tiny_model):
@@ -113,8 +128,8 @@ def test_unknown_families_and_layers_are_refused():
     gpt = transformers.GPT2Model(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9))
     with pytest.raises(ValueError, match="Nested states of 'gpt2' are not known; known: m3bert,"):
         nested_states(gpt, {"input_ids": torch.ones(1, 2, dtype=torch.long)}, [1])
-    for layers in ([0], [7], []):
-        with pytest.raises(ValueError, match=r"must be within 1\.\.4"):
+    for layers in ([-1], [7], []):
+        with pytest.raises(ValueError, match=r"must be within 0\.\.4"):
             nested_states(backbone("bert"), padded_batch(), layers)
 
 

@@ -26,7 +26,9 @@ class HSIC(Objective):
         kernel (`str`, *optional*, defaults to `"rbf"`): `"rbf"`, `"linear"` or `"imq"`; see [`gram_matrix`].
         gamma (`float`, *optional*, defaults to 0.5): Of the kernel (section 4.3).
         input_layer (`int`, *optional*, defaults to 0): X, mean-pooled: 0 for the embedding layer, or a layer below
-            those of the grid. Carries gradient, as in the paper's released code.
+            those of the grid.
+        detach_input (`bool`, *optional*, defaults to `False`): Whether X is without gradient. With it, as in the
+            paper's released code, embeddings that say less of the text are a way to less dependence, too.
         normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise X and S before the kernel. Without
             it, the squared distances of wide vectors are large, the rbf kernel of any two different texts is nearly 0,
             and so is its gradient.
@@ -45,6 +47,7 @@ class HSIC(Objective):
         kernel: str = "rbf",
         gamma: float = 0.5,
         input_layer: int = 0,
+        detach_input: bool = False,
         normalize: bool = False,
         pooling: Pooling = "mean",
     ):
@@ -60,7 +63,8 @@ class HSIC(Objective):
                 f"hsic_input_layer={input_layer} must be below the layers that are trained ({grid}); 0 is the "
                 "embedding layer."
             )
-        self.kernel, self.gamma, self.input_layer, self.normalize = kernel, gamma, input_layer, normalize
+        self.kernel, self.gamma, self.normalize = kernel, gamma, normalize
+        self.input_layer, self.detach_input = input_layer, detach_input
         self.student_pooling = pooling
         # X is a mean: where S is not, token states are needed for both.
         self.pooling = pooling if pooling == "mean" else None
@@ -81,6 +85,8 @@ class HSIC(Objective):
     def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
         texts = list(batch.texts.values())
         inputs = [text.pooled(self.input_layer, "mean") for text in texts]
+        if self.detach_input:
+            inputs = [vectors.detach() for vectors in inputs]
         rows = RankRows.of(len(inputs[0]), inputs[0].device)
         if sum(rows.counts) < 2:
             raise ValueError("HSIC is of several texts; there is a batch of one.")
