@@ -19,6 +19,7 @@ from .mic import MICConfig, MICTrainer
 from .mipic import MIPICConfig, MIPICTrainer
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer
 from .nested import NestedStates, PooledStates, ProjectedStates, nested_states, prefix
+from .nested_model import NestedModel
 from .objective import NestedBatch, Objective
 from .projection import Projection
 from .regularized import RegularizedConfig, RegularizedTrainer
@@ -27,7 +28,7 @@ from .representation_distillation import CRD, HPD, RepresentationDistillation, T
 from .simcse import SimCSE, SimCSEConfig, SimCSETrainer
 from .starbucks import Starbucks, StarbucksConfig, StarbucksTrainer
 from .teacher import Teacher, TeacherEmbeddings
-from .trainer import NestedModel, NestedTrainer
+from .trainer import NestedTrainer
 
 
 __all__ = [

@@ -82,7 +82,7 @@ FIRST = {
     "HPD-128": Run(IBKDConfig, IBKDTrainer, {"method": "hpd", "projection_dim": 128}),
     "CKD": Run(IBKDConfig, IBKDTrainer, {"method": "ckd"}),
     "IBKD (paper)": Run(IBKDConfig, IBKDTrainer),
-    "IBKD (ours)": Run(IBKDConfig, IBKDTrainer, {"hsic_normalize": True, "beta": 300.0}),
+    "IBKD (ours)": Run(IBKDConfig, IBKDTrainer, {"hsic_normalize": True, "beta": 100.0}),
 }
 # What goes on from "IBKD (ours)" of the same seed.
 SECOND = {

@@ -28,7 +28,7 @@ OVERLAYS = {
     "ablations/ibkd_hpd": {"method": "hpd", "projection_dim": 128},
     "ablations/ibkd_linear_kernel": {"hsic_kernel": "linear"},
     "ablations/ibkd_imq_kernel": {"hsic_kernel": "imq"},
-    "studied/ibkd_normalised": {"hsic_normalize": True, "beta": 300.0},
+    "studied/ibkd_normalised": {"hsic_normalize": True, "beta": 100.0},
 }
 RECIPE_NAMES = {*PAPER, "m3bert_matryoshka_distillation"}
 
