@@ -158,7 +158,9 @@ def first_layers(name: str, layers: int, auto_class: Any, options: dict[str, Any
         raise ValueError("Only an encoder without a head can be converted and cut.")
     with tempfile.TemporaryDirectory() as folder:
         convert_to_m3bert(auto_class.from_pretrained(name, **options)).save_pretrained(folder)
-        return auto_class.from_pretrained(folder, output_layer=layers)
+        model = auto_class.from_pretrained(folder, output_layer=layers)
+    model.config.name_or_path = name  # where it comes from, not the folder that is gone
+    return model
 
 
 def with_adapter(model: Any, script: ScriptArguments) -> Any:

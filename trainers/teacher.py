@@ -108,11 +108,12 @@ class Teacher:
         # The very commit that the cache is of, though the branch may have moved meanwhile.
         revision = None if Path(self.name_or_path).is_dir() else self.commit
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": self.trust_remote_code}
+        safe = {"use_safetensors": True}  # no pickle is read
         if self.pooling is None:
-            model = library.SentenceTransformer(self.name_or_path, **options)
+            model = library.SentenceTransformer(self.name_or_path, model_kwargs=safe, **options)
         else:
             encoder = library.sentence_transformer.modules.Transformer(
-                self.name_or_path, model_kwargs=options, processor_kwargs=options, config_kwargs=options
+                self.name_or_path, model_kwargs=options | safe, processor_kwargs=options, config_kwargs=options
             )
             pooling = library.sentence_transformer.modules.Pooling(
                 encoder.get_embedding_dimension(), pooling_mode=self.pooling

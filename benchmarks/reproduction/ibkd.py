@@ -5,6 +5,7 @@ three layers.
     python -m benchmarks.reproduction.ibkd --seeds 0 1               # adds to the results file
     python -m benchmarks.reproduction.ibkd --table                   # print the table of the results file
     python -m benchmarks.reproduction.ibkd --figures                 # draw the students of seed 0
+    python -m benchmarks.reproduction.ibkd --prefixes                # score their prefixes
     python -m benchmarks.reproduction.ibkd --terms                   # each term's gradient at the start
     python -m benchmarks.reproduction.ibkd --development --steps 150 --runs CKD "IBKD, beta 100"
 
@@ -76,13 +77,16 @@ RESULTS = Path(__file__).with_name("results")
 TEXTS = {"snli": 24_000, "captions": 12_000, "news": 24_000}
 LONGEST_NEWS = 20  # words
 
+OURS = {"hsic_normalize": True, "beta": 100.0}
+PREFIXES = Grid.product([STUDENT_LAYERS], [16, 32, 64, 128, 384])
 FIRST = {
     "MSE": Run(IBKDConfig, IBKDTrainer, {"method": "mse"}),
     "CRD": Run(IBKDConfig, IBKDTrainer, {"method": "crd"}),
     "HPD-128": Run(IBKDConfig, IBKDTrainer, {"method": "hpd", "projection_dim": 128}),
     "CKD": Run(IBKDConfig, IBKDTrainer, {"method": "ckd"}),
     "IBKD (paper)": Run(IBKDConfig, IBKDTrainer),
-    "IBKD (ours)": Run(IBKDConfig, IBKDTrainer, {"hsic_normalize": True, "beta": 100.0}),
+    "IBKD (ours)": Run(IBKDConfig, IBKDTrainer, OURS),
+    "IBKD (ours), nested": Run(IBKDConfig, IBKDTrainer, OURS | {"grid": str(PREFIXES)}),
 }
 # What goes on from "IBKD (ours)" of the same seed.
 SECOND = {
@@ -207,6 +211,17 @@ def print_rows(results: dict[str, Any]) -> None:
             print(f"| {name} | {size} | {100 * statistics.mean(seeds):.2f} | {each} | " + " | ".join(cells) + " |")
 
 
+def print_prefixes(data: Path, tokenizer: Any) -> None:
+    """The mean over the STS tests at prefixes of the last layer, of the students of seed 0."""
+    tasks = find_tasks(STS_TESTS)
+    print("| run | " + " | ".join(map(str, PREFIXES)) + " |\n| --- |" + " --: |" * len(PREFIXES))
+    for name in ("MSE", "CKD", "IBKD (ours)", "IBKD (ours), nested"):
+        model = AutoModel.from_pretrained(FOLDER / f"{name}-0").to(torch.bfloat16)
+        encoder = GridEncoder(model, tokenizer, PREFIXES, batch_size=128, max_length=128)
+        quality = evaluate_grid(encoder, tasks, data).quality(STS_TESTS)
+        print(f"| {name} | " + " | ".join(f"{100 * quality[g]:.1f}" for g in PREFIXES) + " |", flush=True)
+
+
 def draw(results: dict[str, Any], data: Path, tokenizer: Any) -> None:
     """Figures 4 and 5 of the paper: covariances of the first dims on SNLI, alignment and uniformity on STS-B."""
     draw_state = random.Random(0)
@@ -293,6 +308,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--runs", nargs="+", default=[*FIRST, *SECOND], choices=[*FIRST, *SECOND, *VARIANTS])
     parser.add_argument("--development", action="store_true", help="score development sets, write nothing")
     parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
+    parser.add_argument("--prefixes", action="store_true", help="score prefixes of the students of seed 0 and stop")
     parser.add_argument("--terms", action="store_true", help="print each term's gradient at the start, and stop")
     parser.add_argument("--figures", action="store_true", help="draw the students of seed 0 and stop")
     options = parser.parse_args(arguments)
@@ -305,6 +321,9 @@ def main(arguments: list[str]) -> None:
         return
 
     study = Study(options)
+    if options.prefixes:
+        print_prefixes(study.data, study.tokenizer)
+        return
     if options.terms:
         study.print_terms()
         return
