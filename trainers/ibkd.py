@@ -76,6 +76,8 @@ class IBKDConfig(HSICArguments, EmbeddingConfig):
             `"ckd"` (without HSIC), `"mse"` ([`TeacherMSE`]), `"crd"` ([`CRD`], with a temperature of its own), `"hpd"`
             ([`HPD`], with `projection_dim`).
         beta (`float`, *optional*, defaults to 1.0): beta_1, the weight of HSIC, for `"ibkd"`.
+        normalize_targets (`bool`, *optional*, defaults to `False`): For `"mse"` and `"hpd"`: L2-normalise both sides
+            of the squared error.
 
     The grid is the student's full size by default; with several granularities each has these losses, summed, which no
     paper has. Other defaults are the paper's (Table 1, STS): `temperature` 0.1, `learning_rate` 1e-4, batches of 256,
@@ -98,6 +100,9 @@ class IBKDConfig(HSICArguments, EmbeddingConfig):
     teacher_cache_dir: str = field(default="runs/teachers", metadata={"help": "Folder of teachers' caches."})
     method: str = field(default="ibkd", metadata={"help": f"One of {', '.join(METHODS)}."})
     beta: float = field(default=1.0, metadata={"help": "Weight of HSIC, for the method ibkd."})
+    normalize_targets: bool = field(
+        default=False, metadata={"help": "For mse and hpd: L2-normalise both sides of the squared error."}
+    )
     temperature: float = field(default=0.1, metadata={"help": "Cosines are divided by it."})
     learning_rate: float = field(default=1e-4, metadata={"help": "Initial learning rate of AdamW."})
     per_device_train_batch_size: int = field(default=256, metadata={"help": "Texts a device and step."})
@@ -205,11 +210,12 @@ class IBKDTrainer(EmbeddingTrainer):
         options: dict[str, Any] = {"teacher_dim": self.teacher.width, "pooling": args.pooling}
         contrast = {"mask_duplicates": args.mask_duplicates}
         if args.method == "mse":
-            return TeacherMSE(grid, **options)
+            return TeacherMSE(grid, normalize=args.normalize_targets, **options)
         if args.method == "crd":
             return CRD(grid, **contrast, **options)
         if args.method == "hpd":
-            return HPD(grid, components=self.teacher.principal_components(grid.full.dim), **options)
+            components = self.teacher.principal_components(grid.full.dim)
+            return HPD(grid, components=components, normalize=args.normalize_targets, **options)
         distillation = TeacherContrast(grid, temperature=args.temperature, **contrast, **options)
         if args.method == "ckd" or args.beta == 0:
             return distillation

@@ -107,6 +107,12 @@ def mapped(students: torch.Tensor, linear: nn.Linear) -> torch.Tensor:
         return nn.functional.linear(precise(students), linear.weight[:, : students.shape[1]])
 
 
+def squared_errors(students: torch.Tensor, teachers: torch.Tensor, normalize: bool) -> torch.Tensor:
+    """Means over dims of squared differences `(texts,)`, of vectors as they are or L2-normalised."""
+    sides = (prefix(vectors, vectors.shape[1], normalize=normalize) for vectors in (students, teachers))
+    return torch.sub(*sides).square().mean(dim=1)
+
+
 class TeacherContrast(RepresentationDistillation):
     """
     InfoNCE between `W s` of a text and the teacher's embedding of it, among the teacher's embeddings of the batch, on
@@ -149,17 +155,20 @@ class TeacherMSE(RepresentationDistillation):
     compares itself with.
 
     Args:
+        normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise both sides before. Without it the
+            student first has to find the length of the teacher's embeddings, which may be far from its own.
         kwargs: As for [`RepresentationDistillation`].
     """
 
     name = "mse"
 
-    def __init__(self, grid: Grid, **kwargs: Any):
+    def __init__(self, grid: Grid, *, normalize: bool = False, **kwargs: Any):
         super().__init__(grid, **kwargs)
+        self.normalize = normalize
         self.maps = self.maps_to(self.teacher_dim)
 
     def losses(self, students: torch.Tensor, granularity: Granularity, taught: TaughtTexts) -> torch.Tensor:
-        return (mapped(students, self.maps[str(granularity.layer)]) - taught.teacher).square().mean(dim=1)
+        return squared_errors(mapped(students, self.maps[str(granularity.layer)]), taught.teacher, self.normalize)
 
 
 class CRD(RepresentationDistillation):
@@ -226,13 +235,14 @@ class CRD(RepresentationDistillation):
 
 class HPD(RepresentationDistillation):
     """
-    Homotopic projective distillation (Zhao et al., [2203.07687](https://huggingface.co/papers/2203.07687)): mean
+    Homomorphic projective distillation (Zhao et al., [2203.07687](https://huggingface.co/papers/2203.07687)): mean
     squared error between the student's embedding, which has a projection of its own to few dims, and the teacher's
     first principal components.
 
     Args:
         components (`torch.Tensor` of shape `(dim, teacher_dim)`): See [`TeacherEmbeddings.principal_components`]. The
             grid has one granularity, of so many dims.
+        normalize (`bool`, *optional*, defaults to `False`): See [`TeacherMSE`].
         kwargs: As for [`RepresentationDistillation`].
 
     Raises:
@@ -241,8 +251,9 @@ class HPD(RepresentationDistillation):
 
     name = "hpd"
 
-    def __init__(self, grid: Grid, *, components: torch.Tensor, **kwargs: Any):
+    def __init__(self, grid: Grid, *, components: torch.Tensor, normalize: bool = False, **kwargs: Any):
         super().__init__(grid, **kwargs)
+        self.normalize = normalize
         if len(grid) != 1 or grid.dims != [len(components)]:
             raise ValueError(f"HPD trains one granularity of {len(components)} dims; the grid is {grid}.")
         self.components: torch.Tensor
@@ -251,4 +262,4 @@ class HPD(RepresentationDistillation):
     def losses(self, students: torch.Tensor, granularity: Granularity, taught: TaughtTexts) -> torch.Tensor:
         with no_autocast(students):
             targets = taught.teacher @ self.components.T.to(taught.teacher)
-        return (precise(students) - targets).square().mean(dim=1)
+        return squared_errors(precise(students), targets, self.normalize)

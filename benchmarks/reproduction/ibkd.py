@@ -81,8 +81,11 @@ OURS = {"hsic_normalize": True, "beta": 100.0}
 PREFIXES = Grid.product([STUDENT_LAYERS], [16, 32, 64, 128, 384])
 FIRST = {
     "MSE": Run(IBKDConfig, IBKDTrainer, {"method": "mse"}),
+    "MSE, normalised": Run(IBKDConfig, IBKDTrainer, {"method": "mse", "normalize_targets": True}),
     "CRD": Run(IBKDConfig, IBKDTrainer, {"method": "crd"}),
-    "HPD-128": Run(IBKDConfig, IBKDTrainer, {"method": "hpd", "projection_dim": 128}),
+    "HPD-128, normalised": Run(
+        IBKDConfig, IBKDTrainer, {"method": "hpd", "projection_dim": 128, "normalize_targets": True}
+    ),
     "CKD": Run(IBKDConfig, IBKDTrainer, {"method": "ckd"}),
     "IBKD (paper)": Run(IBKDConfig, IBKDTrainer),
     "IBKD (ours)": Run(IBKDConfig, IBKDTrainer, OURS),
@@ -215,7 +218,7 @@ def print_prefixes(data: Path, tokenizer: Any) -> None:
     """The mean over the STS tests at prefixes of the last layer, of the students of seed 0."""
     tasks = find_tasks(STS_TESTS)
     print("| run | " + " | ".join(map(str, PREFIXES)) + " |\n| --- |" + " --: |" * len(PREFIXES))
-    for name in ("MSE", "CKD", "IBKD (ours)", "IBKD (ours), nested"):
+    for name in ("MSE, normalised", "CKD", "IBKD (ours)", "IBKD (ours), nested"):
         model = AutoModel.from_pretrained(FOLDER / f"{name}-0").to(torch.bfloat16)
         encoder = GridEncoder(model, tokenizer, PREFIXES, batch_size=128, max_length=128)
         quality = evaluate_grid(encoder, tasks, data).quality(STS_TESTS)

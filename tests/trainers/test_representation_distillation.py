@@ -68,7 +68,13 @@ def naive_contrast(objective, batch, layer, dim):
 def naive_mse(objective, batch, layer, dim):
     students, teachers, _ = students_and_teachers(batch, layer)
     weight = objective.maps[str(layer)].weight[:, :dim]
-    return torch.stack([((weight @ s[:dim] - t) ** 2).mean() for s, t in zip(students, teachers, strict=True)]).mean()
+    losses = []
+    for s, t in zip(students, teachers, strict=True):
+        s = weight @ s[:dim]
+        if objective.normalize:
+            s, t = s / s.norm(), t / t.norm()
+        losses.append(((s - t) ** 2).mean())
+    return torch.stack(losses).mean()
 
 
 def naive_crd(objective, batch, layer, dim):
@@ -107,6 +113,7 @@ OBJECTIVES = {
     "infonce": (lambda: TeacherContrast(GRID, teacher_dim=TEACHER), naive_contrast),
     "infonce, repeats": (lambda: TeacherContrast(GRID, teacher_dim=TEACHER, mask_duplicates=False), naive_contrast),
     "mse": (lambda: TeacherMSE(GRID, teacher_dim=TEACHER), naive_mse),
+    "mse, normalised": (lambda: TeacherMSE(GRID, teacher_dim=TEACHER, normalize=True), naive_mse),
     "crd": (lambda: CRD(GRID, teacher_dim=TEACHER, critic_dim=5), naive_crd),
     "hsic": (lambda: HSIC(GRID, gamma=0.1), naive_hsic),
     "hsic, normalised, of layer 1": (lambda: HSIC(GRID, normalize=True, input_layer=1), naive_hsic),
@@ -200,6 +207,9 @@ def test_hpd_is_the_distance_to_the_teachers_components():
     students, teachers, _ = students_and_teachers(batch, 3)
     expected = (students[:, :3] - teachers @ components.T).square().mean()
     torch.testing.assert_close(objective(batch)["hpd_3x3"], expected)
+    sides = (nn.functional.normalize(vectors, dim=1) for vectors in (students[:, :3], teachers @ components.T))
+    normalized = HPD(Grid.parse("3x3"), components=components, teacher_dim=TEACHER, normalize=True)(batch)
+    torch.testing.assert_close(normalized["hpd_3x3"], nn.functional.mse_loss(*sides))
     with pytest.raises(ValueError, match="HPD trains one granularity of 3 dims; the grid is 3x4"):
         HPD(Grid.parse("3x4"), components=components, teacher_dim=TEACHER)
 
