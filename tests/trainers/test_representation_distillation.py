@@ -97,6 +97,8 @@ def naive_hsic(objective, batch, layer, dim):
     values = []
     for name in COLUMNS:
         x, s = batch.texts[name].layers[objective.input_layer], batch.texts[name].layers[layer][:, :dim]
+        if objective.detach_input:
+            x = x.detach()
         if objective.normalize:
             x, s = nn.functional.normalize(x, dim=1), nn.functional.normalize(s, dim=1)
         n = len(x)
@@ -116,6 +118,7 @@ OBJECTIVES = {
     "mse, normalised": (lambda: TeacherMSE(GRID, teacher_dim=TEACHER, normalize=True), naive_mse),
     "crd": (lambda: CRD(GRID, teacher_dim=TEACHER, critic_dim=5), naive_crd),
     "hsic": (lambda: HSIC(GRID, gamma=0.1), naive_hsic),
+    "hsic, of an input without gradient": (lambda: HSIC(GRID, gamma=0.1, detach_input=True), naive_hsic),
     "hsic, normalised, of layer 1": (lambda: HSIC(GRID, normalize=True, input_layer=1), naive_hsic),
 }
 
