@@ -165,7 +165,7 @@ def draw_covariances(covariances: Mapping[str, np.ndarray], file: Path, dims: in
         file (`Path`): PNG file to write.
         dims (`int`, *optional*, defaults to 16): How many.
     """
-    figure = Figure(figsize=(1.2 + 2.9 * len(covariances), 3.3), layout="constrained")
+    figure = Figure(figsize=(1.4 + 2.9 * len(covariances), 3.6), layout="constrained")
     panels = figure.subplots(1, len(covariances), squeeze=False)[0]
     for axes, (name, covariance) in zip(panels, covariances.items(), strict=True):
         scaled = abs(covariance) * len(covariance) / covariance.trace()
@@ -187,11 +187,12 @@ def draw_alignment_and_uniformity(points: Mapping[str, tuple[float, float]], fil
         points (`Mapping[str, tuple[float, float]]`): Name of an encoder -> uniformity and alignment.
         file (`Path`): PNG file to write.
     """
-    figure = Figure(figsize=(6.4, 4.2), layout="constrained")
+    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
     axes = figure.subplots()
     colors = colormaps["viridis"].resampled(len(points))
     for index, (name, (uniform, aligned)) in enumerate(sorted(points.items(), key=lambda point: point[1])):
         axes.scatter(uniform, aligned, color=colors(index), s=40, label=name, edgecolors="black", linewidths=0.5)
+    axes.locator_params(nbins=6)
     axes.set_xlabel("uniformity (lower: texts spread)")
     axes.set_ylabel("alignment (lower: pairs close)")
     axes.grid(alpha=0.3)
