@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
@@ -28,6 +28,9 @@ class NestedTrainingArguments(TrainingArguments):
     Raises:
         ValueError: if the grid cannot be parsed, or a value is out of range.
     """
+
+    # Whether the grid is the model's full size where none is given, rather than what its config names.
+    full_size_by_default: ClassVar[bool] = False
 
     grid: str | None = field(
         default=None,
@@ -71,6 +74,8 @@ class NestedTrainingArguments(TrainingArguments):
         """
         if self.grid is not None:
             return Grid.parse(self.grid).validate(config)
+        if self.full_size_by_default:
+            return Grid.full_size(config)
         values = config.to_dict()
         layers, dims = values.get("matryoshka_layers"), values.get("matryoshka_dims")
         if not layers or not dims:

@@ -87,6 +87,8 @@ class IBKDConfig(HSICArguments, EmbeddingConfig):
         ValueError: if a value is out of range.
     """
 
+    full_size_by_default = True
+
     teacher_name_or_path: str | None = field(default=None, metadata={"help": "Folder or Hub id of the teacher."})
     teacher_revision: str | None = field(default=None, metadata={"help": "The teacher's branch, tag or commit."})
     teacher_pooling: str | None = field(
@@ -116,6 +118,8 @@ class IBKDConfig(HSICArguments, EmbeddingConfig):
             raise ValueError(f"beta={self.beta} must not be negative.")
         if self.method == "hpd" and self.projection_dim is None:
             raise ValueError("HPD compresses the teacher to projection_dim dims: pass it (the paper: 128).")
+        if self.normalize_targets and self.method not in ("mse", "hpd"):
+            raise ValueError(f"normalize_targets is for the methods mse and hpd, not {self.method}.")
         for name in ("unsupervised", "symmetric", "learn_temperature"):
             if getattr(self, name):
                 raise ValueError(f"{name} is for contrasting texts with each other, not with a teacher.")
@@ -142,14 +146,9 @@ class IBKDConfig(HSICArguments, EmbeddingConfig):
                     "dtype",
                     "trust_remote_code",
                     "batch_size",
-                )  # fmt: skip
+                )
             },
         )
-
-    def grid_for(self, config: Any) -> Grid:
-        if self.grid is None and self.projection_dim is None:
-            return Grid.full_size(config)
-        return super().grid_for(config)
 
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = self.named_columns(*datasets)
@@ -232,8 +231,8 @@ def all_texts(datasets: Iterable[Any], columns: list[str], separator: str) -> It
     for dataset in datasets:
         if not isinstance(dataset, Dataset):
             raise ValueError(f"A teacher's cache needs a dataset that is read whole, not a {type(dataset).__name__}.")
-        for column in columns:
-            for row in dataset:
+        for row in dataset:
+            for column in columns:
                 yield joined_text(row, column, separator)
 
 
@@ -253,6 +252,8 @@ class IBKDFinetuningConfig(HSICArguments, ContrastiveConfig):
         ValueError: if a value is out of range.
     """
 
+    full_size_by_default = True
+
     beta: float = field(default=0.5, metadata={"help": "Weight of HSIC."})
     learning_rate: float = field(default=3e-5, metadata={"help": "Initial learning rate of AdamW."})
     per_device_train_batch_size: int = field(default=256, metadata={"help": "Pairs a device and step."})
@@ -262,11 +263,6 @@ class IBKDFinetuningConfig(HSICArguments, ContrastiveConfig):
         super().__post_init__()
         if self.beta < 0:
             raise ValueError(f"beta={self.beta} must not be negative.")
-
-    def grid_for(self, config: Any) -> Grid:
-        if self.grid is None and self.projection_dim is None:
-            return Grid.full_size(config)
-        return super().grid_for(config)
 
 
 class IBKDFinetuningTrainer(EmbeddingTrainer):

@@ -38,12 +38,11 @@ class SimCSEConfig(EmbeddingConfig):
     `unsupervised` on by default.
     """
 
+    full_size_by_default = True
+
     unsupervised: bool = field(
         default=True, metadata={"help": "One text column; its positive is itself under another dropout mask."}
     )
-
-    def grid_for(self, config: Any) -> Grid:
-        return Grid.full_size(config) if self.grid is None else super().grid_for(config)
 
 
 class SimCSETrainer(EmbeddingTrainer):

@@ -201,7 +201,7 @@ def mean_of(results: dict[str, Any], name: str, measures: list[str]) -> list[flo
 
 
 def print_rows(results: dict[str, Any]) -> None:
-    """A row a run, means over seeds; in brackets the mean over the STS tests of each seed."""
+    """A row a run, means over seeds, and of the STS tests the mean of each seed."""
     others = [name for name in MEASURES if name not in STS_TESTS and "msmarco" not in name]
     print("| run | size | STS (7) | each seed | " + " | ".join(others) + " |")
     print("| --- | --- | --: | --- |" + " --: |" * len(others))

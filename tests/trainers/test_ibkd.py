@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from modeling_m3bert import M3BertModel
+from tests.conftest import tiny_config
 from tests.trainers.test_distributed import run_two
 from tests.trainers.test_teacher import encoder_folder  # noqa: F401  (a fixture)
 from tests.trainers.tiny_run import assert_same_weights, quiet_model
@@ -24,6 +25,7 @@ from trainers import (
     IBKDFinetuningTrainer,
     IBKDTrainer,
     Projection,
+    SimCSEConfig,
     Teacher,
     TeacherContrast,
     TeacherEmbeddings,
@@ -207,6 +209,14 @@ def test_a_projection_is_trained_and_published_with_the_student(tiny_tokenizer, 
     np.testing.assert_allclose(theirs, own.layers[6].numpy(), atol=1e-5)
 
 
+def test_the_full_size_is_that_of_the_projection(tmp_path):
+    """Of every configuration whose default is the full size."""
+    for config_class in (SimCSEConfig, IBKDConfig, IBKDFinetuningConfig):
+        for projection_dim, size in ((None, "6x32"), (8, "6x8")):
+            args = config_class(output_dir=str(tmp_path), projection_dim=projection_dim, **QUIET)
+            assert str(args.grid_for(tiny_config())) == size
+
+
 def test_anchors_are_pooled_as_cls(tiny_tokenizer, sentences, tmp_path):
     trainer = finetuner(
         quiet_model().model, tiny_tokenizer, sentences, tmp_path / "s", projection_dim=6, pooling="anchor", max_steps=1
@@ -264,6 +274,7 @@ def test_prefixes_of_a_projection(tiny_tokenizer, sentences, tmp_path):
         ({"method": "pkd"}, "method='pkd' is unknown; legal values: ibkd, ckd, mse, crd, hpd"),
         ({"beta": -1.0}, "beta=-1.0 must not be negative"),
         ({"method": "hpd"}, "HPD compresses the teacher to projection_dim dims"),
+        ({"normalize_targets": True}, "normalize_targets is for the methods mse and hpd, not ibkd"),
         ({"symmetric": True}, "symmetric is for contrasting texts with each other"),
         ({"teacher_name_or_path": None}, "needs a teacher: pass teacher_name_or_path"),
         ({"text_columns": []}, "needs a column of texts"),
