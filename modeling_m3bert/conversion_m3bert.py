@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -136,6 +137,8 @@ def m3bert_config(config: Any) -> M3BertConfig:
         eos_token_id=config.eos_token_id,
         tie_word_embeddings=config.tie_word_embeddings,
         name_or_path=config.name_or_path,
+        # A folder of this machine tells nobody anything.
+        converted_from=None if os.path.exists(config.name_or_path) else config.name_or_path or None,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from . import papers
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .granularity import Grid
 from .objective import NestedBatch
@@ -76,7 +77,8 @@ class ContrastiveTrainer(EmbeddingTrainer):
 
     _name = "Matryoshka contrastive"
     _tag_names = ("m3bert", "contrastive", "matryoshka", "sentence-similarity")
-    _paper = {"title": "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder", "id": "2605.19568"}
+    _paper = papers.M3BERT
+    _equation = "Eqs. 1 and 4: InfoNCE, summed over layers and dims"
 
     def build_objective(self, args: ContrastiveConfig, grid: Grid) -> Contrastive:
         return Contrastive(grid, reduction=args.reduction, **args.embedding_arguments())

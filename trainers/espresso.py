@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import papers
 from .distributed import sum_over_ranks
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .granularity import Granularity, Grid
@@ -117,7 +118,8 @@ class EspressoTrainer(EmbeddingTrainer):
 
     _name = "ESE"
     _tag_names = ("espresso", "matryoshka", "sentence-similarity")
-    _paper = {"title": "ESE: Espresso Sentence Embeddings", "id": "2402.14776"}
+    _paper = papers.ESE
+    _equation = "version 3: every layer, and its first dims aligned with its principal components"
 
     def build_objective(self, args: EspressoConfig, grid: Grid) -> Espresso:
         return Espresso(

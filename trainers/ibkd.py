@@ -10,6 +10,7 @@ from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from . import papers
 from .collators import joined_text, separator_for
 from .composition import Composition
 from .contrastive import Contrastive, ContrastiveConfig
@@ -21,7 +22,15 @@ from .representation_distillation import CRD, HPD, TeacherContrast, TeacherMSE
 from .teacher import Teacher, TeacherEmbeddings
 
 
-METHODS = ("ibkd", "ckd", "mse", "crd", "hpd")
+# The paper's method and its baselines, and what each minimises.
+EQUATIONS = {
+    "ibkd": "Eq. 8: InfoNCE with a teacher's embeddings, and HSIC between input and representation",
+    "ckd": "Eq. 8 without HSIC: InfoNCE with a teacher's embeddings (baseline CKD)",
+    "mse": "mean squared error to a teacher's embeddings (baseline MSE)",
+    "crd": "contrast with a teacher's embeddings by a learned critic (baseline CRD, arXiv 1910.10699)",
+    "hpd": "mean squared error to a teacher's principal components (baseline HPD, arXiv 2203.07687)",
+}
+METHODS = tuple(EQUATIONS)
 
 
 @dataclass
@@ -180,7 +189,8 @@ class IBKDTrainer(EmbeddingTrainer):
 
     _name = "IBKD"
     _tag_names = ("ibkd", "distillation", "sentence-similarity")
-    _paper = {"title": "Text Representation Distillation via Information Bottleneck Principle", "id": "2311.05472"}
+    _paper = papers.IBKD
+    _equation = EQUATIONS["ibkd"]
 
     def __init__(
         self,
@@ -203,6 +213,7 @@ class IBKDTrainer(EmbeddingTrainer):
                 all_texts(datasets, columns, separator), args.teacher_cache_dir, description="Teacher"
             )
         self.teacher = teacher
+        self._name, self._equation = args.method.upper(), EQUATIONS[args.method]
         super().__init__(model, args, processing_class, train_dataset, eval_dataset, teacher=teacher, **kwargs)
 
     def build_objective(self, args: IBKDConfig, grid: Grid) -> Objective:
@@ -278,7 +289,8 @@ class IBKDFinetuningTrainer(EmbeddingTrainer):
 
     _name = "IBKD fine-tuning"
     _tag_names = ("ibkd", "contrastive", "sentence-similarity")
-    _paper = IBKDTrainer._paper
+    _paper = papers.IBKD
+    _equation = "Eqs. 9 to 11: InfoNCE of pairs with hard negatives, and HSIC between input and representation"
 
     def build_objective(self, args: IBKDFinetuningConfig, grid: Grid) -> Objective:
         contrastive = Contrastive(grid, reduction=args.reduction, **args.embedding_arguments())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import papers
 from .distributed import same_on_all_ranks
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .granularity import Grid
@@ -107,7 +108,8 @@ class Matryoshka2dTrainer(EmbeddingTrainer):
 
     _name = "2DMSE"
     _tag_names = ("2dmse", "matryoshka", "sentence-similarity")
-    _paper = {"title": "2D Matryoshka Sentence Embeddings", "id": "2402.14776"}
+    _paper = papers.ESE
+    _equation = "version 1, 2D Matryoshka: a layer and a dim drawn each step, aligned with the full depth"
 
     def build_objective(self, args: Matryoshka2dConfig, grid: Grid) -> Matryoshka2d:
         return Matryoshka2d(

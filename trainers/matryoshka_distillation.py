@@ -134,6 +134,7 @@ class MatryoshkaDistillationTrainer(MultigranularMLMTrainer):
 
     _name = "Matryoshka distillation"
     _tag_names = ("m3bert", "multigranular-mlm", "distillation", "matryoshka")
+    _equation = "Eqs. 2 and 3: masked-token cross-entropy over layers and dims, and KL divergence from small to large"
 
     def build_objective(self, args: MatryoshkaDistillationConfig, grid: Grid) -> MatryoshkaDistillation:
         if args.pairs is None:

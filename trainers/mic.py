@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from . import papers
 from .regularized import RegularizedConfig, RegularizedTrainer
 
 
@@ -53,7 +54,5 @@ class MICTrainer(RegularizedTrainer):
 
     _name = "MIC"
     _tag_names = ("mic", "matryoshka", "sentence-similarity")
-    _paper = {
-        "title": "MIC: Maximizing Informational Capacity in Adaptive Representations via Isotropic Subspace Alignment",
-        "id": "2605.29987",
-    }
+    _paper = papers.MIC
+    _equation = "section 2: MRL, SCR and SIR"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from . import papers
 from .nested import Pooling
 from .regularized import RegularizedConfig, RegularizedTrainer
 
@@ -56,8 +57,5 @@ class MIPICTrainer(RegularizedTrainer):
 
     _name = "MIPIC"
     _tag_names = ("mipic", "matryoshka", "sentence-similarity")
-    _paper = {
-        "title": "MIPIC: Matryoshka Representation Learning via Self-Distilled Intra-Relational and Progressive "
-        "Information Chaining",
-        "id": "2604.24374",
-    }
+    _paper = papers.MIPIC
+    _equation = "section 3: MRL, SIA and PIC"

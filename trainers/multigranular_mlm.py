@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
+from . import papers
 from .arguments import NestedTrainingArguments
 from .granularity import Grid
 from .losses import nested_cross_entropy
@@ -114,7 +115,8 @@ class MultigranularMLMTrainer(NestedTrainer):
     _optional_columns = ("attention_mask", "special_tokens_mask")
     _name = "Multigranular MLM"
     _tag_names: tuple[str, ...] = ("m3bert", "multigranular-mlm", "matryoshka")
-    _paper = {"title": "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder", "id": "2605.19568"}
+    _paper = papers.M3BERT
+    _equation: str = "section 2.1: masked-token cross-entropy, summed over layers and dims"
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from . import papers
 from .composition import Composition
 from .contrastive import Contrastive, ContrastiveConfig
 from .embedding import EmbeddingTrainer
@@ -173,6 +174,8 @@ class RegularizedTrainer(EmbeddingTrainer):
 
     _name = "Regularised Matryoshka"
     _tag_names: tuple[str, ...] = ("matryoshka", "sentence-similarity")
+    _paper = papers.MRL
+    _equation: str = "Eq. 1: a contrastive loss at every granularity, with regularisers of MIPIC and MIC"
 
     def build_objective(self, args: RegularizedConfig, grid: Grid) -> Composition:
         return Composition(args.parts(grid))

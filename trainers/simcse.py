@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from . import papers
 from .contrastive import Contrastive
 from .embedding import EmbeddingConfig, EmbeddingTrainer
 from .granularity import Grid
@@ -56,7 +57,8 @@ class SimCSETrainer(EmbeddingTrainer):
 
     _name = "SimCSE"
     _tag_names = ("simcse", "contrastive", "sentence-similarity")
-    _paper = {"title": "SimCSE: Simple Contrastive Learning of Sentence Embeddings", "id": "2104.08821"}
+    _paper = papers.SIMCSE
+    _equation = "Eqs. 1 and 5: InfoNCE of two dropout views or of pairs, at the full size"
 
     def build_objective(self, args: SimCSEConfig, grid: Grid) -> SimCSE:
         return SimCSE(grid, **args.embedding_arguments())

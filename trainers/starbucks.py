@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import papers
 from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
 from .granularity import Granularity, Grid
 from .losses import similarity_kl
@@ -99,7 +100,8 @@ class StarbucksTrainer(EmbeddingTrainer):
 
     _name = "Starbucks"
     _tag_names = ("starbucks", "matryoshka", "sentence-similarity")
-    _paper = {"title": "Starbucks: Improved Training for 2D Matryoshka Embeddings", "id": "2410.13230"}
+    _paper = papers.STARBUCKS
+    _equation = "a fixed list of sizes, and KL divergence to the full size's similarities"
 
     def build_objective(self, args: StarbucksConfig, grid: Grid) -> Starbucks:
         return Starbucks(grid, kl_weight=args.kl_weight, **args.embedding_arguments())
