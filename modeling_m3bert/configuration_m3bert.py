@@ -58,6 +58,7 @@ class M3BertConfig(PreTrainedConfig):
             the depth (the paper's 4, 8, 12); an empty list says that none was trained for it, and then all are legal.
         matryoshka_dims (`list[int]`, *optional*): Prefix dims trained to be read, ascending. `None` takes those of 32,
             64, 128 that are below `hidden_size`, and `hidden_size`; an empty list as for `matryoshka_layers`.
+        converted_from (`str`, *optional*): Hub id of the encoder that the weights were converted from.
         output_layer (`int`, *optional*): Layer to read. A model is built with so many layers. `None` is the last one.
         output_dim (`int`, *optional*): Dims to return. `None` is all of them.
 
@@ -115,6 +116,7 @@ class M3BertConfig(PreTrainedConfig):
     # Lists from `__post_init__` on.
     matryoshka_layers: list[int] = None  # type: ignore[assignment]
     matryoshka_dims: list[int] = None  # type: ignore[assignment]
+    converted_from: str | None = None
     output_layer: int | None = None
     output_dim: int | None = None
 
@@ -163,8 +165,9 @@ class M3BertConfig(PreTrainedConfig):
 
     @property
     def matryoshka_dimensions(self) -> list[int]:
-        """`matryoshka_dims`, under the name that serving engines read."""
-        return list(self.matryoshka_dims)
+        """`matryoshka_dims` up to `output_dim`, under the name that serving engines read."""
+        widest = self.output_dim or self.hidden_size
+        return [dim for dim in self.matryoshka_dims if dim <= widest]
 
     @property
     def legal_layers(self) -> list[int]:

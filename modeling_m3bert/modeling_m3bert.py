@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 from transformers.activations import ACT2FN
+from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_bidirectional_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -227,6 +229,13 @@ class M3BertPreTrainedModel(PreTrainedModel):
         """
         return_info = kwargs.pop("output_loading_info", False)
         kwargs["use_safetensors"] = True
+        chosen = {name: kwargs[name] for name in ("output_layer", "output_dim") if name in kwargs}
+        if chosen and isinstance(kwargs.get("config"), PreTrainedConfig):
+            # Beside a config the library takes them for arguments of `__init__`; sentence-transformers loads so. The
+            # config may be of another copy of this code.
+            config = copy.deepcopy(kwargs["config"])
+            config.update(chosen)
+            kwargs = {name: value for name, value in kwargs.items() if name not in chosen} | {"config": config}
         try:
             model, info = super().from_pretrained(
                 pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
@@ -251,7 +260,7 @@ class M3BertModel(M3BertPreTrainedModel):
     """
 
     # A checkpoint saved with a head opens as an encoder without a word.
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\."]
+    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]
 
     def __init__(self, config: M3BertConfig):
         super().__init__(config)
@@ -404,8 +413,7 @@ class M3BertForMaskedLM(M3BertPreTrainedModel):
 
 
 class M3BertClassifier(M3BertPreTrainedModel):
-    """An encoder, dropout, and one linear layer that reads any prefix: what all heads but the masked LM are made
-    of."""
+    """An encoder, dropout, and one linear layer that reads any prefix: what heads that classify are made of."""
 
     def __init__(self, config: M3BertConfig, num_outputs: int):
         super().__init__(config)
@@ -473,11 +481,15 @@ class M3BertForTokenClassification(M3BertClassifier):
         )
 
 
-class M3BertForQuestionAnswering(M3BertClassifier):
+class M3BertForQuestionAnswering(M3BertPreTrainedModel):
     """m3BERT with start and end scores of an answer span (positions of shape `(batch,)`)."""
 
     def __init__(self, config: M3BertConfig):
-        super().__init__(config, 2)
+        super().__init__(config)
+        self.model = M3BertModel(self.config)
+        self.dropout = nn.Dropout(config.classifier_dropout)
+        self.qa_outputs = NestedLinear(config.hidden_size, 2)  # a name by which peft knows what to train and save
+        self.post_init()
 
     @can_return_tuple
     def forward(
@@ -489,7 +501,7 @@ class M3BertForQuestionAnswering(M3BertClassifier):
         **kwargs: Any,
     ) -> QuestionAnsweringModelOutput:
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-        start_logits, end_logits = self.classifier(self.dropout(outputs.last_hidden_state)).unbind(-1)
+        start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
             loss = self.loss_function(start_logits, end_logits, start_positions, end_positions, **kwargs)

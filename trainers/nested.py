@@ -88,7 +88,7 @@ class NestedStates:
             total = torch.einsum("btd,bt->bd", state, mask.to(state.dtype))
             return total / mask.sum(dim=1, keepdim=True).clamp(min=1)
         if pooling == "anchor":
-            return state[torch.arange(len(state), device=state.device), self.anchor_positions()]
+            return state[torch.arange(state.shape[0], device=state.device), self.anchor_positions()]
         raise ValueError(f"pooling={pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
 
     def anchor_positions(self) -> torch.Tensor:
