@@ -10,8 +10,10 @@ from transformers import AutoModel, AutoTokenizer
 
 from scripts._sources import default_base
 from trainers import Grid, Projection
+from trainers.embedding_modules import published_pooling
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
+from trainers.nested import family_of
 
 
 @dataclass
@@ -29,9 +31,7 @@ class EncoderArguments:
     )
     pooling: str | None = field(
         default=None,
-        metadata={
-            "help": "mean, or anchor: the first token ([CLS]). Default: as published with a projection, or mean."
-        },
+        metadata={"help": "mean, or anchor: the first token ([CLS]). Default: as the encoder was published, or mean."},
     )
     batch_size: int = field(default=64, metadata={"help": "Texts at a time."})
     max_length: int | None = field(
@@ -46,18 +46,22 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
     The encoder that the options name, on the GPU where there is one.
 
     Raises:
-        ValueError: if the default encoder is not installed, or the grid or the length are outside the model.
+        ValueError: if the default encoder is not installed, the grid or the length are outside the model, or it was
+            published with a pooling that is not read here and none was named.
     """
     name = arguments.model_name_or_path or default_base()
     options = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
     projection = Projection.find(name, revision=arguments.revision)
     model = AutoModel.from_pretrained(name, use_safetensors=True, **options)
+    pooling = arguments.pooling or published_pooling(
+        name, causal=family_of(model.config).causal, revision=arguments.revision
+    )
     prompts: dict[Role, str] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     return GridEncoder(
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         AutoTokenizer.from_pretrained(name, **options),
         grid_of(arguments.grid, model.config, projection),
-        pooling=arguments.pooling or (projection.pooling if projection else "mean"),  # type: ignore[arg-type]  # checked where it is used
+        pooling=pooling or "mean",  # type: ignore[arg-type]  # checked where it is used
         batch_size=arguments.batch_size,
         max_length=arguments.max_length,
         prompts={role: prompt for role, prompt in prompts.items() if prompt},

@@ -295,7 +295,8 @@ def save_merged(trainer: NestedTrainer) -> None:
     if trainer.is_world_process_zero():
         trainer.backbone.merge_and_unload().save_pretrained(trainer.args.output_dir)
         trainer.processing_class.save_pretrained(trainer.args.output_dir)
-        trainer.save_projection(trainer.args.output_dir)
+        trainer.save_modules(trainer.args.output_dir)
+        trainer.record().save(trainer.args.output_dir)
 
 
 def main(arguments: list[str]) -> None:

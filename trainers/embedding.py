@@ -14,9 +14,10 @@ from transformers import PreTrainedTokenizerBase
 from .arguments import NestedTrainingArguments
 from .collators import TextColumnsCollator, fields_of
 from .distributed import RankRows
+from .embedding_modules import width_of, write_modules
 from .granularity import Grid
 from .losses import nested_info_nce
-from .nested import POOLINGS, Pooling, unwrap_encoder
+from .nested import POOLINGS, Pooling, family_of, unwrap_encoder
 from .objective import NestedBatch, Objective
 from .projection import Projection
 from .teacher import TeacherEmbeddings
@@ -267,7 +268,8 @@ class EmbeddingConfig(NestedTrainingArguments):
 
 class EmbeddingTrainer(NestedTrainer):
     """
-    Base of the trainers of [`EmbeddingObjective`]s; each says in `build_objective` which one it is.
+    Base of the trainers of [`EmbeddingObjective`]s; each says in `build_objective` which one it is. What it saves is
+    read by `SentenceTransformer` with the pooling of the training.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
@@ -317,7 +319,7 @@ class EmbeddingTrainer(NestedTrainer):
             columns=tuple(name for column in columns for name in fields_of(column)),
             mini_batch_size=args.mini_batch_size,
             projection=(
-                Projection(unwrap_encoder(model).config.hidden_size, args.projection_dim, args.pooling)
+                Projection(unwrap_encoder(model).config.hidden_size, args.projection_dim)
                 if args.projection_dim is not None
                 else None
             ),
@@ -327,6 +329,17 @@ class EmbeddingTrainer(NestedTrainer):
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         """The objective that this configuration describes."""
         raise NotImplementedError(f"{type(self).__name__} must define build_objective.")
+
+    def save_modules(self, output_dir: str) -> None:
+        """Write pooling and projection beside the backbone, as modules of sentence-transformers."""
+        config = unwrap_encoder(self.backbone).config
+        write_modules(
+            output_dir,
+            width=width_of(config),
+            pooling=self.args.pooling,
+            causal=family_of(config).causal,
+            projection=self.projection,
+        )
 
 
 def has_dropout(model: nn.Module) -> bool:

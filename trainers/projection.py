@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,81 +9,48 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers.utils.hub import cached_file
 
+from .embedding_modules import dense_config, published_modules, read_published, width_of
 from .granularity import Grid
 from .losses._blocks import no_autocast, precise
-from .nested import Pooling
 from .objective import Objective
-from .teacher import require_sentence_transformers
-
-
-POOLING_FOLDER, PROJECTION_FOLDER = "1_Pooling", "2_Dense"
 
 
 class Projection(nn.Linear):
     """
     `S' = W S`, from the last layer's pooled embedding to fewer dims (IBKD,
     [2311.05472](https://huggingface.co/papers/2311.05472), Eq. 11). Starts as orthonormal rows, which keep angles as
-    well as any fixed projection can.
+    well as any fixed projection can. [`write_modules`] publishes it.
 
     Args:
         hidden_size (`int`): Width of the student.
         dim (`int`): Dims of the embedding, at most `hidden_size`.
-        pooling (`str`, *optional*, defaults to `"mean"`): How the embedding is pooled, `"mean"` or `"anchor"`.
 
     Raises:
         ValueError: if `dim` is out of range.
     """
 
-    def __init__(self, hidden_size: int, dim: int, pooling: Pooling = "mean"):
+    def __init__(self, hidden_size: int, dim: int):
         if not 0 < dim <= hidden_size:
             raise ValueError(f"projection_dim={dim} must be within 1..{hidden_size}, the model's width.")
         super().__init__(hidden_size, dim, bias=False)
         nn.init.orthogonal_(self.weight)
-        self.pooling = pooling
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         """`(..., hidden_size)` to `(..., dim)`, in float32 at least: the result is compared by cosine."""
         with no_autocast(vectors):
             return nn.functional.linear(precise(vectors), self.weight)
 
-    def save(self, folder: str | Path, causal: bool = False) -> None:
-        """
-        Write pooling and projection beside an encoder, as modules of sentence-transformers:
-        `SentenceTransformer(folder)` gives the projected embedding, `AutoModel` the encoder.
-
-        Args:
-            folder (`Path`): Where the encoder is.
-            causal (`bool`, *optional*, defaults to `False`): Whether the anchor is the last token.
-        """
-        modules = require_sentence_transformers("A projection").sentence_transformer.modules
-        folder = Path(folder)
-        mode = "mean" if self.pooling == "mean" else "lasttoken" if causal else "cls"
-        dense = modules.Dense(
-            self.in_features, self.out_features, bias=False, activation_function=nn.Identity(), init_weight=self.weight
-        )
-        parts = {
-            "": modules.Transformer,
-            POOLING_FOLDER: modules.Pooling(self.in_features, pooling_mode=mode),
-            PROJECTION_FOLDER: dense,
-        }
-        for name, part in parts.items():
-            if name:
-                (folder / name).mkdir(exist_ok=True)
-                part.save(str(folder / name))
-        kinds = [part if isinstance(part, type) else type(part) for part in parts.values()]
-        listed = [
-            {"idx": index, "name": str(index), "path": name, "type": f"{kind.__module__}.{kind.__qualname__}"}
-            for index, (name, kind) in enumerate(zip(parts, kinds, strict=True))
-        ]
-        (folder / "modules.json").write_text(json.dumps(listed, indent=2) + "\n", encoding="utf-8")
-
     def validate(self, objective: Objective, config: Any) -> None:
         """
-        Check that an objective reads nothing that the projection does not give.
+        Check that an objective reads nothing that the projection does not give, and that the model, as it is
+        published, gives the projection what it reads.
 
         Raises:
-            ValueError: if it reads token states, another layer than the last, or more dims.
+            ValueError: if it reads token states, another layer than the last, or more dims; or if the model's config
+                has an `output_dim`.
         """
+        if width_of(config) != self.in_features:
+            raise ValueError(f"A projection reads the full width: unset output_dim={config.output_dim} of the config.")
         if objective.reads_token_states:
             raise ValueError(f"{type(objective).__name__} reads token states, which a projection does not give.")
         self.validate_grid(objective.grid, config)
@@ -112,18 +77,22 @@ class Projection(nn.Linear):
         Args:
             name_or_path (`str`): Folder or Hub id.
             options (*optional*): `revision` and the like.
+
+        Raises:
+            ValueError: if there is more than one linear map behind the pooling, or it is more than a matrix.
         """
-        file = cached_file(
-            name_or_path,
-            f"{PROJECTION_FOLDER}/model.safetensors",
-            _raise_exceptions_for_missing_entries=False,
-            **options,
-        )
-        if file is None:
+        folders = published_modules(name_or_path, "Dense", **options)
+        if not folders:
             return None
-        weight = load_file(file)["linear.weight"]
-        file = cached_file(name_or_path, f"{POOLING_FOLDER}/config.json", **options)
-        mean = json.loads(Path(file).read_text(encoding="utf-8"))["pooling_mode"] == "mean"
-        projection = cls(weight.shape[1], weight.shape[0], "mean" if mean else "anchor")
+        residual = {"use_residual": False}  # what older files do not say
+        config = residual | read_published(name_or_path, f"{folders[0]}/config.json", **options)
+        plain = residual | dense_config(config["in_features"], config["out_features"])
+        if len(folders) > 1 or any(config.get(name) != value for name, value in plain.items()):
+            raise ValueError(
+                f"{name_or_path} has more behind its pooling than one matrix ({', '.join(folders)}), which is not "
+                "read here."
+            )
+        projection = cls(config["in_features"], config["out_features"])
+        weight = load_file(cached_file(name_or_path, f"{folders[0]}/model.safetensors", **options))["linear.weight"]
         projection.load_state_dict({"weight": weight})
         return projection

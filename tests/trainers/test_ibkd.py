@@ -30,8 +30,8 @@ from trainers import (
     TeacherContrast,
     TeacherEmbeddings,
 )
+from trainers.embedding_modules import MODULES_FILE, PROJECTION_FOLDER, published_pooling
 from trainers.evaluation import GridEncoder
-from trainers.projection import PROJECTION_FOLDER
 
 
 pytest.importorskip("sentence_transformers")
@@ -223,14 +223,12 @@ def test_anchors_are_pooled_as_cls(tiny_tokenizer, sentences, tmp_path):
     )
     trainer.train()
     trainer.save_model()
-    assert Projection.find(str(tmp_path / "s")).pooling == "anchor"
+    assert published_pooling(str(tmp_path / "s")) == "anchor"
     own = GridEncoder(
         trainer.backbone, tiny_tokenizer, Grid.parse("6x6"), pooling="anchor", projection=trainer.projection
     ).encode(sentences[:3])
     theirs = SentenceTransformer(str(tmp_path / "s"), trust_remote_code=True).encode(sentences[:3])
     np.testing.assert_allclose(theirs, own.layers[6].numpy(), atol=1e-5)
-    trainer.projection.save(tmp_path, causal=True)
-    assert '"lasttoken"' in (tmp_path / "1_Pooling" / "config.json").read_text()
 
 
 def test_a_run_with_a_projection_resumes(tiny_tokenizer, sentences, tmp_path):
@@ -242,6 +240,9 @@ def test_a_run_with_a_projection_resumes(tiny_tokenizer, sentences, tmp_path):
     assert_same_weights(resumed.model, whole.model)
     shutil.rmtree(tmp_path / "whole" / "checkpoint-2" / PROJECTION_FOLDER)
     again = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path / "again", **changes)
+    with pytest.raises(OSError, match=f"a file named {PROJECTION_FOLDER}/config.json"):
+        again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
+    (tmp_path / "whole" / "checkpoint-2" / MODULES_FILE).unlink()
     with pytest.raises(ValueError, match="checkpoint-2 has no projection"):
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
 
