@@ -191,7 +191,7 @@ class GridEncoder:
             "texts": len(texts),
             "text_fingerprint": fingerprint_of(texts),
             "model": unwrap_encoder(self.model).config.name_or_path,
-            "weights_fingerprint": self._weights_fingerprint(),
+            "weights_fingerprint": self.weights_fingerprint(),
             "grid": str(self.grid),
             "pooling": self.pooling,
             "max_length": self.max_length,
@@ -199,10 +199,11 @@ class GridEncoder:
             "dtype": str(self.dtype).removeprefix("torch."),
         }
 
-    def _weights_fingerprint(self) -> str:
+    def weights_fingerprint(self) -> str:
+        """A digest of all weights, by name: whose embeddings, or scores, something is."""
         digest = blake2b(digest_size=16)
         projection = self.projection.state_dict() if self.projection is not None else {}
-        for name, tensor in {**self.model.state_dict(), **projection}.items():
+        for name, tensor in {**unwrap_encoder(self.model).state_dict(), **projection}.items():
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()

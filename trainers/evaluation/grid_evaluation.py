@@ -130,6 +130,7 @@ def evaluate_grid(
         seed=seed,
         date=date.today().isoformat(),
         machine=f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
+        weights=encoder.weights_fingerprint(),
         versions={name: version(name) for name in PACKAGES},
         settings={
             "pooling": encoder.pooling,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -116,6 +116,8 @@ class GridResults:
         date (`str`): Day of the run, ISO 8601.
         machine (`str`): Its kind.
         versions (`dict[str, str]`): Package -> version.
+        weights (`str`, *optional*): Digest of the weights that were scored ([`GridEncoder.weights_fingerprint`]);
+            `None` in files of before it was kept.
         settings (`dict`): Of the encoder: pooling, longest text, batch size, prompts.
         scores (`list[Score]`): All numbers.
         seconds (`dict[str, dict[str, float]]`): Task -> seconds of encoding and of scoring.
@@ -138,6 +140,7 @@ class GridResults:
     plans: list[Plan] = field(default_factory=list)
     variances: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     latency: Latency | None = None
+    weights: str | None = None
     schema_version: int = SCHEMA_VERSION
 
     def save(self, file: Path) -> None:
@@ -160,6 +163,7 @@ class GridResults:
         found = content.get("schema_version") if isinstance(content, dict) else None
         if found != SCHEMA_VERSION:
             raise ValueError(f"{file} has schema version {found}; this program reads {SCHEMA_VERSION}.")
+        content.setdefault("weights", None)
         missing = sorted({part.name for part in fields(cls)} - content.keys())
         if missing:
             raise ValueError(f"{file} lacks {', '.join(missing)}.")
@@ -172,6 +176,28 @@ class GridResults:
     def granularities(self) -> Grid:
         """The grid."""
         return Grid.parse(self.grid)
+
+    def within(self, size: Granularity) -> GridResults:
+        """
+        What is said of the granularities of a part: cutting a model does not change their numbers.
+
+        Raises:
+            ValueError: if none of them was scored.
+        """
+        members = tuple(g for g in self.granularities if g.layer <= size.layer and g.dim <= size.dim)
+        if not members:
+            raise ValueError(f"Nothing within {size} was scored; scored: {self.grid}.")
+        names = {str(g) for g in members}
+        return replace(
+            self,
+            grid=str(Grid(members)),
+            scores=[score for score in self.scores if score.granularity in names],
+            plans=[plan for plan in self.plans if f"{plan.layer}x{plan.second_dim}" in names],
+            variances={
+                task: {layer: values[: size.dim] for layer, values in spectra.items() if int(layer) <= size.layer}
+                for task, spectra in self.variances.items()
+            },
+        )
 
     def tasks(self, family: str | None = None) -> list[str]:
         """Tasks that were scored, of one family or of all, in the order of the run."""
