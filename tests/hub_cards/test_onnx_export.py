@@ -1,0 +1,273 @@
+"""An ONNX file of a granularity: the embeddings of the encoder, in onnxruntime, without its later layers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_seed
+
+from hub_cards import onnx_export
+from hub_cards.onnx_export import embed, export_onnx, largest_difference, metadata_of, open_session, quantize_onnx
+from modeling_m3bert import M3BertModel, convert_to_m3bert
+from tests.conftest import WORDS, padded_batch, tiny_config
+from trainers import Granularity, Grid, Projection, nested_states, prefix
+from trainers.evaluation import GridEncoder
+
+
+onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
+pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+
+# Tracing takes seconds a layer, so that models have three; layer 2 is none that they were trained at.
+THREE_LAYERS = {"num_hidden_layers": 3, "matryoshka_layers": [1, 3]}
+GRID = Grid.parse("1x8,2x20,3x32")
+TEXTS = [" ".join(WORDS[:length]) for length in (1, 5, 2, 11, 0, 25, 3)]
+SENTENCES = ["rain", "", "A man plays the guitar, and a crowd listens.", "word " * 200, "What is a tuple?"]
+
+
+@pytest.fixture(scope="module")
+def encoder(tiny_tokenizer) -> GridEncoder:
+    set_seed(0)
+    return GridEncoder(M3BertModel(tiny_config(**THREE_LAYERS)).eval(), tiny_tokenizer, GRID)
+
+
+@pytest.fixture(scope="module")
+def files(encoder, tmp_path_factory) -> dict[Granularity, Path]:
+    """The granularities of the tiny encoder."""
+    folder = tmp_path_factory.mktemp("onnx") / "new"
+    return {g: export_onnx(encoder, g, folder / f"model_{g}.onnx") for g in GRID}
+
+
+@pytest.fixture(scope="module")
+def real(minilm, tmp_path_factory) -> tuple[GridEncoder, dict[Granularity, Path]]:
+    """The real encoder as an m3BERT, and its granularities."""
+    model, tokenizer = AutoModel.from_pretrained(minilm), AutoTokenizer.from_pretrained(minilm)
+    encoder = GridEncoder(convert_to_m3bert(model), tokenizer, Grid.parse("1x32,2x100,6x384"), max_length=128)
+    folder = tmp_path_factory.mktemp("real")
+    return encoder, {g: export_onnx(encoder, g, folder / f"model_{g}.onnx") for g in encoder.grid}
+
+
+def batches(texts: Sequence[str]) -> list[list[str]]:
+    """Batches of one, two and the rest, none of which is of the traced size."""
+    return [list(texts[:1]), list(texts[1:3]), list(texts[3:])]
+
+
+def assert_equal(encoder: GridEncoder, file: Path, texts: Sequence[str], normalize: bool = True) -> None:
+    """In onnxruntime, in batches, as in torch, all at once."""
+    (granularity,) = Grid.parse(metadata(file)["granularity"])
+    expected = replace(encoder, grid=Grid((granularity,)), prompts={}, dtype=torch.float32).encode(texts)
+    session = open_session(file)
+    found = np.concatenate([embed(session, encoder, batch) for batch in batches(texts)])
+    assert found.dtype == np.float32 and found.shape == (len(texts), granularity.dim)
+    np.testing.assert_allclose(found, expected.at(granularity, normalize=normalize).numpy(), atol=1e-4, rtol=0)
+
+
+def run(file: Path, inputs: dict[str, torch.Tensor]) -> np.ndarray:
+    return open_session(file).run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+
+
+def metadata(file: Path) -> dict[str, str]:
+    return {entry.key: entry.value for entry in onnx.load(file).metadata_props}
+
+
+def weights_in(file: Path) -> int:
+    return sum(int(np.prod(tensor.dims)) for tensor in onnx.load(file).graph.initializer)
+
+
+@pytest.mark.parametrize("granularity", list(GRID), ids=str)
+def test_a_file_embeds_as_the_encoder_does(encoder, files, granularity):
+    assert_equal(encoder, files[granularity], TEXTS)
+    assert 0 < largest_difference(encoder, files[granularity]) < 1e-4
+
+
+def test_files_of_the_real_encoder_embed_as_it_does(real):
+    encoder, written = real
+    for file in written.values():
+        assert_equal(encoder, file, SENTENCES)
+    sizes = [file.stat().st_size for file in written.values()]
+    assert sizes == sorted(sizes) and sizes[2] - sizes[0] > 5 * 7e6, "five layers of 1.8 million numbers"
+
+
+@pytest.mark.parametrize("lengths", [(1,), (33, 2, 7), (48,) * 4, (9, 0, 4)], ids=str)
+def test_any_batch_and_length_and_rows_of_padding(encoder, files, lengths):
+    inputs = padded_batch(lengths=lengths)
+    for granularity, file in files.items():
+        with torch.no_grad():
+            states = nested_states(encoder.model, inputs, [granularity.layer])
+        expected = prefix(states.pooled(granularity.layer), granularity.dim, normalize=True)
+        np.testing.assert_allclose(run(file, inputs), expected.numpy(), atol=1e-4, rtol=0)
+
+
+def test_padding_changes_nothing_and_nothing_but_padding_gives_zeros(files):
+    short = {name: tensor[:, :5] for name, tensor in padded_batch(lengths=(5, 3)).items()}
+    wide = {name: torch.nn.functional.pad(tensor, (0, 6), value=0) for name, tensor in short.items()}
+    empty = {"input_ids": torch.ones(2, 4, dtype=torch.long), "attention_mask": torch.zeros(2, 4, dtype=torch.long)}
+    for granularity, file in files.items():
+        np.testing.assert_allclose(run(file, wide), run(file, short), atol=1e-5)
+        np.testing.assert_array_equal(run(file, empty), np.zeros((2, granularity.dim)))
+
+
+def test_inputs_and_output_are_named_and_dynamic(files):
+    for granularity, file in files.items():
+        graph = onnx.load(file).graph
+        axes = {
+            part.name: [axis.dim_param or axis.dim_value for axis in part.type.tensor_type.shape.dim]
+            for part in (*graph.input, *graph.output)
+        }
+        assert axes == {
+            "input_ids": ["batch", "tokens"],
+            "attention_mask": ["batch", "tokens"],
+            "sentence_embedding": ["batch", granularity.dim],
+        }
+        assert {part.type.tensor_type.elem_type for part in graph.input} == {onnx.TensorProto.INT64}
+
+
+def test_later_layers_are_not_in_the_file(encoder, files):
+    shallow, middle, full = files.values()
+    layer = sum(weight.numel() for weight in encoder.model.layers[0].parameters())
+    assert full.stat().st_size > middle.stat().st_size > shallow.stat().st_size
+    for file, layers in ((shallow, 1), (middle, 2)):
+        assert weights_in(full) - weights_in(file) == pytest.approx((3 - layers) * layer, rel=0.02)
+
+
+def test_rotary_positions_an_anchor_and_a_model_that_is_left_alone(tiny_tokenizer, tmp_path):
+    model = M3BertModel(tiny_config(position_embedding_type="rope", **THREE_LAYERS)).train()
+    encoder = GridEncoder(model, tiny_tokenizer, GRID, pooling="anchor")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    file = export_onnx(encoder, Granularity(1, 12), tmp_path / "model.onnx", normalize=False)
+    assert model.training and model.config._attn_implementation == "sdpa" and not logging.root.manager.disable
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert_equal(encoder, file, TEXTS, normalize=False)
+    assert_equal(encoder, file, TEXTS[::-1], normalize=False)
+    empty = {"input_ids": torch.ones(3, 4, dtype=torch.long), "attention_mask": torch.zeros(3, 4, dtype=torch.long)}
+    assert np.isfinite(run(file, empty)).all()
+
+
+def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
+    config = tiny_config(
+        norm_position="post", norm_type="layernorm", mlp_gated=False, num_hidden_layers=2, matryoshka_layers=[]
+    )
+    encoder = GridEncoder(
+        M3BertModel(config),
+        tiny_tokenizer,
+        Grid.parse("2x12"),
+        projection=Projection(32, 12),
+        prompts={"query": "find the text "},
+        max_length=9,
+        dtype=torch.float16,
+    )
+    file = export_onnx(encoder, Granularity(2, 5), tmp_path / "model.onnx", opset=23)
+    assert_equal(encoder, file, TEXTS)
+    assert onnx.load(file).opset_import[0].version == 23
+    found = metadata(file)
+    assert json.loads(found["prompts"]) == {"query": "find the text "} and found["prompts_in_graph"] == "false"
+    assert (found["granularity"], found["max_length"]) == ("2x5", "9")
+    with pytest.raises(ValueError, match="projects layer 2 to 12 dims; outside of it: 1x8"):
+        export_onnx(encoder, Granularity(1, 8), tmp_path / "other.onnx")
+
+
+def test_another_family_as_it_is(tiny_tokenizer, tmp_path):
+    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4}
+    model = BertModel(BertConfig(vocab_size=99, max_position_embeddings=48, **sizes))
+    encoder = GridEncoder(model, tiny_tokenizer, Grid.parse("3x32"), pooling="anchor")
+    file = export_onnx(encoder, Granularity(1, 16), tmp_path / "model.onnx")
+    assert_equal(encoder, file, TEXTS)
+    unused = sum(weight.numel() for weight in (*model.encoder.layer[1:].parameters(), *model.pooler.parameters()))
+    # One row of the token types is all that texts use, so the others are gone as well.
+    assert weights_in(file) < model.num_parameters() - unused + 500
+
+
+def test_what_the_metadata_say(encoder, files):
+    assert metadata(files[Granularity(2, 20)]) == {
+        "granularity": "2x20",
+        "pooling": "mean",
+        "normalized": "true",
+        "max_length": "48",
+        "prompts": "{}",
+        "prompts_in_graph": "false",
+    }
+    model = M3BertModel(tiny_config())
+    for name, source in (("someone/encoder", "someone/encoder"), (os.getcwd(), None), ("/absent/folder", None)):
+        model.config.name_or_path = name
+        assert metadata_of(replace(encoder, model=model), Granularity(2, 8), True).get("source") == source
+
+
+def test_nothing_of_this_machine_is_in_a_file(real, files, tmp_path):
+    _, written = real
+    shallow = written[Granularity(1, 32)]
+    small = quantize_onnx(shallow, tmp_path / "small.onnx")
+    roots = {os.getcwd(), sys.prefix, str(Path(torch.__file__).parent), str(Path.home()), str(shallow.parent)}
+    for file in (*files.values(), shallow, small):
+        content = file.read_bytes()
+        assert not [root for root in roots if root.encode() in content]
+        assert not re.search(rb"/[\w.-]+/[\w./-]*\.py", content) and b"stack_trace" not in content
+        model = onnx.load(file)
+        assert not any(node.doc_string or node.metadata_props for node in model.graph.node)
+
+
+def test_weights_of_8_bits_keep_the_direction(real, tmp_path):
+    encoder, written = real
+    file = written[Granularity(6, 384)]
+    small = quantize_onnx(file, tmp_path / "small.onnx")
+    assert small.stat().st_size < 0.3 * file.stat().st_size
+    assert metadata(small) == {**metadata(file), "weights": "int8"}
+    sentences = ["rain", "A man plays the guitar, and a crowd listens.", "What is a tuple?"]
+    cosines = (embed(open_session(small), encoder, sentences) * embed(open_session(file), encoder, sentences)).sum(1)
+    assert (cosines > 0.97).all() and (cosines < 1 - 1e-4).any(), "something was rounded"
+
+
+class DependsOnItsData(M3BertModel):
+    """Takes another way for other texts, which no graph can hold."""
+
+    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: object) -> object:
+        if input_ids.sum() > 100:
+            input_ids = input_ids.flip(1)
+        return super().forward(input_ids=input_ids, **kwargs)
+
+
+def test_a_model_that_cannot_be_exported_says_so_in_one_line(encoder, tmp_path, capfd):
+    other = replace(encoder, model=DependsOnItsData(tiny_config(**THREE_LAYERS)))
+    with pytest.raises(ValueError, match="DependsOnItsData cannot be exported to ONNX: ") as caught:
+        export_onnx(other, Granularity(1, 8), tmp_path / "model.onnx")
+    assert "\n" not in str(caught.value) and not any(tmp_path.iterdir())
+    assert "def forward" not in "".join(capfd.readouterr()), "torch prints what it had traced"
+
+
+def test_a_graph_that_gives_something_else_is_not_written(encoder, files, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_export, "trace", lambda embedder, opset: onnx.load(files[Granularity(1, 8)]))
+    file = export_onnx(encoder, Granularity(1, 8), tmp_path / "same.onnx")
+    assert file.is_file()
+    set_seed(1)
+    model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
+    with pytest.raises(ValueError, match=r"The ONNX graph of 1x8 is .* off from torch; legal is 0.0001"):
+        export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
+    with torch.no_grad():
+        model.embed_tokens.weight.fill_(torch.nan)
+    with pytest.raises(ValueError, match="The ONNX graph of 1x8 is nan off from torch"):
+        export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
+    monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 1000)
+    with pytest.raises(ValueError, match=r"its weights take 0.0 GiB, and one file holds less than 2\.$"):
+        export_onnx(encoder, Granularity(1, 8), tmp_path / "large.onnx")
+    assert [found.name for found in tmp_path.iterdir()] == ["same.onnx"]
+
+
+def test_bad_requests_are_refused(encoder, tmp_path, monkeypatch):
+    for opset in (17, 24):
+        with pytest.raises(ValueError, match=f"opset={opset} must be within 18..23"):
+            export_onnx(encoder, Granularity(1, 8), tmp_path / "model.onnx", opset=opset)
+    with pytest.raises(ValueError, match="layers 1..3 and dims 1..32; outside of it: 4x8"):
+        export_onnx(encoder, Granularity(4, 8), tmp_path / "model.onnx")
+    monkeypatch.setattr(onnx_export, "PACKAGES", ("onnx", "absent_one", "absent_two"))
+    with pytest.raises(ValueError, match=r"needs absent_one, absent_two: pip install 'm3bert\[onnx\]'"):
+        export_onnx(encoder, Granularity(1, 8), tmp_path / "model.onnx")
+    assert not any(tmp_path.iterdir())
