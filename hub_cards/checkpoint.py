@@ -1,0 +1,192 @@
+"""A checkpoint on disk, as publication sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+import modeling_m3bert
+from modeling_m3bert.conversion_m3bert import position_offset
+from trainers import Granularity, Grid, Projection
+from trainers.embedding_modules import published_pooling
+from trainers.evaluation import GridEncoder
+from trainers.nested import Pooling, family_of
+from trainers.record import RECORD_FILE, TrainingRecord
+
+
+# Ending of a class in transformers -> the Auto class that loads it.
+HEADS = {
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+    "ForQuestionAnswering": "AutoModelForQuestionAnswering",
+    "ForMultipleChoice": "AutoModelForMultipleChoice",
+    "Model": "AutoModel",
+}
+PUBLISHED = re.compile(
+    r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+    r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
+    r"|[\w.-]*\.(model|jinja)|sentencepiece\.bpe\.model|[a-z_0-9]+\.py|LICENSE[\w.]*|NOTICE[\w.]*"
+    r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json"
+    r"|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|" + re.escape(RECORD_FILE)
+)
+REASONS = (
+    (r"checkpoint-\d+/.*", "a training checkpoint"),
+    (r"(optimizer|scheduler|scaler|rng_state|training_args)[\w.-]*|trainer_state\.json", "state of the training run"),
+    (r"objective\.safetensors", "parameters of the objective, which nobody needs to use the model"),
+    (r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|npy|npz)", "a format that runs code or holds arrays, not a model"),
+    (r".*\.(jsonl|csv|tsv|parquet|arrow|txt)(\.gz)?", "data"),
+    (r"README\.md", "the card, which is rendered anew from it"),
+    (r"(results\.json|figures/.*|onnx/.*)", "made anew"),
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """
+    A complete checkpoint in a folder.
+
+    Args:
+        folder (`Path`): Where it is.
+    """
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        if not (self.folder / "config.json").is_file():
+            adapter = (self.folder / "adapter_config.json").is_file()
+            raise ValueError(
+                f"{self.folder} holds an adapter alone: merge it (--merge_adapter) or publish it with peft."
+                if adapter
+                else f"{self.folder} is no checkpoint: it has no config.json."
+            )
+        weights = [*self.folder.glob("model*.safetensors")]
+        if not weights:
+            raise ValueError(f"{self.folder} has no weights in safetensors, the only form that is published.")
+        for file in weights:
+            try:
+                with safe_open(file, "pt"):
+                    pass
+            except SafetensorError as error:
+                raise ValueError(f"{file} cannot be read, it may be cut short: {error}.") from error
+
+    @cached_property
+    def config(self) -> Any:
+        """Its config."""
+        return AutoConfig.from_pretrained(self.folder)
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Its tokenizer."""
+        return AutoTokenizer.from_pretrained(self.folder)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether it can be loaded at a part of its depth and width."""
+        return self.config.model_type == modeling_m3bert.M3BertConfig.model_type
+
+    @property
+    def quantized(self) -> bool:
+        """Whether its weights are stored in fewer bits."""
+        return getattr(self.config, "quantization_config", None) is not None
+
+    @property
+    def head(self) -> str:
+        """Name of the Auto class that loads all of it."""
+        (architecture,) = self.config.architectures or ["Model"]
+        return next((auto for end, auto in HEADS.items() if architecture.endswith(end)), "AutoModel")
+
+    @cached_property
+    def record(self) -> TrainingRecord | None:
+        """What it remembers of its training."""
+        return TrainingRecord.find(self.folder)
+
+    @cached_property
+    def projection(self) -> Projection | None:
+        """The projection that belongs to it."""
+        return Projection.find(str(self.folder))
+
+    @cached_property
+    def pooling(self) -> Pooling:
+        """How its states become a vector."""
+        return published_pooling(str(self.folder), causal=self.causal) or "mean"
+
+    @property
+    def causal(self) -> bool:
+        """Whether its anchor is the last token."""
+        return family_of(self.config).causal
+
+    @cached_property
+    def full(self) -> Granularity:
+        """The size that it is read at by default."""
+        width = getattr(self.config, "output_dim", None) or self.config.hidden_size
+        dim = self.projection.out_features if self.projection is not None else width
+        return Granularity(self.config.num_hidden_layers, dim)
+
+    @cached_property
+    def grid(self) -> Grid:
+        """The granularities to speak of: those it was trained at, or a sample of what can be read."""
+        if self.projection is not None:
+            return Grid((self.full,))
+        members = [g for g in Grid.of(self.config) if g.layer <= self.full.layer and g.dim <= self.full.dim]
+        return Grid(tuple(dict.fromkeys([*members, self.full])))
+
+    @property
+    def max_length(self) -> int:
+        """Longest text that it reads, in tokens."""
+        positions = self.config.max_position_embeddings - position_offset(self.config)
+        return min(positions, self.tokenizer.model_max_length)
+
+    @property
+    def trained(self) -> bool:
+        """Whether granularities below the full one were trained to be read."""
+        config = self.config.to_dict()
+        return bool(config.get("matryoshka_layers") or config.get("matryoshka_dims"))
+
+    def load(self, **options: Any) -> PreTrainedModel:
+        """All of it, head included."""
+        return getattr(transformers, self.head).from_pretrained(self.folder, use_safetensors=True, **options)
+
+    def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
+        """The encoder, ready to embed texts over a grid (its own by default)."""
+        model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **options).eval()
+        return GridEncoder(
+            model.to("cuda" if torch.cuda.is_available() else "cpu"),
+            self.tokenizer,
+            grid or self.grid,
+            pooling=self.pooling,
+            projection=self.projection,
+        )
+
+    def files(self) -> Iterator[tuple[str, str | None]]:
+        """
+        Every file of the folder, by its path in it, and why it is not published (`None` if it is).
+
+        Raises:
+            ValueError: if a file to publish is a link that leads out of the folder.
+        """
+        root = self.folder.resolve()
+        for file in sorted(path for path in self.folder.rglob("*") if path.is_file()):
+            name = file.relative_to(self.folder).as_posix()
+            if PUBLISHED.fullmatch(name):
+                if not file.resolve().is_relative_to(root):
+                    raise ValueError(f"{name} is a link that leads out of {self.folder}: it is not published.")
+                yield name, None
+            elif not any(part.startswith(".") for part in Path(name).parts):
+                why = next((why for form, why in REASONS if re.fullmatch(form, name)), "not part of a checkpoint")
+                yield name, why
+
+    def requires_code(self) -> set[str]:
+        """Names of the Python files that its config says are needed to load it."""
+        auto_map = json.loads((self.folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
+        return {f"{entry.split('--')[-1].split('.')[0]}.py" for entry in auto_map.values() if entry}

@@ -1,0 +1,86 @@
+"""What each granularity of an encoder costs: parameters, operations, bytes."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModel
+
+from modeling_m3bert.conversion_m3bert import position_offset
+from trainers import Granularity
+
+
+TOKENS = 128  # of the text whose operations are counted, where a model reads as many
+BYTES_A_NUMBER = {"float32": 4.0, "int8": 1.0, "1 bit": 1 / 8}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """
+    What one granularity costs.
+
+    Args:
+        parameters (`int`): Of the encoder that stops at its layer, embeddings included.
+        layer_parameters (`int`): Of these, those outside of the token and position tables.
+        flops_a_token (`int`): Operations of matrix products, a multiplication and an addition counted as two, in a
+            text of [`tokens_counted`] tokens: attention costs more a token the longer the text.
+        dim (`int`): Numbers of a vector.
+    """
+
+    parameters: int
+    layer_parameters: int
+    flops_a_token: int
+    dim: int
+
+    def vector_bytes(self, kind: str) -> float:
+        """Bytes of one vector of a kind in [`BYTES_A_NUMBER`]."""
+        return BYTES_A_NUMBER[kind] * self.dim
+
+
+def tokens_counted(config: Any) -> int:
+    """Tokens of the text whose operations are counted."""
+    return min(TOKENS, config.max_position_embeddings - position_offset(config))
+
+
+def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity, Cost]:
+    """
+    The cost of each granularity, counted on the architecture itself, without its weights.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Of an encoder, whole.
+        granularities (`Iterable[Granularity]`): Sizes.
+
+    Returns:
+        `dict[Granularity, Cost]`
+    """
+    granularities = list(granularities)
+    by_layer = {layer: _counts(config, layer) for layer in sorted({g.layer for g in granularities})}
+    return {g: Cost(**by_layer[g.layer], dim=g.dim) for g in granularities}
+
+
+@torch.no_grad()
+def _counts(config: Any, layers: int) -> dict[str, int]:
+    """What of a cost depends on the depth."""
+    shallow = copy.deepcopy(config)
+    shallow.num_hidden_layers = layers
+    if config.model_type == "m3bert":
+        shallow.num_hidden_layers, shallow.output_layer = config.num_hidden_layers, layers
+    tokens = tokens_counted(config)
+    with torch.device("meta"):
+        # Eager attention is made of matrix products that are counted on every device.
+        model = AutoModel.from_config(shallow, attn_implementation="eager").eval()
+        counter = FlopCounterMode(display=False)
+        with counter:
+            model(input_ids=torch.ones(1, tokens, dtype=torch.long))
+    tables = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Embedding))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        "parameters": parameters,
+        "layer_parameters": parameters - tables,
+        "flops_a_token": counter.get_total_flops() // tokens,
+    }

@@ -1,0 +1,124 @@
+"""The Hub itself: what is there, and sending what is laid out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from httpx2 import HTTPError
+from huggingface_hub import CommitInfo, HfApi, hf_hub_download
+from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+
+CARD, RESULTS = "README.md", "results.json"
+# What an earlier push may have left that this one does not have.
+MADE_ANEW = (
+    RESULTS,
+    "figures/heat_map_*.png",
+    "figures/quality_and_*.png",
+    "figures/variances_*.png",
+    "onnx/model_*.onnx",
+    "model*.safetensors",
+    "model.safetensors.index.json",
+)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """
+    A folder with exactly the files that will be on the Hub.
+
+    Args:
+        folder (`Path`): The files.
+        repo_id (`str`): Where they go, `user/model`.
+        left_out (`dict[str, str]`): File of the checkpoint -> why it does not travel.
+    """
+
+    folder: Path
+    repo_id: str
+    left_out: Mapping[str, str]
+
+    def sizes(self) -> dict[str, int]:
+        """File -> bytes."""
+        files = sorted(file for file in self.folder.rglob("*") if file.is_file())
+        return {file.relative_to(self.folder).as_posix(): file.stat().st_size for file in files}
+
+    def listing(self) -> str:
+        """Every file with its size, and every file that stays with the reason."""
+        sizes = self.sizes()
+        lines = [f"{self.repo_id}: {len(sizes)} files, {sum(sizes.values()):,} bytes"]
+        lines += [f"{size:>15,}  {name}" for name, size in sizes.items()]
+        lines += [f"{'stays here':>15}  {name}: {why}" for name, why in self.left_out.items()]
+        return "\n".join(lines)
+
+    def upload(
+        self,
+        *,
+        private: bool = True,
+        revision: str | None = None,
+        token: str | None = None,
+        message: str = "Publish with m3bert",
+    ) -> CommitInfo:
+        """
+        Create the repository if there is none, and commit what differs from what is there. A push that was
+        interrupted goes on where it stopped when it is called again: files that arrived are not sent twice.
+
+        Args:
+            private (`bool`, *optional*, defaults to `True`): Of a new repository; one that is there stays as it is.
+            revision (`str`, *optional*): Branch; must be there. Default: `main`.
+            token (`str`, *optional*): Of the Hub; by default that of the environment or of `hf auth login`.
+            message (`str`, *optional*): Of the commit.
+
+        Raises:
+            OSError: if the Hub refuses, or cannot be reached; says what to do.
+        """
+        api = HfApi(token=token)
+        try:
+            api.create_repo(self.repo_id, private=private, exist_ok=True)
+            return api.upload_folder(
+                repo_id=self.repo_id,
+                folder_path=self.folder,
+                revision=revision,
+                commit_message=message,
+                delete_patterns=list(MADE_ANEW),
+            )
+        except (HTTPError, OSError, RuntimeError, ValueError) as error:  # the client wraps what happens in its threads
+            raise OSError(explain(error, self.repo_id, revision)) from error
+
+
+def published_card(repo_id: str, revision: str | None = None, token: str | None = None) -> str | None:
+    """The card that is on the Hub, if there is one that can be read."""
+    try:
+        file = hf_hub_download(repo_id, CARD, revision=revision, token=token)
+    except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
+        return None
+    except HfHubHTTPError as error:
+        raise OSError(explain(error, repo_id, revision)) from error
+    return Path(file).read_text(encoding="utf-8")
+
+
+def explain(error: BaseException, repo_id: str, revision: str | None) -> str:
+    """One line about why the Hub did not take something, and what to do; never a token, a header or a signed URL."""
+    if isinstance(error, ValueError):  # the answer of the storage of large files
+        return f"The Hub did not take {repo_id}: {str(error).splitlines()[-1]}"
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, HfHubHTTPError):
+        cause = cause.__cause__ or cause.__context__
+    status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
+    if status in (413, 507):
+        return f"The Hub has no room for {repo_id} ({status}): free some, or publish a part (--granularity)."
+    if status is None or isinstance(error, RuntimeError):  # a file on its way, whatever the storage said of it
+        return (
+            f"The upload to {repo_id} was interrupted ({type(cause or error).__name__}); "
+            "run the same again to go on where it stopped."
+        )
+    if isinstance(cause, RevisionNotFoundError):
+        return f"{repo_id} has no branch {revision!r} on the Hub: create it first."
+    if status == 401:
+        return "The Hub does not know this token (401): log in with `hf auth login`, or set HF_TOKEN."
+    if status == 403:
+        return f"The token may not write to {repo_id} (403): use one with write access there."
+    if status == 404:
+        return f"There is no repository {repo_id} on the Hub, or the token may not see it (404)."
+    return f"The Hub refused {repo_id} with status {status}; run the same again to go on where it stopped."
