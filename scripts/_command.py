@@ -16,4 +16,5 @@ def run_command(main: Callable[[list[str]], None]) -> None:
     try:
         main(sys.argv[1:])
     except (OSError, ValueError) as error:
-        sys.exit(f"error: {error}")
+        said = str(error).strip() or type(error).__name__
+        sys.exit(f"error: {said.splitlines()[0]}")  # libraries go on about it for a page

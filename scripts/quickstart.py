@@ -81,7 +81,7 @@ def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
 
 
 def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argparse.Namespace) -> None:
-    """Contrastive fine-tuning over the whole grid."""
+    """Contrastive fine-tuning over the whole grid, saved in place of the converted encoder."""
     args = ContrastiveConfig(
         output_dir=str(options.output_dir / "training"),
         grid=str(GRID),
@@ -97,7 +97,9 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         use_cpu=not torch.cuda.is_available(),
     )
     dataset = Dataset.from_dict({"summary": [pair.summary for pair in pairs], "body": [pair.body for pair in pairs]})
-    ContrastiveTrainer(model, args, tokenizer, dataset).train()
+    trainer = ContrastiveTrainer(model, args, tokenizer, dataset)
+    trainer.train()
+    trainer.save_model(str(options.output_dir / "model"))
 
 
 def write_index(model: Any, tokenizer: Any, pairs: list[Pair], folder: Path) -> None:
@@ -180,7 +182,6 @@ def run(options: argparse.Namespace) -> None:
     training_seconds = time.perf_counter() - start
     after = measure(model, tokenizer, test_pairs, "After training")
 
-    model.save_pretrained(folder / "model")
     write_index(model, tokenizer, pairs, folder)
     latency = measure_latency(
         encoder_of(model, tokenizer), [pair.summary for pair in test_pairs[:40]], documents=len(pairs), rounds=40

@@ -11,25 +11,28 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
 from .arguments import NestedTrainingArguments
 from .data import require_columns
 from .distributed import world_size
+from .embedding_modules import PROJECTION_FOLDER
 from .granularity import Grid
-from .nested import family_of, unwrap_encoder
+from .nested import unwrap_encoder
 from .nested_model import NestedModel
 from .objective import Objective
 from .optimization import set_apart, warm_up_apart
-from .projection import PROJECTION_FOLDER, Projection
+from .projection import Projection
+from .publishing import PublishingTrainer
+from .record import origin_of
 
 
 OBJECTIVE_FILE = "objective.safetensors"
 TRAINING_ARGS_FILE = "training_args.json"
 
 
-class NestedTrainer(Trainer):
+class NestedTrainer(PublishingTrainer):
     """
     Trains a backbone with an [`Objective`]. What differs from [`~transformers.Trainer`]: the model is wrapped with its
     objective ([`NestedModel`]); each named term is logged and evaluated beside the loss; a loss that is not finite
@@ -57,11 +60,6 @@ class NestedTrainer(Trainer):
             where the objective needs it; with a projection, if the objective reads more than its dims.
     """
 
-    # What a model card says of a trainer.
-    _name: str
-    _tag_names: tuple[str, ...]
-    _paper: dict[str, str]
-
     # Columns that the collator also reads where they are.
     _optional_columns: tuple[str, ...] = ()
 
@@ -81,6 +79,7 @@ class NestedTrainer(Trainer):
         projection: Projection | None = None,
     ):
         config = unwrap_encoder(model).config
+        self.base_model, self.earlier_objectives = origin_of(config)
         objective.validate(config)
         if projection is not None:
             projection.validate(objective, config)
@@ -105,14 +104,19 @@ class NestedTrainer(Trainer):
         )
 
     @property
+    def nested(self) -> NestedModel:
+        """Backbone and objective, without what training wraps around them."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    @property
     def backbone(self) -> nn.Module:
         """The model that is being trained, without its objective."""
-        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False).backbone
+        return self.nested.backbone
 
     @property
     def projection(self) -> Projection | None:
         """The projection that is being trained with the model, if there is one."""
-        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False).projection
+        return self.nested.projection
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         # A learned temperature is one number: decay would pull it towards 1, not regularise it.
@@ -123,7 +127,7 @@ class NestedTrainer(Trainer):
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if fresh and self.args.has_projector_schedule:
-            nested = self.accelerator.unwrap_model(self.model)
+            nested = self.nested
             own = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
             lr = self.args.projector_learning_rate
             set_apart(optimizer, own, lr if lr is not None else self.args.learning_rate)
@@ -200,9 +204,9 @@ class NestedTrainer(Trainer):
         output_dir = output_dir if output_dir is not None else self.args.output_dir
         os.makedirs(output_dir, exist_ok=True)
         if state_dict is None:
-            state_dict = self.accelerator.unwrap_model(self.model, keep_torch_compile=False).state_dict()
+            state_dict = self.nested.state_dict()
         self.backbone.save_pretrained(output_dir, state_dict=part_of(state_dict, "backbone."))
-        self.save_projection(output_dir)
+        self.save_modules(output_dir)
         auxiliary = part_of(state_dict, "objective.")
         if self._is_checkpoint and auxiliary:
             save_file(
@@ -213,11 +217,10 @@ class NestedTrainer(Trainer):
             self.processing_class.save_pretrained(output_dir)
         with open(os.path.join(output_dir, TRAINING_ARGS_FILE), "w", encoding="utf-8") as file:
             file.write(self.args.to_json_string())
+        self.record().save(output_dir)
 
-    def save_projection(self, output_dir: str) -> None:
-        """Write the projection beside the backbone, if there is one."""
-        if self.projection is not None:
-            self.projection.save(output_dir, family_of(unwrap_encoder(self.backbone).config).causal)
+    def save_modules(self, output_dir: str) -> None:
+        """Write how sentence-transformers is to read the backbone: nothing here, an [`EmbeddingTrainer`] knows it."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         if self.is_fsdp_enabled:

@@ -1,0 +1,193 @@
+"""What a Hub holds: contents, commits, repositories. Pure: `tests.hub_server` speaks HTTP about it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+
+FULL = "The storage of this Hub is full: its quota leaves no room for the file."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What goes back to the client; where `cut` is given, only so many bytes of it before the connection breaks."""
+
+    content: bytes = b""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    cut: int | None = None
+
+
+def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(json.dumps(value).encode(), status, {"Content-Type": "application/json", **(headers or {})})
+
+
+class HubError(Exception):
+    """A refusal: HTTP status, a message that the client shows, and the code by which it picks its exception."""
+
+    def __init__(self, status: int, message: str, code: str = "", commit: str = "") -> None:
+        super().__init__(message)
+        headers = {"X-Error-Message": message, "X-Error-Code": code, "X-Repo-Commit": commit}
+        self.answer = json_answer({"error": message}, status, {name: text for name, text in headers.items() if text})
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A file's content as a commit holds it; `git_oid` is git's hash of it, or of the pointer to an LFS object."""
+
+    sha256: str
+    size: int
+    git_oid: str
+    pointer_size: int | None = None
+
+    @property
+    def oid(self) -> str:
+        """What the client compares with its own file, and names a cached file by."""
+        return self.git_oid if self.pointer_size is None else self.sha256
+
+    def entry(self, path: str) -> dict[str, Any]:
+        """The file in a listing (`path`, `oid`) and in a repository's description (`rfilename`, `blobId`)."""
+        names = {"type": "file", "path": path, "rfilename": path, "oid": self.git_oid, "blobId": self.git_oid}
+        lfs = {"oid": self.sha256, "sha256": self.sha256, "size": self.size, "pointerSize": self.pointer_size}
+        return {**names, "size": self.size, "lfs": None if self.pointer_size is None else lfs}
+
+
+def git_oid(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+class Store:
+    """Contents by their sha256, as files of a folder: `quota` bytes at most."""
+
+    def __init__(self, folder: Path, quota: int | None) -> None:
+        self.folder, self.quota = folder, quota
+        folder.mkdir(parents=True)
+
+    def __contains__(self, sha256: str) -> bool:
+        return (self.folder / sha256).exists()
+
+    def read(self, sha256: str) -> bytes:
+        return (self.folder / sha256).read_bytes()
+
+    def room(self) -> float:
+        used = sum(path.stat().st_size for path in self.folder.iterdir())
+        return math.inf if self.quota is None else self.quota - used
+
+    def add(self, content: bytes) -> Blob:
+        sha256 = hashlib.sha256(content).hexdigest()
+        if sha256 not in self and len(content) > self.room():
+            raise HubError(507, FULL)
+        (self.folder / sha256).write_bytes(content)
+        return Blob(sha256, len(content), git_oid(content))
+
+    def lfs_blob(self, sha256: str) -> Blob:
+        if sha256 not in self:
+            raise HubError(400, f"The LFS object {sha256} was never uploaded.")
+        size = (self.folder / sha256).stat().st_size
+        pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
+        return Blob(sha256, size, git_oid(pointer), len(pointer))
+
+
+@dataclass(frozen=True)
+class Commit:
+    """All files at one time; `changed` are the paths that differ from the parent's, sorted."""
+
+    oid: str
+    parent: str | None
+    message: str
+    date: str
+    files: Mapping[str, Blob]
+    changed: tuple[str, ...]
+
+
+class Repo:
+    """Commits, and the branches and tags that name some of them; the key is the id, of a space after `spaces/`."""
+
+    def __init__(self, key: str, private: bool, sdk: str | None, attributes: Blob) -> None:
+        self.key, self.private, self.sdk = key, private, sdk
+        self.owner, self.name = key.split("/")[-2:]
+        self.objects: dict[str, Commit] = {}
+        self.branches: dict[str, str] = {}
+        self.tags: dict[str, str] = {}
+        self.commit("main", "initial commit", {".gitattributes": attributes})
+
+    def resolve(self, revision: str) -> Commit:
+        """The commit of a branch, a tag or an oid."""
+        oid = self.branches.get(revision) or self.tags.get(revision) or revision
+        if oid not in self.objects:
+            raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+        return self.objects[oid]
+
+    def history(self, revision: str) -> list[Commit]:
+        """The commits that led to a revision, newest first."""
+        commits = [self.resolve(revision)]
+        while commits[-1].parent is not None:
+            commits.append(self.objects[commits[-1].parent])
+        return commits
+
+    def commit(self, branch: str, message: str, files: Mapping[str, Blob], expected: str | None = None) -> Commit:
+        """Move a branch to these files; `expected` is the parent that the author insists on, if any."""
+        if self.objects and branch not in self.branches:
+            raise HubError(404, f"There is no branch {branch}", "RevisionNotFound")
+        parent = self.branches.get(branch)
+        if expected not in (None, parent):
+            raise HubError(412, "A commit has happened since. Please refresh and try again.")
+        before = {} if parent is None else self.objects[parent].files
+        changed = tuple(sorted(path for path in {*before, *files} if before.get(path) != files.get(path)))
+        date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        oid = hashlib.sha1(f"{self.key} {len(self.objects)} {date} {message} {changed}".encode()).hexdigest()
+        self.objects[oid] = Commit(oid, parent, message, date, files, changed)
+        self.branches[branch] = oid
+        return self.objects[oid]
+
+    def add_ref(self, refs: dict[str, str], name: str, revision: str) -> None:
+        """Name a revision; `refs` are the repository's branches or its tags."""
+        if name in refs:
+            raise HubError(409, f"Reference {name} already exists.")
+        refs[name] = self.resolve(revision).oid
+
+    def describe(self, revision: str, blobs: bool) -> dict[str, Any]:
+        """What `model_info` and `space_info` tell, with the sizes and hashes of files if `blobs`."""
+        commit = self.resolve(revision)
+        entries = [blob.entry(path) if blobs else {"rfilename": path} for path, blob in commit.files.items()]
+        names = {"id": f"{self.owner}/{self.name}", "author": self.owner, "private": self.private, "sdk": self.sdk}
+        return {**names, "sha": commit.oid, "lastModified": commit.date, "tags": [], "siblings": entries}
+
+
+def apply_operations(files: Mapping[str, Blob], operations: Iterable[Any], store: Store) -> dict[str, Blob]:
+    """The files after the operations of a commit, as the client words them."""
+    after = dict(files)
+    for operation in operations:
+        value = operation["value"]
+        path = value["path"]
+        match operation["key"]:
+            case "file":
+                after[path] = store.add(base64.b64decode(value["content"]))
+            case "lfsFile":
+                after[path] = store.lfs_blob(value["oid"])
+            case "deletedFile" if path in after:
+                del after[path]
+            case "deletedFolder" if any(each.startswith(path) for each in after):  # a folder's path ends in a slash
+                after = {each: blob for each, blob in after.items() if not each.startswith(path)}
+            case "deletedFile" | "deletedFolder":
+                raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
+            case key:
+                raise HubError(400, f"A commit of this Hub has no operation {key!r}.")
+    return after
+
+
+def tree(files: Mapping[str, Blob]) -> list[dict[str, Any]]:
+    """All files and folders, as a listing words them."""
+    entries = [blob.entry(path) for path, blob in files.items()]
+    for folder in {str(folder) for path in files for folder in PurePosixPath(path).parents} - {"."}:
+        inside = sorted((path, blob.git_oid) for path, blob in files.items() if path.startswith(f"{folder}/"))
+        entries.append({"type": "directory", "path": folder, "oid": git_oid(json.dumps(inside).encode()), "size": 0})
+    return sorted(entries, key=lambda entry: entry["path"])

@@ -1,0 +1,368 @@
+"""Push and load, over HTTP, with the real clients: the local Hub is all that differs from the real one."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+import modeling_m3bert
+from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
+from tests.hub_server import HubServer, hub_fixture  # noqa: F401
+from tests.published import contrastive_trainer, evaluated
+
+
+ROOT = Path(__file__).parent.parent.parent
+TOKEN = "hf_user"
+HEADS = {
+    "masked-lm": "MaskedLM",
+    "sequence": "SequenceClassification",
+    "token": "TokenClassification",
+    "question": "QuestionAnswering",
+    "choice": "MultipleChoice",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
+    """A folder with a finished run in `output`, its results beside it, and a checkpoint of each head."""
+    folder = tmp_path_factory.mktemp("run")
+    trainer = contrastive_trainer(folder / "output", tiny_tokenizer, sentences)
+    trainer.train()
+    trainer.save_model()
+    evaluated(folder / "output", folder / "data", sentences, latency=False).save(folder / "results.json")
+    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4}
+    transformers.BertModel(transformers.BertConfig(vocab_size=99, **sizes)).save_pretrained(folder / "bert")
+    tiny_tokenizer.save_pretrained(folder / "bert")
+    for name, head in HEADS.items():
+        getattr(modeling_m3bert, f"M3BertFor{head}")(tiny_config()).save_pretrained(folder / name)
+        tiny_tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+@pytest.fixture
+def in_process(hub, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
+    """Run Python code whose Hub is the local one, with an empty cache; `bare` hides the project."""
+
+    def call(code: str, *, token: str | None = TOKEN, bare: bool = False, limit: int | None = None, **variables: str):
+        environment = {k: v for k, v in os.environ.items() if not (bare and k == "PYTHONPATH")}
+        cache = tmp_path / f"cache-{len(list(tmp_path.glob('cache-*')))}"
+        environment |= {**hub.environment(cache, token), **variables}
+        return subprocess.run(
+            [sys.executable, *(["-I"] if bare else []), "-c", (HIDE_PROJECT if bare else "") + textwrap.dedent(code)],
+            cwd=tmp_path if bare else ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None,
+        )
+
+    return call
+
+
+@pytest.fixture
+def push(in_process) -> Callable[..., subprocess.CompletedProcess]:
+    """`python -m scripts.push_to_hub`; several command lines take turns in one process."""
+
+    def call(*lines: list[object], **options):
+        commands = [[str(part) for part in line] for line in lines]
+        return in_process(
+            f"""
+            import sys
+            from scripts import push_to_hub
+            from scripts._command import run_command
+            for line in {commands!r}:
+                sys.argv = ["push_to_hub", *line]
+                run_command(push_to_hub.main)
+            """,
+            **options,
+        )
+
+    return call
+
+
+def error_line(done: subprocess.CompletedProcess) -> str:
+    """What a failed command said: one line that begins with "error:", and no traceback."""
+    assert done.returncode == 1 and "Traceback" not in done.stderr, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert len(lines) == 1 and done.stderr.rstrip().endswith(lines[0]), done.stderr
+    return lines[0]
+
+
+def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push, in_process, tmp_path):
+    """And the examples of its card run, as they stand there."""
+    pytest.importorskip("torchao", reason="the extra quantization is not installed")
+    output = run / "output"
+    done = push(
+        [output, "user/base", "--results", run / "results.json", "--onnx", "2x8"],
+        [output, "user/cut", "--granularity", "4x16"],
+        [output, "user/quantized", "--quantize"],
+        [run / "bert", "user/bert"],
+        *([run / name, f"user/{name}"] for name in HEADS),
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(hub.repos[f"user/{name}"].private for name in ("base", "cut", "quantized", *HEADS))
+    first = hub.commits("user/base")[0].oid
+
+    batch = padded_batch()
+    save_file(batch, tmp_path / "batch.safetensors")
+    loaded = in_process(
+        f"""
+        import sys, torch, transformers
+        from huggingface_hub import hf_hub_download
+        from safetensors.torch import load_file, save_file
+        try:
+            import modeling_m3bert
+            raise SystemExit("the project is visible")
+        except ModuleNotFoundError:
+            pass
+        batch = load_file("batch.safetensors")
+        outputs = {{}}
+        def run(name, auto="AutoModel", **options):
+            repo = "user/" + name.split("@")[0]
+            model = getattr(transformers, auto).from_pretrained(repo, trust_remote_code=True, **options).eval()
+            inputs = {{k: v.view(2, 2, 7) for k, v in batch.items()}} if "choice" in name else batch
+            with torch.no_grad():
+                outputs[name] = model(**inputs)[0].contiguous()
+        run("base", revision={first!r})
+        run("base@4x16", output_layer=4, output_dim=16)
+        run("cut")
+        run("quantized")
+        for name, head in {HEADS!r}.items():
+            run(name, "AutoModelFor" + head)
+        save_file(outputs, "outputs.safetensors")
+
+        from sentence_transformers import SentenceTransformer
+        options = {{"truncate_dim": 8, "model_kwargs": {{"output_layer": 2}}}}
+        model = SentenceTransformer("user/base", trust_remote_code=True, **options)
+        vectors = model.encode(["open the file", "read a list of names"], normalize_embeddings=True)
+        import onnxruntime
+        session = onnxruntime.InferenceSession(hf_hub_download("user/base", "onnx/model_2x8.onnx"))
+        tokenizer = transformers.AutoTokenizer.from_pretrained("user/base")
+        inputs = tokenizer(["open the file", "read a list of names"], padding=True, return_tensors="np")
+        feed = {{name: inputs[name] for name in ("input_ids", "attention_mask")}}
+        print("onnx", abs(session.run(None, feed)[0] - vectors).max() < 1e-5, vectors.shape)
+
+        import re
+        ran = 0
+        for name in {["base", "cut", "quantized", "bert", *HEADS]!r}:
+            card = open(hf_hub_download("user/" + name, "README.md")).read()
+            for code in re.findall(r"^```python\\n(.*?)^```$", card, re.DOTALL | re.MULTILINE):
+                assert "user/" + name in code
+                exec(compile(code, "card of " + name, "exec"), {{}})
+                ran += 1
+        print("snippets", ran)
+        """,
+        bare=True,
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    assert "onnx True (2, 8)" in loaded.stdout
+    # transformers and sentence-transformers for each encoder, ONNX for the one that has it, and one for each head.
+    assert f"snippets {2 * 4 + 1 + len(HEADS)}" in loaded.stdout
+    outputs = load_file(tmp_path / "outputs.safetensors")
+    with torch.no_grad():
+        model = transformers.AutoModel.from_pretrained(output).eval()
+        assert torch.equal(outputs["base"], model(**batch)[0])
+        assert torch.equal(outputs["base@4x16"], model(**batch, output_layer=4, output_dim=16)[0])
+        assert torch.equal(outputs["cut"], outputs["base@4x16"])
+        assert 0 < (outputs["quantized"] - outputs["base"]).abs().max() < 0.2
+        for name, head in HEADS.items():
+            model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(run / name).eval()
+            inputs = {k: v.view(2, 2, 7) for k, v in batch.items()} if name == "choice" else batch
+            assert torch.equal(outputs[name], model(**inputs)[0]), name
+
+
+def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push):
+    done = push([run / "output", "user/model", "--dry_run", "--results", run / "results.json"])
+    assert done.returncode == 0, done.stderr
+    assert "model.safetensors" in done.stdout and "Nothing was pushed" in done.stdout
+    assert "stays here  checkpoint-2/optimizer.pt: a training checkpoint" in done.stdout
+    assert not hub.repos and {request.method for request in hub.requests} <= {"HEAD", "GET"}
+
+
+def test_a_second_push_changes_only_what_changed(run, hub, push, in_process):
+    line = [run / "output", "user/model", "--results", run / "results.json", "--onnx", "2x8"]
+    done = push(line)
+    assert done.returncode == 0, done.stderr
+    first = hub.commits("user/model")
+    assert {"README.md", "onnx/model_2x8.onnx", "figures/heat_map_sts.png"} < set(first[0].changed)
+
+    sent = len(hub.requests)
+    assert push(line).returncode == 0
+    assert [commit.oid for commit in hub.commits("user/model")] == [commit.oid for commit in first]
+    assert not [request for request in hub.requests[sent:] if request.method == "PUT"]
+
+    assert push([*line, "--license", "mit"]).returncode == 0
+    assert list(hub.commits("user/model")[0].changed) == ["README.md"]
+
+
+def test_what_a_person_edits_on_the_hub_stays(run, hub, push, in_process):
+    assert push([run / "output", "user/model"]).returncode == 0
+    edit = in_process(
+        """
+        from huggingface_hub import HfApi, hf_hub_download
+        card = open(hf_hub_download("user/model", "README.md")).read()
+        card = card.replace("## Limits", "## Limits\\n\\n- Not for poetry.")
+        HfApi().upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id="user/model")
+        """
+    )
+    assert edit.returncode == 0, edit.stderr
+    assert push([run / "output", "user/model", "--license", "mit"]).returncode == 0
+    card = hub.files("user/model")["README.md"].decode()
+    assert "- Not for poetry." in card and "license: mit" in card
+
+
+def test_figures_and_graphs_of_an_earlier_push_go_with_what_they_showed(run, hub, push):
+    output = run / "output"
+    assert push([output, "user/model", "--results", run / "results.json", "--onnx", "2x8"]).returncode == 0
+    assert push([output, "user/model", "--onnx", "4x8"]).returncode == 0
+    files = set(hub.files("user/model"))
+    assert "onnx/model_4x8.onnx" in files and "onnx/model_2x8.onnx" not in files
+    assert not any(name.startswith("figures/") for name in files)
+
+
+def test_an_interrupted_upload_goes_on_where_it_stopped(run, hub, push, tmp_path, tiny_tokenizer):
+    folder = tmp_path / "sharded"
+    modeling_m3bert.M3BertModel(tiny_config()).save_pretrained(folder, max_shard_size="60KB")
+    tiny_tokenizer.save_pretrained(folder)
+    shards = sorted(folder.glob("model-*.safetensors"))
+    assert len(shards) >= 3
+    hub.interrupt_uploads(after_objects=1)
+    assert "run the same again to go on where it stopped" in error_line(push([folder, "user/model"]))
+
+    def arrived(start: int = 0) -> int:
+        return sum(r.received for r in hub.requests[start:] if r.method == "PUT" and r.status == 200)
+
+    before, start = arrived(), len(hub.requests)
+    assert before > 0 and len(hub.commits("user/model")) == 1
+    hub.resume_uploads()
+    assert push([folder, "user/model"]).returncode == 0
+    assert before + arrived(start) == sum(shard.stat().st_size for shard in shards)
+    files = hub.files("user/model")
+    assert all(files[shard.name] == shard.read_bytes() for shard in shards)
+
+
+def test_what_goes_wrong_ends_in_one_clear_line(run, hub, push, in_process):
+    output = run / "output"
+    assert "does not know this token (401)" in error_line(push([output, "user/model"], token="hf_wrong"))
+    assert "does not know this token (401)" in error_line(push([output, "user/model"], token=None))
+    assert "may not write to other/model (403)" in error_line(push([output, "other/model"]))
+    assert "has no branch 'v2'" in error_line(push([output, "user/model", "--revision", "v2"]))
+    assert "is no checkpoint" in error_line(push([run, "user/model"]))
+    hub.store.quota = 1000
+    assert "storage of this Hub is full" in error_line(push([output, "user/full"]))
+    hub.store.quota = None
+    missing = in_process(
+        """
+        import sys
+        from scripts import export_onnx
+        from scripts._command import run_command
+        sys.argv = ["export_onnx", "--model_name_or_path", "user/nothing", "--granularities", "2x8"]
+        run_command(export_onnx.main)
+        """
+    )
+    assert "user/nothing" in error_line(missing)
+
+
+def test_a_full_disk_here_ends_in_one_clear_line(run, push):
+    line = [run / "output", "user/model", "--granularity", "2x8"]
+    assert "File too large" in error_line(push(line, limit=20_000))  # the files of code fit, the weights do not
+
+
+def test_the_token_is_in_no_file_log_or_traceback(run, hub, push, in_process, tmp_path):
+    """With a token of the real form, every log switched on, and uploads that fail and that do not."""
+    token = "hf_" + "Zq7" * 12
+    hub.tokens = {token: "user"}
+    debug = {"HF_DEBUG": "1", "TRANSFORMERS_VERBOSITY": "debug", "HF_HUB_VERBOSITY": "debug"}
+    hub.interrupt_uploads(after_objects=0)
+    outputs = [push([run / "output", "user/model"], token=token, **debug)]
+    hub.resume_uploads()
+    outputs.append(push([run / "output", "user/model"], token=token, **debug))
+    outputs.append(push([run / "output", "nobody/model"], token=token, **debug))
+    outputs.append(
+        in_process(
+            f"""
+            from pathlib import Path
+            from hub_cards.publication import publish
+            publish(Path({str(run / "output")!r}), "nobody/model", token={token!r})
+            """,
+            token=None,
+            **debug,
+        )
+    )
+    assert [done.returncode for done in outputs] == [1, 0, 1, 1]
+    assert "Traceback" in outputs[-1].stderr
+    assert not any(token in done.stdout + done.stderr for done in outputs)
+    files = [file for file in tmp_path.rglob("*") if file.is_file()] + [f for f in run.rglob("*") if f.is_file()]
+    assert len(files) > 20 and not any(token.encode() in file.read_bytes() for file in files)
+
+
+def test_a_trainer_publishes_what_the_command_does(run, hub, in_process):
+    """`push_to_hub=True`, while it trains and at the end, and by hand with results; blocking and not."""
+    done = in_process(
+        f"""
+        import json
+        from transformers import AutoTokenizer
+        from tests.published import contrastive_trainer, evaluated
+        from trainers.evaluation import GridResults
+        from pathlib import Path
+        run = Path({str(run)!r})
+        tokenizer = AutoTokenizer.from_pretrained(run / "output")
+        sentences = ["open the file", "read a list", "on the name", "to be or not"] * 12
+        folder = run / "pushed"
+        trainer = contrastive_trainer(
+            folder, tokenizer, sentences, push_to_hub=True, hub_model_id="user/trained", hub_strategy="every_save",
+            hub_token="hf_user", save_steps=1,
+        )
+        trainer.train()
+        trainer._finish_current_push()
+        print(trainer.push_to_hub(license="mit", language="en", tags="mine").oid)
+        results = evaluated(folder, run / "data", sentences, latency=False)
+        print(trainer.push_to_hub("With results", blocking=False, license="mit", results=results).result().oid)
+        """,
+        token=None,
+    )
+    assert done.returncode == 0, done.stderr
+    history = hub.commits("user/trained")
+    assert hub.repos["user/trained"].private
+    assert history[0].message == "With results" and history[0].oid in done.stdout and len(history) >= 4
+    steps = [commit.message for commit in history if "in progress" in commit.message]
+    assert any("step 1" in message for message in steps)
+    files = hub.files("user/trained")
+    assert {"README.md", "results.json", "training.json", "modules.json", "model.safetensors"} < set(files)
+    assert not any("optim" in name or "training_args" in name or "checkpoint" in name for name in files)
+    card = files["README.md"].decode()
+    assert "license: mit" in card and "- mine" in card and "spearman at 2x8" in card
+    everything = [file for file in (run / "pushed").rglob("*") if file.is_file()]
+    assert not any(b"hf_user" in file.read_bytes() for file in everything if "checkpoint" not in str(file))
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+def test_a_trainer_refuses_to_publish_the_optimizers_state(tmp_path, tiny_tokenizer, sentences, strategy):
+    with pytest.raises(ValueError, match="optimizer's state"):
+        contrastive_trainer(
+            tmp_path, tiny_tokenizer, sentences, push_to_hub=True, hub_model_id="user/m", hub_strategy=strategy
+        )
+
+
+def test_a_trainers_card_is_that_of_its_run(tmp_path, tiny_tokenizer, sentences):
+    trainer = contrastive_trainer(tmp_path / "run", tiny_tokenizer, sentences)
+    trainer.train()
+    trainer.save_model()
+    trainer.create_model_card("user/model", license="mit", dataset=["a/b"])
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "license: mit" in card and "Matryoshka contrastive" in card and "`a/b`" in card
+    assert json.loads((tmp_path / "run" / "training.json").read_text())["steps"] == 2
+    with pytest.raises(TypeError, match="weather"):
+        trainer.create_model_card("user/model", weather="fine")
