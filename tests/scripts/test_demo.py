@@ -1,0 +1,409 @@
+"""The page: what it shows equals direct searches, also in a browser that sees only this machine, and as a Space."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from html import unescape
+from importlib.metadata import packages_distributions
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+from huggingface_hub import SpaceCard
+from huggingface_hub.errors import HFValidationError
+
+from modeling_m3bert import M3BertModel
+from scripts import demo, quickstart
+from scripts._encoder import EncoderArguments
+from scripts.demo import Corpus, DemoArguments, answer, kept_corpus, load, main, own_corpus, write_space
+from scripts.stdlib_docs import Pair
+from tests.conftest import tiny_config
+from trainers import Granularity, Grid
+from trainers.evaluation import GridEncoder
+from trainers.evaluation.precision import Setting
+
+
+pytest.importorskip("sentence_transformers", reason="vectors in 8 bits or 1 need sentence-transformers")
+GRID = Grid.parse("2,4,6x8,12,32")
+QUERY = "read the list"
+STARTED_SECONDS = 100
+
+
+@pytest.fixture
+def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
+    return GridEncoder(tiny_model, tiny_tokenizer, GRID)
+
+
+@pytest.fixture
+def corpus(encoder, sentences) -> Corpus:
+    return own_corpus(encoder, "\n".join(sentences[:16]))
+
+
+def text_of(html: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+
+
+def side(html: str, name: str) -> str:
+    return re.search(rf'<section class="{name}">.*?</section>', html, re.DOTALL)[0]
+
+
+def hits(section: str) -> list[tuple[float, str]]:
+    """Score and name of each document."""
+    found = re.findall(r'<span class="score">(.*?)</span><span><b>(.*?)</b>', section)
+    return [(float(score), text_of(name)) for score, name in found]
+
+
+def naive_scores(encoder: GridEncoder, query: str, texts: list[str], setting: Setting) -> list[float]:
+    """Every document alone, by the numbers of its embedding."""
+    g = setting.granularity
+    query_vector = encoder.encode([query]).at(g, normalize=True)[0]
+    vectors = torch.cat([encoder.encode([text]).at(g, normalize=True) for text in texts])
+    if setting.bits == 1:
+        return [float(((query_vector > 0) == (vector > 0)).float().mean() * 2 - 1) for vector in vectors]
+    if setting.bits == 8:
+        low = vectors.amin(dim=0)
+        step = (vectors.amax(dim=0) - low) / 255
+        vectors = low + (((vectors - low) / step).floor() + 0.5) * step
+    return (vectors @ query_vector).tolist()
+
+
+@pytest.mark.parametrize("bits", [32, 8, 1])
+def test_both_sides_show_what_a_naive_search_finds(encoder, corpus, bits):
+    setting, full = Setting(Granularity(2, 12), bits), Setting(Granularity(6, 32), 32)
+    html = answer(encoder, corpus, f"  {QUERY} ", setting)
+    names: dict[str, list[str]] = {}
+    for name, expected in (("chosen", setting), ("full", full)):
+        shown = hits(side(html, name))
+        scores = naive_scores(encoder, QUERY, corpus.texts, expected)
+        best = sorted(scores, reverse=True)[:5]
+        names[name] = [shown_name for _, shown_name in shown]
+        assert [score for score, _ in shown] == pytest.approx(best, abs=2e-3)
+        own = [scores[corpus.names.index(shown_name)] for shown_name in names[name]]
+        assert own == pytest.approx(best, abs=2e-3) and len(set(names[name])) == 5
+    shared = set(names["chosen"]) & set(names["full"])
+    assert f"Finds {len(shared)} of the 5 documents" in text_of(html)
+    assert len(re.findall('<li class="shared">', html)) == 2 * len(shared)
+
+
+def test_costs_are_shown(encoder, corpus):
+    html = answer(encoder, corpus, QUERY, Setting(Granularity(2, 8), 8))
+    count = len(corpus.texts)
+    chosen, full = text_of(side(html, "chosen")), text_of(side(html, "full"))
+    assert "2 layers, 8 dims, 8 bits" in chosen and "6 layers, 32 dims, 32 bits" in full
+    assert f"vector 8 bytes all {count} {8 * count + 2 * 4 * 8} bytes" in chosen
+    assert f"vector 128 bytes all {count} {128 * count:,} bytes" in full
+    for section in (chosen, full):
+        assert re.search(r"encode \d+\.\d ms search \d+\.\d\d ms", section)
+    assert f"{(8 * count + 64) / (128 * count):.1%} of its bytes" in text_of(html)
+
+
+def test_dims_that_do_not_fill_bytes_are_explained(encoder, corpus):
+    note = "12 dims do not fill whole bytes: 4 bits a vector are empty."
+    assert note in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 1))
+    assert "vector 2 bytes" in text_of(answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 1)))
+    assert note not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 8))
+    assert "whole bytes" not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 8), 1))
+
+
+@pytest.mark.parametrize("bits", [32, 8, 1])
+def test_one_document_is_found(encoder, bits):
+    html = answer(encoder, own_corpus(encoder, "\n open a file \n"), QUERY, Setting(Granularity(4, 12), bits))
+    assert "1 of the 1 documents" in text_of(html)
+    for name, expected in (("chosen", bits), ("full", 32)):
+        ((score, line),) = hits(side(html, name))
+        g = Granularity(4, 12) if name == "chosen" else GRID.full
+        cosine = naive_scores(encoder, QUERY, ["open a file"], Setting(g, 1 if expected == 1 else 32))[0]
+        assert line == "line 2" and score == pytest.approx(cosine, abs=0.02)
+
+
+def test_lines_count_once_and_keep_their_numbers(encoder):
+    found = own_corpus(encoder, "\nopen a file\n\n  open a file\nread a list\nopen a file")
+    assert found.texts == ["open a file", "read a list"] and found.names == ["line 2", "line 5"]
+    assert found.notes == ["Lines that repeat another are left out: 2."]
+
+
+def test_long_texts_are_cut_and_counted(encoder):
+    found = own_corpus(encoder, f"{'read ' * 50_000}\nopen a file")
+    assert found.notes == ["Documents: 1 of 2 are longer than 48 tokens; what is beyond was not read."]
+    html = answer(encoder, found, "open " * 60, Setting(Granularity(4, 12), 8))
+    assert "The query is longer than 48 tokens; what is beyond was not read." in html
+    assert len(html) < 5000, "a document of a quarter million letters is shown by its beginning"
+
+
+def test_texts_are_shown_as_they_are_not_run(encoder):
+    found = own_corpus(encoder, "<script>alert(1)</script> & a list")
+    html = answer(encoder, found, QUERY, Setting(Granularity(4, 12), 8))
+    assert "<script>" not in html and "&lt;script&gt;alert(1)&lt;/script&gt; &amp; a list" in html
+
+
+def test_what_is_missing_is_said(encoder, corpus):
+    with pytest.raises(ValueError, match="There is no query"):
+        answer(encoder, corpus, " \n", Setting(Granularity(4, 12), 8))
+    with pytest.raises(ValueError, match="There is no document"):
+        own_corpus(encoder, " \n\n")
+    with pytest.raises(ValueError, match="1,001 lines are more than this page encodes: 1,000 at most"):
+        own_corpus(encoder, "\n".join(f"line {number}" for number in range(1001)))
+    with pytest.raises(ValueError, match="4x16 is not among the encoded granularities"):
+        answer(encoder, corpus, QUERY, Setting(Granularity(4, 16), 8))
+
+
+def test_a_run_of_the_quickstart_is_read(encoder, sentences, tmp_path, monkeypatch):
+    monkeypatch.setattr(quickstart, "GRID", Grid.parse("2,4,6x8,12,32"))
+    monkeypatch.setattr(quickstart, "MAX_LENGTH", 48)
+    pairs = [Pair("m", f"m.{row}", text, sentences[-row], True) for row, text in enumerate(sentences[:7])]
+    quickstart.write_index(encoder.model, encoder.tokenizer, pairs, tmp_path)
+    found = kept_corpus(tmp_path, GRID)
+    assert found.names == [pair.name for pair in pairs] and found.texts == [pair.summary for pair in pairs]
+    fresh = encoder.encode([f"{pair.summary} {pair.body}" for pair in pairs], role="document")
+    for g in GRID:
+        torch.testing.assert_close(found.embeddings.at(g), fresh.at(g))
+    with pytest.raises(ValueError, match="keeps no vectors at 3x8, 6x64"):
+        kept_corpus(tmp_path, Grid.parse("2x8,3x8,6x64"))
+
+
+def test_without_a_run_the_quickstart_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="make quickstart"):
+        load(EncoderArguments())
+
+
+def test_a_grid_that_was_named_gets_the_full_size(tmp_path, tiny_tokenizer, monkeypatch, corpus):
+    M3BertModel(tiny_config()).save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(demo, "library_corpus", lambda encoder: corpus)
+    found, _ = load(EncoderArguments(model_name_or_path=str(tmp_path), grid="2x8,4x16"))
+    assert str(found.grid) == "2x8,4x16,6x32"
+
+
+def test_missing_gradio_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(ValueError, match=r"pip install 'm3bert\[demo\]'"):
+        main(["--model_name_or_path", "user/model"])
+
+
+def published(cache: Path, tokenizer: object) -> str:
+    """A model as it lies in the cache of the Hub's client after a download."""
+    repository = cache / "models--user--tiny"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    M3BertModel(tiny_config()).save_pretrained(snapshot)
+    tokenizer.save_pretrained(snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    return "user/tiny"
+
+
+def as_in_an_index(distribution: str) -> str:
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+@pytest.fixture
+def space(tmp_path) -> Path:
+    pytest.importorskip("gradio", reason="the page needs gradio")
+    folder = tmp_path / "space"
+    main(["--model_name_or_path", "user/tiny", "--query_prompt", "find ", "--space", str(folder)])
+    return folder
+
+
+def test_a_space_has_a_card_that_the_hub_reads(space):
+    data = SpaceCard.load(space / "README.md").data
+    assert (data.sdk, data.app_file, data.models, data.license) == ("gradio", "app.py", ["user/tiny"], "apache-2.0")
+    assert f"gradio=={data.sdk_version}" in (space / "requirements.txt").read_text().splitlines()
+    assert (space / data.app_file).is_file() and not list(space.rglob("__pycache__"))
+    assert "--query_prompt=find " in (space / "app.py").read_text()
+
+
+def test_a_space_requires_what_its_code_imports(space):
+    pins = [line.split("==") for line in (space / "requirements.txt").read_text().splitlines()]
+    required = {name for name, _ in pins}
+    own = {"modeling_m3bert", "trainers", "scripts", *sys.stdlib_module_names}
+    optional = {"mteb"}  # of a module that is imported by its name alone
+    imported = set()
+    for file in space.rglob("*.py"):
+        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                imported.add(node.module.split(".")[0])
+    distributions = packages_distributions()
+    known_as = {name: {as_in_an_index(found) for found in distributions[name]} for name in imported - own - optional}
+    assert not {name for name, found in known_as.items() if not required & found}
+    assert all(re.fullmatch(r"[\d.]+", pin) for _, pin in pins), "a local build is in no index"
+
+
+@pytest.mark.parametrize("model", [None, "."])
+def test_a_space_needs_a_published_model(tmp_path, model):
+    with pytest.raises(ValueError, match="A Space reads its model from the Hub"):
+        write_space(tmp_path / "space", EncoderArguments(model_name_or_path=model))
+    assert not (tmp_path / "space").exists()
+
+
+def test_a_space_overwrites_nothing(tmp_path):
+    (tmp_path / "README.md").write_text("mine")
+    with pytest.raises(ValueError, match="is not empty"):
+        write_space(tmp_path, EncoderArguments(model_name_or_path="user/model"))
+    with pytest.raises(HFValidationError):
+        write_space(tmp_path / "space", EncoderArguments(model_name_or_path="not/an/id"))
+    assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+# The project's packages that the folder has no copy of stay hidden, also where they are installed.
+START = """
+import importlib.abc, runpy, sys
+from pathlib import Path
+class Hidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        own = top in ("modeling_m3bert", "trainers", "hub_cards", "scripts", "tests", "benchmarks")
+        if own and not Path(top).exists():
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Hidden())
+sys.path.insert(0, str(Path.cwd()))
+runpy.run_path("app.py", run_name="__main__")
+"""
+
+
+def test_a_space_starts_where_there_is_nothing_but_its_folder(space, tmp_path, tiny_tokenizer):
+    client = pytest.importorskip("gradio_client", reason="comes with gradio")
+    published(tmp_path / "hub", tiny_tokenizer)
+    port = free_port()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment.update(HF_HUB_CACHE=str(tmp_path / "hub"), HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
+    with open(tmp_path / "log", "w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-c", START, f"--port={port}", "--host=127.0.0.1"],
+            cwd=space,
+            env=environment,
+            stdout=log,
+            stderr=log,
+        )
+    try:
+        deadline = time.monotonic() + STARTED_SECONDS
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/config", timeout=5).close()
+                break
+            except OSError:
+                assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+                time.sleep(0.2)
+        page = client.Client(f"http://127.0.0.1:{port}/", verbose=False, analytics_enabled=False)
+        html = page.predict(demo.OWN, "open a file\nread a list", "read a list", 1, 2, 8, api_name="/compare")
+        assert "2 layers, 16 dims, 8 bits" in html and {"line 1", "line 2"} == {name for _, name in hits(html)[:2]}
+        html = page.predict(demo.LIBRARY, "", "read a list", 3, 3, 1, api_name="/compare")
+        assert "6 layers, 32 dims, 1 bit<" in html and "all 800" in text_of(html)
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+CHROMIUM_OPTIONS = (
+    "--no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-component-update "
+    "--disable-sync"
+).split()
+
+
+@pytest.fixture
+def page(encoder, corpus) -> Iterator[object]:
+    """The page in a browser, of which every request to elsewhere and every complaint is kept and is an error."""
+    pytest.importorskip("gradio", reason="the page needs gradio")
+    playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium here")
+    blocks = demo.build_demo(encoder, corpus)
+    options = DemoArguments(port=free_port())
+    demo.serve(blocks, options, prevent_thread_lock=True, quiet=True)
+    complaints: list[str] = []
+
+    def allow_this_machine(route):
+        if urlsplit(route.request.url).hostname == options.host:
+            route.continue_()
+        else:
+            complaints.append(f"request to {route.request.url}")
+            route.abort()
+
+    try:
+        with playwright.sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium, args=CHROMIUM_OPTIONS)
+            context = browser.new_context(viewport={"width": 400, "height": 900})
+            context.route("**/*", allow_this_machine)
+            opened = context.new_page()
+            opened.on("console", lambda said: said.type == "error" and complaints.append(said.text))
+            opened.on("pageerror", lambda error: complaints.append(str(error)))
+            opened.goto(f"http://{options.host}:{options.port}/")
+            yield opened
+            browser.close()
+    finally:
+        blocks.close()
+    assert not complaints
+
+
+def shown(page, *titles: str) -> str:
+    """The result, once it has these titles."""
+    for title in titles:
+        page.locator("#result h3", has_text=title).wait_for()
+    return page.locator("#result").inner_html()
+
+
+def test_a_reader_compares_sizes_in_a_browser(page, encoder, sentences):
+    full = "Full size: 6 layers, 32 dims, 32 bits"
+    shown(page, "Chosen: 4 layers, 12 dims, 8 bits", full)  # what it opens with
+    page.get_by_label("My own texts").check()
+    page.locator("#texts textarea").fill("\n".join(sentences[:9]))
+    page.locator("#query textarea, #query input").fill(QUERY)
+    page.locator("#layer input[type=range]").fill("1")
+    page.locator("#dim input[type=range]").fill("3")
+    page.get_by_text("Layers: 2 of 6").wait_for()
+    page.get_by_text("Dims: 32 of 32").wait_for()
+    for bits, title in ((32, "32 bits"), (8, "8 bits"), (1, "1 bit")):
+        page.locator("#bits").get_by_label(str(bits), exact=True).check()
+        page.locator("#compare").click()
+        html = shown(page, f"Chosen: 2 layers, 32 dims, {title}", full)
+        expected = answer(
+            encoder, own_corpus(encoder, "\n".join(sentences[:9])), QUERY, Setting(Granularity(2, 32), bits)
+        )
+        for name in ("chosen", "full"):
+            assert hits(side(html, name)) == hits(side(expected, name))
+            assert re.findall("<dd>(.*?)</dd>", html)[2:4] == re.findall("<dd>(.*?)</dd>", expected)[2:4]
+    assert page.evaluate("document.documentElement.scrollWidth") <= 400, "nothing is wider than a telephone"
+
+
+def test_what_is_missing_is_a_line_on_the_page(page):
+    shown(page, "Chosen", "Full size")
+    page.get_by_label("My own texts").check()
+    page.locator("#compare").click()
+    page.get_by_text("There is no document: write some texts, one a line.").wait_for()
+    page.locator("#texts textarea").fill("open a file")
+    page.locator("#query textarea, #query input").fill("")
+    page.locator("#compare").click()
+    page.get_by_text("There is no query: write what to look for.").wait_for()
+    assert page.locator("#result h3").count() == 0, (
+        "results of another query would stand there as if they were its own"
+    )
+
+
+def test_a_single_size_can_be_looked_at(tiny_model, tiny_tokenizer):
+    gradio = pytest.importorskip("gradio", reason="the page needs gradio")
+    alone = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("6x32"))
+    blocks = demo.build_demo(alone, own_corpus(alone, "open a file"))
+    sliders = [block for block in blocks.blocks.values() if isinstance(block, gradio.Slider)]
+    assert [(slider.label, slider.interactive) for slider in sliders] == [
+        ("Layers: 6 of 6", False),
+        ("Dims: 32 of 32", False),
+    ]
+    assert not blocks.analytics_enabled
