@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
+
+from trainers.evaluation import find_tasks
+from trainers.evaluation.protocols import STS, Classification, Geometry, PairClassification
 
 
 def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -33,4 +37,15 @@ def write_data(folder: Path, sentences: Sequence[str]) -> Path:
     with gzip.open(folder / "cranfield" / "qrels.tsv.gz", "wt", encoding="utf-8") as lines:
         lines.write("query-id\tcorpus-id\tscore\n")
         lines.writelines(f"{query}\t{document}\t{grade}\n" for query, document, grade in [*judged, ("q7", "d1", 0)])
+    return folder
+
+
+def write_seeds(folder: Path, sentences: Sequence[str]) -> Path:
+    """The same as the data of every task of the group `seeds`."""
+    write_data(folder, sentences)
+    model = {STS: "stsb", Geometry: "stsb", Classification: "banking77", PairClassification: "mrpc"}
+    for task in find_tasks(["seeds"]):
+        source, target = folder / model.get(task.protocol, "cranfield"), folder / (task.folder or task.name)
+        if not target.exists():
+            shutil.copytree(source, target)
     return folder
