@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import ModelCard
 from jinja2 import Environment, StrictUndefined
 
-from trainers import Granularity, papers
+from trainers import Granularity, Grid, papers
 from trainers.evaluation import GridResults
 
 from .checkpoint import Checkpoint
@@ -108,7 +109,10 @@ def render_card(source: CardSource, previous: str | None = None) -> ModelCard:
     data = card_data(metadata(source), source.name, source.results)
     if previous is None:
         return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{join(sections)}")
-    old = ModelCard(previous)
+    try:
+        old = ModelCard(previous)
+    except (yaml.YAMLError, TypeError) as error:
+        raise ValueError("The metadata of the card that is there cannot be read as YAML: mend it first.") from error
     content = f"---\n{data.to_yaml()}\n---\n\n{join(merge(sections, parse(old.text)))}"
     card = ModelCard(content)
     card.data = type(card.data)(**kept(card.data.to_dict(), old.data.to_dict()))
@@ -123,7 +127,7 @@ def metadata(source: CardSource) -> dict[str, Any]:
     similar = embeds and record is not None and "sentence-similarity" in record.tags
     tags = [checkpoint.config.model_type, *(record.tags if record else [])]
     tags += ["sentence-transformers", "feature-extraction"] if embeds else []
-    tags += ["matryoshka"] if checkpoint.trained else []
+    tags = [tag for tag in tags if tag != "matryoshka"] + (["matryoshka"] if checkpoint.trained else [])
     tags += ["onnx"] if source.onnx else []
     tags += ["generated_from_trainer"] if record else []
     return {
@@ -146,18 +150,19 @@ def context(source: CardSource) -> dict[str, Any]:
         "name": source.name,
         "repo": source.repo_id,
         "size": size_of(source),
-        "elastic": checkpoint.elastic,
+        "elastic": checkpoint.elastic and checkpoint.projection is None,
         "trained": checkpoint.trained,
-        "grid": str(checkpoint.grid),
+        "grid": str(checkpoint.trained_grid),
         "cut": source.cut,
         "quantized": checkpoint.quantized,
         "head": checkpoint.head,
         "projection": checkpoint.projection is not None,
         "pooling": checkpoint.pooling,
         "causal": checkpoint.causal,
+        "remote": checkpoint.elastic,
         "trust": ", trust_remote_code=True" if checkpoint.elastic else "",
         "onnx": list(source.onnx),
-        "prompts": results.settings.get("prompts") if results else None,
+        "prompts": checkpoint.prompts,
         **usage(checkpoint, small),
         "costs": cost_table(checkpoint, results),
         "tokens": tokens_counted(config),
@@ -214,9 +219,8 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
     taken_by = "model_kwargs" if checkpoint.elastic else "config_kwargs"
     inner = f", {taken_by}={depth}".replace("'", '"') if depth and small and small.layer < full.layer else ""
     return {
-        "small": small is not None and (checkpoint.elastic or checkpoint.head == "AutoModel"),
+        "small": small is not None and (checkpoint.elastic or (checkpoint.head == "AutoModel" and checkpoint.trained)),
         "small_dim": small.dim if small else None,
-        "small_slice": "" if checkpoint.elastic or not small else f"[:, :{small.dim}]",
         "small_options": ", ".join(f"{name}={value}" for name, value in options.items()),
         "small_dict": str(options).replace("'", '"'),
         "small_st_options": f"truncate_dim={small.dim}{inner}" if small else None,
@@ -233,7 +237,8 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
 
 def cost_table(checkpoint: Checkpoint, results: GridResults | None) -> str:
     """A row a granularity: parameters, operations a token, milliseconds where they were measured, bytes a vector."""
-    grid = results.granularities if results else checkpoint.grid
+    scored = results.granularities if results else ()
+    grid = Grid(tuple(dict.fromkeys([*checkpoint.grid, *scored])))
     latency = results.latency if results else None
     header = ["granularity", "parameters", "without tables", "million operations a token"]
     header += ["ms to encode", "ms to search"] if latency else []
@@ -241,7 +246,9 @@ def cost_table(checkpoint: Checkpoint, results: GridResults | None) -> str:
     rows = []
     for g, cost in costs(checkpoint.config, grid).items():
         row = [str(g), f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_a_token / 1e6:.1f}"]
-        row += [f"{latency.encode_ms[str(g.layer)]:.1f}", f"{latency.search_ms[str(g.dim)]:.1f}"] if latency else []
+        if latency:
+            times = latency.encode_ms.get(str(g.layer)), latency.search_ms.get(str(g.dim))
+            row += ["" if time is None else f"{time:.1f}" for time in times]
         rows.append([*row, *(f"{cost.vector_bytes(kind):g}" for kind in BYTES_A_NUMBER)])
     return markdown(header, rows)
 
@@ -258,25 +265,27 @@ def origin(source: CardSource) -> str:
 
 def limits(source: CardSource) -> list[str]:
     """What does not work, or not as well."""
-    checkpoint, results = source.checkpoint, source.results
+    checkpoint, results, full = source.checkpoint, source.results, source.checkpoint.full
     found = [f"Texts beyond {checkpoint.max_length} tokens are cut."]
-    if checkpoint.elastic and not checkpoint.trained:
+    trained_length = checkpoint.record.settings.get("max_length") if checkpoint.record else None
+    if trained_length is not None and trained_length < checkpoint.max_length:
+        found.append(f"It was trained on texts of up to {trained_length} tokens.")
+    if checkpoint.projection is None and not checkpoint.trained:
         found.append(
             "No layer but the last and no prefix was trained to be read by itself: quality falls steeply with depth."
         )
-    if checkpoint.elastic and checkpoint.trained:
-        layers, dims = (
-            " ,".join(map(str, v)).replace(" ,", ", ") for v in (checkpoint.grid.layers, checkpoint.grid.dims)
-        )
-        found.append(f"Only the granularities it was trained at can be read: layers {layers}, dims {dims}.")
+    elif checkpoint.projection is None:
+        found.append(f"No other granularities were trained to be read than `{checkpoint.trained_grid}`.")
+    if checkpoint.elastic and checkpoint.trained and checkpoint.projection is None:
+        layers = ", ".join(str(layer) for layer in checkpoint.config.legal_layers if layer <= full.layer)
+        dims = ", ".join(str(dim) for dim in checkpoint.config.legal_dims if dim <= full.dim)
+        found.append(f"Legal values: `output_layer` {layers}; `output_dim` {dims}.")
     if checkpoint.projection is not None:
         found.append("The projection belongs to the last layer: `AutoModel` gives the states before it.")
     if checkpoint.quantized:
-        found.append("8-bit weights need the package torchao; quality was measured before quantisation, if at all.")
+        found.append("Weights in 8 bits need the package torchao.")
     if results is not None and results.latency is not None:
-        found.append(
-            "Milliseconds are of one shared machine, and say how sizes compare rather than what yours will do."
-        )
+        found.append("Milliseconds are of one machine: they say how sizes compare rather than what another one does.")
     return found
 
 
@@ -291,8 +300,7 @@ def gaps(source: CardSource) -> list[str]:
         found = [f"quality in {', '.join(missing)}"] if missing else []
         found += [f"the granularities {', '.join(unscored)}"] if unscored else []
         found += ["speed"] if results.latency is None else []
-    languages = source.statements.languages
-    found.append("languages other than " + ("English" if languages == ("en",) else "those of the tasks above"))
+    found += ["languages other than those of the tasks above"] if results is not None else []
     found.append("quality of vectors in 8 bits or 1 bit, whose bytes are in the table of costs")
     found.append("bias, and harm that its use may do")
     return found

@@ -14,12 +14,14 @@ import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
 from modeling_m3bert.conversion_m3bert import position_offset
 from trainers import Granularity, Grid, Projection
-from trainers.embedding_modules import published_pooling
+from trainers.embedding_modules import published_options, published_pooling
 from trainers.evaluation import GridEncoder
+from trainers.evaluation.encoding import Role
 from trainers.nested import Pooling, family_of
 from trainers.record import RECORD_FILE, TrainingRecord
 
@@ -36,7 +38,7 @@ HEADS = {
 PUBLISHED = re.compile(
     r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
-    r"|[\w.-]*\.(model|jinja)|sentencepiece\.bpe\.model|[a-z_0-9]+\.py|LICENSE[\w.]*|NOTICE[\w.]*"
+    r"|[\w.-]*\.(model|jinja)|LICENSE[\w.]*|NOTICE[\w.]*"
     r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json"
     r"|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|" + re.escape(RECORD_FILE)
 )
@@ -46,8 +48,8 @@ REASONS = (
     (r"objective\.safetensors", "parameters of the objective, which nobody needs to use the model"),
     (r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|npy|npz)", "a format that runs code or holds arrays, not a model"),
     (r".*\.(jsonl|csv|tsv|parquet|arrow|txt)(\.gz)?", "data"),
-    (r"README\.md", "the card, which is rendered anew from it"),
-    (r"(results\.json|figures/.*|onnx/.*)", "made anew"),
+    (r"README\.md", "the card, which is made anew; one on the Hub is gone on from before this one"),
+    (r"(results\.json|figures/.*|onnx/.*)", "made anew, where it is of these weights"),
 )
 
 
@@ -73,6 +75,11 @@ class Checkpoint:
         weights = [*self.folder.glob("model*.safetensors")]
         if not weights:
             raise ValueError(f"{self.folder} has no weights in safetensors, the only form that is published.")
+        index = self.folder / "model.safetensors.index.json"
+        if index.is_file():
+            needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            if missing := sorted(needed - {file.name for file in weights}):
+                raise ValueError(f"{self.folder} lacks {', '.join(missing)}, which its index names.")
         for file in weights:
             try:
                 with safe_open(file, "pt"):
@@ -103,8 +110,11 @@ class Checkpoint:
     @property
     def head(self) -> str:
         """Name of the Auto class that loads all of it."""
-        (architecture,) = self.config.architectures or ["Model"]
-        return next((auto for end, auto in HEADS.items() if architecture.endswith(end)), "AutoModel")
+        architecture = (self.config.architectures or ["Model"])[0]
+        found = next((auto for end, auto in HEADS.items() if architecture.endswith(end)), None)
+        if found is None:
+            raise ValueError(f"{self.folder} holds a {architecture}; what is published ends with {', '.join(HEADS)}.")
+        return found
 
     @cached_property
     def record(self) -> TrainingRecord | None:
@@ -134,24 +144,44 @@ class Checkpoint:
         return Granularity(self.config.num_hidden_layers, dim)
 
     @cached_property
+    def trained_grid(self) -> Grid | None:
+        """The granularities that it was trained to be read at, as far as anybody knows."""
+        if self.record is not None:
+            known = Grid.parse(self.record.grid)
+        elif self.elastic and self.config.is_matryoshka:
+            known = Grid.of(self.config)
+        else:
+            return None
+        members = tuple(g for g in known if g.layer <= self.full.layer and g.dim <= self.full.dim)
+        return Grid(members) if members else None
+
+    @property
+    def trained(self) -> bool:
+        """Whether a granularity below the full one is among them."""
+        return self.trained_grid is not None and set(self.trained_grid) != {self.full}
+
+    @cached_property
     def grid(self) -> Grid:
-        """The granularities to speak of: those it was trained at, or a sample of what can be read."""
-        if self.projection is not None:
-            return Grid((self.full,))
-        members = [g for g in Grid.of(self.config) if g.layer <= self.full.layer and g.dim <= self.full.dim]
+        """The granularities to speak of: those it was trained at, else a sample; and the full one."""
+        members = [g for g in self.trained_grid or Grid.of(self.config) if g.dim <= self.full.dim]
         return Grid(tuple(dict.fromkeys([*members, self.full])))
+
+    @cached_property
+    def published(self) -> dict[str, Any]:
+        """`max_length` and `prompts` for those who embed texts with it."""
+        return published_options(str(self.folder))
+
+    @property
+    def prompts(self) -> dict[Role, str]:
+        """Role -> words before such texts."""
+        roles: tuple[Role, ...] = ("query", "document")
+        return {role: self.published["prompts"][role] for role in roles if self.published["prompts"].get(role)}
 
     @property
     def max_length(self) -> int:
         """Longest text that it reads, in tokens."""
         positions = self.config.max_position_embeddings - position_offset(self.config)
-        return min(positions, self.tokenizer.model_max_length)
-
-    @property
-    def trained(self) -> bool:
-        """Whether granularities below the full one were trained to be read."""
-        config = self.config.to_dict()
-        return bool(config.get("matryoshka_layers") or config.get("matryoshka_dims"))
+        return min(positions, self.tokenizer.model_max_length, self.published["max_length"] or positions)
 
     def load(self, **options: Any) -> PreTrainedModel:
         """All of it, head included."""
@@ -165,6 +195,8 @@ class Checkpoint:
             self.tokenizer,
             grid or self.grid,
             pooling=self.pooling,
+            max_length=self.max_length,
+            prompts=self.prompts,
             projection=self.projection,
         )
 
@@ -175,10 +207,10 @@ class Checkpoint:
         Raises:
             ValueError: if a file to publish is a link that leads out of the folder.
         """
-        root = self.folder.resolve()
+        root, code = self.folder.resolve(), self.code()
         for file in sorted(path for path in self.folder.rglob("*") if path.is_file()):
             name = file.relative_to(self.folder).as_posix()
-            if PUBLISHED.fullmatch(name):
+            if PUBLISHED.fullmatch(name) or name in code:
                 if not file.resolve().is_relative_to(root):
                     raise ValueError(f"{name} is a link that leads out of {self.folder}: it is not published.")
                 yield name, None
@@ -189,4 +221,10 @@ class Checkpoint:
     def requires_code(self) -> set[str]:
         """Names of the Python files that its config says are needed to load it."""
         auto_map = json.loads((self.folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
-        return {f"{entry.split('--')[-1].split('.')[0]}.py" for entry in auto_map.values() if entry}
+        entries = [entry for value in auto_map.values() for entry in ([value] if isinstance(value, str) else value)]
+        return {f"{entry.split('--')[-1].split('.')[0]}.py" for entry in entries if entry}
+
+    def code(self) -> set[str]:
+        """The Python files of the folder that loading it runs."""
+        files = [self.folder / name for name in self.requires_code() if (self.folder / name).is_file()]
+        return {Path(used).name for file in files for used in [file, *get_relative_import_files(file)]}

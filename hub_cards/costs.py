@@ -70,6 +70,7 @@ def _counts(config: Any, layers: int) -> dict[str, int]:
     shallow.num_hidden_layers = layers
     if config.model_type == "m3bert":
         shallow.num_hidden_layers, shallow.output_layer = config.num_hidden_layers, layers
+        shallow.matryoshka_layers, shallow.output_dim = [], None  # a layer costs the same, trained to be read or not
     tokens = tokens_counted(config)
     with torch.device("meta"):
         # Eager attention is made of matrix products that are counted on every device.

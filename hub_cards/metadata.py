@@ -22,6 +22,9 @@ TASK_TYPES = {
 # What a person may have written into the metadata, and what stays where nothing else is said now.
 STATED = ("license", "license_name", "license_link", "language", "datasets", "base_model", "base_model_relation")
 
+# Tags that say what a checkpoint is: one that is not said now is not true any more.
+OWN_TAGS = ("matryoshka", "onnx", "sentence-transformers", "feature-extraction", "generated_from_trainer")
+
 
 @dataclass(frozen=True)
 class Statements:
@@ -73,7 +76,8 @@ def kept(metadata: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     generated = {"model-index", "tags", "pipeline_tag", "library_name"}
     theirs = {key: value for key, value in old.items() if key not in (*generated, *STATED)}
     stated = {key: old[key] for key in STATED if key in old}
-    tags = dict.fromkeys([*metadata.get("tags", []), *(old.get("tags") or [])])
+    theirs_too = [tag for tag in old.get("tags") or [] if tag not in OWN_TAGS]
+    tags = dict.fromkeys([*metadata.get("tags", []), *theirs_too])
     return {**theirs, **stated, **metadata, "tags": list(tags)}
 
 

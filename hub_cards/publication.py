@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 
 import modeling_m3bert
 from trainers import Granularity, Grid
-from trainers.embedding_modules import published_options, write_modules
+from trainers.embedding_modules import MODULES_FILE, write_modules
 from trainers.evaluation import GridResults
 
 from .card import CardSource, render_card
@@ -30,7 +30,7 @@ from .upload import CARD, RESULTS, Publication, published_card
 
 FIGURES, ONNX = "figures", "onnx"
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")
-TEXT_FILES = (".json", ".md", ".py", ".txt", ".jinja")
+BINARY_FILES = (".safetensors", ".onnx", ".png", ".model")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ def prepare(
     options: Options | None = None,
     results: GridResults | None = None,
     previous: str | None = None,
+    token: str | None = None,
 ) -> Publication:
     """
     Lay out what will be on the Hub: weights in safetensors, the code that loads them, tokenizer, modules of
@@ -70,18 +71,27 @@ def prepare(
         options ([`Options`], *optional*): What to publish of it.
         results ([`GridResults`], *optional*): Of its evaluation, over weights of just this checkpoint.
         previous (`str`, *optional*): The card that is there, whose human parts are kept. Default: the checkpoint's.
+        token (`str`, *optional*): That must be in no file, beside that of the environment.
 
     Returns:
         [`Publication`]
 
     Raises:
-        ValueError: if the checkpoint is not complete, the results are of other weights, a granularity is not there, a
-            link leads out of the folder, or a file holds a token.
+        ValueError: if the checkpoint is not complete, the results are of other weights or read otherwise, a
+            granularity is not there, a link leads out of the folder, or a file holds a token.
         OSError: if a file cannot be read or written.
     """
     options = options or Options()
     checkpoint = Checkpoint(source)
     files = dict(checkpoint.files())
+    full = options.granularity or checkpoint.full
+    outside = [str(g) for g in options.onnx if g.layer > full.layer or g.dim > full.dim]
+    if outside:
+        raise ValueError(f"No graph of {', '.join(outside)}: what is published has the full size {full}.")
+    if options.onnx and (options.quantize or checkpoint.quantized):
+        raise ValueError("Graphs are exported from weights in full precision: publish them with those.")
+    if results is not None and options.quantize:
+        raise ValueError("The results are of the weights before they are quantised: evaluate what is published.")
     if results is not None:
         results = results_of(checkpoint, results, repo_id)
     if options.granularity is None and not options.quantize:
@@ -95,7 +105,7 @@ def prepare(
         previous = written.read_text(encoding="utf-8")
     cut = f"{options.granularity} of {checkpoint.full}" if options.granularity is not None else None
     describe(Checkpoint(folder), repo_id, options, results, previous, cut)
-    refuse_tokens(folder)
+    refuse_tokens(folder, token)
     return Publication(folder, repo_id, {name: why for name, why in files.items() if why is not None})
 
 
@@ -122,6 +132,7 @@ def describe(
     figures: dict[str, str] = {}
     if results is not None:
         results = results.within(checkpoint.full)
+        results.weights = checkpoint.encoder().weights_fingerprint()  # of a part, where it is one
         results.save(folder / RESULTS)
         drawn = draw_all(results, folder / FIGURES)
         figures = {f"{FIGURES}/{file.name}": caption(file.stem) for file in drawn}
@@ -146,6 +157,10 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
         raise ValueError("The results do not say which weights they are of: run scripts.evaluate again.")
     if results.weights != checkpoint.encoder().weights_fingerprint():
         raise ValueError(f"The results are not of the weights in {checkpoint.folder}: evaluate this checkpoint.")
+    if (checkpoint.folder / MODULES_FILE).is_file():
+        for name, known in (("pooling", checkpoint.pooling), ("prompts", checkpoint.prompts)):
+            if (used := results.settings.get(name, known)) != known:
+                raise ValueError(f"The results are of {name} {used!r}; the checkpoint is published with {known!r}.")
     renamed = copy.copy(results)
     renamed.model = repo_id
     return renamed
@@ -154,6 +169,8 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
 def rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
     """Save a part of a checkpoint, or the whole in 8 bits, with everything that belongs to it but the weights."""
     wanted = options.granularity
+    if checkpoint.quantized:
+        raise ValueError(f"The weights in {checkpoint.folder} are quantised already: publish them as they are.")
     if wanted is not None and (not checkpoint.elastic or checkpoint.projection is not None):
         raise ValueError(f"Only an m3BERT without a projection can be cut to {wanted}: convert it first.")
     sizes = {"output_layer": wanted.layer, "output_dim": wanted.dim} if wanted is not None else {}
@@ -162,9 +179,10 @@ def rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
     for name, why in checkpoint.files():
         if why is None and not (folder / name).exists() and not name.startswith("model"):
             link_or_copy(checkpoint.folder / name, folder / name)
-    if wanted is not None and (folder / "modules.json").is_file():
-        published = published_options(str(checkpoint.folder))
-        write_modules(folder, width=wanted.dim, pooling=checkpoint.pooling, causal=checkpoint.causal, **published)
+    if wanted is not None and (folder / MODULES_FILE).is_file():
+        write_modules(
+            folder, width=wanted.dim, pooling=checkpoint.pooling, causal=checkpoint.causal, **checkpoint.published
+        )
 
 
 def eight_bits() -> object:
@@ -188,7 +206,7 @@ def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) 
         raise ValueError(f"The config of {checkpoint.folder} needs {', '.join(missing)}, which is not there.")
     for name in missing:
         shutil.copyfile(Path(modeling_m3bert.__file__).with_name(name), folder / name)
-    if staged.head == "AutoModel" and not (folder / "modules.json").is_file():
+    if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
         settings = results.settings if results is not None else {}
         write_modules(
             folder,
@@ -220,19 +238,31 @@ def caption(stem: str) -> str:
     return stem.replace("_and_", " against ").replace("_", " ")
 
 
-def refuse_tokens(folder: Path) -> None:
+def refuse_tokens(folder: Path, token: str | None = None) -> None:
     """
     Check that no text file holds a token of the Hub.
+
+    Args:
+        folder (`Path`): What is published.
+        token (`str`, *optional*): Another token than that of the environment.
 
     Raises:
         ValueError: names the file.
     """
-    own = get_token()
-    for file in folder.rglob("*"):
-        if file.suffix in TEXT_FILES and file.is_file():
+    tokens = [known for known in (token, get_token()) if known]
+    for file in (file for file in folder.rglob("*") if file.is_file()):
+        if file.suffix not in BINARY_FILES:
             text = file.read_text(encoding="utf-8", errors="replace")
-            if TOKEN.search(text) or (own and own in text):
+            if TOKEN.search(text) or any(token in text for token in tokens):
                 raise ValueError(f"{file.relative_to(folder)} holds a token of the Hub: take it out, and revoke it.")
+
+
+def found_results(checkpoint: Checkpoint) -> GridResults | None:
+    """Results in the checkpoint's own folder, if they are of its weights as they are now."""
+    if not (checkpoint.folder / RESULTS).is_file():
+        return None
+    results = GridResults.load(checkpoint.folder / RESULTS)
+    return results if results.weights == checkpoint.encoder().weights_fingerprint() else None
 
 
 @contextmanager
@@ -247,7 +277,7 @@ def laid_out(
 ) -> Iterator[Publication]:
     """
     [`prepare`] a checkpoint in a temporary folder. The card to go on from is the one on the Hub, where there is one;
-    the results are those in the checkpoint's folder, where none are given.
+    the results are those in the checkpoint's folder, where none are given and those are of these weights.
 
     Args:
         source (`Path`): A checkpoint.
@@ -263,12 +293,15 @@ def laid_out(
     Raises:
         ValueError, OSError: as [`prepare`].
     """
+    options = options or Options()
     validate_repo_id(repo_id)
-    if results is None and (source / RESULTS).is_file():
-        results = GridResults.load(source / RESULTS)
+    if "/" not in repo_id:
+        raise ValueError(f"{repo_id!r} does not say whose it is; name the owner: user/{repo_id}.")
+    if results is None and not options.quantize:
+        results = found_results(Checkpoint(source))
     with tempfile.TemporaryDirectory() as folder:
         previous = published_card(repo_id, revision, token)
-        yield prepare(source, Path(folder), repo_id, options, results, previous)
+        yield prepare(source, Path(folder), repo_id, options, results, previous, token)
 
 
 def publish(

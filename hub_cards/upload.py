@@ -8,19 +8,31 @@ from pathlib import Path
 
 from httpx2 import HTTPError
 from huggingface_hub import CommitInfo, HfApi, hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    HfHubHTTPError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from trainers.embedding_modules import ENCODER_FILE, MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER, SIMILARITY_FILE
+from trainers.record import RECORD_FILE
 
 
 CARD, RESULTS = "README.md", "results.json"
-# What an earlier push may have left that this one does not have.
+# What an earlier push may have left that this one does not have, and nothing that a person may have put there.
 MADE_ANEW = (
     RESULTS,
+    RECORD_FILE,
     "figures/heat_map_*.png",
     "figures/quality_and_*.png",
     "figures/variances_*.png",
-    "onnx/model_*.onnx",
-    "model*.safetensors",
+    "onnx/model_[0-9]*x[0-9]*.onnx",
+    "model.safetensors",
+    "model-[0-9]*-of-[0-9]*.safetensors",
     "model.safetensors.index.json",
+    *(MODULES_FILE, ENCODER_FILE, SIMILARITY_FILE, f"{POOLING_FOLDER}/*", f"{PROJECTION_FOLDER}/*"),
 )
 
 
@@ -88,10 +100,17 @@ class Publication:
 
 
 def published_card(repo_id: str, revision: str | None = None, token: str | None = None) -> str | None:
-    """The card that is on the Hub, if there is one that can be read."""
+    """
+    The card that is on the Hub, if there is one.
+
+    Raises:
+        OSError: if it cannot be read, so that nobody knows what a person wrote into it.
+    """
     try:
         file = hf_hub_download(repo_id, CARD, revision=revision, token=token)
-    except (EntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
+    except LocalEntryNotFoundError as error:  # which is also what an answer of 500 becomes
+        raise OSError(f"The card of {repo_id} on the Hub cannot be read now: try again later.") from error
+    except (RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         return None
     except HfHubHTTPError as error:
         raise OSError(explain(error, repo_id, revision)) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import torch
@@ -137,8 +138,7 @@ def m3bert_config(config: Any) -> M3BertConfig:
         eos_token_id=config.eos_token_id,
         tie_word_embeddings=config.tie_word_embeddings,
         name_or_path=config.name_or_path,
-        # A folder of this machine tells nobody anything.
-        converted_from=None if os.path.exists(config.name_or_path) else config.name_or_path or None,
+        converted_from=hub_id(config.name_or_path),
     )
 
 
@@ -162,6 +162,13 @@ def m3bert_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, to
             for kind in ("weight", "bias"):
                 weights[f"layers.{index}.{name}.{kind}"] = source[f"{layer_path}.{index}.{family_name}.{kind}"]
     return weights
+
+
+def hub_id(name: str | None) -> str | None:
+    """A name that a model was loaded by, if it is an id on the Hub: a folder of this machine tells nobody anything."""
+    if not name or os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return None
+    return name
 
 
 def position_offset(config: Any) -> int:

@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from scripts._sources import default_base
 from trainers import Grid, Projection
-from trainers.embedding_modules import published_pooling
+from trainers.embedding_modules import published_options, published_pooling
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
 from trainers.nested import family_of
@@ -37,8 +37,12 @@ class EncoderArguments:
     max_length: int | None = field(
         default=None, metadata={"help": "Longest text in tokens; what is beyond is cut. Default: the model's limit."}
     )
-    query_prompt: str = field(default="", metadata={"help": 'Words before queries and sentences: "query: ".'})
-    document_prompt: str = field(default="", metadata={"help": 'Words before documents: "passage: ".'})
+    query_prompt: str | None = field(
+        default=None, metadata={"help": 'Words before queries and sentences: "query: ". Default: as published.'}
+    )
+    document_prompt: str | None = field(
+        default=None, metadata={"help": 'Words before documents: "passage: ". Default: as published.'}
+    )
 
 
 def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32) -> GridEncoder:
@@ -56,7 +60,9 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
     pooling = arguments.pooling or published_pooling(
         name, causal=family_of(model.config).causal, revision=arguments.revision
     )
-    prompts: dict[Role, str] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
+    published = published_options(name, revision=arguments.revision)["prompts"]
+    named: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
+    prompts = {role: published.get(role, "") if prompt is None else prompt for role, prompt in named.items()}
     return GridEncoder(
         model.to("cuda" if torch.cuda.is_available() else "cpu"),
         AutoTokenizer.from_pretrained(name, **options),

@@ -48,4 +48,7 @@ def write_seeds(folder: Path, sentences: Sequence[str]) -> Path:
         source, target = folder / model.get(task.protocol, "cranfield"), folder / (task.folder or task.name)
         if not target.exists():
             shutil.copytree(source, target)
+        for split in (*task.splits, task.train_split) if task.protocol in model else ():
+            if not (target / f"{split}.jsonl.gz").exists():
+                shutil.copy(source / "test.jsonl.gz", target / f"{split}.jsonl.gz")
     return folder

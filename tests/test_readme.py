@@ -1,4 +1,7 @@
-"""Every command and every piece of code of the README runs, as text: on small models and data under the same names."""
+"""
+Every command and every piece of code of the README runs, as text: on small models and data under the same names, and
+with two steps of each training.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,15 @@ OWNERS = {"hf_user": "user", "hf_intfloat": "intfloat", "hf_baai": "BAAI"}
 RUN = """
 import json, re, runpy, shlex, subprocess, sys, time, urllib.request
 import datasets, torch, transformers
+from trainers import NestedTrainingArguments
+
+check = NestedTrainingArguments.__post_init__
+
+def of_two_steps(self):
+    self.max_steps = 2
+    check(self)
+
+NestedTrainingArguments.__post_init__ = of_two_steps
 
 words = open("text.txt").read().split()
 texts = sentences = sorted(set(open("text.txt").read().splitlines()))
@@ -47,6 +59,11 @@ def command(line):
             raise AssertionError(f"{line}: {end.code}") from end
     if "multigranular-mlm" in arguments:
         pretrain("runs/mlm")
+    if name == "scripts.mine_negatives" and not open("runs/negatives.jsonl").read():
+        # A teacher of random weights, to which all texts are alike, finds no negative.
+        others = [row["positive"] for row in pairs][::-1]
+        rows = [dict(row, negative=other) for row, other in zip(pairs, others)]
+        open("runs/negatives.jsonl", "w").writelines(json.dumps(row) + "\\n" for row in rows)
 
 def pretrain(folder):
     # What a long run would learn first: which words are frequent.
@@ -133,7 +150,8 @@ def test_targets_of_make_are_there():
 
 
 def write_texts(folder: Path, sentences: list[str]) -> None:
-    """The files that the README's commands read."""
+    """The files that the README's commands read: more rows than the largest batch."""
+    sentences = [f"{first} {second}" for first in sentences[:13] for second in sentences[20:40]]
     rows = [{"anchor": text, "positive": other} for text, other in zip(sentences, sentences[1:], strict=False)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "text.txt").write_text("".join(f"{text}\n" for text in sentences))

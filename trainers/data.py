@@ -12,7 +12,7 @@ from typing import Any
 
 from datasets import Dataset, IterableDataset, interleave_datasets, load_dataset
 from datasets.exceptions import DatasetGenerationError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 
 BUILDERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
@@ -36,6 +36,21 @@ def require_columns(dataset: Any, columns: Iterable[str]) -> None:
     missing = [column for column in columns if found is not None and column not in found]
     if missing:
         raise ValueError(f"The dataset lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.")
+
+
+def require_one_batch(dataset: Any, args: TrainingArguments) -> None:
+    """
+    Check that a training set fills one batch, where a smaller last batch is dropped.
+
+    Raises:
+        ValueError: if it does not: an epoch would have no step.
+    """
+    batch = args.train_batch_size * args.world_size
+    if args.dataloader_drop_last and isinstance(dataset, Sized) and len(dataset) < batch:
+        raise ValueError(
+            f"The training set has {len(dataset)} rows, fewer than one batch of {batch}: lower "
+            "per_device_train_batch_size, or pass dataloader_drop_last=False."
+        )
 
 
 def smoothed_probabilities(sizes: Sequence[float], exponent: float = 0.7) -> list[float]:

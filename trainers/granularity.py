@@ -105,8 +105,8 @@ class Grid:
             [`Grid`]
         """
         layers, dims = (getattr(config, name, None) for name in ("matryoshka_layers", "matryoshka_dims"))
-        depth, width = config.num_hidden_layers, config.hidden_size
-        dims = dims or [2**power for power in range(4, 32) if 2**power < width]
+        depth, width = config.num_hidden_layers, getattr(config, "output_dim", None) or config.hidden_size
+        dims = [dim for dim in dims or () if dim <= width] or [2**power for power in range(4, 32) if 2**power < width]
         return cls.product(sorted({*(layers or range(1, depth)), depth}), sorted({*dims, width}))
 
     @classmethod

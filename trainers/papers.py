@@ -21,11 +21,6 @@ class Paper:
     authors: tuple[str, ...]
 
     @property
-    def url(self) -> str:
-        """Its page on the Hub."""
-        return f"https://huggingface.co/papers/{self.id}"
-
-    @property
     def citation(self) -> str:
         """A BibTeX entry."""
         key = f"{self.authors[0].split()[-1].lower()}20{self.id[:2]}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from transformers.utils import PushInProgress
 
 from .papers import Paper
 from .record import TrainingRecord, changed_settings, hub_datasets
+
+
+logger = logging.getLogger(__name__)
 
 
 class PublishingTrainer(Trainer):
@@ -32,12 +36,13 @@ class PublishingTrainer(Trainer):
     earlier_objectives: list[str]
     columns: tuple[str, ...]
     nested: Any
-    push_in_progress: Any
+    push_in_progress: Any = None
 
     def record(self) -> TrainingRecord:
         """What a model card says of this run, so far."""
         args, data = self.args, self.train_dataset
         paper = self._paper
+        best = self.state.best_global_step if args.load_best_model_at_end else None
         return TrainingRecord(
             trainer=type(self).__name__,
             name=self._name,
@@ -49,9 +54,10 @@ class PublishingTrainer(Trainer):
             earlier=self.earlier_objectives,
             settings=changed_settings(args),
             columns=list(self.columns),
-            rows=len(data) if has_length(data) else None,
+            rows=0 if data is None else len(data) if has_length(data) else None,
             datasets=hub_datasets([data]),
-            steps=self.state.global_step,
+            # Once the best model is loaded, the steps after it are not in the weights.
+            steps=self.state.global_step if self.is_in_train or best is None else best,
             batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
             seed=args.seed,
         )
@@ -97,6 +103,7 @@ class PublishingTrainer(Trainer):
         """
         from hub_cards.publication import publish  # it reads trainers, too
 
+        options, results = self._card_options(**kwargs)
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         token = token if token is not None else self.args.hub_token
         if self.hub_model_id is None:
@@ -106,7 +113,6 @@ class PublishingTrainer(Trainer):
         if not self.is_world_process_zero():
             return None
         self._finish_current_push()
-        options, results = self._card_options(**kwargs)
         push = partial(
             publish,
             Path(self.args.output_dir),
@@ -141,6 +147,13 @@ class PublishingTrainer(Trainer):
         )
         self.push_in_progress = PushInProgress([job])
 
+    def _finish_current_push(self) -> None:
+        """As the library's, which does not say what went wrong in the background."""
+        super()._finish_current_push()
+        for job in self.push_in_progress.jobs if self.push_in_progress is not None else ():
+            if error := job.exception():
+                logger.error(f"A push while training failed: {error}")
+
     def create_model_card(self, model_name: str | None = None, **kwargs: Any) -> None:
         """
         Write `README.md` into `output_dir`, where the model was saved, as [`~NestedTrainer.push_to_hub`] makes it.
@@ -165,15 +178,22 @@ class PublishingTrainer(Trainer):
         tags: str | list[str] | None = None,
         finetuned_from: str | None = None,
         dataset: str | list[str] | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        dataset_args: Any = None,
         **unknown: Any,
     ) -> tuple[Any, Any]:
-        """What the library's arguments of a card mean for ours."""
+        """What the library's arguments of a card mean for ours: names of data sets are their ids on the Hub, tasks are
+        tags; how a model is called and how its data was loaded is known otherwise."""
         from hub_cards.metadata import Statements
         from hub_cards.publication import Options
 
         if unknown:
             raise TypeError(f"A card takes no {', '.join(unknown)}.")
-        languages, more_tags, datasets = (
-            (value,) if isinstance(value, str) else tuple(value or ()) for value in (language, tags, dataset)
+        languages, more_tags, task_tags, datasets = (
+            (value,) if isinstance(value, str) else tuple(value or ())
+            for value in (language, tags, tasks, dataset_tags or dataset)
         )
-        return Options(statements=Statements(license, languages, datasets, finetuned_from, more_tags)), results
+        statements = Statements(license, languages, datasets, finetuned_from, (*more_tags, *task_tags))
+        return Options(statements=statements), results

@@ -16,16 +16,19 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from modeling_m3bert.conversion_m3bert import hub_id
+
 
 RECORD_FILE = "training.json"
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft")
 # Settings that say where and how a run was watched and kept, not what it computed.
 BOOKKEEPING = re.compile(
     r"(output_dir|run_name|project|report_to|disable_tqdm|prediction_loss_only|resume_from_checkpoint|local_rank|debug"
-    r"|ignore_data_skip|accelerator_config|parallelism_config|restore_callback_states.*|load_best_model.*|skip_memory.*|enable_jit_.*|grid|seed|use_cpu"
+    r"|ignore_data_skip|accelerator_config|parallelism_config|restore_callback_states.*|skip_memory.*|enable_jit_.*|grid|seed|use_cpu"
     r"|(hub|push|log|logging|save|eval|trackio|do|ddp|dataloader|label)_.*|.*_cache_dir|.*_on_each_node)$"
 )
 COUNTED = ("dataloader_drop_last", "label_smoothing_factor")  # which do change what is computed
+ABSOLUTE_PATH = re.compile(r"(?<!\w)/\S*/")  # but for the last part
 # What a reader looks for first, whether it is the default or not.
 ALWAYS_SHOWN = ("learning_rate", "per_device_train_batch_size")
 
@@ -112,13 +115,6 @@ def machine_kind() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, " + (f"{count} x {', '.join(gpus)}" if gpus else "no GPU")
 
 
-def hub_id(name: str | None) -> str | None:
-    """The name of a model or data set, if it is an id on the Hub and not a folder of this machine."""
-    if not name or os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        return None
-    return name
-
-
 def changed_settings(args: TrainingArguments) -> dict[str, Any]:
     """Settings of a run that are not the defaults of their class; a path is named by its last part."""
     changed = {}
@@ -136,7 +132,7 @@ def changed_settings(args: TrainingArguments) -> dict[str, Any]:
 def plain(value: Any) -> Any:
     """A setting as JSON holds it."""
     if isinstance(value, str):
-        return Path(value).name if os.path.isabs(value) or os.path.exists(value) else value
+        return Path(value).name if os.path.exists(value) else ABSOLUTE_PATH.sub("", value)
     if isinstance(value, list | tuple):
         return [plain(member) for member in value]
     if isinstance(value, dict):

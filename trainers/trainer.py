@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from transformers.trainer_utils import EvalLoopOutput
 
 from .arguments import NestedTrainingArguments
-from .data import require_columns
+from .data import require_columns, require_one_batch
 from .distributed import world_size
 from .embedding_modules import PROJECTION_FOLDER
 from .granularity import Grid
@@ -56,8 +56,9 @@ class NestedTrainer(PublishingTrainer):
             sentence-transformers.
 
     Raises:
-        ValueError: if a dataset is empty or lacks a column, or the grid is outside the model, or lacks the full size
-            where the objective needs it; with a projection, if the objective reads more than its dims.
+        ValueError: if a dataset is empty, lacks a column, or is smaller than a batch that must be full; if the grid is
+            outside the model, or lacks the full size where the objective needs it; with a projection, if the objective
+            reads more than its dims; if an adapter alone is to be pushed.
     """
 
     # Columns that the collator also reads where they are.
@@ -79,6 +80,8 @@ class NestedTrainer(PublishingTrainer):
         projection: Projection | None = None,
     ):
         config = unwrap_encoder(model).config
+        if args.push_to_hub and not isinstance(model, PreTrainedModel):
+            raise ValueError("An adapter alone is not published: merge it (--merge_adapter), then push the model.")
         self.base_model, self.earlier_objectives = origin_of(config)
         objective.validate(config)
         if projection is not None:
@@ -87,6 +90,7 @@ class NestedTrainer(PublishingTrainer):
         for dataset in (train_dataset, *eval_sets):
             if dataset is not None:
                 require_columns(dataset, columns)
+        require_one_batch(train_dataset, args)
         if projection is None:  # with one, the grid is of its dims, not of the encoder's states
             declare_grid(config, objective.grid)
         self.columns = columns

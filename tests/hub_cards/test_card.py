@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
 from huggingface_hub import ModelCard
 
 from hub_cards.checkpoint import Checkpoint
@@ -62,8 +61,7 @@ def test_the_metadata_is_read_by_the_hubs_own_loader_with_every_granularity(publ
     }
     assert found.keys() == expected.keys() and len(found) == len(TASKS) * len(Grid.parse(GRID))
     assert all(found[key] == pytest.approx(expected[key], abs=1e-6) for key in expected)
-    sts = next(e for e in data.eval_results if e.dataset_name == "stsb")
-    assert sts.dataset_type == "sentence-transformers/stsb" or "stsb" in sts.dataset_type
+    assert {e.dataset_type for e in data.eval_results if e.dataset_name == "stsb"} == {"mteb/stsbenchmark-sts"}
 
 
 def test_every_link_and_figure_is_in_the_folder(published):
@@ -136,7 +134,7 @@ def test_without_an_evaluation_the_card_says_so(run, tmp_path):
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b"])
 def test_a_card_with_broken_metadata_is_refused(run, tmp_path, text):
-    with pytest.raises((ValueError, yaml.YAMLError)):
+    with pytest.raises(ValueError):
         describe_into(run, tmp_path / "broken", Options(), f"---\n{text}\n---\n")
 
 

@@ -95,9 +95,11 @@ def test_a_token_in_a_file_stops_it_and_is_not_repeated(work, tmp_path, name):
 
 def test_the_users_own_token_is_found_whatever_its_form(work, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_TOKEN", "secret-of-another-form")
-    (work / "LICENSE").write_text("MIT")
     with pytest.raises(ValueError, match="README.md holds a token"):
         lay_out(work, tmp_path / "staged", statements=Statements(tags=("secret-of-another-form",)))
+    (work / "LICENSE").write_text("secret-of-another-form")
+    with pytest.raises(ValueError, match="LICENSE holds a token"):
+        lay_out(work, tmp_path / "other")
 
 
 def test_a_link_out_of_the_checkpoint_is_refused(work, tmp_path):

@@ -9,6 +9,7 @@ from torch import nn
 
 from modeling_m3bert import M3BertModel
 from tests.conftest import padded_batch, tiny_config
+from tests.published import contrastive_trainer
 from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, NestedModel, TextColumnsCollator
 from trainers.evaluation import GridEncoder, Retrieval, score_grid
 
@@ -216,3 +217,11 @@ def test_normalisation_comes_after_slicing(tiny_model):
     with torch.no_grad():
         nn.init.constant_(tiny_model.norm.weight[8:], 100.0)
     torch.testing.assert_close(model(**texts)["loss"], expected)
+
+
+def test_a_training_set_smaller_than_a_batch_is_refused(tmp_path, tiny_tokenizer, sentences):
+    with pytest.raises(ValueError, match="24 rows, fewer than one batch of 25"):
+        contrastive_trainer(tmp_path, tiny_tokenizer, sentences, per_device_train_batch_size=25)
+    options = {"per_device_train_batch_size": 25, "dataloader_drop_last": False, "max_steps": 1}
+    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences, **options)
+    assert trainer.train().global_step == 1

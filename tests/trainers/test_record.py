@@ -43,6 +43,7 @@ def test_paths_tokens_and_bookkeeping_are_not(tmp_path):
     )
     text = json.dumps(changed_settings(args))
     assert "hf_secret" not in text and "mine" not in text and "logging" not in text
+    assert str(tmp_path) not in text and json.loads(text)["optim_args"] == f"file={tmp_path.name}"
     assert json.loads(text)["lr_scheduler_kwargs"] == {"file": tmp_path.name}
 
 
@@ -95,7 +96,7 @@ def test_a_conversion_remembers_its_source(tmp_path):
     converted = convert_to_m3bert(bert)
     converted.save_pretrained(tmp_path)
     assert M3BertModel.from_pretrained(tmp_path).config.converted_from == "user/bert"
-    bert.config.name_or_path = str(tmp_path)
+    bert.config.name_or_path = str(tmp_path / "that" / "is" / "gone")
     assert convert_to_m3bert(bert).config.converted_from is None
 
 

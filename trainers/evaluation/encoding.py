@@ -205,5 +205,16 @@ class GridEncoder:
         projection = self.projection.state_dict() if self.projection is not None else {}
         for name, tensor in {**unwrap_encoder(self.model).state_dict(), **projection}.items():
             digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+            for part in plain_tensors(tensor):
+                digest.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor, or what one of a class of its own is made of, such as quantised weights and their scales."""
+    if type(tensor) in (torch.Tensor, nn.Parameter):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()
+    for name in names:
+        yield from plain_tensors(getattr(tensor, name))
