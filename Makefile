@@ -12,7 +12,11 @@ help:  ## List the targets
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet $$(grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[quickstart,demo]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[quickstart]'
+	touch $@
+
+.venv/installed-demo: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[demo]'
 	touch $@
 
 .venv/installed-dev: .venv/installed
@@ -22,7 +26,7 @@ help:  ## List the targets
 quickstart: .venv/installed  ## Fine-tune a real encoder at 12 granularities and ask it questions (5 to 10 minutes)
 	$(BIN)/python -m scripts.quickstart
 
-demo: .venv/installed  ## Open a page to try what the quickstart made
+demo: .venv/installed-demo  ## Open a page to try what the quickstart made
 	$(BIN)/python -m scripts.demo
 
 test: .venv/installed-dev  ## Run the tests

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import re
 import shutil
 import tempfile
@@ -28,6 +29,7 @@ from .onnx_export import export_onnx
 from .upload import CARD, RESULTS, Publication, published_card
 
 
+logger = logging.getLogger(__name__)
 FIGURES, ONNX = "figures", "onnx"
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")
 BINARY_FILES = (".safetensors", ".onnx", ".png", ".model")
@@ -274,6 +276,7 @@ def laid_out(
     *,
     revision: str | None = None,
     token: str | None = None,
+    dry_run: bool = False,
 ) -> Iterator[Publication]:
     """
     [`prepare`] a checkpoint in a temporary folder. The card to go on from is the one on the Hub, where there is one;
@@ -286,6 +289,8 @@ def laid_out(
         results ([`GridResults`], *optional*): Of its evaluation.
         revision (`str`, *optional*): As for [`~Publication.upload`].
         token (`str`, *optional*): As for [`~Publication.upload`].
+        dry_run (`bool`, *optional*, defaults to `False`): Nothing will be uploaded: do without a Hub that cannot be
+            reached.
 
     Yields:
         [`Publication`], until the context ends.
@@ -300,7 +305,13 @@ def laid_out(
     if results is None and not options.quantize:
         results = found_results(Checkpoint(source))
     with tempfile.TemporaryDirectory() as folder:
-        previous = published_card(repo_id, revision, token)
+        try:
+            previous = published_card(repo_id, revision, token)
+        except OSError as error:
+            if not dry_run:
+                raise
+            logger.warning(f"{error} What is laid out goes on from the card in {source}.")
+            previous = None
         yield prepare(source, Path(folder), repo_id, options, results, previous, token)
 
 

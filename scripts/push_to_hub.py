@@ -59,7 +59,8 @@ def main(arguments: list[str]) -> None:
     )
     options = Options(said.granularity, said.quantize, tuple(said.onnx), statements)
     results = GridResults.load(said.results) if said.results is not None else None
-    with laid_out(said.checkpoint, said.repo_id, options, results, revision=said.revision) as publication:
+    where = {"revision": said.revision, "dry_run": said.dry_run}
+    with laid_out(said.checkpoint, said.repo_id, options, results, **where) as publication:
         print(publication.listing())
         if said.dry_run:
             print("Nothing was pushed (--dry_run).")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,44 @@ def test_costs_are_those_of_the_model_that_is_built():
         weights = g.layer * (4 * width**2 + 3 * width * inner)
         assert cost.flops_a_token == 2 * weights + g.layer * 4 * tokens * width
     assert found[Granularity(2, 8)].vector_bytes("int8") == 8 and found[Granularity(2, 8)].vector_bytes("1 bit") == 1
+
+
+def recorded(folder: Path, tokenizer, sentences, **changes) -> str:
+    """The card of a run with these settings."""
+    trainer = contrastive_trainer(folder, tokenizer, sentences, **changes)
+    trainer.save_model()
+    describe(Checkpoint(folder), "user/model", Options())
+    return (folder / "README.md").read_text()
+
+
+def test_what_was_trained_is_what_the_run_trained(tmp_path, tiny_tokenizer, sentences):
+    """Not what the lists of the config, which are products and hold the full size, would make of it."""
+    card = recorded(tmp_path / "pairs", tiny_tokenizer, sentences, grid="2x8,4x16")
+    assert "at the granularities (layers x dims) `2x8,4x16`" in card and "- matryoshka" in card
+    full = recorded(tmp_path / "full", tiny_tokenizer, sentences, grid="6x32")
+    assert "Trained to be read" not in full and "- matryoshka" not in full
+    assert "No layer but the last and no prefix was trained" in full
+
+
+def test_a_projection_promises_no_granularities(tmp_path, tiny_tokenizer, sentences):
+    card = recorded(tmp_path / "run", tiny_tokenizer, sentences, grid=None, projection_dim=16)
+    assert "vectors of 16 numbers" in card and "The projection belongs to the last layer" in card
+    assert "output_layer" not in card and "Trained to be read" not in card and "- matryoshka" not in card
+
+
+def test_results_of_geometry_alone_have_no_table_of_means(run, tmp_path):
+    from trainers.evaluation import GridResults
+
+    results = GridResults.load(run / "results.json")
+    results.scores = [replace(score, family="geometry") for score in results.scores if score.task == "stsb"]
+    (tmp_path / "geometry").mkdir()
+    prepare(run / "output", tmp_path / "geometry", "user/model", Options(), results)
+    card = (tmp_path / "geometry" / "README.md").read_text()
+    assert "None" not in card and "Means of each family" not in card and "geometry (spearman)" in card
+
+
+def test_own_tags_go_when_they_are_not_true_any_more(run, tmp_path):
+    previous = "---\ntags:\n- onnx\n- mine\n---\n"
+    describe_into(run, tmp_path / "again", Options(), previous)
+    tags = ModelCard.load(tmp_path / "again" / "README.md").data.tags
+    assert "onnx" not in tags and "mine" in tags

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors.torch import load_file
 from transformers import AutoModel
 
+from hub_cards.checkpoint import Checkpoint
 from hub_cards.metadata import Statements
-from hub_cards.publication import Options, prepare
+from hub_cards.publication import Options, laid_out, prepare
+from hub_cards.upload import published_card
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from tests.conftest import padded_batch, tiny_config
 from tests.published import contrastive_trainer, evaluated
@@ -201,3 +205,97 @@ def test_a_model_with_a_head_keeps_it(tmp_path, tiny_tokenizer):
     with torch.no_grad():
         cut = M3BertForMaskedLM.from_pretrained(part.folder).eval()(**batch).logits
         assert torch.equal(cut, model(**batch, output_layer=4, output_dim=16).logits)
+
+
+def test_results_of_another_reading_are_refused(work, tmp_path, output):
+    results = GridResults.load(output.parent / "results.json")
+    results.settings["pooling"] = "anchor"
+    with pytest.raises(ValueError, match="results are of pooling 'anchor'; the checkpoint is published with 'mean'"):
+        lay_out(work, tmp_path / "staged", results)
+    results.settings |= {"pooling": "mean", "prompts": {"query": "q: "}}
+    with pytest.raises(ValueError, match="results are of prompts"):
+        lay_out(work, tmp_path / "other", results)
+
+
+def test_results_of_full_precision_are_not_those_of_8_bits(output, tmp_path):
+    results = GridResults.load(output.parent / "results.json")
+    with pytest.raises(ValueError, match="before they are quantised"):
+        lay_out(output, tmp_path / "staged", results, quantize=True)
+
+
+def test_what_is_quantised_has_a_fingerprint_and_is_not_quantised_again(output, tmp_path):
+    pytest.importorskip("torchao", reason="the extra quantization is not installed")
+    small = lay_out(output, tmp_path / "small", quantize=True)
+    assert (
+        Checkpoint(small.folder).encoder().weights_fingerprint() != Checkpoint(output).encoder().weights_fingerprint()
+    )
+    for options in ({"quantize": True}, {"granularity": Granularity(2, 8)}):
+        with pytest.raises(ValueError, match="quantised already"):
+            lay_out(small.folder, tmp_path / str(len(list(tmp_path.iterdir()))), **options)
+    with pytest.raises(ValueError, match="full precision"):
+        lay_out(small.folder, tmp_path / "graph", onnx=(Granularity(2, 8),))
+
+
+def test_no_graph_is_wider_than_what_is_published(output, tmp_path):
+    with pytest.raises(ValueError, match="No graph of 2x32: what is published has the full size 2x16"):
+        lay_out(output, tmp_path / "staged", granularity=Granularity(2, 16), onnx=(Granularity(2, 32),))
+
+
+def test_a_part_can_be_published_from_its_own_folder(output, tmp_path):
+    results = GridResults.load(output.parent / "results.json")
+    part = lay_out(output, tmp_path / "part", results, granularity=Granularity(2, 16))
+    with laid_out_offline(part.folder, tmp_path) as again:
+        assert json.loads((again.folder / "results.json").read_text())["grid"] == "2x8,16"
+
+
+def test_results_in_the_folder_that_are_of_older_weights_stay_there(work, tmp_path, output):
+    shutil.copy(output.parent / "results.json", work / "results.json")
+    M3BertModel(tiny_config()).save_pretrained(work)
+    with laid_out_offline(work, tmp_path) as publication:
+        assert "results.json" not in publication.sizes()
+
+
+@contextmanager
+def laid_out_offline(source: Path, tmp_path: Path):
+    """Laid out as for a Hub that has no card yet."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hub_cards.publication.published_card", lambda *_: None)
+        with laid_out(source, "user/model") as publication:
+            yield publication
+
+
+@pytest.mark.parametrize("name", ["model", "a/b/c", "no spaces/here"])
+def test_a_repository_needs_an_owner_and_a_legal_name(output, name):
+    with pytest.raises(ValueError, match="owner|Repo id"), laid_out(output, name):
+        pass
+
+
+def test_all_shards_must_be_there(tmp_path, tiny_tokenizer):
+    folder = tmp_path / "sharded"
+    M3BertModel(tiny_config()).save_pretrained(folder, max_shard_size="60KB")
+    tiny_tokenizer.save_pretrained(folder)
+    *_, last = sorted(folder.glob("model-*.safetensors"))
+    last.unlink()
+    with pytest.raises(ValueError, match=f"lacks {last.name}"):
+        lay_out(folder, tmp_path / "staged")
+
+
+def test_only_code_that_loading_runs_travels(work, tmp_path):
+    (work / "train.py").write_text("print('mine')")
+    publication = lay_out(work, tmp_path / "staged")
+    assert publication.left_out["train.py"] == "not part of a checkpoint"
+
+
+def test_a_card_that_cannot_be_read_now_is_not_taken_for_none(output, monkeypatch):
+    """Else a push would replace what a person wrote there."""
+
+    def fail(*_, **__):
+        raise LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr("hub_cards.upload.hf_hub_download", fail)
+    with pytest.raises(OSError, match="card of user/model on the Hub cannot be read now"):
+        published_card("user/model")
+    with pytest.raises(OSError, match="cannot be read now"), laid_out(output, "user/model"):
+        pass
+    with laid_out(output, "user/model", dry_run=True) as publication:  # which replaces nothing
+        assert "README.md" in publication.sizes()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
 import modeling_m3bert
@@ -354,6 +355,12 @@ def test_a_trainer_refuses_to_publish_the_optimizers_state(tmp_path, tiny_tokeni
         contrastive_trainer(
             tmp_path, tiny_tokenizer, sentences, push_to_hub=True, hub_model_id="user/m", hub_strategy=strategy
         )
+
+
+def test_an_adapter_alone_is_refused_before_it_is_trained(tmp_path, tiny_tokenizer, sentences):
+    adapted = get_peft_model(modeling_m3bert.M3BertModel(tiny_config()), LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="--merge_adapter"):
+        contrastive_trainer(tmp_path, tiny_tokenizer, sentences, adapted, push_to_hub=True, hub_model_id="user/m")
 
 
 def test_a_trainers_card_is_that_of_its_run(tmp_path, tiny_tokenizer, sentences):
