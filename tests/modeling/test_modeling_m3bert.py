@@ -237,7 +237,7 @@ def test_heads_work_and_learn_at_any_granularity(head, labels, shape, granularit
     assert outputs[1].shape == shape
     outputs.loss.backward()
     width = dim or 32
-    gradient = model.classifier.weight.grad
+    gradient = (model.qa_outputs if head is M3BertForQuestionAnswering else model.classifier).weight.grad
     assert (gradient[:, :width].abs().sum(0) > 0).all()
     assert (gradient[:, width:] == 0).all()
     assert model.model.embed_tokens.weight.grad.abs().sum() > 0
