@@ -1,1 +1,1 @@
-"""Model cards of elastic checkpoints."""
+"""Model cards of elastic checkpoints, and their publication on the Hub."""

@@ -272,7 +272,7 @@ def limits(source: CardSource) -> list[str]:
         found.append(f"It was trained on texts of up to {trained_length} tokens.")
     if checkpoint.projection is None and not checkpoint.trained:
         found.append(
-            "No layer but the last and no prefix was trained to be read by itself: quality falls steeply with depth."
+            "No layer but the last and no prefix was trained to be read by itself: expect losses below the full size."
         )
     elif checkpoint.projection is None:
         found.append(f"No other granularities were trained to be read than `{checkpoint.trained_grid}`.")

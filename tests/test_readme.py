@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 OWNERS = {"hf_user": "user", "hf_intfloat": "intfloat", "hf_baai": "BAAI"}
 # Runs the commands and the code in one process, in the order of the README and in one namespace.
 RUN = """
-import json, re, runpy, shlex, subprocess, sys, time, urllib.request
+import json, re, runpy, shlex, socket, subprocess, sys, time, urllib.request
 from pathlib import Path
 import datasets, torch, transformers
 from trainers import NestedTrainingArguments
@@ -78,13 +78,16 @@ def pretrain(folder):
     model.save_pretrained(folder)
 
 def serve(arguments):
-    page = subprocess.Popen([sys.executable, "-m", "scripts.demo", *arguments, "--port", "7931"])
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    page = subprocess.Popen([sys.executable, "-m", "scripts.demo", *arguments, "--port", port])
     try:
         for _ in range(120):
             time.sleep(0.5)
             assert page.poll() is None, "the page did not start"
             try:
-                return urllib.request.urlopen("http://127.0.0.1:7931").read()
+                return urllib.request.urlopen(f"http://127.0.0.1:{port}").read()
             except OSError:
                 pass
         raise AssertionError("the page did not answer")

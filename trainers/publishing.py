@@ -160,7 +160,7 @@ class PublishingTrainer(Trainer):
 
         Args:
             model_name (`str`, *optional*): Default: `hub_model_id`, then the name of `output_dir`.
-            kwargs: As for [`~NestedTrainer.push_to_hub`].
+            kwargs: As for [`~NestedTrainer.push_to_hub`]; there are results where they are given.
         """
         from hub_cards.publication import write_card
 
