@@ -187,6 +187,11 @@ class Checkpoint:
         """All of it, head included."""
         return getattr(transformers, self.head).from_pretrained(self.folder, use_safetensors=True, **options)
 
+    @cached_property
+    def weights_fingerprint(self) -> str:
+        """Digest of its encoder's weights, and of its projection's."""
+        return self.encoder().weights_fingerprint()
+
     def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
         """The encoder, ready to embed texts over a grid (its own by default)."""
         model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **options).eval()

@@ -54,7 +54,7 @@ class Options:
 
 
 def prepare(
-    source: Path,
+    checkpoint: Checkpoint,
     folder: Path,
     repo_id: str,
     options: Options | None = None,
@@ -67,7 +67,7 @@ def prepare(
     sentence-transformers, graphs, results, figures, card.
 
     Args:
-        source (`Path`): A checkpoint.
+        checkpoint ([`Checkpoint`]): What to publish.
         folder (`Path`): An empty folder.
         repo_id (`str`): Where it will be, `user/model`.
         options ([`Options`], *optional*): What to publish of it.
@@ -84,7 +84,6 @@ def prepare(
         OSError: if a file cannot be read or written.
     """
     options = options or Options()
-    checkpoint = Checkpoint(source)
     files = dict(checkpoint.files())
     full = options.granularity or checkpoint.full
     outside = [str(g) for g in options.onnx if g.layer > full.layer or g.dim > full.dim]
@@ -98,11 +97,11 @@ def prepare(
         results = results_of(checkpoint, results, repo_id)
     if options.granularity is None and not options.quantize:
         for name in (name for name, why in files.items() if why is None):
-            link_or_copy(source / name, folder / name)
+            link_or_copy(checkpoint.folder / name, folder / name)
     else:
         rebuild(checkpoint, folder, options)
     complete(checkpoint, folder, results)
-    written = source / CARD
+    written = checkpoint.folder / CARD
     if previous is None and written.is_file():
         previous = written.read_text(encoding="utf-8")
     cut = f"{options.granularity} of {checkpoint.full}" if options.granularity is not None else None
@@ -134,7 +133,8 @@ def describe(
     figures: dict[str, str] = {}
     if results is not None:
         results = results.within(checkpoint.full)
-        results.weights = checkpoint.encoder().weights_fingerprint()  # of a part, where it is one
+        if cut is not None:  # whose weights are not those that were scored, but give the same numbers
+            results.weights = checkpoint.weights_fingerprint
         results.save(folder / RESULTS)
         drawn = draw_all(results, folder / FIGURES)
         figures = {f"{FIGURES}/{file.name}": caption(file.stem) for file in drawn}
@@ -157,7 +157,7 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
     """
     if results.weights is None:
         raise ValueError("The results do not say which weights they are of: run scripts.evaluate again.")
-    if results.weights != checkpoint.encoder().weights_fingerprint():
+    if results.weights != checkpoint.weights_fingerprint:
         raise ValueError(f"The results are not of the weights in {checkpoint.folder}: evaluate this checkpoint.")
     if (checkpoint.folder / MODULES_FILE).is_file():
         for name, known in (("pooling", checkpoint.pooling), ("prompts", checkpoint.prompts)):
@@ -264,7 +264,7 @@ def found_results(checkpoint: Checkpoint) -> GridResults | None:
     if not (checkpoint.folder / RESULTS).is_file():
         return None
     results = GridResults.load(checkpoint.folder / RESULTS)
-    return results if results.weights == checkpoint.encoder().weights_fingerprint() else None
+    return results if results.weights == checkpoint.weights_fingerprint else None
 
 
 @contextmanager
@@ -302,8 +302,9 @@ def laid_out(
     validate_repo_id(repo_id)
     if "/" not in repo_id:
         raise ValueError(f"{repo_id!r} does not say whose it is; name the owner: user/{repo_id}.")
+    checkpoint = Checkpoint(source)
     if results is None and not options.quantize:
-        results = found_results(Checkpoint(source))
+        results = found_results(checkpoint)
     with tempfile.TemporaryDirectory() as folder:
         try:
             previous = published_card(repo_id, revision, token)
@@ -312,7 +313,7 @@ def laid_out(
                 raise
             logger.warning(f"{error} What is laid out goes on from the card in {source}.")
             previous = None
-        yield prepare(source, Path(folder), repo_id, options, results, previous, token)
+        yield prepare(checkpoint, Path(folder), repo_id, options, results, previous, token)
 
 
 def publish(

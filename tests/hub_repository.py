@@ -1,4 +1,4 @@
-"""What a Hub holds: contents, commits, repositories. Pure: `tests.hub_server` speaks HTTP about it."""
+"""What a Hub holds: contents, commits, repositories, and what it keeps of requests. `tests.hub_server` speaks HTTP."""
 
 from __future__ import annotations
 
@@ -191,3 +191,38 @@ def tree(files: Mapping[str, Blob]) -> list[dict[str, Any]]:
         inside = sorted((path, blob.git_oid) for path, blob in files.items() if path.startswith(f"{folder}/"))
         entries.append({"type": "directory", "path": folder, "oid": git_oid(json.dumps(inside).encode()), "size": 0})
     return sorted(entries, key=lambda entry: entry["path"])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What crossed the wire: sizes of bodies; no status where the connection was broken before an answer."""
+
+    method: str
+    path: str
+    authorized: bool
+    received: int
+    sent: int
+    status: int | None
+
+
+@dataclass
+class Interruption:
+    """Lets so many bytes and objects of LFS uploads in, breaks the next connection, then refuses all others.
+
+    A client tries a broken upload again, five times in 23 seconds, but takes a refusal for an answer.
+    """
+
+    after_bytes: float = math.inf
+    after_objects: float = math.inf
+    oids: set[str] = field(default_factory=set)
+    broken: bool = False
+
+    def admit(self, oid: str, size: int) -> int:
+        """How many bytes of an upload to read: fewer than `size` where the connection is to break."""
+        if self.broken:
+            raise HubError(403, "The URL of this upload has expired")
+        self.oids.add(oid)
+        admitted = int(min(size, self.after_bytes)) if len(self.oids) <= self.after_objects else size // 2
+        self.after_bytes -= admitted
+        self.broken = admitted < size
+        return admitted

@@ -13,7 +13,7 @@ import math
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,9 @@ from tests.hub_repository import (
     Blob,
     Commit,
     HubError,
+    Interruption,
     Repo,
+    Request,
     Store,
     apply_operations,
     git_oid,
@@ -39,18 +41,6 @@ from tests.hub_repository import (
 TOKENS = {"hf_user": "user", "hf_other": "other"}
 LFS_SUFFIXES = (".bin", ".gz", ".model", ".npy", ".npz", ".onnx", ".parquet", ".png", ".pt", ".safetensors", ".zip")
 PREFIXES = {"models": "", "datasets": "datasets/", "spaces": "spaces/"}  # before a repository's id, by its type
-
-
-@dataclass(frozen=True)
-class Request:
-    """What crossed the wire: sizes of bodies; no status where the connection was broken before an answer."""
-
-    method: str
-    path: str
-    authorized: bool
-    received: int
-    sent: int
-    status: int | None
 
 
 @dataclass(frozen=True)
@@ -91,29 +81,6 @@ class Call:
 
     def unknown(self) -> HubError:
         return HubError(501, f"This Hub does not know {self.method} /{'/'.join(self.segments)}")
-
-
-@dataclass
-class Interruption:
-    """Lets so many bytes and objects of LFS uploads in, breaks the next connection, then refuses all others.
-
-    A client tries a broken upload again, five times in 23 seconds, but takes a refusal for an answer.
-    """
-
-    after_bytes: float = math.inf
-    after_objects: float = math.inf
-    oids: set[str] = field(default_factory=set)
-    broken: bool = False
-
-    def admit(self, oid: str, size: int) -> int:
-        """How many bytes of an upload to read: fewer than `size` where the connection is to break."""
-        if self.broken:
-            raise HubError(403, "The URL of this upload has expired")
-        self.oids.add(oid)
-        admitted = int(min(size, self.after_bytes)) if len(self.oids) <= self.after_objects else size // 2
-        self.after_bytes -= admitted
-        self.broken = admitted < size
-        return admitted
 
 
 class HubServer:

@@ -45,7 +45,7 @@ def lay_out(run: Path, folder: Path, previous: str | None = None, **options) -> 
 
     folder.mkdir()
     results = GridResults.load(run / "results.json")
-    prepare(run / "output", folder, "user/model", Options(statements=SAID, **options), results, previous)
+    prepare(Checkpoint(run / "output"), folder, "user/model", Options(statements=SAID, **options), results, previous)
     return folder
 
 
@@ -122,7 +122,7 @@ def test_a_persons_statements_stay_where_nobody_says_otherwise(run, tmp_path):
 
 def describe_into(run: Path, folder: Path, options: Options, previous: str | None) -> None:
     folder.mkdir()
-    prepare(run / "output", folder, "user/model", options, None, previous)
+    prepare(Checkpoint(run / "output"), folder, "user/model", options, None, previous)
 
 
 def test_without_an_evaluation_the_card_says_so(run, tmp_path):
@@ -199,7 +199,7 @@ def test_results_of_geometry_alone_have_no_table_of_means(run, tmp_path):
     results = GridResults.load(run / "results.json")
     results.scores = [replace(score, family="geometry") for score in results.scores if score.task == "stsb"]
     (tmp_path / "geometry").mkdir()
-    prepare(run / "output", tmp_path / "geometry", "user/model", Options(), results)
+    prepare(Checkpoint(run / "output"), tmp_path / "geometry", "user/model", Options(), results)
     card = (tmp_path / "geometry" / "README.md").read_text()
     assert "None" not in card and "Means of each family" not in card and "geometry (spearman)" in card
 

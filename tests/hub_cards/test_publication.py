@@ -44,7 +44,7 @@ def work(output, tmp_path) -> Path:
 
 def lay_out(source: Path, folder: Path, results: GridResults | None = None, **options):
     folder.mkdir()
-    return prepare(source, folder, "user/model", Options(**options), results)
+    return prepare(Checkpoint(source), folder, "user/model", Options(**options), results)
 
 
 def test_what_travels_is_what_a_user_of_the_model_needs(work, tmp_path):
@@ -226,9 +226,7 @@ def test_results_of_full_precision_are_not_those_of_8_bits(output, tmp_path):
 def test_what_is_quantised_has_a_fingerprint_and_is_not_quantised_again(output, tmp_path):
     pytest.importorskip("torchao", reason="the extra quantization is not installed")
     small = lay_out(output, tmp_path / "small", quantize=True)
-    assert (
-        Checkpoint(small.folder).encoder().weights_fingerprint() != Checkpoint(output).encoder().weights_fingerprint()
-    )
+    assert Checkpoint(small.folder).weights_fingerprint != Checkpoint(output).weights_fingerprint
     for options in ({"quantize": True}, {"granularity": Granularity(2, 8)}):
         with pytest.raises(ValueError, match="quantised already"):
             lay_out(small.folder, tmp_path / str(len(list(tmp_path.iterdir()))), **options)
