@@ -1,4 +1,4 @@
-"""The m3BERT architecture. Importing this package teaches the Auto classes of transformers the type `m3bert`."""
+"""The m3BERT architecture. Importing this package registers `m3bert` with the Auto classes of transformers."""
 
 from transformers import (
     AutoConfig,

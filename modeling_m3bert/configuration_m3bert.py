@@ -1,4 +1,4 @@
-"""m3BERT configuration: the architecture's sizes and switches, and the one rule for which granularities are legal."""
+"""m3BERT configuration: sizes and switches of the architecture, and the granularities that are legal."""
 
 from __future__ import annotations
 
@@ -25,46 +25,51 @@ class M3BertConfig(PreTrainedConfig):
     Configuration of an m3BERT encoder ([m3BERT](https://huggingface.co/papers/2605.19568), sections 2.2 and 2.3). The
     defaults are the paper's base model: 305,660,928 parameters.
 
-    A *granularity* is a pair (layer, dim): the state after `layer`, cut to its first `dim` entries. `output_layer` and
-    `output_dim` choose one. They mean the same here, in `from_pretrained` and in every `forward`, and go through
-    [`~M3BertConfig.resolve_granularity`].
+    A *granularity* is a pair (layer, dim): the state after that layer, truncated to its first `dim` dimensions.
+    `output_layer` and `output_dim` select one. They have the same meaning in the config, in `from_pretrained` and in
+    every `forward`, and [`~M3BertConfig.resolve_granularity`] validates them everywhere.
 
     Args:
-        vocab_size (`int`, *optional*, defaults to 250002): Number of tokens (the multilingual-E5 tokenizer).
-        hidden_size (`int`, *optional*, defaults to 768): Width of the states.
-        intermediate_size (`int`, *optional*, defaults to 3072): Width inside the feed-forward layer.
+        vocab_size (`int`, *optional*, defaults to 250002): Number of tokens; the default is the multilingual-E5
+            tokenizer's.
+        hidden_size (`int`, *optional*, defaults to 768): Width of the hidden states.
+        intermediate_size (`int`, *optional*, defaults to 3072): Width inside the feed-forward layers.
         num_hidden_layers (`int`, *optional*, defaults to 12): Number of layers.
-        num_attention_heads (`int`, *optional*, defaults to 12): Number of attention heads.
-        hidden_act (`str`, *optional*, defaults to `"silu"`): Activation of the feed-forward layer.
-        mlp_gated (`bool`, *optional*, defaults to `True`): Gate the feed-forward layer (SwiGLU with `"silu"`).
+        num_attention_heads (`int`, *optional*, defaults to 12): Number of attention heads per layer.
+        hidden_act (`str`, *optional*, defaults to `"silu"`): Activation of the feed-forward layers.
+        mlp_gated (`bool`, *optional*, defaults to `True`): Gate the feed-forward layers (SwiGLU with `"silu"`).
         norm_type (`str`, *optional*, defaults to `"rmsnorm"`): `"rmsnorm"` or `"layernorm"`.
         norm_position (`str`, *optional*, defaults to `"pre"`): `"pre"`, with a final norm, or `"post"`, as in BERT.
-        norm_eps (`float`, *optional*, defaults to 1e-5): Added to the variance in every norm.
-        embedding_dropout (`float`, *optional*, defaults to 0.1): Dropout on the normed embeddings.
+        norm_eps (`float`, *optional*, defaults to 1e-5): Epsilon of every norm.
+        embedding_dropout (`float`, *optional*, defaults to 0.1): Dropout on the normalised embeddings.
         hidden_dropout (`float`, *optional*, defaults to 0.0): Dropout on the output of attention and feed-forward.
         attention_dropout (`float`, *optional*, defaults to 0.1): Dropout on the attention probabilities.
         attention_bias (`bool`, *optional*, defaults to `False`): Biases in the four attention projections.
         mlp_bias (`bool`, *optional*, defaults to `False`): Biases in the feed-forward projections.
-        max_position_embeddings (`int`, *optional*, defaults to 512): Longest sequence.
-        position_embedding_type (`str`, *optional*, defaults to `"absolute"`): Learned `"absolute"` or `"rope"`.
-        rope_parameters (`dict`, *optional*): RoPE parameters, read with `position_embedding_type="rope"` only.
+        max_position_embeddings (`int`, *optional*, defaults to 512): Maximum sequence length.
+        position_embedding_type (`str`, *optional*, defaults to `"absolute"`): `"absolute"` (learned) or `"rope"`.
+        rope_parameters (`dict`, *optional*): RoPE parameters. Ignored, and not saved, unless
+            `position_embedding_type="rope"`.
         initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of the initial weights.
-        tie_word_embeddings (`bool`, *optional*, defaults to `False`): Share the MLM projection with the embeddings.
-        sparse_prediction (`bool`, *optional*, defaults to `False`): With labels, project only the labelled tokens; the
-            MLM head then returns logits of shape `(num_labelled, vocab_size)`.
+        tie_word_embeddings (`bool`, *optional*, defaults to `False`): Tie the weight of the MLM head to the token
+            embeddings.
+        sparse_prediction (`bool`, *optional*, defaults to `False`): Given labels, compute MLM logits for labelled
+            tokens only; their shape is then `(labelled tokens, vocab_size)`.
         classifier_pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens or `"cls"`.
         classifier_dropout (`float`, *optional*, defaults to 0.0): Dropout before a classification head.
-        matryoshka_layers (`list[int]`, *optional*): Layers trained to be read, ascending. `None` takes the thirds of
-            the depth (the paper's 4, 8, 12); an empty list says that none was trained for it, and then all are legal.
-        matryoshka_dims (`list[int]`, *optional*): Prefix dims trained to be read, ascending. `None` takes those of 32,
-            64, 128 that are below `hidden_size`, and `hidden_size`; an empty list as for `matryoshka_layers`.
+        matryoshka_layers (`list[int]`, *optional*): Layers trained as output layers, ascending. `None` selects the
+            thirds of the depth (4, 8, 12 in the paper), or the last layer if the depth is not a multiple of 3. An
+            empty list means that no layer was trained as an output layer; every layer is then legal.
+        matryoshka_dims (`list[int]`, *optional*): Prefix dims trained as outputs, ascending. `None` selects
+            `hidden_size` and those of 32, 64, 128 below it. An empty list means that no prefix was trained; every dim
+            is then legal.
         converted_from (`str`, *optional*): Hub id of the encoder that the weights were converted from.
-        output_layer (`int`, *optional*): Layer to read. A model is built with so many layers. `None` is the last one.
-        output_dim (`int`, *optional*): Dims to return. `None` is all of them.
+        output_layer (`int`, *optional*): Output layer. Models are built with this many layers. `None` means the last.
+        output_dim (`int`, *optional*): Number of dimensions to return. `None` means all.
 
     Raises:
         ValueError: if a switch has an unknown value, a matryoshka layer or dim is outside the model, or `output_layer`
-            or `output_dim` is not legal; the text names the legal values.
+            or `output_dim` is not legal. The message names the legal values.
 
     ```python
     >>> from modeling_m3bert import M3BertConfig, M3BertModel
@@ -76,15 +81,6 @@ class M3BertConfig(PreTrainedConfig):
     """
 
     model_type = "m3bert"
-    base_model_tp_plan = {
-        "layers.*.self_attn.q_proj": "colwise",
-        "layers.*.self_attn.k_proj": "colwise",
-        "layers.*.self_attn.v_proj": "colwise",
-        "layers.*.self_attn.o_proj": "rowwise",
-        "layers.*.mlp.gate_proj": "colwise",
-        "layers.*.mlp.up_proj": "colwise",
-        "layers.*.mlp.down_proj": "rowwise",
-    }
     default_theta = 10000.0
 
     vocab_size: int = 250002
@@ -104,7 +100,7 @@ class M3BertConfig(PreTrainedConfig):
     mlp_bias: bool = False
     max_position_embeddings: int = 512
     position_embedding_type: str = "absolute"
-    rope_parameters: dict = None  # type: ignore[assignment]  # the base class fills it
+    rope_parameters: dict = None  # type: ignore[assignment]  # `__post_init__` replaces None
     initializer_range: float = 0.02
     tie_word_embeddings: bool = False
     sparse_prediction: bool = False
@@ -113,18 +109,17 @@ class M3BertConfig(PreTrainedConfig):
     bos_token_id: int | None = 0
     pad_token_id: int | None = 1
     eos_token_id: int | None = 2
-    # Lists from `__post_init__` on.
-    matryoshka_layers: list[int] = None  # type: ignore[assignment]
-    matryoshka_dims: list[int] = None  # type: ignore[assignment]
+    matryoshka_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    matryoshka_dims: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     converted_from: str | None = None
     output_layer: int | None = None
     output_dim: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
-        # Derived on the way out (see `to_dict`), so what an old file says about them must not shadow the lists.
+        # `to_dict` writes these properties; the lists, not the values in a file, determine them.
         for derived in ("is_matryoshka", "matryoshka_dimensions"):
             kwargs.pop(derived, None)
-        # Saving a model registers its own class only; a checkpoint should open with any head.
+        # Saving a model registers only its own class, but a checkpoint should load with every head.
         kwargs.setdefault("auto_map", dict(AUTO_MAP))
         depth, width = self.num_hidden_layers, self.hidden_size
         if self.matryoshka_layers is None:
@@ -132,11 +127,14 @@ class M3BertConfig(PreTrainedConfig):
         if self.matryoshka_dims is None:
             self.matryoshka_dims = [dim for dim in (32, 64, 128) if dim < width] + [width]
         super().__post_init__(**kwargs)
+        if self.position_embedding_type != "rope":
+            # They are not saved, so any other value would be lost in a round trip.
+            self.rope_parameters = {"rope_type": "default", "rope_theta": self.default_theta}
         self.validate_architecture()
         self.resolve_granularity()
 
     def validate_architecture(self) -> None:
-        """Check the switches and the matryoshka lists. Raises a ValueError that names what is legal."""
+        """Check the switches and the matryoshka lists; raise a ValueError that names the legal values."""
         choices = {
             "norm_type": ("rmsnorm", "layernorm"),
             "norm_position": ("pre", "post"),
@@ -158,40 +156,49 @@ class M3BertConfig(PreTrainedConfig):
                 raise ValueError(f"{name}={values} must be ascending and within 1..{largest}.")
 
     @property
+    def base_model_tp_plan(self) -> dict[str, str]:
+        """Tensor-parallel style of every projection that an encoder with this config has."""
+        plan = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
+        plan |= {"layers.*.self_attn.o_proj": "rowwise"}
+        if self.mlp_gated:
+            plan |= {"layers.*.mlp.gate_proj": "colwise"}
+        return plan | {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
+
+    @property
     def is_matryoshka(self) -> bool:
-        """Whether some granularity below the full one was trained to be read."""
+        """Whether any granularity below the full size was trained."""
         below_depth = any(layer < self.num_hidden_layers for layer in self.matryoshka_layers)
         return below_depth or any(dim < self.hidden_size for dim in self.matryoshka_dims)
 
     @property
     def matryoshka_dimensions(self) -> list[int]:
-        """`matryoshka_dims` up to `output_dim`, under the name that serving engines read."""
+        """`matryoshka_dims` up to `output_dim`. Serving engines read this name."""
         widest = self.output_dim or self.hidden_size
         return [dim for dim in self.matryoshka_dims if dim <= widest]
 
     @property
     def legal_layers(self) -> list[int]:
-        """Layers that may be read: the trained ones and the last; every layer where none was trained for it."""
+        """Legal output layers: the trained ones and the last, or every layer if none was trained."""
         return _legal(self.matryoshka_layers, self.num_hidden_layers)
 
     @property
     def legal_dims(self) -> list[int]:
-        """Dims that may be read: the trained ones and the full width; every dim where none was trained for it."""
+        """Legal output dims: the trained ones and the full width, or every dim if none was trained."""
         return _legal(self.matryoshka_dims, self.hidden_size)
 
     def resolve_granularity(self, output_layer: int | None = None, output_dim: int | None = None) -> tuple[int, int]:
         """
-        The granularity that is meant: the arguments, else the config's own values, else the full size.
+        Return the granularity to output: the arguments, else the config's own values, else the full size.
 
         Args:
-            output_layer (`int`, *optional*): Layer to read.
-            output_dim (`int`, *optional*): Dims to keep.
+            output_layer (`int`, *optional*): Output layer.
+            output_dim (`int`, *optional*): Number of dimensions to return.
 
         Returns:
-            `tuple[int, int]`: layer in 1..depth, dim in 1..hidden_size.
+            `tuple[int, int]`: layer in 1..num_hidden_layers, dim in 1..hidden_size.
 
         Raises:
-            ValueError: for a value that is not legal, naming the legal ones.
+            ValueError: if a value is not legal. The message names the legal values.
         """
         chosen = []
         for name, value, default, legal in (
@@ -206,7 +213,12 @@ class M3BertConfig(PreTrainedConfig):
         return chosen[0], chosen[1]
 
     def cut(self) -> M3BertConfig:
-        """This config with `output_layer` layers and no more: what a model is built from and saved with."""
+        """
+        Reduce the depth to `output_layer`. Models are built from the result and saved with it.
+
+        Returns:
+            [`M3BertConfig`]: a shallower copy, or this config if it has no deeper layers.
+        """
         depth, _ = self.resolve_granularity()
         if depth == self.num_hidden_layers:
             return self
@@ -216,8 +228,12 @@ class M3BertConfig(PreTrainedConfig):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        published = {"is_matryoshka": self.is_matryoshka, "matryoshka_dimensions": self.matryoshka_dimensions}
-        return {**super().to_dict(), **published}
+        """As in the base class, with the properties that serving engines read and without unused RoPE parameters."""
+        values = super().to_dict()
+        if self.position_embedding_type != "rope":
+            values.pop("rope_parameters", None)
+        derived = {"is_matryoshka": self.is_matryoshka, "matryoshka_dimensions": self.matryoshka_dimensions}
+        return {**values, **derived}
 
 
 def _legal(trained: Iterable[int], largest: int) -> list[int]:

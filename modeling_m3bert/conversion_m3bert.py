@@ -1,4 +1,4 @@
-"""Exact conversion of BERT-family encoders: with post-norm, LayerNorm, GeLU and biases, m3BERT *is* BERT."""
+"""Exact conversion of BERT-family encoders: with post-norm, LayerNorm, GELU and biases, m3BERT is BERT."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .configuration_m3bert import M3BertConfig
 from .modeling_m3bert import M3BertModel
 
 
-# Sublayers of one layer: name in m3BERT -> name in the family.
+# Modules of one layer: name in m3BERT -> name in the source model.
 BERT_LAYER = {
     "self_attn.q_proj": "attention.self.query",
     "self_attn.k_proj": "attention.self.key",
@@ -34,7 +34,7 @@ DISTILBERT_LAYER = {
     "mlp.down_proj": "ffn.lin2",
     "post_attention_layernorm": "output_layer_norm",
 }
-# Families whose positions count from pad_token_id + 1.
+# Model types whose first position is pad_token_id + 1.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
 CONVERTIBLE = ("bert", *OFFSET_POSITIONS, "electra", "distilbert")
 REASONS = {
@@ -42,30 +42,29 @@ REASONS = {
     "mpnet": "its attention adds a relative position bias",
     "deberta": "its attention is disentangled into content and relative position",
     "deberta-v2": "its attention is disentangled into content and relative position",
-    "albert": "its layers share their weights and its embeddings are factorised",
-    "xlm-roberta-xl": "its pre-norm layers have biases in places that m3BERT's do not",
+    "albert": "its layers share their weights, and its embeddings are factorised",
+    "xlm-roberta-xl": "its pre-norm layers have biases that m3BERT lacks",
 }
 
 
 def convert_to_m3bert(model: PreTrainedModel) -> M3BertModel:
     """
-    Turn a BERT-family encoder into an elastic m3BERT with equal states at every layer.
+    Convert a BERT-family encoder to an elastic m3BERT whose states are equal at every layer.
 
-    Token type 0 folds into the token embeddings; RoBERTa's position offset becomes a slice of its position
-    embeddings. Positions count from the first token, so RoBERTa's states are equal for text that is padded on the
-    right. A pooler and a head are left out: they are not part of the encoder. The result has empty
-    `matryoshka_layers` and `matryoshka_dims`: every granularity can be read and none was trained for it. The name of
-    the source is kept in `config.name_or_path`.
+    The embedding of token type 0 is added to the token embeddings. RoBERTa's position embeddings lose the rows before
+    the first position; since m3BERT counts positions from the first token, RoBERTa's states are equal only if padding
+    is on the right. Poolers and heads are dropped. The result has empty `matryoshka_layers` and `matryoshka_dims`:
+    every granularity is legal, but none was trained. `config.name_or_path` keeps the name of the source.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): BERT, RoBERTa, XLM-R, CamemBERT, Data2VecText, ELECTRA or
             DistilBERT, with or without a head.
 
     Returns:
-        [`M3BertModel`]: a copy, in the same dtype, on the same device, in the same mode (train or eval).
+        [`M3BertModel`]: a copy with the same dtype, device and mode (training or evaluation).
 
     Raises:
-        ValueError: if the encoder cannot be represented exactly; says why.
+        ValueError: if m3BERT cannot represent the encoder exactly. The message gives the reason.
     """
     encoder = model.base_model
     refuse_unrepresentable(encoder.config)
@@ -78,13 +77,13 @@ def convert_to_m3bert(model: PreTrainedModel) -> M3BertModel:
 
 
 def refuse_unrepresentable(config: Any) -> None:
-    """Raise a ValueError with the reason if an encoder of this config has no exact m3BERT form."""
+    """Raise a ValueError with the reason if m3BERT cannot represent an encoder with this config exactly."""
     values = {"position_embedding_type": "absolute", "is_decoder": False, **config.to_dict()}
     reason = None
     if config.model_type not in CONVERTIBLE:
-        reason = REASONS.get(config.model_type, f"the family {config.model_type!r} is not known to be of BERT's form")
+        reason = REASONS.get(config.model_type, f"model type {config.model_type!r} is not a known BERT variant")
     elif values["is_decoder"]:
-        reason = "it is a decoder (is_decoder=True), and m3BERT's attention is bidirectional"
+        reason = "it is a decoder (is_decoder=True), but m3BERT's attention is bidirectional"
     elif values["position_embedding_type"] not in (None, "absolute"):
         reason = f"its positions are {values['position_embedding_type']!r}, not absolute"
     elif values.get("sinusoidal_pos_embds"):
@@ -94,17 +93,17 @@ def refuse_unrepresentable(config: Any) -> None:
     if reason is not None:
         raise ValueError(
             f"{type(config).__name__} cannot be converted exactly: {reason}. Convertible: {', '.join(CONVERTIBLE)}. "
-            "It can still be trained as it is: trainers/ takes any encoder."
+            "It can still be trained unconverted: the trainers accept any encoder."
         )
 
 
 def m3bert_config(config: Any) -> M3BertConfig:
-    """The m3BERT config of an encoder that [`refuse_unrepresentable`] let pass."""
+    """Return the m3BERT config of an encoder that [`refuse_unrepresentable`] accepts."""
     if config.model_type == "distilbert":
         family = {
             "intermediate_size": config.hidden_dim,
             "hidden_act": config.activation,
-            "norm_eps": 1e-12,  # fixed in DistilBERT's code
+            "norm_eps": 1e-12,  # hard-coded in DistilBERT
             "embedding_dropout": config.dropout,
             "hidden_dropout": config.dropout,
             "attention_dropout": config.attention_dropout,
@@ -143,13 +142,22 @@ def m3bert_config(config: Any) -> M3BertConfig:
 
 
 def m3bert_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
-    """The tensors of an m3BERT, from those of an encoder (`source`, without the prefix of a head)."""
+    """
+    Map the tensors of an encoder to m3BERT's.
+
+    Args:
+        source (`dict[str, torch.Tensor]`): State dict of the encoder, without a head.
+        config ([`~transformers.PreTrainedConfig`]): Config of the encoder.
+
+    Returns:
+        `dict[str, torch.Tensor]`: state dict of an [`M3BertModel`].
+    """
     distilbert = config.model_type == "distilbert"
     layer_names, layer_path = (DISTILBERT_LAYER, "transformer.layer") if distilbert else (BERT_LAYER, "encoder.layer")
     tokens = source["embeddings.word_embeddings.weight"]
     if "embeddings.token_type_embeddings.weight" in source:
-        # BERT adds the type to the token before the position. Folding it into the tokens keeps that order, and with it
-        # the last bit; a tied MLM head sees all its logits move by the same amount, which a softmax does not.
+        # BERT adds the token type before the position. Adding it to the token embeddings keeps this order, so the sums
+        # are bit-identical. With tied embeddings all MLM logits shift by the same amount, which softmax ignores.
         tokens = tokens + source["embeddings.token_type_embeddings.weight"][0]
     weights = {
         "embed_tokens.weight": tokens,
@@ -165,12 +173,12 @@ def m3bert_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, to
 
 
 def hub_id(name: str | None) -> str | None:
-    """A name that a model was loaded by, if it is an id on the Hub: a folder of this machine tells nobody anything."""
+    """Return `name` if it is a Hub id, else `None`: a local folder means nothing on other machines."""
     if not name or os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         return None
     return name
 
 
 def position_offset(config: Any) -> int:
-    """Rows of the position table before the first position."""
+    """Return the number of unused rows at the start of the position embeddings."""
     return config.pad_token_id + 1 if config.model_type in OFFSET_POSITIONS else 0

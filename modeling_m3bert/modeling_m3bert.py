@@ -1,4 +1,4 @@
-"""m3BERT: a bidirectional encoder that is read at any trained layer and any trained prefix of its width."""
+"""m3BERT: a bidirectional encoder whose output can be any trained layer and any trained prefix of its dimensions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_update
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
-from transformers.utils.generic import can_return_tuple
+from transformers.processing_utils import Unpack
+from transformers.utils.generic import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_m3bert import M3BertConfig
@@ -35,14 +36,14 @@ def make_norm(config: M3BertConfig) -> nn.Module:
 
 
 class NestedLinear(nn.Linear):
-    """A linear layer that accepts a prefix of its input: `x[..., :d]` meets the first `d` columns of the weight."""
+    """A linear layer that also accepts a prefix of its input: for `d` dims it uses the first `d` weight columns."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight[:, : x.shape[-1]], self.bias)
 
 
 class M3BertRotaryEmbedding(nn.Module):
-    """Cosines and sines of rotary positions, for `position_embedding_type="rope"`."""
+    """Cosines and sines of the rotary position embeddings (`position_embedding_type="rope"`)."""
 
     inv_freq: torch.Tensor
 
@@ -58,7 +59,7 @@ class M3BertRotaryEmbedding(nn.Module):
 
     @staticmethod
     def compute_default_rope_parameters(config: M3BertConfig, **kwargs: Any) -> tuple[torch.Tensor, float]:
-        """Inverse frequencies `theta^(-2i/head_dim)`, shape `(head_dim / 2,)`, and a scale of 1."""
+        """Return the inverse frequencies `theta^(-2i/head_dim)`, shape `(head_dim / 2,)`, and a scale of 1."""
         head_dim = config.hidden_size // config.num_attention_heads
         exponent = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
         return config.rope_parameters["rope_theta"] ** -exponent, 1.0
@@ -72,7 +73,7 @@ class M3BertRotaryEmbedding(nn.Module):
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply rotary positions; x `(batch, heads, tokens, head_dim)`, cos and sin `(batch, tokens, head_dim)`."""
+    """Rotate x `(batch, heads, tokens, head_dim)` by the angles of cos and sin `(batch, tokens, head_dim)`."""
     first, second = x.chunk(2, dim=-1)
     return x * cos.unsqueeze(1) + torch.cat((-second, first), dim=-1) * sin.unsqueeze(1)
 
@@ -98,7 +99,7 @@ def eager_attention_forward(
 
 
 class M3BertAttention(nn.Module):
-    """Bidirectional multi-head attention, dispatched through the library's attention interface."""
+    """Bidirectional multi-head attention. The library's attention interface selects the implementation."""
 
     def __init__(self, config: M3BertConfig, layer_idx: int):
         super().__init__()
@@ -121,7 +122,7 @@ class M3BertAttention(nn.Module):
         **kwargs: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         batch_and_tokens = hidden_states.shape[:-1]
-        # -1 for the heads: under tensor parallelism each rank holds some of them.
+        # The number of heads is -1 because each rank holds only some of them under tensor parallelism.
         split = (*batch_and_tokens, -1, self.head_dim)
         query = self.q_proj(hidden_states).view(split).transpose(1, 2)
         key = self.k_proj(hidden_states).view(split).transpose(1, 2)
@@ -146,7 +147,7 @@ class M3BertAttention(nn.Module):
 
 
 class M3BertMLP(nn.Module):
-    """Feed-forward layer: gated (SwiGLU with a SiLU) or plain."""
+    """Feed-forward layer, gated (SwiGLU if the activation is SiLU) or not."""
 
     def __init__(self, config: M3BertConfig):
         super().__init__()
@@ -164,8 +165,8 @@ class M3BertMLP(nn.Module):
 
 class M3BertLayer(GradientCheckpointingLayer):
     """
-    Attention and feed-forward with residuals. Each norm belongs to one of the two: pre-norm applies it to the input of
-    its sublayer, post-norm to the sum of residual and output.
+    Attention and feed-forward, each with a residual connection and a norm. Pre-norm normalises the input of the
+    sublayer, post-norm the sum of residual and output.
     """
 
     def __init__(self, config: M3BertConfig, layer_idx: int):
@@ -199,8 +200,13 @@ class M3BertLayer(GradientCheckpointingLayer):
         return hidden_states if self.pre_norm else self.post_attention_layernorm(hidden_states)
 
 
+def _list_first(items: list[str], count: int = 3) -> str:
+    more = [f"and {len(items) - count} more"] if len(items) > count else []
+    return ", ".join(items[:count] + more)
+
+
 class M3BertPreTrainedModel(PreTrainedModel):
-    """Loading, saving and capabilities that the encoder and all heads share."""
+    """Base class of the encoder and all heads: loading, saving and capabilities."""
 
     config: M3BertConfig
     config_class = M3BertConfig
@@ -220,46 +226,64 @@ class M3BertPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """
-        As [`~transformers.PreTrainedModel.from_pretrained`], from safetensors only. `output_layer` and `output_dim`
-        are arguments of the config: so many layers are built and read from the file, so many dims are returned.
+        Load a checkpoint as [`~transformers.PreTrainedModel.from_pretrained`] does, from safetensors only.
+
+        Args:
+            pretrained_model_name_or_path (`str` or `os.PathLike`): Hub id or folder.
+            args: Passed to the base class.
+            kwargs: Passed to the base class. Config arguments are accepted as usual: `output_layer` limits the layers
+                that are built and read from the file, `output_dim` the dimensions that are returned.
+
+        Returns:
+            The model in evaluation mode; with `output_loading_info=True`, the model and the loading info.
 
         Raises:
-            ValueError: if a granularity is not legal, or the checkpoint lacks a tensor of the encoder (it is cut
-                short, or of another architecture). A head that the checkpoint lacks is newly initialised, as usual.
+            ValueError: if a granularity is not legal, the weights are unreadable, an encoder tensor is missing, or a
+                tensor has another shape than the config specifies. With `ignore_mismatched_sizes=True` a tensor of
+                another shape is newly initialised, with the library's warning, as a missing head always is.
         """
         return_info = kwargs.pop("output_loading_info", False)
+        ignore_mismatched_sizes = kwargs.pop("ignore_mismatched_sizes", False)
         kwargs["use_safetensors"] = True
         chosen = {name: kwargs[name] for name in ("output_layer", "output_dim") if name in kwargs}
         if chosen and isinstance(kwargs.get("config"), PreTrainedConfig):
-            # Beside a config the library takes them for arguments of `__init__`; sentence-transformers loads so. The
-            # config may be of another copy of this code.
+            # Given a config object, as from sentence-transformers, the library passes these to `__init__`. The config
+            # class may come from another copy of this code, so the check is for the library's base class.
             config = copy.deepcopy(kwargs["config"])
             config.update(chosen)
             kwargs = {name: value for name, value in kwargs.items() if name not in chosen} | {"config": config}
         try:
+            # The library's error for mismatched shapes names no tensor, so the check follows below.
             model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+                pretrained_model_name_or_path, *args, output_loading_info=True, ignore_mismatched_sizes=True, **kwargs
             )
         except SafetensorError as error:
             raise ValueError(f"The weights in {pretrained_model_name_or_path} cannot be read: {error}.") from error
         encoder = {
             name for name, _ in model.named_parameters() if model.base_model is model or name.startswith("model.")
         }
-        wrong = sorted(encoder & {*info["missing_keys"], *(entry[0] for entry in info["mismatched_keys"])})
-        if wrong:
+        missing = sorted(encoder & {*info["missing_keys"]})
+        if missing:
             raise ValueError(
-                f"{pretrained_model_name_or_path} lacks {len(wrong)} tensors of the encoder, or holds them in another "
-                f"shape ({', '.join(wrong[:3])}, ...): it is cut short or of another architecture."
+                f"{pretrained_model_name_or_path} is incomplete or of another architecture. Missing encoder tensors: "
+                f"{_list_first(missing)}."
+            )
+        if info["mismatched_keys"] and not ignore_mismatched_sizes:
+            mismatched = [
+                f"{name} {tuple(stored)} instead of {tuple(expected)}"
+                for name, stored, expected in sorted(info["mismatched_keys"])
+            ]
+            raise ValueError(
+                f"{pretrained_model_name_or_path} has tensors whose shape differs from the config's: "
+                f"{_list_first(mismatched)}. Pass ignore_mismatched_sizes=True to initialise them randomly."
             )
         return (model, info) if return_info else model
 
 
 class M3BertModel(M3BertPreTrainedModel):
-    """
-    The encoder. It is built with `config.output_layer` layers and returns states of the granularity asked for.
-    """
+    """The encoder. It is built with `config.output_layer` layers and returns states of the requested granularity."""
 
-    # A checkpoint saved with a head opens as an encoder without a word.
+    # Loading the encoder from a checkpoint with a head should not report the head's weights.
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]
 
     def __init__(self, config: M3BertConfig):
@@ -276,7 +300,7 @@ class M3BertModel(M3BertPreTrainedModel):
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
         if config.output_layer is not None:
-            # Whoever asks for so many layers does not want to hear that the checkpoint holds more.
+            # The caller limited the depth, so loading should not report the deeper layers in the checkpoint.
             built = "|".join(str(index) for index in range(config.num_hidden_layers))
             deeper = rf"^(model\.)?layers\.(?!({built})\.)"
             self._keys_to_ignore_on_load_unexpected = [*self._keys_to_ignore_on_load_unexpected, deeper]
@@ -292,36 +316,37 @@ class M3BertModel(M3BertPreTrainedModel):
         token_type_ids: torch.LongTensor | None = None,
         output_layer: int | None = None,
         output_dim: int | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         r"""
         Args:
-            input_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Token ids; or give `inputs_embeds`.
+            input_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Token ids.
             attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
             position_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Positions, counted from 0.
-            inputs_embeds (`torch.Tensor` of shape `(batch, tokens, hidden_size)`, *optional*): In place of ids.
-            token_type_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): All zero, as BERT's tokenizer
-                makes them for one text.
-            output_layer (`int`, *optional*): Layer to read; later layers do not run. Defaults to the config's.
-            output_dim (`int`, *optional*): Dims to return. Defaults to the config's.
-            kwargs: `output_hidden_states`, `output_attentions`, `return_dict`, and for flattened input (several texts
-                in one row, no padding) `cu_seq_lens_q`, `cu_seq_lens_k`, `max_length_q`, `max_length_k`, as
-                [`~transformers.DataCollatorWithFlattening`] makes them.
+            inputs_embeds (`torch.Tensor` of shape `(batch, tokens, hidden_size)`, *optional*): Token embeddings,
+                instead of `input_ids`.
+            token_type_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): All zeros, as BERT's tokenizer
+                returns for a single text. m3BERT has no token types.
+            output_layer (`int`, *optional*): Output layer; deeper layers do not run. Defaults to the config's.
+            output_dim (`int`, *optional*): Number of dimensions to return. Defaults to the config's.
+            kwargs: `output_hidden_states`, `output_attentions` (with eager attention) and `return_dict`. Flattened
+                input (several texts in one row, without padding) needs `cu_seq_lens_q`, `cu_seq_lens_k`,
+                `max_length_q` and `max_length_k`, as returned by [`~transformers.DataCollatorWithFlattening`].
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
-            output_dim)`. `hidden_states[0]` is the embeddings after `input_norm`, `hidden_states[l]` the raw output of
-            layer `l` at full width, and the last one is `last_hidden_state`.
+            output_dim)`. In `hidden_states`, entry 0 is the embeddings after `input_norm`, entry l the raw output of
+            layer l at full width, and the last entry is `last_hidden_state`.
 
         Raises:
-            ValueError: if the granularity is not legal, the text is longer than the positions, both or neither of
-                `input_ids` and `inputs_embeds` are given, or a token type other than 0 occurs.
+            ValueError: if the granularity is not legal, the input is longer than `max_position_embeddings`, both or
+                neither of `input_ids` and `inputs_embeds` are given, or a token type is not 0.
         """
         depth, dim = self.config.resolve_granularity(output_layer, output_dim)
         if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Give exactly one of input_ids and inputs_embeds.")
+            raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
         if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
-            raise ValueError("m3BERT has no token types: token_type_ids must be all zero, or left out.")
+            raise ValueError("m3BERT has no token types: token_type_ids must be all zeros or omitted.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
 
@@ -336,7 +361,19 @@ class M3BertModel(M3BertPreTrainedModel):
     def embed(
         self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Token embeddings `(batch, tokens, hidden_size)` with positions, normed; and with RoPE the rotation."""
+        """
+        Add absolute positions to the token embeddings and normalise them.
+
+        Args:
+            inputs_embeds (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token embeddings.
+            position_ids (`torch.Tensor` of shape `(batch, tokens)`, *optional*): Positions.
+
+        Returns:
+            `tuple`: the input of the first layer, and the RoPE cosines and sines (`None` with absolute positions).
+
+        Raises:
+            ValueError: if positions are absolute and the input is longer than `max_position_embeddings`.
+        """
         tokens, absolute = inputs_embeds.shape[1], self.config.position_embedding_type == "absolute"
         if position_ids is None:
             if absolute and tokens > self.config.max_position_embeddings:
@@ -352,7 +389,18 @@ class M3BertModel(M3BertPreTrainedModel):
     def make_attention_mask(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, boundaries: torch.Tensor | None
     ) -> Any:
-        """The mask that the attention implementation wants; texts of a flattened row do not see each other."""
+        """
+        Build the mask in the form that the attention implementation needs.
+
+        Args:
+            hidden_states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Input of the first layer.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
+            boundaries (`torch.Tensor` of shape `(texts + 1,)`, *optional*): Cumulative lengths of the texts in a
+                flattened row. Tokens attend only within their own text.
+
+        Returns:
+            The mask, or `None` if the implementation needs none.
+        """
         same_text = None
         if boundaries is not None and "flash" not in self.config._attn_implementation:
             index = torch.arange(hidden_states.shape[1], device=hidden_states.device)
@@ -366,8 +414,8 @@ class M3BertModel(M3BertPreTrainedModel):
 
 class M3BertForMaskedLM(M3BertPreTrainedModel):
     """
-    m3BERT with a masked-LM head. Granularity (l, d) has the logits `state_l[:d] @ W[:d, :] + b`, with one W and b for
-    all (m3BERT, section 2.1).
+    m3BERT with a masked-LM head. The logits of granularity (l, d) are `state_l[:d] @ W[:d, :] + b`; all granularities
+    share W and b (m3BERT, section 2.1).
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -382,27 +430,54 @@ class M3BertForMaskedLM(M3BertPreTrainedModel):
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
 
-    def set_output_embeddings(self, new_embeddings: nn.Module) -> None:
+    def set_output_embeddings(self, new_embeddings: Any) -> None:
         self.lm_head = new_embeddings
+
+    def _get_resized_lm_head(self, old_lm_head: nn.Linear, *args: Any, **kwargs: Any) -> nn.Linear:
+        resized = super()._get_resized_lm_head(old_lm_head, *args, **kwargs)
+        if resized is not old_lm_head:
+            # The library builds a plain `nn.Linear`, which does not accept a prefix of its input.
+            resized.requires_grad_(old_lm_head.weight.requires_grad)
+            old_lm_head.weight, old_lm_head.bias = resized.weight, resized.bias
+            old_lm_head.out_features = resized.out_features
+        return old_lm_head
 
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
         labels: torch.LongTensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         r"""
-        Takes what [`M3BertModel`] takes, `output_layer` and `output_dim` included, and `labels` of shape `(batch,
-        tokens)`, -100 where there is nothing to predict. Returns logits `(batch, tokens, vocab_size)`, or `(labelled
-        tokens, vocab_size)` with `config.sparse_prediction` and labels.
+        Takes the arguments of [`M3BertModel`] and `labels` of shape `(batch, tokens)`: the token ids to predict, -100
+        elsewhere.
+
+        Returns:
+            [`~transformers.modeling_outputs.MaskedLMOutput`]: logits of shape `(batch, tokens, vocab_size)`. Given
+            labels and `config.sparse_prediction`, their shape is `(labelled tokens, vocab_size)`.
         """
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            output_layer=output_layer,
+            output_dim=output_dim,
+            return_dict=True,
+            **kwargs,
+        )
         states = outputs.last_hidden_state
         if self.config.sparse_prediction and labels is not None:
             labelled = labels != -100
-            states, labels = states[labelled], labels[labelled]
+            states, labels = states[labelled], labels[labelled]  # type: ignore[assignment]  # still integers
         logits = self.lm_head(states)
         loss = None
         if labels is not None:
@@ -413,7 +488,7 @@ class M3BertForMaskedLM(M3BertPreTrainedModel):
 
 
 class M3BertClassifier(M3BertPreTrainedModel):
-    """An encoder, dropout, and one linear layer that reads any prefix: what heads that classify are made of."""
+    """Base class of the classification heads: encoder, dropout and a [`NestedLinear`] classifier."""
 
     def __init__(self, config: M3BertConfig, num_outputs: int):
         super().__init__(config)
@@ -424,7 +499,17 @@ class M3BertClassifier(M3BertPreTrainedModel):
         self.post_init()
 
     def classify_texts(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """Pool states `(batch, tokens, dim)` into one vector a text and classify it: `(batch, num_outputs)`."""
+        """
+        Pool the states into one vector per text and classify it.
+
+        Args:
+            states (`torch.Tensor` of shape `(batch, tokens, dim)`): Output of the encoder.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding;
+                without it, all tokens are real.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, num_outputs)`: logits.
+        """
         if self.config.classifier_pooling == "cls":
             pooled = states[:, 0]
         elif attention_mask is None:
@@ -436,7 +521,7 @@ class M3BertClassifier(M3BertPreTrainedModel):
 
 
 class M3BertForSequenceClassification(M3BertClassifier):
-    """m3BERT with a classifier of whole texts (labels of shape `(batch,)`; floats for regression)."""
+    """m3BERT with a classifier of texts."""
 
     def __init__(self, config: M3BertConfig):
         super().__init__(config, config.num_labels)
@@ -446,10 +531,32 @@ class M3BertForSequenceClassification(M3BertClassifier):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
         labels: torch.Tensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        r"""
+        Takes the arguments of [`M3BertModel`] and `labels`: classes of shape `(batch,)`, or floats of shape `(batch,)`
+        for regression and `(batch, num_labels)` for multi-label classification.
+
+        Returns:
+            [`~transformers.modeling_outputs.SequenceClassifierOutput`]: logits of shape `(batch, num_labels)`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            output_layer=output_layer,
+            output_dim=output_dim,
+            return_dict=True,
+            **kwargs,
+        )
         logits = self.classify_texts(outputs.last_hidden_state, attention_mask)
         loss = None
         if labels is not None:
@@ -460,7 +567,7 @@ class M3BertForSequenceClassification(M3BertClassifier):
 
 
 class M3BertForTokenClassification(M3BertClassifier):
-    """m3BERT with a classifier of tokens (labels of shape `(batch, tokens)`, -100 to ignore)."""
+    """m3BERT with a classifier of tokens."""
 
     def __init__(self, config: M3BertConfig):
         super().__init__(config, config.num_labels)
@@ -470,10 +577,32 @@ class M3BertForTokenClassification(M3BertClassifier):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
         labels: torch.LongTensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        r"""
+        Takes the arguments of [`M3BertModel`] and `labels` of shape `(batch, tokens)`: classes, or -100 for tokens
+        that the loss ignores.
+
+        Returns:
+            [`~transformers.modeling_outputs.TokenClassifierOutput`]: logits of shape `(batch, tokens, num_labels)`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            output_layer=output_layer,
+            output_dim=output_dim,
+            return_dict=True,
+            **kwargs,
+        )
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = self.loss_function(logits, labels, self.config, **kwargs) if labels is not None else None
         return TokenClassifierOutput(
@@ -482,13 +611,13 @@ class M3BertForTokenClassification(M3BertClassifier):
 
 
 class M3BertForQuestionAnswering(M3BertPreTrainedModel):
-    """m3BERT with start and end scores of an answer span (positions of shape `(batch,)`)."""
+    """m3BERT with a head that scores each token as the start and the end of an answer."""
 
     def __init__(self, config: M3BertConfig):
         super().__init__(config)
         self.model = M3BertModel(self.config)
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.qa_outputs = NestedLinear(config.hidden_size, 2)  # a name by which peft knows what to train and save
+        self.qa_outputs = NestedLinear(config.hidden_size, 2)  # peft trains and saves modules of this name
         self.post_init()
 
     @can_return_tuple
@@ -496,11 +625,34 @@ class M3BertForQuestionAnswering(M3BertPreTrainedModel):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
+        r"""
+        Takes the arguments of [`M3BertModel`] and `start_positions` and `end_positions` of shape `(batch,)`: the first
+        and the last token of the answer.
+
+        Returns:
+            [`~transformers.modeling_outputs.QuestionAnsweringModelOutput`]: start and end logits of shape `(batch,
+            tokens)`.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            token_type_ids=token_type_ids,
+            output_layer=output_layer,
+            output_dim=output_dim,
+            return_dict=True,
+            **kwargs,
+        )
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -515,7 +667,7 @@ class M3BertForQuestionAnswering(M3BertPreTrainedModel):
 
 
 class M3BertForMultipleChoice(M3BertClassifier):
-    """m3BERT that scores the texts of a choice (inputs of shape `(batch, choices, tokens)`, labels `(batch,)`)."""
+    """m3BERT with a head that scores the texts to choose from."""
 
     def __init__(self, config: M3BertConfig):
         super().__init__(config, 1)
@@ -525,22 +677,31 @@ class M3BertForMultipleChoice(M3BertClassifier):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
         position_ids: torch.LongTensor | None = None,
         inputs_embeds: torch.Tensor | None = None,
+        token_type_ids: torch.LongTensor | None = None,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
         labels: torch.LongTensor | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
+        r"""
+        Takes the arguments of [`M3BertModel`], with shape `(batch, choices, ...)` instead of `(batch, ...)`, and
+        `labels` of shape `(batch,)`: the index of the correct choice.
+
+        Returns:
+            [`~transformers.modeling_outputs.MultipleChoiceModelOutput`]: logits of shape `(batch, choices)`.
+        """
         inputs = {
             "input_ids": input_ids,
             "attention_mask": attention_mask,
-            "token_type_ids": token_type_ids,
             "position_ids": position_ids,
             "inputs_embeds": inputs_embeds,
+            "token_type_ids": token_type_ids,
         }
         given = {name: value for name, value in inputs.items() if value is not None}
         flat = {name: value.flatten(0, 1) for name, value in given.items()}
-        outputs = self.model(**flat, **kwargs)
+        outputs = self.model(**flat, output_layer=output_layer, output_dim=output_dim, return_dict=True, **kwargs)
         scores = self.classify_texts(outputs.last_hidden_state, flat.get("attention_mask"))
         logits = scores.view(next(iter(given.values())).shape[:2])
         loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None

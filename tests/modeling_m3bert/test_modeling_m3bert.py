@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
+import json
+import re
 
 import pytest
 import torch
@@ -18,6 +21,7 @@ from modeling_m3bert import (
     M3BertForTokenClassification,
     M3BertModel,
 )
+from modeling_m3bert.modeling_m3bert import NestedLinear
 from tests.conftest import padded_batch, tiny_config
 
 
@@ -213,6 +217,40 @@ def test_word_embeddings_can_be_tied(tmp_path):
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+@pytest.mark.parametrize("tokens", [120, 70], ids=["grown", "shrunk"])
+def test_the_masked_lm_head_stays_nested_when_the_vocabulary_is_resized(tmp_path, tokens, tied):
+    model = M3BertForMaskedLM(tiny_config(tie_word_embeddings=tied)).eval()
+    nn.init.normal_(model.lm_head.bias)
+    batch, granularities = padded_batch(vocab_size=70), [{}, {"output_layer": 4, "output_dim": 8}]
+    with torch.no_grad():
+        before = [model(**batch, **granularity).logits for granularity in granularities]
+        model.resize_token_embeddings(tokens)
+        after = [model(**batch, **granularity).logits for granularity in granularities]
+    assert type(model.lm_head) is NestedLinear
+    assert model.config.vocab_size == model.lm_head.out_features == model.lm_head.bias.shape[0] == tokens
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    kept = min(tokens, 99)
+    for old, new in zip(before, after, strict=True):
+        assert new.shape == (4, 7, tokens)
+        torch.testing.assert_close(new[..., :kept], old[..., :kept], atol=1e-5, rtol=1e-5)
+    model.save_pretrained(tmp_path)
+    loaded = M3BertForMaskedLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        for granularity, expected in zip(granularities, after, strict=True):
+            assert torch.equal(loaded(**batch, **granularity).logits, expected)
+
+
+def test_resizing_the_vocabulary_keeps_a_frozen_head_frozen_and_hooked(tiny_masked_lm):
+    calls = []
+    tiny_masked_lm.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    tiny_masked_lm.lm_head.requires_grad_(False)
+    tiny_masked_lm.resize_token_embeddings(120)
+    assert not any(parameter.requires_grad for parameter in tiny_masked_lm.lm_head.parameters())
+    tiny_masked_lm(**padded_batch(), output_dim=8)
+    assert calls == [1]
+
+
 HEADS = [
     (M3BertForSequenceClassification, {"labels": torch.tensor([0, 2, 1, 1])}, (4, 3)),
     (M3BertForTokenClassification, {"labels": torch.randint(3, (4, 7))}, (4, 7, 3)),
@@ -243,6 +281,69 @@ def test_heads_work_and_learn_at_any_granularity(head, labels, shape, granularit
     assert model.model.embed_tokens.weight.grad.abs().sum() > 0
 
 
+INPUTS = {"input_ids", "attention_mask", "position_ids", "inputs_embeds", "token_type_ids"}
+CLASSES = [(M3BertModel, {}), (M3BertForMaskedLM, {"labels": None}), *((head, labels) for head, labels, _ in HEADS)]
+
+
+@pytest.mark.parametrize(("model_class", "labels"), CLASSES, ids=lambda value: getattr(value, "__name__", ""))
+def test_signatures_name_the_usual_arguments(model_class, labels):
+    parameters = inspect.signature(model_class.forward).parameters
+    named = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
+    assert set(named) == {"self", *INPUTS, "output_layer", "output_dim", *labels}
+    # Positional arguments mean the same for the encoder and every head.
+    assert named[: len(INPUTS) + 3] == list(inspect.signature(M3BertModel.forward).parameters)[:-1]
+    assert parameters["kwargs"].annotation == "Unpack[TransformersKwargs]"
+
+
+def batch_and_embeddings(model):
+    """One batch as token ids and as embeddings, in the shapes that the model takes."""
+    batch = padded_batch()
+    batch |= {"position_ids": torch.arange(1, 8).expand(4, 7), "token_type_ids": torch.zeros(4, 7, dtype=torch.long)}
+    if isinstance(model, M3BertForMultipleChoice):
+        batch = {name: value.unflatten(0, (2, 2)) for name, value in batch.items()}
+    embedded = {**batch, "inputs_embeds": model.get_input_embeddings()(batch["input_ids"])}
+    return batch, {name: value for name, value in embedded.items() if name != "input_ids"}
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+@pytest.mark.parametrize("model_class", [model_class for model_class, _ in CLASSES[1:]])
+def test_every_head_takes_embeddings_in_place_of_ids(model_class, pooling):
+    model = model_class(tiny_config(num_labels=3, classifier_pooling=pooling)).eval()
+    batch, embedded = batch_and_embeddings(model)
+    with torch.no_grad():
+        for names in (INPUTS, {"input_ids", "inputs_embeds"}):
+            by_id = model(**{name: value for name, value in batch.items() if name in names})
+            given = model(**{name: value for name, value in embedded.items() if name in names})
+            for expected, actual in zip(by_id.to_tuple(), given.to_tuple(), strict=True):
+                torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize("model_class", [model_class for model_class, _ in CLASSES[1:]])
+def test_every_head_returns_hidden_states_and_attentions_on_request(model_class):
+    model = model_class(tiny_config(num_labels=3)).eval()
+    model.set_attn_implementation("eager")
+    batch, _ = batch_and_embeddings(model)
+    outputs = model(**batch, output_layer=4, output_dim=8, output_hidden_states=True, output_attentions=True)
+    assert [state.shape for state in outputs.hidden_states] == [(4, 7, 32)] * 4 + [(4, 7, 8)]
+    assert [attention.shape for attention in outputs.attentions] == [(4, 4, 7, 7)] * 4
+    plain = model(**batch)
+    assert plain.hidden_states is None and plain.attentions is None
+
+
+@pytest.mark.parametrize(("model_class", "labels"), CLASSES, ids=lambda value: getattr(value, "__name__", ""))
+def test_tuples_are_returned_by_call_and_by_config(model_class, labels):
+    model = model_class(tiny_config(num_labels=3)).eval()
+    batch, _ = batch_and_embeddings(model)
+    expected = model(**batch).to_tuple()
+    by_call = model(**batch, return_dict=False)
+    model.config.return_dict = False
+    by_config = model(**batch)
+    for outputs in (by_call, by_config):
+        assert type(outputs) is tuple
+        for actual, reference in zip(outputs, expected, strict=True):
+            torch.testing.assert_close(actual, reference)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_sequence_classification_ignores_padding(pooling):
     model = M3BertForSequenceClassification(tiny_config(classifier_pooling=pooling)).eval()
@@ -270,6 +371,24 @@ def test_attentions_and_tuples_on_request(tiny_model):
     assert [attention.shape for attention in outputs.attentions] == [(4, 4, 7, 7)] * 4
     (state,) = tiny_model(**batch, return_dict=False)
     torch.testing.assert_close(state, tiny_model(**batch).last_hidden_state)
+
+
+@pytest.mark.parametrize("gated", [True, False])
+@pytest.mark.parametrize("model_class", [M3BertModel, M3BertForMaskedLM, M3BertForSequenceClassification])
+def test_the_tensor_parallel_plan_names_every_projection_and_nothing_else(tmp_path, model_class, gated):
+    model = model_class(tiny_config(mlp_gated=gated))
+    modules = {re.sub(r"\d+", "*", name): module for name, module in model.named_modules()}
+    assert set(model.tp_plan) <= set(modules)
+    assert set(model.fsdp_plan) <= set(modules)
+    linear = {name for name, module in modules.items() if isinstance(module, nn.Linear) and ".layers." in f".{name}"}
+    assert {name.rpartition(".")[2] for name in linear} == {
+        *(f"{name}_proj" for name in ("q", "k", "v", "o", "up", "down")),
+        *(["gate_proj"] if gated else []),
+    }
+    styles = {name: "rowwise" if name.endswith(("o_proj", "down_proj")) else "colwise" for name in linear}
+    assert {name: style for name, style in model.tp_plan.items() if ".layers." in f".{name}"} == styles
+    model.save_pretrained(tmp_path)
+    assert not any("plan" in name for name in json.loads((tmp_path / "config.json").read_text()))
 
 
 @pytest.mark.gpu

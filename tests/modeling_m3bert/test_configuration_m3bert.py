@@ -31,6 +31,54 @@ def test_what_serving_engines_read_is_in_the_file(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},  # ignored
+        {"rope_theta": 500.0},  # ignored
+        {"output_layer": 4, "output_dim": 8, "mlp_gated": False, "num_labels": 5, "converted_from": "user/model"},
+        {"matryoshka_layers": [], "matryoshka_dims": []},
+        {"position_embedding_type": "rope"},
+        {"position_embedding_type": "rope", "rope_theta": 500.0},
+        {
+            "position_embedding_type": "rope",
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        },
+    ],
+    ids=str,
+)
+def test_a_saved_config_is_equal_after_reloading(tmp_path, changes):
+    config = tiny_config(**changes)
+    config.save_pretrained(tmp_path)
+    reloaded = M3BertConfig.from_pretrained(tmp_path)
+    reloaded.transformers_version = config.transformers_version
+    assert reloaded == config
+    assert M3BertConfig.from_dict(config.to_dict()).to_dict() == config.to_dict()
+
+
+def test_rope_parameters_are_saved_only_if_they_are_used(tmp_path):
+    for position_embedding_type in ("absolute", "rope"):
+        config = tiny_config(
+            position_embedding_type=position_embedding_type,
+            rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        )
+        rope = position_embedding_type == "rope"
+        M3BertModel(config).save_pretrained(tmp_path)
+        stored = json.loads((tmp_path / "config.json").read_text())
+        assert ("rope_parameters" in stored) == ("rope_parameters" in config.to_dict()) == rope
+        if rope:
+            assert stored["rope_parameters"] == {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+            assert M3BertModel.from_pretrained(tmp_path).rotary_emb.rope_type == "linear"
+
+
+def test_positions_can_be_switched_to_rope_after_loading(tmp_path):
+    tiny_config().save_pretrained(tmp_path)
+    config = M3BertConfig.from_pretrained(tmp_path, position_embedding_type="rope")
+    assert M3BertModel(config).rotary_emb.rope_type == "default"
+    assert "rope_parameters" in config.to_dict()
+
+
 def test_derived_values_follow_the_lists_and_not_an_old_file():
     config = M3BertConfig(**{**tiny_config().to_dict(), "matryoshka_dims": [16], "matryoshka_dimensions": [1, 2]})
     assert config.matryoshka_dimensions == [16]

@@ -10,6 +10,7 @@ from transformers import AutoModel, AutoTokenizer
 from modeling_m3bert import convert_to_m3bert
 from scripts.convert import convert
 from tests.conftest import padded_batch
+from trainers.evaluation.readers import load_task
 
 
 SIZES = {
@@ -21,7 +22,7 @@ SIZES = {
     "max_position_embeddings": 40,
     "initializer_range": 0.2,
 }
-FAMILIES = [
+BACKBONES = [
     ("Bert", {"pad_token_id": 1}),
     ("Bert", {"pad_token_id": 0, "hidden_act": "relu", "layer_norm_eps": 1e-6, "type_vocab_size": 3}),
     ("Roberta", {"pad_token_id": 1}),
@@ -51,7 +52,9 @@ def all_states(model, batch):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize(("family", "changes"), FAMILIES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(FAMILIES)])
+@pytest.mark.parametrize(
+    ("family", "changes"), BACKBONES, ids=[f"{name}-{i}" for i, (name, _) in enumerate(BACKBONES)]
+)
 def test_states_are_equal_at_every_layer(family, changes, attention):
     source = random_encoder(family, changes)
     converted = convert_to_m3bert(source)
@@ -101,7 +104,7 @@ def test_dtype_is_kept():
         ("Bert", {"is_decoder": True}, "it is a decoder"),
         ("Bert", {"position_embedding_type": "relative_key"}, "its positions are 'relative_key', not absolute"),
         ("Electra", {"embedding_size": 16}, "projected to the width"),
-        ("Qwen3", {"head_dim": 8, "num_key_value_heads": 4}, "'qwen3' is not known to be of BERT's form"),
+        ("Qwen3", {"head_dim": 8, "num_key_value_heads": 4}, "model type 'qwen3' is not a known BERT variant"),
     ],
 )
 def test_what_is_not_exact_is_refused_with_the_reason(family, changes, reason):
@@ -146,5 +149,5 @@ def test_sts_benchmark_is_unchanged(minilm, data_folder):
 
     model, grid = convert_to_m3bert(AutoModel.from_pretrained(minilm)), Grid.parse("6x384")
     encoder = GridEncoder(model, AutoTokenizer.from_pretrained(minilm), grid)
-    scores = score_grid(encoder, find_task("stsb").load(data_folder))
+    scores = score_grid(encoder, load_task(find_task("stsb"), data_folder))
     assert 100 * scores[grid.full]["spearman"] == pytest.approx(82.03, abs=0.05)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import sys
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
 
 from benchmarks.elastic_loading import measure
 from modeling_m3bert import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
 from tests.conftest import padded_batch, tiny_config
-from tests.modeling.test_modeling_m3bert import SWITCHES
+from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
@@ -125,7 +127,7 @@ def test_a_checkpoint_cut_short_is_refused(tmp_path, tiny_model):
 def test_a_checkpoint_without_some_layers_is_refused(tmp_path):
     M3BertModel(tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4])).save_pretrained(tmp_path)
     tiny_config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"lacks 18 tensors of the encoder.*cut short or of another architecture"):
+    with pytest.raises(ValueError, match=r"incomplete or of another architecture.*layers.4.*and 15 more"):
         AutoModel.from_pretrained(tmp_path)
 
 
@@ -138,6 +140,48 @@ def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
     for auto in (AutoModel, AutoModelForMaskedLM):
         with pytest.raises(ValueError, match="another architecture"):
             auto.from_pretrained(tmp_path)
+
+
+@pytest.fixture
+def shorter_checkpoint(tmp_path):
+    """A checkpoint with 30 positions and 5 classes, and the arguments that ask for 48 positions."""
+    model = M3BertForSequenceClassification(tiny_config(max_position_embeddings=30, num_labels=5))
+    model.save_pretrained(tmp_path)
+    return {"pretrained_model_name_or_path": tmp_path, "max_position_embeddings": 48}
+
+
+@pytest.mark.parametrize("flag", [{}, {"ignore_mismatched_sizes": False}], ids=["default", "False"])
+def test_a_tensor_of_another_shape_is_refused(shorter_checkpoint, flag):
+    with pytest.raises(
+        ValueError, match=r"differs from the config's: pos_embeddings.weight \(30, 32\) instead of \(48, 32\)\."
+    ):
+        M3BertModel.from_pretrained(**shorter_checkpoint, **flag)
+    shorter_checkpoint.pop("max_position_embeddings")
+    with pytest.raises(ValueError, match=r"classifier.bias \(5,\) instead of \(3,\), classifier.weight"):
+        M3BertForSequenceClassification.from_pretrained(**shorter_checkpoint, num_labels=3, **flag)
+
+
+def test_mismatched_tensors_can_be_newly_initialised(shorter_checkpoint, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model, info = M3BertForSequenceClassification.from_pretrained(
+        **shorter_checkpoint, num_labels=3, ignore_mismatched_sizes=True, output_loading_info=True
+    )
+    mismatched = {"model.pos_embeddings.weight", "classifier.weight", "classifier.bias"}
+    assert {name for name, _, _ in info["mismatched_keys"]} == mismatched
+    assert "pos_embeddings.weight" in caplog.text and "MISMATCH" in caplog.text
+    stored = load_file(shorter_checkpoint["pretrained_model_name_or_path"] / "model.safetensors")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, stored[name]) == (name not in mismatched)
+    assert model.model.pos_embeddings.weight.shape == (48, 32)
+    assert 0.1 < model.model.pos_embeddings.weight.std() < 0.3
+    assert torch.isfinite(model(torch.ones(1, 48, dtype=torch.long)).logits).all()
+
+
+def test_missing_encoder_tensors_are_refused_even_if_mismatches_are_ignored(shorter_checkpoint):
+    with pytest.raises(ValueError, match=r"Missing encoder tensors: layers\.6\."):
+        M3BertModel.from_pretrained(
+            **shorter_checkpoint, num_hidden_layers=7, matryoshka_layers=[2, 4, 7], ignore_mismatched_sizes=True
+        )
 
 
 def test_a_missing_head_is_new_and_no_error(tmp_path, tiny_model):
