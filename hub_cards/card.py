@@ -1,4 +1,4 @@
-"""A model card, made of what is known: checkpoint, training record, evaluation. Nothing in it is typed by hand."""
+"""A model card, generated from what is known: the checkpoint, its training record, its evaluation."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard
-from jinja2 import Environment, StrictUndefined
 
-from trainers import Granularity, Grid, papers
-from trainers.evaluation import GridResults
+from trainers.core import papers
+from trainers.core.extras import require_extra
+from trainers.core.granularity import Granularity, Grid
+from trainers.evaluation.results import GridResults
 
 from .checkpoint import Checkpoint
-from .costs import BYTES_A_NUMBER, costs, tokens_counted
+from .costs import BYTES_PER_NUMBER, costs, tokens_counted
 from .figures import TITLES
 from .metadata import Statements, card_data, kept
 from .sections import generated, join, merge, parse
-from .tables import family_table, markdown, task_table
+from .tables import markdown, task_table, task_type_table
 
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -31,23 +32,23 @@ PIPELINES = {
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMultipleChoice": "multiple-choice",
 }
-# Those that the library has a pipeline for whose input is one text.
+# Heads with a pipeline in transformers that takes one text.
 WITH_PIPELINE = ("AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
 
 
 @dataclass(frozen=True)
 class CardSource:
     """
-    What a card is made of.
+    Everything a card is generated from.
 
     Args:
-        repo_id (`str`): Where the checkpoint will be, `user/model`.
-        checkpoint ([`Checkpoint`]): As it is published.
-        results ([`GridResults`], *optional*): Of its evaluation.
-        statements ([`Statements`], *optional*): What only a person can say.
-        figures (`dict[str, str]`): Path in the repository -> title.
-        onnx (`list[str]`): Paths of exported graphs in the repository.
-        cut (`str`, *optional*): What it is a part of, where it was cut from a larger checkpoint.
+        repo_id (`str`): The repository, `user/model`.
+        checkpoint ([`Checkpoint`]): The checkpoint in its published form.
+        results ([`GridResults`], *optional*): Its evaluation.
+        statements ([`Statements`], *optional*): What only a person knows.
+        figures (`dict[str, str]`): Path of a figure in the repository -> its title.
+        onnx (`list[str]`): Paths of ONNX graphs in the repository.
+        cut (`str`, *optional*): For a model cut from a larger checkpoint: `"4x64 of 12x768"`.
     """
 
     repo_id: str
@@ -60,25 +61,25 @@ class CardSource:
 
     @property
     def name(self) -> str:
-        """Of the model, without its owner."""
+        """The name of the model, without its owner."""
         return self.repo_id.split("/")[-1]
 
     @property
     def base_model(self) -> str | None:
-        """Where it comes from, as far as anybody says."""
+        """Hub id of the base model; `None` if unknown."""
         record = self.checkpoint.record
         recorded = record.base_model if record else None
         return self.statements.base_model or recorded or getattr(self.checkpoint.config, "converted_from", None)
 
     @property
     def datasets(self) -> list[str]:
-        """Hub ids of the data it was trained on."""
+        """Hub ids of the training data."""
         record = self.checkpoint.record
         return list(dict.fromkeys([*(record.datasets if record else []), *self.statements.datasets]))
 
     @property
     def small(self) -> Granularity | None:
-        """A granularity well below the full one, for examples; `None` where there is no other."""
+        """A granularity well below the full one, for the examples; `None` if there is no other."""
         grid, full = self.checkpoint.grid, self.checkpoint.full
         layer = grid.layers[len(grid.layers) // 2] if len(grid.layers) > 2 else grid.layers[0]
         dims = grid.dims_of(layer)
@@ -88,20 +89,21 @@ class CardSource:
 
 def render_card(source: CardSource, previous: str | None = None) -> ModelCard:
     """
-    The card of a checkpoint. Rendering it again changes nothing; rendering it over a card that a person has edited
-    keeps the sections, the text between them, and the metadata that are theirs.
+    The card of a checkpoint. Rendering it twice gives the same card. Edits of an existing card are kept: sections that
+    a person changed, text between sections, and metadata.
 
     Args:
-        source ([`CardSource`]): What it is made of.
-        previous (`str`, *optional*): The card that is there.
+        source ([`CardSource`]): What the card is generated from.
+        previous (`str`, *optional*): The existing card.
 
     Returns:
         [`~huggingface_hub.ModelCard`]
 
     Raises:
-        ValueError: if the card that is there has metadata that cannot be read.
+        ValueError: if the metadata of the existing card cannot be read, or the extra `publish` is missing.
     """
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    jinja2 = require_extra("jinja2", "publish", "A model card")
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     values = context(source)
     sections = generated(
         TEMPLATE.read_text(encoding="utf-8"), lambda text: environment.from_string(text).render(values)
@@ -112,7 +114,7 @@ def render_card(source: CardSource, previous: str | None = None) -> ModelCard:
     try:
         old = ModelCard(previous)
     except (yaml.YAMLError, TypeError) as error:
-        raise ValueError("The metadata of the card that is there cannot be read as YAML: mend it first.") from error
+        raise ValueError("The metadata of the existing card is not valid YAML: fix it first.") from error
     content = f"---\n{data.to_yaml()}\n---\n\n{join(merge(sections, parse(old.text)))}"
     card = ModelCard(content)
     card.data = type(card.data)(**kept(card.data.to_dict(), old.data.to_dict()))
@@ -120,7 +122,7 @@ def render_card(source: CardSource, previous: str | None = None) -> ModelCard:
 
 
 def metadata(source: CardSource) -> dict[str, Any]:
-    """Keys of the Hub's specification, but for the results."""
+    """The metadata of the card by the keys of the Hub, without results."""
     checkpoint, said = source.checkpoint, source.statements
     record = checkpoint.record
     embeds = checkpoint.head == "AutoModel"
@@ -142,10 +144,10 @@ def metadata(source: CardSource) -> dict[str, Any]:
 
 
 def context(source: CardSource) -> dict[str, Any]:
-    """What the template reads."""
+    """The variables of the template."""
     checkpoint, results, small = source.checkpoint, source.results, source.small
     config, record = checkpoint.config, checkpoint.record
-    families = results.judged_families() if results else []
+    task_types = results.judged_task_types() if results else []
     return {
         "name": source.name,
         "repo": source.repo_id,
@@ -153,12 +155,12 @@ def context(source: CardSource) -> dict[str, Any]:
         "elastic": checkpoint.elastic and checkpoint.projection is None,
         "trained": checkpoint.trained,
         "grid": str(checkpoint.trained_grid),
+        "example_words": in_words(small or checkpoint.full),
         "cut": source.cut,
         "quantized": checkpoint.quantized,
         "head": checkpoint.head,
         "projection": checkpoint.projection is not None,
         "pooling": checkpoint.pooling,
-        "causal": checkpoint.causal,
         "remote": checkpoint.elastic,
         "trust": ", trust_remote_code=True" if checkpoint.elastic else "",
         "onnx": list(source.onnx),
@@ -173,20 +175,20 @@ def context(source: CardSource) -> dict[str, Any]:
         "seed": results.seed if results else None,
         "versions": ", ".join(f"{k} {v}" for k, v in results.versions.items()) if results else None,
         "max_length": results.settings.get("max_length") if results else None,
-        "families": family_table(results) if families and results else None,
-        "judged": [(f, results.main_metric(f), ", ".join(results.tasks(f))) for f in families] if results else [],
+        "task_types": task_type_table(results) if task_types and results else None,
+        "judged": [(titled(t), results.main_metric(t), ", ".join(results.tasks(t))) for t in task_types]
+        if results
+        else [],
         "task_tables": (
-            [(f, results.main_metric(f), task_table(results, f)) for f in results.families()] if results else []
+            [(t, results.main_metric(t), task_table(results, t)) for t in results.task_types()] if results else []
         ),
         "figures": [(title, file) for file, title in source.figures.items()],
         "record": record,
+        "parts": parts_table(record.parts) if record else None,
+        "several": record is not None and len(record.parts) > 1,
         "datasets": ", ".join(f"`{name}`" for name in source.datasets),
         "origin": origin(source),
-        "settings": (
-            markdown(["setting", "value"], ([f"`{k}`", f"`{v}`"] for k, v in record.settings.items()))
-            if record
-            else None
-        ),
+        "settings": settings_table(record.settings) if record else None,
         "limits": limits(source),
         "gaps": gaps(source),
         "citations": citations(source),
@@ -194,20 +196,31 @@ def context(source: CardSource) -> dict[str, Any]:
 
 
 def size_of(source: CardSource) -> str:
-    """What it is, in a sentence."""
+    """The model in one sentence."""
     checkpoint = source.checkpoint
     config, full = checkpoint.config, checkpoint.full
     kind = "An elastic text encoder" if checkpoint.elastic else f"A text encoder ({config.model_type})"
-    with_head = f", with a head for {PIPELINES[checkpoint.head]}" if checkpoint.head != "AutoModel" else ""
+    with_head = f" with a head for {PIPELINES[checkpoint.head]}" if checkpoint.head != "AutoModel" else ""
     (cost,) = costs(config, [Granularity(full.layer, full.dim)]).values()
     return (
         f"{kind}{with_head}: {full.layer} layers of width {config.hidden_size}, {cost.parameters:,} parameters, "
-        f"vectors of {full.dim} numbers, texts of up to {checkpoint.max_length} tokens."
+        f"vectors of {full.dim} numbers, and texts of up to {checkpoint.max_length} tokens."
     )
 
 
+def titled(task_type: str) -> str:
+    """A task type with its title, where that says more: `sts (semantic similarity)`."""
+    title = TITLES[task_type]
+    return task_type if title.startswith(task_type.replace("_", " ")) else f"{task_type} ({title})"
+
+
+def in_words(granularity: Granularity) -> str:
+    """What a granularity such as `4x64` means, for readers who see one for the first time."""
+    return f"`{granularity}` means: read layer {granularity.layer}, keep the first {granularity.dim} numbers."
+
+
 def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
-    """The parts of the examples that depend on the checkpoint."""
+    """The variables of the usage examples."""
     full = checkpoint.full
     options: dict[str, int] = {}
     if small is not None and checkpoint.elastic:
@@ -236,56 +249,77 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
 
 
 def cost_table(checkpoint: Checkpoint, results: GridResults | None) -> str:
-    """A row a granularity: parameters, operations a token, milliseconds where they were measured, bytes a vector."""
+    """One row per granularity: parameters, operations per token, milliseconds if measured, bytes per vector."""
     scored = results.granularities if results else ()
     grid = Grid(tuple(dict.fromkeys([*checkpoint.grid, *scored])))
     latency = results.latency if results else None
-    header = ["granularity", "parameters", "without tables", "million operations a token"]
+    header = ["granularity", "parameters", "without embeddings", "million operations per token"]
     header += ["ms to encode", "ms to search"] if latency else []
-    header += [f"bytes, {kind}" for kind in BYTES_A_NUMBER]
+    header += [f"bytes per vector, {kind}" for kind in BYTES_PER_NUMBER]
     rows = []
     for g, cost in costs(checkpoint.config, grid).items():
-        row = [str(g), f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_a_token / 1e6:.1f}"]
+        row = [str(g), f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_per_token / 1e6:.1f}"]
         if latency:
             times = latency.encode_ms.get(str(g.layer)), latency.search_ms.get(str(g.dim))
             row += ["" if time is None else f"{time:.1f}" for time in times]
-        rows.append([*row, *(f"{cost.vector_bytes(kind):g}" for kind in BYTES_A_NUMBER)])
+        rows.append([*row, *(f"{cost.vector_bytes(kind):g}" for kind in BYTES_PER_NUMBER)])
     return markdown(header, rows)
 
 
-def origin(source: CardSource) -> str:
-    """Where the weights come from, in words."""
+def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
+    """One row per part of the training loss: its name, its weight where there are several, equation and papers."""
+    weights = ["weight"] if len(parts) > 1 else []
+    rows = [
+        [
+            part["name"],
+            *(f"{part['weight']:g}" for _ in weights),
+            part["equation"] or "not on record",
+            ", ".join(f"[{paper['title']}](https://huggingface.co/papers/{paper['id']})" for paper in part["papers"])
+            or "none",
+        ]
+        for part in parts
+    ]
+    header = ["loss", *weights, "what it computes", "papers"]
+    return markdown(header, rows, words=len(header))
+
+
+def settings_table(settings: Mapping[str, Any]) -> str:
+    """One row per setting of a run."""
+    rows = ([f"`{name}`", f"`{value}`"] for name, value in settings.items())
+    return markdown(["setting", "value"], rows, words=2)
+
+
+def origin(source: CardSource) -> str | None:
+    """Where the weights come from, in words; `None` if unknown."""
     base = source.base_model
     converted = getattr(source.checkpoint.config, "converted_from", None)
     if base is None:
-        return "weights whose origin has no name on the Hub"
+        return None
     link = f"[{base}](https://huggingface.co/{base})"
-    return f"{link}, converted to m3BERT with equal states at every layer" if converted == base else link
+    return f"{link}, converted to m3BERT without changing the states of any layer" if converted == base else link
 
 
 def limits(source: CardSource) -> list[str]:
-    """What does not work, or not as well."""
+    """What the model cannot do, or does less well."""
     checkpoint, results, full = source.checkpoint, source.results, source.checkpoint.full
-    found = [f"Texts beyond {checkpoint.max_length} tokens are cut."]
+    found = [f"Texts longer than {checkpoint.max_length} tokens are truncated."]
     trained_length = checkpoint.record.settings.get("max_length") if checkpoint.record else None
     if trained_length is not None and trained_length < checkpoint.max_length:
         found.append(f"It was trained on texts of up to {trained_length} tokens.")
     if checkpoint.projection is None and not checkpoint.trained:
-        found.append(
-            "No layer but the last and no prefix was trained to be read by itself: expect losses below the full size."
-        )
+        found.append("Only the full size was trained, as far as is known: expect lower quality at smaller sizes.")
     elif checkpoint.projection is None:
-        found.append(f"No other granularities were trained to be read than `{checkpoint.trained_grid}`.")
+        found.append(f"Only these granularities were trained: `{checkpoint.trained_grid}`.")
     if checkpoint.elastic and checkpoint.trained and checkpoint.projection is None:
         layers = ", ".join(str(layer) for layer in checkpoint.config.legal_layers if layer <= full.layer)
         dims = ", ".join(str(dim) for dim in checkpoint.config.legal_dims if dim <= full.dim)
         found.append(f"Legal values: `output_layer` {layers}; `output_dim` {dims}.")
     if checkpoint.projection is not None:
-        found.append("The projection belongs to the last layer: `AutoModel` gives the states before it.")
+        found.append("The projection belongs to the last layer. `AutoModel` returns the states before the projection.")
     if checkpoint.quantized:
-        found.append("Weights in 8 bits need the package torchao.")
+        found.append("Loading its weights in 8 bits needs the package torchao.")
     if results is not None and results.latency is not None:
-        found.append("Milliseconds are of one machine: they say how sizes compare rather than what another one does.")
+        found.append("Times were measured on one machine: they compare sizes, and differ on other machines.")
     return found
 
 
@@ -295,20 +329,20 @@ def gaps(source: CardSource) -> list[str]:
     if results is None:
         found = ["quality, at any granularity", "speed"]
     else:
-        missing = [title for family, title in TITLES.items() if family not in results.judged_families()]
+        missing = [title for task_type, title in TITLES.items() if task_type not in results.judged_task_types()]
         unscored = [str(g) for g in source.checkpoint.grid if g not in results.granularities.granularities]
         found = [f"quality in {', '.join(missing)}"] if missing else []
         found += [f"the granularities {', '.join(unscored)}"] if unscored else []
         found += ["speed"] if results.latency is None else []
-    found += ["languages other than those of the tasks above"] if results is not None else []
-    found.append("quality of vectors in 8 bits or 1 bit, whose bytes are in the table of costs")
-    found.append("bias, and harm that its use may do")
+        found += ["languages other than those of the tasks above"]
+    found.append("quality of vectors in 8 bits or 1 bit, although the table of costs lists their sizes")
+    found.append("bias, and harm that its use may cause")
     return found
 
 
 def citations(source: CardSource) -> list[str]:
-    """BibTeX entries of the architecture and of the objective."""
+    """BibTeX entries of the architecture, if it is m3BERT's, and of every paper behind the training loss."""
     record = source.checkpoint.record
     entries = [papers.M3BERT.citation] if source.checkpoint.elastic else []
-    entries += [record.paper["citation"]] if record and record.paper else []
+    entries += [paper["citation"] for part in (record.parts if record else []) for paper in part["papers"]]
     return list(dict.fromkeys(entries))

@@ -1,4 +1,4 @@
-"""A checkpoint on disk, as publication sees it."""
+"""A checkpoint on disk: what it is, what it remembers, and which of its files are published."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
 from modeling_m3bert.conversion_m3bert import position_offset
-from trainers import Granularity, Grid, Projection
-from trainers.embedding_modules import published_options, published_pooling
-from trainers.evaluation import GridEncoder
-from trainers.evaluation.encoding import Role
-from trainers.nested import Pooling, family_of
-from trainers.record import RECORD_FILE, TrainingRecord
+from trainers.core.granularity import Granularity, Grid
+from trainers.core.projection import Projection
+from trainers.core.states import Pooling
+from trainers.evaluation.encoding import GridEncoder, Role
+from trainers.hub.modules import find_projection, published_options, published_pooling
+from trainers.hub.training_record import RECORD_FILE, TrainingRecord
 
 
-# Ending of a class in transformers -> the Auto class that loads it.
+# How the name of a model class ends -> the Auto class that loads it.
 HEADS = {
     "ForMaskedLM": "AutoModelForMaskedLM",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
@@ -42,14 +42,15 @@ PUBLISHED = re.compile(
     r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json"
     r"|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|" + re.escape(RECORD_FILE)
 )
+# Pattern of a file -> why it is not published.
 REASONS = (
     (r"checkpoint-\d+/.*", "a training checkpoint"),
     (r"(optimizer|scheduler|scaler|rng_state|training_args)[\w.-]*|trainer_state\.json", "state of the training run"),
-    (r"objective\.safetensors", "parameters of the objective, which nobody needs to use the model"),
-    (r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|npy|npz)", "a format that runs code or holds arrays, not a model"),
+    (r"objective\.safetensors", "parameters of the objective, which only training needs"),
+    (r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|npy|npz)", "a format that can run code or holds arrays, not a model"),
     (r".*\.(jsonl|csv|tsv|parquet|arrow|txt)(\.gz)?", "data"),
-    (r"README\.md", "the card, which is made anew; one on the Hub is gone on from before this one"),
-    (r"(results\.json|figures/.*|onnx/.*)", "made anew, where it is of these weights"),
+    (r"README\.md", "generated again, with the edits of the card on the Hub or, if there is none, of this one"),
+    (r"(results\.json|figures/.*|onnx/.*)", "generated again, if it belongs to these weights"),
 )
 
 
@@ -59,7 +60,10 @@ class Checkpoint:
     A complete checkpoint in a folder.
 
     Args:
-        folder (`Path`): Where it is.
+        folder (`Path`): The folder.
+
+    Raises:
+        ValueError: if a part of the checkpoint is missing or cannot be read.
     """
 
     folder: Path
@@ -68,84 +72,79 @@ class Checkpoint:
         if not (self.folder / "config.json").is_file():
             adapter = (self.folder / "adapter_config.json").is_file()
             raise ValueError(
-                f"{self.folder} holds an adapter alone: merge it (--merge_adapter) or publish it with peft."
+                f"{self.folder} holds only an adapter: merge it (merge_and_unload), or publish it with peft."
                 if adapter
-                else f"{self.folder} is no checkpoint: it has no config.json."
+                else f"{self.folder} is not a checkpoint: it has no config.json."
             )
         weights = [*self.folder.glob("model*.safetensors")]
         if not weights:
-            raise ValueError(f"{self.folder} has no weights in safetensors, the only form that is published.")
+            raise ValueError(f"{self.folder} has no weights in safetensors, the only format that is published.")
         index = self.folder / "model.safetensors.index.json"
         if index.is_file():
             needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             if missing := sorted(needed - {file.name for file in weights}):
-                raise ValueError(f"{self.folder} lacks {', '.join(missing)}, which its index names.")
+                raise ValueError(f"{self.folder} lacks {', '.join(missing)}, which its index lists.")
         for file in weights:
             try:
                 with safe_open(file, "pt"):
                     pass
             except SafetensorError as error:
-                raise ValueError(f"{file} cannot be read, it may be cut short: {error}.") from error
+                raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
 
     @cached_property
     def config(self) -> Any:
-        """Its config."""
+        """The config."""
         return AutoConfig.from_pretrained(self.folder)
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer."""
+        """The tokenizer."""
         return AutoTokenizer.from_pretrained(self.folder)
 
     @property
     def elastic(self) -> bool:
-        """Whether it can be loaded at a part of its depth and width."""
+        """Whether it can be loaded at a smaller depth and width."""
         return self.config.model_type == modeling_m3bert.M3BertConfig.model_type
 
     @property
     def quantized(self) -> bool:
-        """Whether its weights are stored in fewer bits."""
+        """Whether its weights are quantised."""
         return getattr(self.config, "quantization_config", None) is not None
 
     @property
     def head(self) -> str:
-        """Name of the Auto class that loads all of it."""
+        """Name of the Auto class that loads the whole model, head included."""
         architecture = (self.config.architectures or ["Model"])[0]
         found = next((auto for end, auto in HEADS.items() if architecture.endswith(end)), None)
         if found is None:
-            raise ValueError(f"{self.folder} holds a {architecture}; what is published ends with {', '.join(HEADS)}.")
+            raise ValueError(f"{self.folder} holds a {architecture}; legal endings of a class: {', '.join(HEADS)}.")
         return found
 
     @cached_property
     def record(self) -> TrainingRecord | None:
-        """What it remembers of its training."""
+        """The record of its training, if there is one."""
         return TrainingRecord.find(self.folder)
 
     @cached_property
     def projection(self) -> Projection | None:
-        """The projection that belongs to it."""
-        return Projection.find(str(self.folder))
+        """Its projection, if there is one."""
+        return find_projection(str(self.folder))
 
     @cached_property
     def pooling(self) -> Pooling:
-        """How its states become a vector."""
-        return published_pooling(str(self.folder), causal=self.causal) or "mean"
-
-    @property
-    def causal(self) -> bool:
-        """Whether its anchor is the last token."""
-        return family_of(self.config).causal
+        """How token states become a vector."""
+        return published_pooling(str(self.folder)) or "mean"
 
     @cached_property
     def full(self) -> Granularity:
-        """The size that it is read at by default."""
+        """The granularity that it is read at by default."""
         width = getattr(self.config, "output_dim", None) or self.config.hidden_size
         dim = self.projection.out_features if self.projection is not None else width
         return Granularity(self.config.num_hidden_layers, dim)
 
     @cached_property
     def trained_grid(self) -> Grid | None:
-        """The granularities that it was trained to be read at, as far as anybody knows."""
+        """The granularities that it was trained at; `None` if unknown."""
         if self.record is not None:
             known = Grid.parse(self.record.grid)
         elif self.elastic and self.config.is_matryoshka:
@@ -157,43 +156,43 @@ class Checkpoint:
 
     @property
     def trained(self) -> bool:
-        """Whether a granularity below the full one is among them."""
+        """Whether it was trained at a granularity below the full one."""
         return self.trained_grid is not None and set(self.trained_grid) != {self.full}
 
     @cached_property
     def grid(self) -> Grid:
-        """The granularities to speak of: those it was trained at, else a sample; and the full one."""
+        """The granularities to show: those it was trained at, or a sample if unknown; and the full one."""
         members = [g for g in self.trained_grid or Grid.of(self.config) if g.dim <= self.full.dim]
         return Grid(tuple(dict.fromkeys([*members, self.full])))
 
     @cached_property
     def published(self) -> dict[str, Any]:
-        """`max_length` and `prompts` for those who embed texts with it."""
+        """`max_length` and `prompts` for embedding texts."""
         return published_options(str(self.folder))
 
     @property
     def prompts(self) -> dict[Role, str]:
-        """Role -> words before such texts."""
+        """Role -> prompt before texts of that role."""
         roles: tuple[Role, ...] = ("query", "document")
         return {role: self.published["prompts"][role] for role in roles if self.published["prompts"].get(role)}
 
     @property
     def max_length(self) -> int:
-        """Longest text that it reads, in tokens."""
+        """Longest text in tokens."""
         positions = self.config.max_position_embeddings - position_offset(self.config)
         return min(positions, self.tokenizer.model_max_length, self.published["max_length"] or positions)
 
     def load(self, **options: Any) -> PreTrainedModel:
-        """All of it, head included."""
+        """Load the whole model, head included."""
         return getattr(transformers, self.head).from_pretrained(self.folder, use_safetensors=True, **options)
 
     @cached_property
     def weights_fingerprint(self) -> str:
-        """Digest of its encoder's weights, and of its projection's."""
+        """Fingerprint of the weights of encoder and projection."""
         return self.encoder().weights_fingerprint()
 
     def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
-        """The encoder, ready to embed texts over a grid (its own by default)."""
+        """Load the encoder to embed texts over a grid. Default: its own grid."""
         model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **options).eval()
         return GridEncoder(
             model.to("cuda" if torch.cuda.is_available() else "cpu"),
@@ -207,29 +206,29 @@ class Checkpoint:
 
     def files(self) -> Iterator[tuple[str, str | None]]:
         """
-        Every file of the folder, by its path in it, and why it is not published (`None` if it is).
+        Every file of the folder: its path in the folder, and why it is not published (`None` if it is).
 
         Raises:
-            ValueError: if a file to publish is a link that leads out of the folder.
+            ValueError: if a file to publish is a link to a file outside of the folder.
         """
         root, code = self.folder.resolve(), self.code()
         for file in sorted(path for path in self.folder.rglob("*") if path.is_file()):
             name = file.relative_to(self.folder).as_posix()
             if PUBLISHED.fullmatch(name) or name in code:
                 if not file.resolve().is_relative_to(root):
-                    raise ValueError(f"{name} is a link that leads out of {self.folder}: it is not published.")
+                    raise ValueError(f"{name} is a link out of {self.folder}: put the file there, or remove it.")
                 yield name, None
             elif not any(part.startswith(".") for part in Path(name).parts):
                 why = next((why for form, why in REASONS if re.fullmatch(form, name)), "not part of a checkpoint")
                 yield name, why
 
     def requires_code(self) -> set[str]:
-        """Names of the Python files that its config says are needed to load it."""
+        """Python files that loading needs, according to the config."""
         auto_map = json.loads((self.folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
         entries = [entry for value in auto_map.values() for entry in ([value] if isinstance(value, str) else value)]
         return {f"{entry.split('--')[-1].split('.')[0]}.py" for entry in entries if entry}
 
     def code(self) -> set[str]:
-        """The Python files of the folder that loading it runs."""
+        """Python files of the folder that loading runs."""
         files = [self.folder / name for name in self.requires_code() if (self.folder / name).is_file()]
         return {Path(used).name for file in files for used in [file, *get_relative_import_files(file)]}

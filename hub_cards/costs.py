@@ -12,11 +12,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
 from modeling_m3bert.conversion_m3bert import position_offset
-from trainers import Granularity
+from trainers.core.granularity import Granularity
 
 
-TOKENS = 128  # of the text whose operations are counted, where a model reads as many
-BYTES_A_NUMBER = {"float32": 4.0, "int8": 1.0, "1 bit": 1 / 8}
+TOKENS = 128  # length of the text whose operations are counted, where the model reads that many tokens
+BYTES_PER_NUMBER = {"float32": 4.0, "int8": 1.0, "1 bit": 1 / 8}
 
 
 @dataclass(frozen=True)
@@ -25,35 +25,35 @@ class Cost:
     What one granularity costs.
 
     Args:
-        parameters (`int`): Of the encoder that stops at its layer, embeddings included.
-        layer_parameters (`int`): Of these, those outside of the token and position tables.
-        flops_a_token (`int`): Operations of matrix products, a multiplication and an addition counted as two, in a
-            text of [`tokens_counted`] tokens: attention costs more a token the longer the text.
-        dim (`int`): Numbers of a vector.
+        parameters (`int`): Parameters of the encoder up to its layer, embeddings included.
+        layer_parameters (`int`): The same without the token and position tables.
+        flops_per_token (`int`): Operations of matrix products per token of a text of [`tokens_counted`] tokens; a
+            multiplication and an addition count as two. Attention costs more per token in longer texts.
+        dim (`int`): Numbers per vector.
     """
 
     parameters: int
     layer_parameters: int
-    flops_a_token: int
+    flops_per_token: int
     dim: int
 
     def vector_bytes(self, kind: str) -> float:
-        """Bytes of one vector of a kind in [`BYTES_A_NUMBER`]."""
-        return BYTES_A_NUMBER[kind] * self.dim
+        """Bytes per vector, for a kind in [`BYTES_PER_NUMBER`]."""
+        return BYTES_PER_NUMBER[kind] * self.dim
 
 
 def tokens_counted(config: Any) -> int:
-    """Tokens of the text whose operations are counted."""
+    """Length in tokens of the text whose operations are counted."""
     return min(TOKENS, config.max_position_embeddings - position_offset(config))
 
 
 def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity, Cost]:
     """
-    The cost of each granularity, counted on the architecture itself, without its weights.
+    The cost of each granularity. It is counted on the architecture alone; no weights are needed.
 
     Args:
-        config ([`~transformers.PreTrainedConfig`]): Of an encoder, whole.
-        granularities (`Iterable[Granularity]`): Sizes.
+        config ([`~transformers.PreTrainedConfig`]): Config of the whole encoder.
+        granularities (`Iterable[Granularity]`): The granularities.
 
     Returns:
         `dict[Granularity, Cost]`
@@ -65,15 +65,15 @@ def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity
 
 @torch.no_grad()
 def _counts(config: Any, layers: int) -> dict[str, int]:
-    """What of a cost depends on the depth."""
+    """The costs that depend on depth."""
     shallow = copy.deepcopy(config)
     shallow.num_hidden_layers = layers
     if config.model_type == "m3bert":
         shallow.num_hidden_layers, shallow.output_layer = config.num_hidden_layers, layers
-        shallow.matryoshka_layers, shallow.output_dim = [], None  # a layer costs the same, trained to be read or not
+        shallow.matryoshka_layers, shallow.output_dim = [], None  # any layer can be counted, trained or not
     tokens = tokens_counted(config)
     with torch.device("meta"):
-        # Eager attention is made of matrix products that are counted on every device.
+        # Eager attention consists of matrix products, which the counter knows on every device.
         model = AutoModel.from_config(shallow, attn_implementation="eager").eval()
         counter = FlopCounterMode(display=False)
         with counter:
@@ -83,5 +83,5 @@ def _counts(config: Any, layers: int) -> dict[str, int]:
     return {
         "parameters": parameters,
         "layer_parameters": parameters - tables,
-        "flops_a_token": counter.get_total_flops() // tokens,
+        "flops_per_token": counter.get_total_flops() // tokens,
     }

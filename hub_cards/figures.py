@@ -1,21 +1,25 @@
-"""Figures of an evaluation."""
+"""Figures of an evaluation. They need the extra `publish`."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.figure import Figure
 
-from trainers import Granularity
-from trainers.evaluation import GridResults
-from trainers.evaluation.selection import BYTES_A_NUMBER, pareto_front
+from trainers.core.extras import require_extra
+from trainers.core.granularity import Granularity
+from trainers.evaluation.choice import BYTES_PER_NUMBER, pareto_front
+from trainers.evaluation.results import GridResults
 
 
-DOTS_AN_INCH = 150
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+DOTS_PER_INCH = 150
 TITLES = {
     "sts": "semantic similarity",
     "classification": "classification",
@@ -25,17 +29,27 @@ TITLES = {
 }
 
 
+def _figure(width: float, height: float) -> Figure:
+    """An empty figure of this size in inches."""
+    return require_extra("matplotlib.figure", "publish", "A figure").Figure((width, height), layout="constrained")
+
+
+def _colors(count: int) -> Any:
+    """A map from 0..count-1 to colours."""
+    return require_extra("matplotlib", "publish", "A figure").colormaps["viridis"].resampled(count)
+
+
 def _save(figure: Figure, file: Path) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=DOTS_AN_INCH)
+    figure.savefig(file, dpi=DOTS_PER_INCH)
 
 
-def draw_heat_map(results: GridResults, family: str, file: Path) -> None:
-    """Layers x dims: the mean of a family's tasks, in percent; granularities outside of the grid stay blank."""
-    grid, quality = results.granularities, results.quality(results.tasks(family))
+def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
+    """Layers x dims: the mean over the tasks of a type, in percent. Granularities outside of the grid stay blank."""
+    grid, quality = results.granularities, results.quality(results.tasks(task_type))
     layers, dims = grid.layers[::-1], grid.dims
     cells = [[100 * quality.get(Granularity(layer, dim), math.nan) for dim in dims] for layer in layers]
-    figure = Figure(figsize=(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers)), layout="constrained")
+    figure = _figure(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers))
     axes = figure.subplots()
     image = axes.imshow(cells, cmap="viridis", aspect="auto")
     known = [value for values in cells for value in values if not math.isnan(value)]
@@ -50,26 +64,26 @@ def draw_heat_map(results: GridResults, family: str, file: Path) -> None:
     axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
     axes.set_xlabel("dims")
     axes.set_ylabel("layers")
-    count = len(results.tasks(family))
+    count = len(results.tasks(task_type))
     tasks = "1 task" if count == 1 else f"mean of {count} tasks"
-    axes.set_title(f"{TITLES[family]}: {results.main_metric(family)}, {tasks} (%)", fontsize="medium")
+    axes.set_title(f"{TITLES[task_type]}: {results.main_metric(task_type)}, {tasks} (%)", fontsize="medium")
     figure.colorbar(image)
     _save(figure, file)
 
 
 def draw_quality(results: GridResults, cost: Callable[[Granularity], float], label: str, file: Path) -> None:
     """
-    Quality of every granularity against a cost, a panel a family, a colour a layer. The Pareto front, what no other
-    granularity beats in both, is a black line with outlined points.
+    Quality of every granularity against a cost: one panel per task type, one colour per layer. The Pareto front, which
+    is what no other granularity beats in both, is a dashed black line through circles.
     """
-    families, grid = results.judged_families(), results.granularities
-    columns = min(2, len(families))
-    rows = math.ceil(len(families) / columns)
-    figure = Figure(figsize=(5.2 * columns, 3.6 * rows), layout="constrained")
+    task_types, grid = results.judged_task_types(), results.granularities
+    columns = min(2, len(task_types))
+    rows = math.ceil(len(task_types) / columns)
+    figure = _figure(5.2 * columns, 3.6 * rows)
     panels = figure.subplots(rows, columns, squeeze=False)
-    colors = colormaps["viridis"].resampled(len(grid.layers))
-    for axes, family in zip(panels.flat, families, strict=False):
-        quality = results.quality(results.tasks(family))
+    colors = _colors(len(grid.layers))
+    for axes, task_type in zip(panels.flat, task_types, strict=False):
+        quality = results.quality(results.tasks(task_type))
         members = list(grid)
         points = [(cost(g), 100 * quality[g]) for g in members]
         for position, layer in enumerate(grid.layers):
@@ -90,10 +104,10 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel(label)
-        axes.set_ylabel(f"{results.main_metric(family)} (%)")
-        axes.set_title(f"{TITLES[family]} ({len(results.tasks(family))})", fontsize="medium")
+        axes.set_ylabel(f"{results.main_metric(task_type)} (%)")
+        axes.set_title(f"{TITLES[task_type]} ({len(results.tasks(task_type))})", fontsize="medium")
         axes.grid(alpha=0.3)
-    for axes in list(panels.flat)[len(families) :]:
+    for axes in list(panels.flat)[len(task_types) :]:
         axes.set_visible(False)
     handles, labels = panels.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, title="layers", loc="outside lower center", ncols=len(labels), fontsize="small")
@@ -102,16 +116,17 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
 
 def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, file: Path) -> None:
     """
-    Variance of every dim over texts, as a share of their mean (MIC, Figure 1); the ends of prefixes are dashed.
+    Variance of every dim over texts, divided by the mean variance (MIC, Figure 1). Dashed lines mark the ends of
+    prefixes.
 
     Args:
         spectrum (`Sequence[float]`): Variance of each dim.
-        dims (`Sequence[int]`): Where prefixes end.
-        title (`str`): What is shown.
+        dims (`Sequence[int]`): Lengths of the prefixes.
+        title (`str`): Title of the figure.
         file (`Path`): PNG file to write.
     """
     mean = sum(spectrum) / len(spectrum)
-    figure = Figure(figsize=(8, 3), layout="constrained")
+    figure = _figure(8, 3)
     axes = figure.subplots()
     axes.bar(range(1, len(spectrum) + 1), [value / mean for value in spectrum], width=1.0, color="#7570b3")
     for dim in dims:
@@ -126,18 +141,18 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
 
 def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: str, file: Path) -> None:
     """
-    Correlations between the dims of a prefix and those behind it (MIC, Figure 2), on a scale of -1 to 1 whatever they
-    are, so that figures of two encoders can be compared.
+    Correlations between the dims of a prefix and the dims after it (MIC, Figure 2). The scale is always -1 to 1, so
+    that figures of two encoders can be compared.
 
     Args:
-        correlation (`np.ndarray` of shape `(width, width)`): Of all dims.
-        dim (`int`): Where the prefix ends, below the width.
-        title (`str`): What is shown.
+        correlation (`np.ndarray` of shape `(width, width)`): Correlations between all dims.
+        dim (`int`): Length of the prefix, below the width.
+        title (`str`): Title of the figure.
         file (`Path`): PNG file to write.
     """
     width = len(correlation)
     block = correlation[:dim, dim:]
-    figure = Figure(figsize=(8, 1.6 + 5.6 * dim / (width - dim) if dim < width - dim else 6.5), layout="constrained")
+    figure = _figure(8, 1.6 + 5.6 * dim / (width - dim) if dim < width - dim else 6.5)
     axes = figure.subplots()
     image = axes.imshow(
         block,
@@ -148,7 +163,7 @@ def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: s
         interpolation="nearest",
         extent=(dim + 0.5, width + 0.5, dim + 0.5, 0.5),
     )
-    axes.set_xlabel(f"dims behind the prefix ({dim + 1} to {width})")
+    axes.set_xlabel(f"dims after the prefix ({dim + 1} to {width})")
     axes.set_ylabel(f"dims of the prefix (1 to {dim})")
     axes.set_title(f"{title}: mean |correlation| {abs(block).mean():.3f}", fontsize="medium")
     figure.colorbar(image, label="correlation over texts")
@@ -157,15 +172,15 @@ def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: s
 
 def draw_covariances(covariances: Mapping[str, np.ndarray], file: Path, dims: int = 16) -> None:
     """
-    Absolute covariances of the first dims of several encoders, side by side (IBKD, Figure 4), each over its mean
-    variance: an encoder whose embeddings are merely longer is not more correlated.
+    Absolute covariances of the first dims of several encoders, side by side (IBKD, Figure 4). Each is divided by the
+    encoder's mean variance, so that longer embeddings alone do not look more correlated.
 
     Args:
-        covariances (`Mapping[str, np.ndarray]`): Name -> `(width, width)`.
+        covariances (`Mapping[str, np.ndarray]`): Name of an encoder -> its covariances `(width, width)`.
         file (`Path`): PNG file to write.
-        dims (`int`, *optional*, defaults to 16): How many.
+        dims (`int`, *optional*, defaults to 16): Number of dims to show.
     """
-    figure = Figure(figsize=(1.4 + 2.9 * len(covariances), 3.6), layout="constrained")
+    figure = _figure(1.4 + 2.9 * len(covariances), 3.6)
     panels = figure.subplots(1, len(covariances), squeeze=False)[0]
     for axes, (name, covariance) in zip(panels, covariances.items(), strict=True):
         scaled = abs(covariance) * len(covariance) / covariance.trace()
@@ -181,15 +196,15 @@ def draw_covariances(covariances: Mapping[str, np.ndarray], file: Path, dims: in
 
 def draw_alignment_and_uniformity(points: Mapping[str, tuple[float, float]], file: Path) -> None:
     """
-    Alignment of positive pairs against uniformity (IBKD, Figure 5); lower is better for both.
+    Alignment of positive pairs against uniformity (IBKD, Figure 5). Lower is better for both.
 
     Args:
-        points (`Mapping[str, tuple[float, float]]`): Name of an encoder -> uniformity and alignment.
+        points (`Mapping[str, tuple[float, float]]`): Name of an encoder -> its uniformity and alignment.
         file (`Path`): PNG file to write.
     """
-    figure = Figure(figsize=(7.6, 4.2), layout="constrained")
+    figure = _figure(7.6, 4.2)
     axes = figure.subplots()
-    colors = colormaps["viridis"].resampled(len(points))
+    colors = _colors(len(points))
     for index, (name, (uniform, aligned)) in enumerate(sorted(points.items(), key=lambda point: point[1])):
         axes.scatter(uniform, aligned, color=colors(index), s=40, label=name, edgecolors="black", linewidths=0.5)
     axes.locator_params(nbins=6)
@@ -201,20 +216,20 @@ def draw_alignment_and_uniformity(points: Mapping[str, tuple[float, float]], fil
 
 
 def draw_all(results: GridResults, folder: Path) -> list[Path]:
-    """Every figure there is data for, as PNG files of one folder; returns them."""
+    """Draw every figure that there is data for, as PNG files in a folder; returns the files."""
     files = []
 
     def file(name: str) -> Path:
         files.append(folder / f"{name}.png")
         return files[-1]
 
-    for family in results.judged_families():
-        draw_heat_map(results, family, file(f"heat_map_{family}"))
-    if results.judged_families():
-        draw_quality(results, lambda g: BYTES_A_NUMBER * g.dim, "bytes a vector", file("quality_and_bytes"))
-    if results.latency is not None and results.judged_families():
+    for task_type in results.judged_task_types():
+        draw_heat_map(results, task_type, file(f"heat_map_{task_type}"))
+    if results.judged_task_types():
+        draw_quality(results, lambda g: BYTES_PER_NUMBER * g.dim, "bytes per vector", file("quality_and_bytes"))
+    if results.latency is not None and results.judged_task_types():
         latency = results.latency
-        label = f"ms a query, with search of {latency.documents:,} documents"
+        label = f"ms per query, searching {latency.documents:,} documents"
         draw_quality(results, latency.of, label, file("quality_and_latency"))
     for task, spectra in results.variances.items():
         layer = results.granularities.layers[-1]

@@ -1,4 +1,4 @@
-"""The metadata of a card, as the Hub reads it."""
+"""The metadata of a card, in the form that the Hub reads."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from trainers import Grid
-from trainers.evaluation import TASKS, GridResults
+from trainers.core.granularity import Grid
+from trainers.evaluation.results import GridResults
+from trainers.evaluation.tasks import TASKS
 
 
-# Family of tasks -> type of task on the Hub.
+# Our task type -> task type on the Hub.
 TASK_TYPES = {
     "sts": "sentence-similarity",
     "classification": "text-classification",
@@ -19,24 +20,25 @@ TASK_TYPES = {
     "retrieval": "text-retrieval",
     "bitext": "translation",
 }
-# What a person may have written into the metadata, and what stays where nothing else is said now.
+# Keys that a person may have written. They stay unless the new card has a value for them.
 STATED = ("license", "license_name", "license_link", "language", "datasets", "base_model", "base_model_relation")
-
-# Tags that say what a checkpoint is: one that is not said now is not true any more.
+# Keys that are generated anew. Their old values are dropped.
+GENERATED = ("model-index", "tags", "pipeline_tag", "library_name")
+# Generated tags. Stale ones are removed; all other tags of an old card stay.
 OWN_TAGS = ("matryoshka", "onnx", "sentence-transformers", "feature-extraction", "generated_from_trainer")
 
 
 @dataclass(frozen=True)
 class Statements:
     """
-    What only a person can say of a checkpoint. What is left out stays as it is on the card that is there.
+    What only a person knows about a checkpoint. Anything left out here stays as it is on the existing card.
 
     Args:
-        license (`str`, *optional*): Identifier of a license on the Hub.
-        languages (`tuple[str, ...]`, *optional*): Codes of languages.
-        datasets (`tuple[str, ...]`, *optional*): Hub ids of data that it was trained on, beside those on record.
-        base_model (`str`, *optional*): Hub id it comes from, where none is on record or the wrong one.
-        tags (`tuple[str, ...]`, *optional*): More tags.
+        license (`str`, *optional*): License identifier on the Hub.
+        languages (`tuple[str, ...]`, *optional*): Language codes.
+        datasets (`tuple[str, ...]`, *optional*): Hub ids of training data, in addition to those on record.
+        base_model (`str`, *optional*): Hub id of the base model, in place of the one on record.
+        tags (`tuple[str, ...]`, *optional*): Additional tags.
     """
 
     license: str | None = None
@@ -47,17 +49,17 @@ class Statements:
 
 
 def evaluations(results: GridResults) -> list[EvalResult]:
-    """One result for every task and granularity: its main metric, as measured and not in percent."""
+    """One result per task and granularity: the main metric as measured, not in percent."""
     found = []
     for score in results.scores:
-        if not score.main or score.family not in TASK_TYPES:
+        if not score.main or score.task_type not in TASK_TYPES:
             continue
         hub = TASKS[score.task].hub if score.task in TASKS else None
         (granularity,) = Grid.parse(score.granularity)
         found.append(
             EvalResult(
-                task_type=TASK_TYPES[score.family],
-                task_name=score.family.replace("_", " "),
+                task_type=TASK_TYPES[score.task_type],
+                task_name=score.task_type.replace("_", " "),
                 dataset_type=hub.path if hub else score.task,
                 dataset_name=score.task,
                 dataset_config=hub.config if hub else None,
@@ -72,23 +74,22 @@ def evaluations(results: GridResults) -> list[EvalResult]:
 
 
 def kept(metadata: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """New metadata, with what a person put into the old: keys of theirs, statements that nobody makes now, tags."""
-    generated = {"model-index", "tags", "pipeline_tag", "library_name"}
-    theirs = {key: value for key, value in old.items() if key not in (*generated, *STATED)}
+    """New metadata, with what a person added to the old: unknown keys, statements without a new value, tags."""
+    theirs = {key: value for key, value in old.items() if key not in (*GENERATED, *STATED)}
     stated = {key: old[key] for key in STATED if key in old}
-    theirs_too = [tag for tag in old.get("tags") or [] if tag not in OWN_TAGS]
-    tags = dict.fromkeys([*metadata.get("tags", []), *theirs_too])
+    their_tags = [tag for tag in old.get("tags") or [] if tag not in OWN_TAGS]
+    tags = dict.fromkeys([*metadata.get("tags", []), *their_tags])
     return {**theirs, **stated, **metadata, "tags": list(tags)}
 
 
 def card_data(values: dict[str, Any], name: str, results: GridResults | None) -> ModelCardData:
     """
-    Metadata of a card.
+    The metadata of a card.
 
     Args:
-        values (`dict`): Keys of the Hub's specification and their values; `None` and empty ones are left out.
-        name (`str`): Of the model, in the results.
-        results ([`GridResults`], *optional*): Of its evaluation.
+        values (`dict`): Keys of the Hub's specification with their values; empty values and `None` are left out.
+        name (`str`): Name of the model in the results.
+        results ([`GridResults`], *optional*): Results of its evaluation.
     """
     given = {key: value for key, value in values.items() if value}
     scores = evaluations(results) if results is not None else []

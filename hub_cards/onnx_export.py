@@ -1,6 +1,6 @@
 """
-ONNX files of an encoder at one granularity: the layers up to it, pooling, cut and normalisation in one graph. Needs
-the extra `onnx`.
+Export an encoder at one granularity to ONNX. One graph holds the layers up to it, pooling, the cut to its dims, and
+normalisation. Needs the extra `onnx`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ import torch
 from torch import nn
 from torch.onnx import OnnxExporterError
 
-from trainers import Granularity, Grid, ProjectedStates, nested_states, prefix
-from trainers.evaluation import GridEncoder
-from trainers.nested import TextStates, unwrap_encoder
-from trainers.record import origin_of
+from trainers.core.granularity import Granularity, Grid
+from trainers.core.states import ProjectedStates, TextStates, nested_states, truncate, unwrap_encoder
+from trainers.evaluation.encoding import GridEncoder
+from trainers.hub.training_record import origin_of
 
 
 INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"
-OPSETS = range(18, 24)  # torch has no translations below 18; 23 is the highest that is tested
+OPSETS = range(18, 24)  # torch translates to 18 and above; 23 is the highest that is tested
 TOLERANCE = 1e-4
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
-# Batches of one, three and four texts, each padded to a length of its own; none is of the size that is traced.
+# Batches of one, three and four texts, padded to different lengths. None has the size that is traced.
 CHECKED = (
     ["how do I join two paths"],
     ["", "a man is playing a guitar on a stage in front of a crowd", "rain"],
@@ -42,11 +42,11 @@ CHECKED = (
 
 class TextEmbedder(nn.Module):
     """
-    Token ids in, one embedding a text out: what a file holds.
+    The exported module: token ids in, one embedding per text out.
 
     Args:
-        encoder ([`GridEncoder`]): Its model, pooling and projection.
-        granularity ([`Granularity`]): Where the model is read.
+        encoder ([`GridEncoder`]): Gives model, pooling and projection.
+        granularity ([`Granularity`]): The granularity at which the model is read.
         normalize (`bool`): Whether the embeddings are L2-normalised.
     """
 
@@ -56,41 +56,44 @@ class TextEmbedder(nn.Module):
         self.granularity, self.normalize = granularity, normalize
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """`input_ids` and `attention_mask` `(batch, tokens)` to embeddings `(batch, dim)`."""
+        """From `input_ids` and `attention_mask` `(batch, tokens)` to embeddings `(batch, dim)`."""
         layer = self.granularity.layer
         states: TextStates = nested_states(
             self.model, {"input_ids": input_ids, "attention_mask": attention_mask}, [layer]
         )
         if self.projection is not None:
             states = ProjectedStates(states, self.projection, layer)
-        return prefix(states.pooled(layer, self.pooling), self.granularity.dim, self.normalize)
+        return truncate(states.pooled(layer, self.pooling), self.granularity.dim, self.normalize)
 
 
 def export_onnx(
     encoder: GridEncoder, granularity: Granularity, file: Path, *, normalize: bool = True, opset: int = 18
 ) -> Path:
     """
-    Write an encoder at one granularity as an ONNX file, once its graph is seen to give what torch gives.
+    Write an encoder at one granularity to an ONNX file, after checking that the graph gives the same embeddings as
+    torch.
 
-    The graph takes `input_ids` and `attention_mask`, int64 of shape `(batch, tokens)`, and gives `sentence_embedding`,
-    float32 of shape `(batch, dim)`: what [`GridEncoder.encode`] gives at this granularity. Batch and tokens are
-    dynamic, weights are in float32, and layers after the granularity's are left out. Prompts are not in the graph: the
-    file's metadata has them, with the granularity, `pooling`, `normalized`, `max_length`, and the Hub id of the source
-    where one is known.
+    The graph takes `input_ids` and `attention_mask`, int64 of shape `(batch, tokens)`, and returns
+    `sentence_embedding`, float32 of shape `(batch, dim)`: the embeddings of [`GridEncoder.encode`] at this
+    granularity. Batch and tokens are dynamic, weights are in float32, and later layers are left out.
+
+    Prompts are not in the graph. The metadata of the file holds the prompts, the granularity, `pooling`, `normalized`,
+    `max_length`, and the Hub id of the source, if it is known.
 
     Args:
-        encoder ([`GridEncoder`]): Any known family. It is left as it is.
-        granularity ([`Granularity`]): One of the model's, in the encoder's grid or not.
-        file (`Path`): Where to write; folders are made.
+        encoder ([`GridEncoder`]): An encoder of any supported architecture. It is not changed.
+        granularity ([`Granularity`]): Any granularity of the model, whether or not it is in the encoder's grid.
+        file (`Path`): File to write; missing folders are created.
         normalize (`bool`, *optional*, defaults to `True`): Whether the graph L2-normalises the embeddings.
-        opset (`int`, *optional*, defaults to 18): Version of ONNX's operators, in 18..23.
+        opset (`int`, *optional*, defaults to 18): Version of the ONNX operators, in 18..23.
 
     Returns:
         `Path`: the file.
 
     Raises:
         ValueError: if the extra is missing, the granularity or the opset is not legal, the model cannot be exported or
-            needs more than the 2 GiB of one file, or the graph is off by more than 1e-4. Nothing is written then.
+            does not fit into one file of 2 GiB, or the graph differs from torch by more than 1e-4. No file is written
+            in these cases.
 
     ```python
     >>> export_onnx(encoder, Granularity(4, 64), Path("runs/onnx/model_4x64.onnx"))  # doctest: +SKIP
@@ -106,7 +109,9 @@ def export_onnx(
         content = serialize(model)
         difference = largest_difference(exported, content)
     if not difference <= TOLERANCE:  # also where it is NaN
-        raise ValueError(f"The ONNX graph of {granularity} is {difference:.1e} off from torch; legal is {TOLERANCE}.")
+        raise ValueError(
+            f"The ONNX graph of {granularity} differs from torch by {difference:.1e}; the limit is {TOLERANCE}."
+        )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(content)
     return file
@@ -114,14 +119,15 @@ def export_onnx(
 
 def largest_difference(encoder: GridEncoder, model: Path | bytes) -> float:
     """
-    How far what [`export_onnx`] wrote is from its encoder, on a few texts of several lengths.
+    The largest difference between the embeddings of an exported file and of its encoder, on a few texts of several
+    lengths.
 
     Args:
-        encoder ([`GridEncoder`]): What it was made from.
-        model (`Path` or `bytes`): The file, or its content.
+        encoder ([`GridEncoder`]): The encoder that was exported.
+        model (`Path` or `bytes`): The file that [`export_onnx`] wrote, or its content.
 
     Returns:
-        `float`: the largest absolute difference; NaN if one of the two gives NaN.
+        `float`: The largest absolute difference; NaN if either gives NaN.
     """
     session = open_session(model)
     metadata = session.get_modelmeta().custom_metadata_map
@@ -129,7 +135,7 @@ def largest_difference(encoder: GridEncoder, model: Path | bytes) -> float:
     alone = replace(encoder, grid=grid, prompts={}, dtype=torch.float32)
     differences = []
     for texts in CHECKED:
-        with quiet():  # one text is long on purpose, and the encoder says that it was cut
+        with quiet():  # one text is too long on purpose, and the encoder warns about it
             embeddings = alone.encode(texts)
         expected = embeddings.at(granularity, normalize=metadata["normalized"] == "true").numpy()
         differences.append(np.abs(embed(session, encoder, texts) - expected).max())
@@ -138,12 +144,12 @@ def largest_difference(encoder: GridEncoder, model: Path | bytes) -> float:
 
 def quantize_onnx(file: Path, output: Path) -> Path:
     """
-    Write what [`export_onnx`] wrote with weights of 8 bits, in a scale for each channel; activations are rounded on
-    the way.
+    Quantise the weights of an exported file to 8 bits, with one scale per channel. Activations are quantised as the
+    graph runs.
 
     Args:
-        file (`Path`): The file in float32.
-        output (`Path`): Where to write.
+        file (`Path`): The file that [`export_onnx`] wrote.
+        output (`Path`): File to write.
 
     Returns:
         `Path`: `output`.
@@ -153,7 +159,7 @@ def quantize_onnx(file: Path, output: Path) -> Path:
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with quiet():
-        # Weights use 7 of the 8 bits: on processors without VNNI the sums of all 8 overflow.
+        # Weights use only 7 of the 8 bits: with 8, sums overflow on processors without VNNI.
         quantize_dynamic(file, output, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
     model = onnx.load(output)
     describe(model, {**open_session(file).get_modelmeta().custom_metadata_map, "weights": "int8"})
@@ -166,9 +172,9 @@ def embed(session: Any, encoder: GridEncoder, texts: Sequence[str]) -> np.ndarra
     Embed one batch of texts in onnxruntime.
 
     Args:
-        session (`onnxruntime.InferenceSession`): See [`open_session`].
-        encoder ([`GridEncoder`]): For its tokenizer and longest text; its prompts are not put before the texts.
-        texts (`Sequence[str]`): Texts.
+        session (`onnxruntime.InferenceSession`): The session; see [`open_session`].
+        encoder ([`GridEncoder`]): Gives tokenizer and `max_length`. Its prompts are not used.
+        texts (`Sequence[str]`): The texts.
 
     Returns:
         `np.ndarray` of shape `(texts, dim)`, in float32.
@@ -180,7 +186,7 @@ def embed(session: Any, encoder: GridEncoder, texts: Sequence[str]) -> np.ndarra
 
 
 def open_session(model: Path | bytes) -> Any:
-    """An `onnxruntime.InferenceSession` on the CPU, of a file or its content."""
+    """An `onnxruntime.InferenceSession` on the CPU for a file or its content."""
     require_onnx()
     from onnxruntime import InferenceSession
 
@@ -192,7 +198,7 @@ def require_onnx() -> None:
     Check that the extra is installed.
 
     Raises:
-        ValueError: names the packages that are missing.
+        ValueError: names the missing packages.
     """
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
@@ -200,8 +206,8 @@ def require_onnx() -> None:
 
 
 def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
-    """A copy of an encoder as it is exported: one granularity, no prompts, in float32 on the CPU, and with attention
-    in plain operators, which gives no NaN for an empty text."""
+    """A copy of an encoder, ready for export: one granularity, no prompts, in float32 on the CPU, and with eager
+    attention, which gives no NaN for an empty text."""
     model, projection = copy.deepcopy((encoder.model, encoder.projection))
     model = model.to("cpu", torch.float32).eval()
     unwrap_encoder(model).set_attn_implementation("eager")
@@ -218,11 +224,11 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
 def trace(embedder: TextEmbedder, opset: int) -> Any:
     """The `onnx.ModelProto` of an embedder, with a dynamic batch and a dynamic number of tokens."""
     axes = {0: "batch", 1: "tokens"}
-    # What torch could trace before it gave up it prints.
+    # torch prints the partial trace if it fails.
     with quiet(), redirect_stderr(io.StringIO()), torch.no_grad():
-        return torch.onnx.export(
+        program: Any = torch.onnx.export(
             embedder.eval(),
-            # Two tensors: what is given twice becomes one input.
+            # Two different tensors: the same tensor twice would become a single input.
             tuple(torch.ones(2, 5, dtype=torch.long) for _ in INPUTS),
             dynamo=True,
             input_names=INPUTS,
@@ -230,11 +236,12 @@ def trace(embedder: TextEmbedder, opset: int) -> Any:
             dynamic_shapes=(axes, axes),
             opset_version=opset,
             verbose=False,
-        ).model_proto
+        )
+    return program.model_proto
 
 
 def metadata_of(encoder: GridEncoder, granularity: Granularity, normalize: bool) -> dict[str, str]:
-    """What a reader of the file has to know."""
+    """The metadata of a file: what its users need to know."""
     source, _ = origin_of(unwrap_encoder(encoder.model).config)
     return {
         "granularity": str(granularity),
@@ -248,7 +255,7 @@ def metadata_of(encoder: GridEncoder, granularity: Granularity, normalize: bool)
 
 
 def describe(model: Any, metadata: dict[str, str]) -> None:
-    """Give an `onnx.ModelProto` metadata, in place of what the exporter notes: lines of source files of this
+    """Set the metadata of an `onnx.ModelProto`, and remove the exporter's notes, which name source files of this
     machine."""
     from onnx.helper import set_model_props
 
@@ -257,7 +264,7 @@ def describe(model: Any, metadata: dict[str, str]) -> None:
 
 
 def clear_notes(message: Any) -> None:
-    """Remove doc strings and metadata from a protobuf message and from all messages inside of it."""
+    """Remove doc strings and metadata from a protobuf message and all messages in it."""
     for part, value in message.ListFields():
         if part.name in ("doc_string", "metadata_props"):
             message.ClearField(part.name)
@@ -268,16 +275,16 @@ def clear_notes(message: Any) -> None:
 
 def serialize(model: Any) -> bytes:
     """
-    The content of a file, checked.
+    The checked content of a file.
 
     Raises:
-        ValueError: if it is too large for one file.
+        ValueError: if the model is too large for one file.
     """
     from onnx import checker
 
     size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
     if size >= checker.MAXIMUM_PROTOBUF:
-        raise ValueError(f"its weights take {size / 2**30:.1f} GiB, and one file holds less than 2")
+        raise ValueError(f"its weights need {size / 2**30:.1f} GiB, but one file holds less than 2")
     content = model.SerializeToString()
     checker.check_model(content)
     return content
@@ -285,7 +292,7 @@ def serialize(model: Any) -> bytes:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hold back warnings; the exporter's are of operators that no encoder has and of its own insides."""
+    """Suppress warnings. Those of the exporter concern its internals and operators that no encoder has."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -298,7 +305,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def one_line_errors(beginning: str) -> Iterator[None]:
-    """Turn what exporter, checker and runtime raise, pages at times, into a ValueError of one sentence."""
+    """Turn errors of exporter, checker and runtime, which can fill pages, into a ValueError of one line."""
     from onnx import checker
     from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 

@@ -1,4 +1,4 @@
-"""From a checkpoint on disk to a repository on the Hub: what travels, what stays, and how it gets there."""
+"""From a checkpoint on disk to a repository on the Hub: choose the files, write the card, upload."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ from typing import Any
 
 from huggingface_hub import CommitInfo, get_token
 from huggingface_hub.utils import validate_repo_id
+from transformers import TorchAoConfig
 
 import modeling_m3bert
-from trainers import Granularity, Grid
-from trainers.embedding_modules import MODULES_FILE, write_modules
-from trainers.evaluation import GridResults
+from trainers.core.extras import require_extra
+from trainers.core.granularity import Granularity, Grid
+from trainers.evaluation.results import GridResults
+from trainers.hub.modules import MODULES_FILE, write_modules
 
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint
@@ -38,13 +40,15 @@ BINARY_FILES = (".safetensors", ".onnx", ".png", ".model")
 @dataclass(frozen=True)
 class Options:
     """
-    What to publish of a checkpoint.
+    How to publish a checkpoint.
 
     Args:
-        granularity ([`Granularity`], *optional*): Publish this part alone, as a small, complete model.
-        quantize (`bool`, *optional*, defaults to `False`): Store the linear layers in 8 bits (torchao).
-        onnx (`tuple[Granularity, ...]`, *optional*): Export graphs of these granularities too.
-        statements ([`Statements`], *optional*): For the card.
+        granularity ([`Granularity`], *optional*): Publish only this granularity, as a small, complete model.
+        quantize (`bool`, *optional*, defaults to `False`): Store the linear layers in 8 bits. Needs the extra
+            `quantization`.
+        onnx (`tuple[Granularity, ...]`, *optional*): Also export these granularities as ONNX graphs. Needs the extra
+            `onnx`.
+        statements ([`Statements`], *optional*): What a person adds to the card.
     """
 
     granularity: Granularity | None = None
@@ -63,24 +67,25 @@ def prepare(
     token: str | None = None,
 ) -> Publication:
     """
-    Lay out what will be on the Hub: weights in safetensors, the code that loads them, tokenizer, modules of
-    sentence-transformers, graphs, results, figures, card.
+    Lay out the files to upload: weights in safetensors, the code that loads them, tokenizer, modules of
+    sentence-transformers, ONNX graphs, results, figures, and the card.
 
     Args:
-        checkpoint ([`Checkpoint`]): What to publish.
-        folder (`Path`): An empty folder.
-        repo_id (`str`): Where it will be, `user/model`.
-        options ([`Options`], *optional*): What to publish of it.
-        results ([`GridResults`], *optional*): Of its evaluation, over weights of just this checkpoint.
-        previous (`str`, *optional*): The card that is there, whose human parts are kept. Default: the checkpoint's.
-        token (`str`, *optional*): That must be in no file, beside that of the environment.
+        checkpoint ([`Checkpoint`]): The checkpoint to publish.
+        folder (`Path`): An empty folder for the files.
+        repo_id (`str`): The repository, `user/model`.
+        options ([`Options`], *optional*): How to publish it.
+        results ([`GridResults`], *optional*): An evaluation of exactly these weights.
+        previous (`str`, *optional*): The existing card, whose edits are kept. Default: the card in the checkpoint's
+            folder.
+        token (`str`, *optional*): Token of the Hub. No file may hold it, nor the token of the environment.
 
     Returns:
         [`Publication`]
 
     Raises:
-        ValueError: if the checkpoint is not complete, the results are of other weights or read otherwise, a
-            granularity is not there, a link leads out of the folder, or a file holds a token.
+        ValueError: if the checkpoint is incomplete, the results belong to other weights or to other settings, a
+            granularity is not available, a file is a link out of the folder or holds a token, or an extra is missing.
         OSError: if a file cannot be read or written.
     """
     options = options or Options()
@@ -88,11 +93,11 @@ def prepare(
     full = options.granularity or checkpoint.full
     outside = [str(g) for g in options.onnx if g.layer > full.layer or g.dim > full.dim]
     if outside:
-        raise ValueError(f"No graph of {', '.join(outside)}: what is published has the full size {full}.")
+        raise ValueError(f"onnx={', '.join(outside)} is outside of the published model, whose full size is {full}.")
     if options.onnx and (options.quantize or checkpoint.quantized):
-        raise ValueError("Graphs are exported from weights in full precision: publish them with those.")
+        raise ValueError("onnx needs weights in full precision: publish without quantize.")
     if results is not None and options.quantize:
-        raise ValueError("The results are of the weights before they are quantised: evaluate what is published.")
+        raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
     if results is not None:
         results = results_of(checkpoint, results, repo_id)
     if options.granularity is None and not options.quantize:
@@ -119,21 +124,21 @@ def describe(
     cut: str | None = None,
 ) -> None:
     """
-    Write beside a checkpoint what speaks of it: results, figures, graphs, and the card.
+    Write results, figures, ONNX graphs and the card into the folder of a checkpoint.
 
     Args:
-        checkpoint ([`Checkpoint`]): As it is published.
-        repo_id (`str`): Where it will be.
+        checkpoint ([`Checkpoint`]): The checkpoint in its published form.
+        repo_id (`str`): The repository, `user/model`.
         options ([`Options`]): Graphs to export, and statements for the card.
-        results ([`GridResults`], *optional*): Of its evaluation, or that of a larger one.
-        previous (`str`, *optional*): The card that is there.
-        cut (`str`, *optional*): What it is a part of.
+        results ([`GridResults`], *optional*): Its evaluation, or that of the larger checkpoint it was cut from.
+        previous (`str`, *optional*): The existing card, whose edits are kept.
+        cut (`str`, *optional*): Which part of which size it is, `"4x64 of 12x768"`.
     """
     folder = checkpoint.folder
     figures: dict[str, str] = {}
     if results is not None:
         results = results.within(checkpoint.full)
-        if cut is not None:  # whose weights are not those that were scored, but give the same numbers
+        if cut is not None:  # a cut model has other weights than the one that was scored, and the same scores
             results.weights = checkpoint.weights_fingerprint
         results.save(folder / RESULTS)
         drawn = draw_all(results, folder / FIGURES)
@@ -150,31 +155,35 @@ def describe(
 
 def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> GridResults:
     """
-    The results under the name that their model has on the Hub.
+    The results, with the repository as the name of the model.
 
     Raises:
-        ValueError: if they are of other weights, or do not say of which.
+        ValueError: if they belong to other weights or settings, or do not say to which weights.
     """
     if results.weights is None:
-        raise ValueError("The results do not say which weights they are of: run scripts.evaluate again.")
+        raise ValueError("The results do not say which weights they belong to: evaluate the checkpoint again.")
     if results.weights != checkpoint.weights_fingerprint:
-        raise ValueError(f"The results are not of the weights in {checkpoint.folder}: evaluate this checkpoint.")
+        raise ValueError(f"The results do not belong to the weights in {checkpoint.folder}: evaluate these.")
     if (checkpoint.folder / MODULES_FILE).is_file():
         for name, known in (("pooling", checkpoint.pooling), ("prompts", checkpoint.prompts)):
             if (used := results.settings.get(name, known)) != known:
-                raise ValueError(f"The results are of {name} {used!r}; the checkpoint is published with {known!r}.")
+                raise ValueError(
+                    f"The results were measured with {name}={used!r}; the checkpoint is published with {known!r}."
+                )
     renamed = copy.copy(results)
     renamed.model = repo_id
     return renamed
 
 
 def rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
-    """Save a part of a checkpoint, or the whole in 8 bits, with everything that belongs to it but the weights."""
+    """Save a checkpoint cut to a granularity or in 8 bits, and copy all other files that belong to it."""
     wanted = options.granularity
     if checkpoint.quantized:
-        raise ValueError(f"The weights in {checkpoint.folder} are quantised already: publish them as they are.")
+        raise ValueError(
+            f"The weights in {checkpoint.folder} are already quantised: publish them without granularity and quantize."
+        )
     if wanted is not None and (not checkpoint.elastic or checkpoint.projection is not None):
-        raise ValueError(f"Only an m3BERT without a projection can be cut to {wanted}: convert it first.")
+        raise ValueError(f"granularity={wanted} needs an m3BERT without a projection: convert the model first.")
     sizes = {"output_layer": wanted.layer, "output_dim": wanted.dim} if wanted is not None else {}
     loading = {"quantization_config": eight_bits()} if options.quantize else {}
     checkpoint.load(**sizes, **loading).save_pretrained(folder)
@@ -182,30 +191,23 @@ def rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
         if why is None and not (folder / name).exists() and not name.startswith("model"):
             link_or_copy(checkpoint.folder / name, folder / name)
     if wanted is not None and (folder / MODULES_FILE).is_file():
-        write_modules(
-            folder, width=wanted.dim, pooling=checkpoint.pooling, causal=checkpoint.causal, **checkpoint.published
-        )
+        write_modules(folder, width=wanted.dim, pooling=checkpoint.pooling, **checkpoint.published)
 
 
-def eight_bits() -> object:
-    """How transformers stores the weights of linear layers in 8 bits, on any device."""
-    try:
-        from torchao.quantization import Int8WeightOnlyConfig
-    except ImportError as error:
-        raise ValueError("Weights in 8 bits need torchao: pip install 'm3bert[quantization]'.") from error
-    from transformers import TorchAoConfig
-
-    return TorchAoConfig(Int8WeightOnlyConfig())
+def eight_bits() -> TorchAoConfig:
+    """The quantization config that stores the weights of linear layers in 8 bits, on any device."""
+    torchao = require_extra("torchao.quantization", "quantization", "Quantization to 8 bits")
+    return TorchAoConfig(torchao.Int8WeightOnlyConfig())
 
 
 def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) -> None:
-    """Add what the checkpoint's folder lacks: tokenizer, code, modules of sentence-transformers."""
+    """Add code and modules of sentence-transformers where they are missing; require a tokenizer."""
     if not (folder / "tokenizer_config.json").is_file():
-        raise ValueError(f"{checkpoint.folder} has no tokenizer: save it there, or nobody can use the model.")
+        raise ValueError(f"{checkpoint.folder} has no tokenizer: save it there as well.")
     staged = Checkpoint(folder)
     missing = sorted(name for name in staged.requires_code() if not (folder / name).is_file())
     if missing and not staged.elastic:
-        raise ValueError(f"The config of {checkpoint.folder} needs {', '.join(missing)}, which is not there.")
+        raise ValueError(f"The config of {checkpoint.folder} needs {', '.join(missing)}: put it into the folder.")
     for name in missing:
         shutil.copyfile(Path(modeling_m3bert.__file__).with_name(name), folder / name)
     if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
@@ -214,13 +216,12 @@ def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) 
             folder,
             width=staged.full.dim,
             pooling=settings.get("pooling", "mean"),
-            causal=staged.causal,
             prompts=settings.get("prompts", {}),
         )
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file in another folder; weights, which nobody changes in place, without a copy where that can be."""
+    """Put a file into another folder: weights as a hard link where possible, everything else as a copy."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if source.suffix == ".safetensors":
         try:
@@ -232,11 +233,11 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def caption(stem: str) -> str:
-    """What a figure shows."""
+    """The title of a figure, from the name of its file."""
     if stem.startswith("heat_map_"):
         return f"{TITLES[stem.removeprefix('heat_map_')]} by layer and dim"
     if stem.startswith("variances_"):
-        return "variance of every dim over texts"
+        return "variance of each dim over texts"
     return stem.replace("_and_", " against ").replace("_", " ")
 
 
@@ -245,8 +246,8 @@ def refuse_tokens(folder: Path, token: str | None = None) -> None:
     Check that no text file holds a token of the Hub.
 
     Args:
-        folder (`Path`): What is published.
-        token (`str`, *optional*): Another token than that of the environment.
+        folder (`Path`): The folder to upload.
+        token (`str`, *optional*): A token to look for, in addition to that of the environment.
 
     Raises:
         ValueError: names the file.
@@ -256,11 +257,13 @@ def refuse_tokens(folder: Path, token: str | None = None) -> None:
         if file.suffix not in BINARY_FILES:
             text = file.read_text(encoding="utf-8", errors="replace")
             if TOKEN.search(text) or any(token in text for token in tokens):
-                raise ValueError(f"{file.relative_to(folder)} holds a token of the Hub: take it out, and revoke it.")
+                raise ValueError(
+                    f"{file.relative_to(folder)} holds a token of the Hub: remove it, and revoke the token."
+                )
 
 
 def found_results(checkpoint: Checkpoint) -> GridResults | None:
-    """Results in the checkpoint's own folder, if they are of its weights as they are now."""
+    """The results in the checkpoint's folder, if they belong to its present weights."""
     if not (checkpoint.folder / RESULTS).is_file():
         return None
     results = GridResults.load(checkpoint.folder / RESULTS)
@@ -279,29 +282,31 @@ def laid_out(
     dry_run: bool = False,
 ) -> Iterator[Publication]:
     """
-    [`prepare`] a checkpoint in a temporary folder. The card to go on from is the one on the Hub, where there is one;
-    the results are those in the checkpoint's folder, where none are given and those are of these weights.
+    [`prepare`] a checkpoint in a temporary folder. Edits of the card on the Hub are kept, or else those of the card in
+    the checkpoint's folder.
 
     Args:
-        source (`Path`): A checkpoint.
-        repo_id (`str`): Where it goes, `user/model`.
-        options ([`Options`], *optional*): What to publish of it.
-        results ([`GridResults`], *optional*): Of its evaluation.
+        source (`Path`): Folder of the checkpoint.
+        repo_id (`str`): The repository, `user/model`.
+        options ([`Options`], *optional*): How to publish it.
+        results ([`GridResults`], *optional*): Its evaluation. Default: the results in the checkpoint's folder, if they
+            belong to these weights.
         revision (`str`, *optional*): As for [`~Publication.upload`].
         token (`str`, *optional*): As for [`~Publication.upload`].
-        dry_run (`bool`, *optional*, defaults to `False`): Nothing will be uploaded: do without a Hub that cannot be
+        dry_run (`bool`, *optional*, defaults to `False`): Nothing will be uploaded, so carry on if the Hub cannot be
             reached.
 
     Yields:
-        [`Publication`], until the context ends.
+        [`Publication`], whose folder is removed when the context ends.
 
     Raises:
-        ValueError, OSError: as [`prepare`].
+        ValueError: as [`prepare`], or if `repo_id` has no owner.
+        OSError: as [`prepare`], or if the card on the Hub cannot be read.
     """
     options = options or Options()
     validate_repo_id(repo_id)
     if "/" not in repo_id:
-        raise ValueError(f"{repo_id!r} does not say whose it is; name the owner: user/{repo_id}.")
+        raise ValueError(f"repo_id={repo_id!r} names no owner; write user/{repo_id}.")
     checkpoint = Checkpoint(source)
     if results is None and not options.quantize:
         results = found_results(checkpoint)
@@ -311,7 +316,7 @@ def laid_out(
         except OSError as error:
             if not dry_run:
                 raise
-            logger.warning(f"{error} What is laid out goes on from the card in {source}.")
+            logger.warning(f"{error} The new card is based on the one in {source}, if there is one.")
             previous = None
         yield prepare(checkpoint, Path(folder), repo_id, options, results, previous, token)
 
@@ -326,13 +331,13 @@ def publish(
     token: str | None = None,
     **upload: Any,
 ) -> CommitInfo:
-    """What is [`laid_out`], uploaded ([`~Publication.upload`]); returns the commit."""
+    """Lay out a checkpoint ([`laid_out`]), upload it ([`~Publication.upload`]), and return the commit."""
     with laid_out(source, repo_id, options, results, revision=revision, token=token) as publication:
         return publication.upload(revision=revision, token=token, **upload)
 
 
 def write_card(folder: Path, repo_id: str, options: Options, results: GridResults | None = None) -> None:
-    """Write the card of a checkpoint, with results and figures, into its own folder; a card there is gone on from."""
+    """Write the card of a checkpoint, results and figures into its folder. Keeps edits of an existing card."""
     checkpoint, card = Checkpoint(folder), folder / CARD
     if results is not None:
         results = results_of(checkpoint, results, repo_id)

@@ -1,14 +1,14 @@
 """
-The text of a card as sections, so that a card can be rendered again without losing what a person wrote into it.
+The text of a card, split into sections: a card can be rendered again without losing what a person wrote into it.
 
-A generated section stands between two comments, the first with a digest of its text:
+A generated section stands between two comments; the first has a digest of the section's text:
 
     <!-- section: usage 0123456789ab -->
     ...
     <!-- end of section -->
 
-Whoever edits the text changes what the digest would be, and the section is theirs from then on. What stands outside of
-sections is always a person's.
+Once a person edits the text, the digest no longer matches, and the section is never overwritten again. Text outside of
+sections always belongs to a person.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Section:
     A part of a card.
 
     Args:
-        text (`str`): Markdown.
-        name (`str`, *optional*): Of a generated section; `None` for what a person put between them.
-        digest (`str`, *optional*): Of the text as it was generated.
+        text (`str`): Its Markdown.
+        name (`str`, *optional*): Name of a generated section; `None` for text that a person put between sections.
+        digest (`str`, *optional*): Digest of the text as it was generated.
     """
 
     text: str
@@ -51,17 +51,17 @@ class Section:
 
 
 def digest_of(text: str) -> str:
-    """A digest of a section's text; spaces at its ends do not count."""
+    """A digest of a section's text, without the white space at its ends."""
     return blake2b(text.strip().encode(), digest_size=6).hexdigest()
 
 
 def generated(template: str, render: Callable[[str], str]) -> list[Section]:
     """
-    Sections of a template, in which each starts with its comment and ends where the next one starts.
+    The sections of a template, rendered. Each starts with its comment and ends where the next one starts.
 
     Args:
         template (`str`): The template.
-        render (`Callable`): Fills in one section's text.
+        render (`Callable`): Renders the text of one section.
     """
     _, *parts = TEMPLATE_START.split(template)
     names, texts = parts[::2], [f"{render(part).strip()}\n" for part in parts[1::2]]
@@ -69,8 +69,8 @@ def generated(template: str, render: Callable[[str], str]) -> list[Section]:
 
 
 def parse(text: str) -> list[Section]:
-    """Sections of a card, and what a person put between them, in order."""
-    text = text.replace("\r\n", "\n")  # as some editors save it
+    """The sections of a card and the text between them, in order."""
+    text = text.replace("\r\n", "\n")  # some editors save cards this way
     found, position = [], 0
     for match in SECTION.finditer(text):
         found += _between(text[position : match.start()])
@@ -85,12 +85,12 @@ def _between(text: str) -> list[Section]:
 
 def merge(new: list[Section], old: list[Section]) -> list[Section]:
     """
-    A new card in the place of an old one: what a person wrote or edited stays, in its place; the rest is new. A
-    section that the old card does not have comes after the one it follows in the new card.
+    Merge a new card into an old one. What a person wrote or edited stays where it is; the rest is replaced. A section
+    that the old card lacks is put after its predecessor in the new card.
 
     Args:
-        new (`list[Section]`): Generated sections.
-        old (`list[Section]`): Of the old card.
+        new (`list[Section]`): The generated sections of the new card.
+        old (`list[Section]`): The sections of the old card.
 
     Returns:
         `list[Section]`
@@ -111,5 +111,5 @@ def merge(new: list[Section], old: list[Section]) -> list[Section]:
 
 
 def join(sections: list[Section]) -> str:
-    """The text of a card."""
+    """The text of a card with these sections."""
     return "\n".join(map(str, sections))

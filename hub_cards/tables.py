@@ -4,39 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from trainers import Granularity
-from trainers.evaluation import GridResults
-from trainers.evaluation.selection import BYTES_A_NUMBER
+from trainers.core.granularity import Granularity
+from trainers.evaluation.choice import BYTES_PER_NUMBER
+from trainers.evaluation.results import GridResults
 
 
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table whose first column is words and whose others are numbers."""
-    lines = [f"| {' | '.join(header)} |", "| --- |" + " --: |" * (len(header) - 1)]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """A Markdown table. Its first `words` columns hold words and are aligned left; the others are aligned right."""
+    aligned = ["---"] * words + ["--:"] * (len(header) - words)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, aligned, *map(_escaped, rows)))
+
+
+def _escaped(row: Sequence[str]) -> list[str]:
+    return [cell.replace("|", "\\|") for cell in row]
 
 
 def percent(value: float) -> str:
+    """A share in percent, with one decimal."""
     return f"{100 * value:.1f}"
 
 
-def family_table(results: GridResults) -> str:
-    """A row a granularity: the mean of each family of tasks, in percent, bytes a vector, and milliseconds a query."""
-    families = results.judged_families()
-    quality = {family: results.quality(results.tasks(family)) for family in families}
-    header = ["granularity", *(f"{family} ({len(results.tasks(family))})" for family in families), "bytes a vector"]
-    header += ["ms a query"] if results.latency else []
+def task_type_table(results: GridResults) -> str:
+    """One row per granularity: the mean of each task type in percent, bytes per vector, and ms per query."""
+    task_types = results.judged_task_types()
+    quality = {task_type: results.quality(results.tasks(task_type)) for task_type in task_types}
+    counted = [f"{task_type} ({len(results.tasks(task_type))})" for task_type in task_types]
+    header = ["granularity", *counted, "bytes per vector", *(["ms per query"] if results.latency else [])]
 
     def row(g: Granularity) -> list[str]:
-        cells = [str(g), *(percent(quality[family][g]) for family in families), str(BYTES_A_NUMBER * g.dim)]
+        cells = [str(g), *(percent(quality[task_type][g]) for task_type in task_types), str(BYTES_PER_NUMBER * g.dim)]
         return [*cells, f"{results.latency.of(g):.1f}"] if results.latency else cells
 
     return markdown(header, map(row, results.granularities))
 
 
-def task_table(results: GridResults, family: str) -> str:
-    """A row a granularity, a column a task: its main metric, in percent where it is a quality."""
-    quality = {task: results.quality([task]) for task in results.tasks(family)}
-    spell = percent if family in results.judged_families() else "{:.3f}".format
+def task_table(results: GridResults, task_type: str) -> str:
+    """One row per granularity, one column per task of a type: the main metric, in percent where it is a quality."""
+    quality = {task: results.quality([task]) for task in results.tasks(task_type)}
+    spell = percent if task_type in results.judged_task_types() else "{:.3f}".format
     return markdown(
         ["granularity", *quality],
         ([str(g), *(spell(values[g]) for values in quality.values())] for g in results.granularities),
@@ -45,41 +50,45 @@ def task_table(results: GridResults, family: str) -> str:
 
 def two_stage_table(results: GridResults, granularity: Granularity) -> str:
     """
-    Searches in two stages that end with one granularity: a row for each collection, first dim and length of the
-    shortlist; the multiplications and the quality as shares of the exact search's.
+    The measured searches in two stages whose second stage uses `granularity`: one row per collection, first dim and
+    shortlist length. Multiplications and quality are also given as shares of those of the exact search.
     """
-    plans = [plan for plan in results.plans if (plan.layer, plan.second_dim) == (granularity.layer, granularity.dim)]
-    exact = {task: results.quality([task])[granularity] for task in dict.fromkeys(plan.task for plan in plans)}
+    searches = [
+        search
+        for search in results.two_stage_searches
+        if (search.layer, search.second_dim) == (granularity.layer, granularity.dim)
+    ]
+    exact = {task: results.quality([task])[granularity] for task in dict.fromkeys(search.task for search in searches)}
     return markdown(
         ["collection", "documents", "first dim", "shortlist", "multiplications, %", "quality", "of exact, %"],
         (
             [
-                plan.task,
-                f"{plan.documents:,}",
-                str(plan.first_dim),
-                str(plan.shortlist),
-                percent(plan.products_share),
-                percent(plan.value),
-                percent(plan.value / exact[plan.task]),
+                search.task,
+                f"{search.documents:,}",
+                str(search.first_dim),
+                str(search.shortlist),
+                percent(search.products_share),
+                percent(search.value),
+                percent(search.value / exact[search.task]),
             ]
-            for plan in plans
+            for search in searches
         ),
     )
 
 
 def report(results: GridResults) -> str:
-    """All tables of an evaluation, with what was run above them."""
+    """All tables of an evaluation, below a summary of the run."""
     settings = ", ".join(f"{name} {value}" for name, value in results.settings.items() if value)
     parts = [
         f"# {results.model} over {results.grid}",
         f"{results.date}, {results.machine}, seed {results.seed}; {settings}. "
         f"{len(results.tasks())} tasks, {len(results.scores)} scores. Numbers in percent.",
-        "## Means of the families",
-        family_table(results),
+        "## Means per task type",
+        task_type_table(results),
     ]
-    for family in results.families():
-        parts += [f"## {family} ({results.main_metric(family)})", task_table(results, family)]
-    if results.plans:
+    for task_type in results.task_types():
+        parts += [f"## {task_type} ({results.main_metric(task_type)})", task_table(results, task_type)]
+    if results.two_stage_searches:
         full = results.granularities.full
-        parts += [f"## Two stages, ending with {full}", two_stage_table(results, full)]
+        parts += [f"## Search in two stages, the second with {full}", two_stage_table(results, full)]
     return "\n\n".join(parts) + "\n"

@@ -1,4 +1,4 @@
-"""The Hub itself: what is there, and sending what is laid out."""
+"""Talking to the Hub: read the existing card, upload what was laid out."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from trainers.embedding_modules import ENCODER_FILE, MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER, SIMILARITY_FILE
-from trainers.record import RECORD_FILE
+from trainers.hub.modules import ENCODER_FILE, MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER, SIMILARITY_FILE
+from trainers.hub.training_record import RECORD_FILE
 
 
 CARD, RESULTS = "README.md", "results.json"
-# What an earlier push may have left that this one does not have, and nothing that a person may have put there.
-MADE_ANEW = (
+# Files that every push generates. A push deletes those that it does not have itself; files of a person stay.
+GENERATED_FILES = (
     RESULTS,
     RECORD_FILE,
     "figures/heat_map_*.png",
@@ -39,12 +39,12 @@ MADE_ANEW = (
 @dataclass(frozen=True)
 class Publication:
     """
-    A folder with exactly the files that will be on the Hub.
+    A folder with exactly the files to upload.
 
     Args:
-        folder (`Path`): The files.
-        repo_id (`str`): Where they go, `user/model`.
-        left_out (`dict[str, str]`): File of the checkpoint -> why it does not travel.
+        folder (`Path`): The folder.
+        repo_id (`str`): The repository, `user/model`.
+        left_out (`dict[str, str]`): File of the checkpoint that is not uploaded -> the reason.
     """
 
     folder: Path
@@ -57,7 +57,7 @@ class Publication:
         return {file.relative_to(self.folder).as_posix(): file.stat().st_size for file in files}
 
     def listing(self) -> str:
-        """Every file with its size, and every file that stays with the reason."""
+        """Every file to upload with its size, then every other file of the checkpoint with the reason."""
         sizes = self.sizes()
         lines = [f"{self.repo_id}: {len(sizes)} files, {sum(sizes.values()):,} bytes"]
         lines += [f"{size:>15,}  {name}" for name, size in sizes.items()]
@@ -73,17 +73,18 @@ class Publication:
         message: str = "Publish with m3bert",
     ) -> CommitInfo:
         """
-        Create the repository if there is none, and commit what differs from what is there. A push that was
-        interrupted goes on where it stopped when it is called again: files that arrived are not sent twice.
+        Create the repository if necessary, and commit the files that changed. After an interruption, call this again
+        to continue: files that already arrived are not sent twice.
 
         Args:
-            private (`bool`, *optional*, defaults to `True`): Of a new repository; one that is there stays as it is.
-            revision (`str`, *optional*): Branch; must be there. Default: `main`.
-            token (`str`, *optional*): Of the Hub; by default that of the environment or of `hf auth login`.
-            message (`str`, *optional*): Of the commit.
+            private (`bool`, *optional*, defaults to `True`): Make a new repository private. An existing one stays as
+                it is.
+            revision (`str`, *optional*): Branch, which must exist. Default: `main`.
+            token (`str`, *optional*): Token for the Hub. Default: that of the environment or of `hf auth login`.
+            message (`str`, *optional*): Commit message.
 
         Raises:
-            OSError: if the Hub refuses, or cannot be reached; says what to do.
+            OSError: if the Hub refuses the upload or cannot be reached; the text says what to do.
         """
         api = HfApi(token=token)
         try:
@@ -93,22 +94,22 @@ class Publication:
                 folder_path=self.folder,
                 revision=revision,
                 commit_message=message,
-                delete_patterns=list(MADE_ANEW),
+                delete_patterns=list(GENERATED_FILES),
             )
-        except (HTTPError, OSError, RuntimeError, ValueError) as error:  # the client wraps what happens in its threads
+        except (HTTPError, OSError, RuntimeError, ValueError) as error:  # the client raises all of these
             raise OSError(explain(error, self.repo_id, revision)) from error
 
 
 def published_card(repo_id: str, revision: str | None = None, token: str | None = None) -> str | None:
     """
-    The card that is on the Hub, if there is one.
+    The existing card on the Hub, if there is one.
 
     Raises:
-        OSError: if it cannot be read, so that nobody knows what a person wrote into it.
+        OSError: if there may be a card but it cannot be read: a new one would overwrite a person's edits.
     """
     try:
         file = hf_hub_download(repo_id, CARD, revision=revision, token=token)
-    except LocalEntryNotFoundError as error:  # which is also what an answer of 500 becomes
+    except LocalEntryNotFoundError as error:  # no connection, or a server error
         raise OSError(f"The card of {repo_id} on the Hub cannot be read now: try again later.") from error
     except (RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         return None
@@ -118,26 +119,29 @@ def published_card(repo_id: str, revision: str | None = None, token: str | None 
 
 
 def explain(error: BaseException, repo_id: str, revision: str | None) -> str:
-    """One line about why the Hub did not take something, and what to do; never a token, a header or a signed URL."""
-    if isinstance(error, ValueError):  # the answer of the storage of large files
-        return f"The Hub did not take {repo_id}: {str(error).splitlines()[-1]}"
+    """One line: why the Hub refused and what to do about it. It never holds a token, a header or a signed URL."""
+    if isinstance(error, ValueError):  # from the storage of large files
+        return f"The Hub refused {repo_id}: {str(error).splitlines()[-1]}"
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, HfHubHTTPError):
         cause = cause.__cause__ or cause.__context__
     status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
     if status in (413, 507):
-        return f"The Hub has no room for {repo_id} ({status}): free some, or publish a part (--granularity)."
-    if status is None or isinstance(error, RuntimeError):  # a file on its way, whatever the storage said of it
+        return (
+            f"The Hub has no room for {repo_id} ({status}): free some space, or publish a smaller granularity "
+            "(Options.granularity)."
+        )
+    if status is None or isinstance(error, RuntimeError):  # a file was on its way
         return (
             f"The upload to {repo_id} was interrupted ({type(cause or error).__name__}); "
-            "run the same again to go on where it stopped."
+            "push again to continue where it stopped."
         )
     if isinstance(cause, RevisionNotFoundError):
         return f"{repo_id} has no branch {revision!r} on the Hub: create it first."
     if status == 401:
         return "The Hub does not know this token (401): log in with `hf auth login`, or set HF_TOKEN."
     if status == 403:
-        return f"The token may not write to {repo_id} (403): use one with write access there."
+        return f"The token may not write to {repo_id} (403): use one with write access to it."
     if status == 404:
         return f"There is no repository {repo_id} on the Hub, or the token may not see it (404)."
-    return f"The Hub refused {repo_id} with status {status}; run the same again to go on where it stopped."
+    return f"The Hub refused {repo_id} with status {status}; push again to continue where it stopped."

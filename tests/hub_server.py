@@ -1,8 +1,10 @@
-"""A Hub on 127.0.0.1, for the real client of huggingface_hub: create, upload (LFS, no Xet), commit, list, download.
+"""A Hub on 127.0.0.1 for the real client of huggingface_hub: create, upload (LFS, no Xet), commit, list, download.
 
-Two ports, as on the real Hub: the Hub knows the client by its token, and sends it for large files (LFS) to a storage
-of another origin, which must never see that token. What is not here is answered by HTTP 501 (pull requests) or left
-out (listings of several pages, .gitignore, a file's last commit, checks of a card's YAML beyond its being there).
+It has two ports, like the real Hub. The Hub itself knows the client by its token. For large files (LFS) it sends the
+client to a storage with another origin, which must never see that token. The fixture `hub` runs one.
+
+Not implemented: pull requests, which get HTTP 501; listings of several pages, .gitignore, and the last commit of a
+file; checks of a card's YAML, beyond its presence.
 """
 
 from __future__ import annotations
@@ -12,14 +14,12 @@ import json
 import math
 import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-
-import pytest
 
 from tests.hub_repository import (
     FULL,
@@ -45,7 +45,7 @@ PREFIXES = {"models": "", "datasets": "datasets/", "spaces": "spaces/"}  # befor
 
 @dataclass(frozen=True)
 class Call:
-    """A request to answer: the segments of its path, and the user of its token."""
+    """A request, with the segments of its path and the user of its token."""
 
     method: str
     segments: Sequence[str]
@@ -57,14 +57,14 @@ class Call:
         return json.loads(self.body)
 
     def require(self, owner: str) -> None:
-        """Only the owner of a namespace writes to it."""
+        """Refuse everybody but the owner of a namespace."""
         if self.user is None:
             raise HubError(401, "Invalid username or password.")
         if self.user != owner:
             raise HubError(403, f"You have no right to write to the namespace {owner}")
 
     def repo(self) -> tuple[str, list[str]]:
-        """The repository of the path, by its key, and what is asked of it."""
+        """The key of the repository in the path, and the rest of the path."""
         match self.segments:
             case ["api", ("models" | "datasets" | "spaces") as kind, owner, name, *rest]:
                 return f"{PREFIXES[kind]}{owner}/{name}", rest
@@ -75,7 +75,7 @@ class Call:
         raise self.unknown()
 
     def repo_of_body(self) -> str:
-        """The key of the repository to create or to delete."""
+        """The key of the repository to create or delete."""
         wanted = self.json()
         return f"{PREFIXES[wanted.get('type', 'model') + 's']}{wanted['organization'] or self.user}/{wanted['name']}"
 
@@ -84,16 +84,16 @@ class Call:
 
 
 class HubServer:
-    """A Hub that runs from `with HubServer(folder) as hub:` to the end of the block.
-
-    What `__init__` takes may be changed at any time, the quota as `store.quota`.
+    """
+    A Hub that runs inside `with HubServer(folder) as hub:`. Its attributes may be changed at any time; the quota is
+    `store.quota`.
 
     Args:
-        folder (`Path`): Where contents are kept; must not exist.
-        tokens (`Mapping[str, str]`): The user of each token, who owns the namespace of his name.
-        chunk_size (`int`, *optional*): Bytes of a part of LFS files that are larger; by default all come in one piece.
-        quota (`int`, *optional*): Bytes that all contents may take together.
-        lfs_threshold (`int`): Files of more bytes are LFS files.
+        folder (`Path`): Folder for the contents, which must not exist.
+        tokens (`Mapping[str, str]`): Token -> user, who owns the namespace of that name.
+        chunk_size (`int`, *optional*): Largest part of an LFS file in bytes. Default: one part per file.
+        quota (`int`, *optional*): Bytes that all contents together may take.
+        lfs_threshold (`int`): Files with more bytes are LFS files.
         lfs_suffixes (`tuple[str, ...]`): Files with these endings are LFS files.
     """
 
@@ -129,7 +129,7 @@ class HubServer:
             port.server_close()
 
     def environment(self, cache: Path, token: str | None = "hf_user") -> dict[str, str]:
-        """Variables by which a process, started with them over `os.environ`, has this Hub and `cache` as `HF_HOME`."""
+        """Environment variables for a process that uses this Hub, with `cache` as `HF_HOME`."""
         return {
             "HF_ENDPOINT": self.url,
             "HF_HOME": str(cache),
@@ -147,7 +147,7 @@ class HubServer:
         }
 
     def commits(self, repo: str, revision: str = "main") -> list[Commit]:
-        """The commits that led to a revision, newest first."""
+        """The history of a revision, newest commit first."""
         return self.repos[repo].history(revision)
 
     def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
@@ -156,18 +156,18 @@ class HubServer:
         return {path: self.store.read(blob.sha256) for path, blob in blobs.items()}
 
     def interrupt_uploads(self, *, after_bytes: float = math.inf, after_objects: float = math.inf) -> None:
-        """Let no more than this of LFS files in, until `resume_uploads`: see `Interruption`."""
+        """Accept only so many bytes and objects of LFS files until `resume_uploads`; see `Interruption`."""
         self.interruption = Interruption(after_bytes, after_objects)
 
     def resume_uploads(self) -> None:
         self.interruption = Interruption()
 
     def interrupt_download(self, after_bytes: int) -> None:
-        """Break the connection of the next download of an LFS file after so many bytes."""
+        """Break the connection of the next LFS download after so many bytes."""
         self._download_cut = after_bytes
 
     def user(self, authorization: str | None) -> str | None:
-        """The user of a token, None without a token."""
+        """The user of a token; `None` without a token."""
         if authorization is None:
             return None
         user = self.tokens.get(authorization.removeprefix("Bearer "))
@@ -176,7 +176,7 @@ class HubServer:
         return user
 
     def answer(self, call: Call) -> Answer:
-        """The answer to a request, or a `HubError`."""
+        """The answer to a request; may raise a `HubError`."""
         match [call.method, *call.segments]:
             case ["GET", "api", "whoami-v2"] if call.user:
                 return json_answer({"type": "user", "name": call.user, "orgs": []})
@@ -207,7 +207,7 @@ class HubServer:
         return self._answer_reader(repo, call, rest) or self._answer_owner(repo, call, rest)
 
     def _readable(self, key: str, call: Call) -> Repo:
-        """A repository that the user may know of; nobody else learns whether there is one."""
+        """A repository that the user may read. Others get the same answer as for a missing one."""
         repo = self.repos.get(key)
         if repo is None or (repo.private and call.user != repo.owner):
             raise HubError(401 if call.user is None else 404, "Repository not found", "RepoNotFound")
@@ -288,7 +288,7 @@ class HubServer:
         return {"path": path, "uploadMode": "lfs" if is_lfs else "regular", "shouldIgnore": False, "oid": oid}
 
     def _batch(self, objects: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Where to upload the objects that are not here yet; an error for those that find no room."""
+        """Where to upload the missing objects, or an error for those that exceed the quota."""
         answers, room = [], self.store.room()
         for wanted in objects:
             answer: dict[str, Any] = {"oid": wanted["oid"], "size": wanted["size"]}
@@ -320,7 +320,7 @@ class HubServer:
 
 
 def ranged(answer: Answer, header: str) -> Answer:
-    """The part of an answer that a `Range` header asks for."""
+    """The part of an answer that a `Range` header requests."""
     wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", header)
     if wanted is None or answer.status != 200:
         return answer
@@ -333,7 +333,7 @@ def ranged(answer: Answer, header: str) -> Answer:
 
 
 class _Port(ThreadingHTTPServer):
-    request_queue_size = 64  # the client comes with up to 8 connections at once
+    request_queue_size = 64  # the client opens up to 8 connections at once
 
     def __init__(self, hub: HubServer) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -341,13 +341,13 @@ class _Port(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Reads a request, has the Hub answer it, keeps the record, sends the answer."""
+    """Reads a request, lets the Hub answer it, records it, and sends the answer."""
 
     protocol_version = "HTTP/1.1"
     server: _Port
 
     def _handle(self) -> None:
-        self.close_connection = True  # no pooled connection of a client outlives the Hub
+        self.close_connection = True  # so that no connection outlives the Hub
         hub, url = self.server.hub, urlsplit(self.path)
         segments = [unquote(segment) for segment in url.path.strip("/").split("/")]
         is_storage = segments[0] == "lfs"
@@ -363,7 +363,7 @@ class _Handler(BaseHTTPRequestHandler):
                 user = None if is_storage else hub.user(self.headers.get("Authorization"))
                 answer = hub.answer(Call(self.command, segments, parse_qs(url.query), body, user))
         except HubError as error:
-            body += self.rfile.read(size - len(body))  # who still sends would not read the answer
+            body += self.rfile.read(size - len(body))  # a client that is still sending would not read the answer
             answer = error.answer
         self._send(ranged(answer, self.headers.get("Range", "")), size)
 
@@ -384,11 +384,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.server.hub.requests.append(Request(self.command, self.path, is_authorized, received, sent, status))
 
     def log_message(self, format: str, *args: object) -> None:
-        """`HubServer.requests` is the log."""
-
-
-@pytest.fixture(name="hub")
-def hub_fixture(tmp_path: Path) -> Iterator[HubServer]:
-    """A `HubServer`, running."""
-    with HubServer(tmp_path / "hub") as hub:
-        yield hub
+        """Silent: `HubServer.requests` is the log."""

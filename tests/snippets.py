@@ -1,4 +1,4 @@
-"""Code of a Markdown text, run as it stands there."""
+"""The pages for users, and the code in them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 
+ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w+)\n(?P<code>.*?)^ *```$", re.DOTALL | re.MULTILINE)
 
 
@@ -27,6 +28,11 @@ def snippets(text: str) -> list[Snippet]:
     return found
 
 
-def readme() -> str:
-    """The project's README."""
-    return (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+def pages() -> list[str]:
+    """The README and all pages of the documentation, as paths from the root of the project."""
+    return ["README.md", *sorted(file.relative_to(ROOT).as_posix() for file in (ROOT / "docs").rglob("*.md"))]
+
+
+def read(page: str) -> str:
+    """The text of a page."""
+    return (ROOT / page).read_text(encoding="utf-8")

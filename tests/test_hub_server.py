@@ -1,4 +1,4 @@
-"""The real client and the local Hub: what is pushed comes back, and what fails is told as the real Hub tells it."""
+"""The real client against the local Hub: what is pushed comes back, and failures look like those of the real Hub."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from modeling_m3bert import M3BertModel
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
 from tests.hub_repository import HubError, Store, apply_operations
-from tests.hub_server import HubServer, hub_fixture  # noqa: F401
+from tests.hub_server import HubServer
 
 
 REPO = "user/tiny"
@@ -33,7 +33,7 @@ LARGE = {"model.safetensors": 3500, "onnx/model.onnx": 900, "other.bin": 1000}
 
 @pytest.fixture(autouse=True)
 def client_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `HubServer.environment` says, for a client that is imported already."""
+    """The settings of `HubServer.environment`, for a client that is already imported."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
@@ -41,7 +41,7 @@ def client_may_call(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def api(hub: HubServer) -> HfApi:
-    """The client of the user, with a repository."""
+    """The client of a user who has a repository."""
     api = HfApi(endpoint=hub.url, token="hf_user")
     api.create_repo(REPO)
     return api
@@ -49,7 +49,7 @@ def api(hub: HubServer) -> HfApi:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A folder with small, large and empty files, at the top and below."""
+    """A folder with small, large and empty files, some in a subfolder."""
     folder = tmp_path / "folder"
     contents = {path: random.randbytes(size) for path, size in LARGE.items()}
     contents |= {"README.md": b"---\nlicense: mit\n---\nA card.\n", "onnx/config.json": b"{}", "empty.bin": b""}
@@ -60,19 +60,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path | str) -> dict[str, bytes]:
-    """All files of a folder, but the one that the Hub brings."""
+    """All files of a folder except the one that the Hub adds."""
     files = {path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()}
     return {name: path.read_bytes() for name, path in files.items() if name != ".gitattributes"}
 
 
 def uploads(hub: HubServer, start: int = 0) -> list[tuple[str, int]]:
-    """Name in the storage and size of all that was sent to it since a request, and arrived."""
+    """Name and size of every upload to the storage that arrived, from the given request on."""
     sent = [each for each in hub.requests[start:] if each.method == "PUT" and each.path.startswith("/lfs/")]
     return [(each.path.split("/")[2], each.received) for each in sent if each.status == 200]
 
 
 def run_client(hub: HubServer, code: str, cache: Path, token: str | None = "hf_user") -> str:
-    """Run code in a process that has this Hub, an empty cache and no project; returns what it printed."""
+    """Run code in a process that uses this Hub and an empty cache, without the project; returns its output."""
     done = subprocess.run(
         [sys.executable, "-I", "-c", HIDE_PROJECT + textwrap.dedent(code)],
         cwd=cache.parent,

@@ -1,17 +1,19 @@
-"""Contrastive training at every granularity of a grid: Matryoshka fine-tuning and stage 3 of m3BERT."""
+"""Contrastive training at every granularity of a grid: Matryoshka fine-tuning, and stage 3 of m3BERT."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from . import papers
-from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
-from .granularity import Grid
-from .objective import NestedBatch
+from .core import papers
+from .core.described import described
+from .core.embedding import EmbeddingConfig, EmbeddingObjective
+from .core.granularity import Grid
+from .core.objective import Identity, NestedBatch, Term, Terms
+from .embedding import EmbeddingTrainer
 
 
 REDUCTIONS = ("sum", "mean")
@@ -24,15 +26,18 @@ class Contrastive(EmbeddingObjective):
     [2205.13147](https://huggingface.co/papers/2205.13147), Eq. 1).
 
     Args:
-        reduction (`str`, *optional*, defaults to `"sum"`): Of the terms over the grid: `"sum"` (m3BERT, MIPIC) or
-            `"mean"` (MIC).
-        kwargs: As for [`EmbeddingObjective`].
+        reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `"sum"` (m3BERT,
+            MIPIC) or `"mean"` (MIC).
+        kwargs: Arguments of [`EmbeddingObjective`].
 
     Raises:
         ValueError: as [`EmbeddingObjective`].
     """
 
     name = "contrastive"
+    title = "MRL"
+    papers = (papers.MRL,)
+    tags = ("contrastive", "matryoshka", "sentence-similarity")
 
     def __init__(self, grid: Grid, *, reduction: str = "sum", **kwargs: Any):
         super().__init__(grid, **kwargs)
@@ -40,45 +45,42 @@ class Contrastive(EmbeddingObjective):
             raise ValueError(f"reduction={reduction!r} is unknown; legal values: {', '.join(REDUCTIONS)}.")
         self.reduction = reduction
 
-    def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        matches, losses = self.matches(batch), {}
-        for layer in self.layers:
-            dims = self.grid.dims_of(layer)
-            losses[layer] = dict(
-                zip(dims, self.contrast(self.embeddings(batch, layer), dims, matches).unbind(), strict=True)
-            )
-        return {self.term(g): losses[g.layer][g.dim] for g in self.grid}
+    @property
+    def identity(self) -> Identity:
+        """InfoNCE at one granularity, MRL over the dims of one layer, or m3BERT over several layers."""
+        if len(self.grid) == 1:
+            return Identity("InfoNCE", "InfoNCE at one granularity", (), ("contrastive", "sentence-similarity"))
+        equation = f"InfoNCE at every granularity, {self.reduction} over the grid (MRL, Eq. 1)"
+        if len(self.layers) == 1:
+            return replace(super().identity, equation=equation)
+        equation = f"InfoNCE at every granularity, {self.reduction} over layers and dims (m3BERT, Eqs. 1 and 4)"
+        tags = ("m3bert", *self.tags)
+        return replace(super().identity, equation=equation, papers=(*self.papers, papers.M3BERT), tags=tags)
 
-    def total(self, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def forward(self, batch: NestedBatch) -> Terms:
+        return self.contrast_grid(batch, self.matches(batch))
+
+    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
         total = super().total(terms)
         return total / len(terms) if self.reduction == "mean" else total
 
 
+@described
 @dataclass
 class ContrastiveConfig(EmbeddingConfig):
     """
-    Configuration of [`ContrastiveTrainer`]: that of [`EmbeddingConfig`] and
+    Configuration of [`ContrastiveTrainer`], in addition to the fields of [`EmbeddingConfig`].
 
     Args:
-        reduction (`str`, *optional*, defaults to `"sum"`): `"sum"` or `"mean"` over the grid (m3BERT, Eq. 4, sums).
+        reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `"sum"` (m3BERT,
+            Eq. 4) or `"mean"`.
     """
 
-    reduction: str = field(default="sum", metadata={"help": "Of the losses over the grid: 'sum' or 'mean'."})
+    objective_class = Contrastive
+
+    reduction: str = "sum"
 
 
 class ContrastiveTrainer(EmbeddingTrainer):
-    """
-    Trains an encoder on pairs at every granularity of a grid, with [`Contrastive`].
-
-    Args:
-        args ([`ContrastiveConfig`]): How to train.
-        kwargs: As for [`EmbeddingTrainer`].
-    """
-
-    _name = "Matryoshka contrastive"
-    _tag_names = ("m3bert", "contrastive", "matryoshka", "sentence-similarity")
-    _paper = papers.M3BERT
-    _equation = "Eqs. 1 and 4: InfoNCE, summed over layers and dims"
-
-    def build_objective(self, args: ContrastiveConfig, grid: Grid) -> Contrastive:
-        return Contrastive(grid, reduction=args.reduction, **args.embedding_arguments())
+    """Trains an encoder on text pairs at every granularity of a grid, with [`Contrastive`] and a
+    [`ContrastiveConfig`]."""

@@ -1,21 +1,23 @@
-"""ESE, Espresso sentence embeddings: shallow layers express more, first dims are compressed principal components."""
+"""ESE, Espresso sentence embeddings: train shallow layers, and compress principal components into the first dims."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import papers
-from .distributed import sum_over_ranks
-from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
-from .granularity import Granularity, Grid
+from .core import papers
+from .core.described import described
+from .core.distributed import sum_over_ranks
+from .core.embedding import EmbeddingConfig, EmbeddingObjective
+from .core.granularity import Granularity, Grid
+from .core.objective import NestedBatch, Term, Terms
+from .core.states import truncate
+from .embedding import EmbeddingTrainer
 from .losses import compression_alignment, principal_map
-from .nested import prefix
-from .objective import NestedBatch
 
 
 LAYER_WEIGHTINGS = ("log", "uniform")
@@ -24,26 +26,30 @@ LAYER_WEIGHTINGS = ("log", "uniform")
 class Espresso(EmbeddingObjective):
     """
     ESE ([2402.14776v3](https://huggingface.co/papers/2402.14776), and its authors' code): InfoNCE at every granularity
-    and, at every dim k below the full width, the alignment of the first k dims with k principal components of that
-    layer's embeddings ([`principal_map`], [`compression_alignment`]). Prior layers count `1 / (1 + ln l)` each,
-    averaged; the full depth counts 1. The components are of all text columns and all ranks together, and carry no
-    gradient.
+    and, at every dim k below the full width, the alignment of the first k dims with k principal components of the
+    layer's embeddings ([`principal_map`], [`compression_alignment`]). Layer l below the full depth has the weight
+    `1 / (1 + ln l)` divided by the number of these layers; the full depth has the weight 1. Principal components are
+    computed from all text columns of all ranks together, without gradient.
 
-    Layers count from 1, so that the first block weighs 1 and the last but one is trained; the authors' code reads the
-    embedding layer as the first block, and so leaves out the last but one. They train one k; here it is every dim
-    of the grid.
+    Differences from the authors' code: it counts the embedding layer as the first layer and leaves out the last layer
+    but one, and it trains one k. Here layers are counted from 1, and every dim of the grid is a k.
 
     Args:
-        grid ([`Grid`]): The granularities to train, the full size among them.
-        layer_weighting (`str`, *optional*, defaults to `"log"`): Of prior layers: `"log"`, or `"uniform"` (1 each).
-        alignment_weight (`float`, *optional*, defaults to 1.0): Of the alignment terms.
-        kwargs: As for [`EmbeddingObjective`].
+        grid ([`Grid`]): The granularities to train, including the full size.
+        layer_weighting (`str`, *optional*, defaults to `"log"`): Weights of the layers below the full depth: `"log"`,
+            or `"uniform"` (equal weights).
+        alignment_weight (`float`, *optional*, defaults to 1.0): Weight of the alignment terms.
+        kwargs: Arguments of [`EmbeddingObjective`].
 
     Raises:
         ValueError: if an argument is out of range, and as [`EmbeddingObjective`].
     """
 
     name = "espresso"
+    title = "ESE"
+    equation = "ESE, version 3: InfoNCE at every layer, and first dims aligned with principal components"
+    papers = (papers.ESE,)
+    tags = ("espresso", "matryoshka", "sentence-similarity")
     needs_full_size = True
 
     def __init__(self, grid: Grid, *, layer_weighting: str = "log", alignment_weight: float = 1.0, **kwargs: Any):
@@ -54,8 +60,9 @@ class Espresso(EmbeddingObjective):
             )
         self.layer_weighting, self.alignment_weight = layer_weighting, alignment_weight
 
-    def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        matches, terms = self.matches(batch), {}
+    def forward(self, batch: NestedBatch) -> Terms:
+        matches = self.matches(batch)
+        terms: Terms = {}
         for layer in self.layers:
             embeddings, dims = self.embeddings(batch, layer), self.grid.dims_of(layer)
             for dim, loss in zip(dims, self.contrast(embeddings, dims, matches).unbind(), strict=True):
@@ -66,65 +73,46 @@ class Espresso(EmbeddingObjective):
             teacher = everything.detach()
             components = teacher @ principal_map(sum_over_ranks(teacher.T @ teacher))[:, : short[-1]]
             for dim in short:
-                distances = compression_alignment(prefix(everything, dim), prefix(components, dim))
-                terms[self.alignment_term(Granularity(layer, dim))] = matches.rows.mean(distances)
+                distances = compression_alignment(truncate(everything, dim), truncate(components, dim))
+                terms[self.term(Granularity(layer, dim), "align")] = matches.rows.mean(distances)
         return terms
 
-    def alignment_term(self, granularity: Granularity) -> str:
-        """Name of the alignment at a granularity, as it is logged."""
-        return f"{self.name}_align_{granularity}"
-
     def layer_weight(self, layer: int) -> float:
-        """What the terms of a layer count."""
+        """Weight of the terms of a layer."""
         if layer == self.grid.full.layer:
             return 1.0
         weight = 1 / (1 + math.log(layer)) if self.layer_weighting == "log" else 1.0
         return weight / (len(self.layers) - 1)
 
-    def total(self, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
         weighted = []
         for g in self.grid:
             weight = self.layer_weight(g.layer)
             weighted.append(weight * terms[self.term(g)])
-            if self.alignment_term(g) in terms:
-                weighted.append(weight * self.alignment_weight * terms[self.alignment_term(g)])
+            if (alignment := self.term(g, "align")) in terms:
+                weighted.append(weight * self.alignment_weight * terms[alignment])
         return torch.stack(weighted).sum()
 
 
+@described
 @dataclass
 class EspressoConfig(EmbeddingConfig):
     """
-    Configuration of [`EspressoTrainer`]: that of [`EmbeddingConfig`] and
+    Configuration of [`EspressoTrainer`], in addition to the fields of [`EmbeddingConfig`].
 
     Args:
-        layer_weighting (`str`, *optional*, defaults to `"log"`): Of prior layers: `"log"` or `"uniform"`.
-        alignment_weight (`float`, *optional*, defaults to 1.0): Of the alignment with principal components.
+        layer_weighting (`str`, *optional*, defaults to `"log"`): Weights of the layers below the last: `"log"`
+            (`1 / (1 + ln l)`) or `"uniform"`.
+        alignment_weight (`float`, *optional*, defaults to 1.0): Weight of the alignment with principal components.
 
-    `grid` has the full size.
+    The grid must include the full size.
     """
 
-    layer_weighting: str = field(default="log", metadata={"help": "Of prior layers: 'log' or 'uniform'."})
-    alignment_weight: float = field(default=1.0, metadata={"help": "Of the alignment with principal components."})
+    objective_class = Espresso
+
+    layer_weighting: str = "log"
+    alignment_weight: float = 1.0
 
 
 class EspressoTrainer(EmbeddingTrainer):
-    """
-    Trains an encoder with [`Espresso`].
-
-    Args:
-        args ([`EspressoConfig`]): How to train.
-        kwargs: As for [`EmbeddingTrainer`].
-    """
-
-    _name = "ESE"
-    _tag_names = ("espresso", "matryoshka", "sentence-similarity")
-    _paper = papers.ESE
-    _equation = "version 3: every layer, and its first dims aligned with its principal components"
-
-    def build_objective(self, args: EspressoConfig, grid: Grid) -> Espresso:
-        return Espresso(
-            grid,
-            layer_weighting=args.layer_weighting,
-            alignment_weight=args.alignment_weight,
-            **args.embedding_arguments(),
-        )
+    """Trains an encoder with ESE ([`Espresso`]) and an [`EspressoConfig`]."""

@@ -1,96 +1,60 @@
-"""IBKD: a student learns a teacher's embeddings, and no more of its input than it needs for them."""
+"""IBKD: distil a teacher's embeddings into a student, with an information bottleneck."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from datasets import Dataset
-from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from . import papers
-from .collators import joined_text, separator_for
-from .composition import Composition
 from .contrastive import Contrastive, ContrastiveConfig
-from .embedding import EmbeddingConfig, EmbeddingTrainer
-from .granularity import Grid
-from .objective import Objective
-from .regularizers import HSIC
-from .representation_distillation import CRD, HPD, TeacherContrast, TeacherMSE
-from .teacher import Teacher, TeacherEmbeddings
+from .core.composition import Composition, part_arguments
+from .core.described import described
+from .core.embedding import EmbeddingConfig
+from .core.granularity import Grid
+from .core.objective import Objective
+from .core.parts.hsic import HSIC
+from .core.parts.teacher import CRD, HPD, TeacherContrast, TeacherMSE
+from .data.collators import joined_text, separator_for
+from .data.teacher import Teacher, TeacherEmbeddings
+from .embedding import EmbeddingTrainer
 
 
-# The paper's method and its baselines, and what each minimises.
-EQUATIONS = {
-    "ibkd": "Eq. 8: InfoNCE with a teacher's embeddings, and HSIC between input and representation",
-    "ckd": "Eq. 8 without HSIC: InfoNCE with a teacher's embeddings (baseline CKD)",
-    "mse": "mean squared error to a teacher's embeddings (baseline MSE)",
-    "crd": "contrast with a teacher's embeddings by a learned critic (baseline CRD, arXiv 1910.10699)",
-    "hpd": "mean squared error to a teacher's principal components (baseline HPD, arXiv 2203.07687)",
-}
-METHODS = tuple(EQUATIONS)
+METHODS = ("ibkd", "ckd", "mse", "crd", "hpd")
 
 
+@described
 @dataclass
-class HSICArguments:
+class IBKDConfig(EmbeddingConfig):
     """
-    How IBKD measures the dependence of an embedding on its input.
+    Configuration of [`IBKDTrainer`], in addition to the fields of [`EmbeddingConfig`].
 
     Args:
-        hsic_kernel (`str`, *optional*, defaults to `"rbf"`): `"rbf"`, `"linear"` or `"imq"`; see [`HSIC`], as for all
-            that follow.
-        hsic_gamma (`float`, *optional*, defaults to 0.5): Of the kernel.
-        hsic_input_layer (`int`, *optional*, defaults to 0): What the input is: 0 for the embedding layer.
-        hsic_detach_input (`bool`, *optional*, defaults to `False`): Whether the input is without gradient.
-        hsic_normalize (`bool`, *optional*, defaults to `False`): L2-normalise before the kernel.
-    """
+        teacher_name_or_path (`str`, *optional*): Folder or Hub id of the teacher; see [`Teacher`].
+        teacher_revision (`str`, *optional*): Branch, tag or commit of the teacher.
+        teacher_pooling (`str`, *optional*): Pooling of the teacher: `mean`, `cls`, `lasttoken`, ... Default: the
+            pooling that the teacher was published with.
+        teacher_prompt (`str`, *optional*, defaults to `""`): Prompt before every text for the teacher.
+        teacher_max_length (`int`, *optional*): Maximum length of a text for the teacher in tokens. Default: the limit
+            of the teacher.
+        teacher_batch_size (`int`, *optional*, defaults to 64): Number of texts that the teacher embeds at a time.
+        teacher_dtype (`str`, *optional*, defaults to `"float32"`): Type of the cached embeddings: `float32` or
+            `float16`.
+        teacher_trust_remote_code (`bool`, *optional*, defaults to `False`): Run code from the teacher's repository.
+        teacher_cache_dir (`str`, *optional*, defaults to `"runs/teachers"`): Folder for the cached embeddings.
+        method (`str`, *optional*, defaults to `"ibkd"`): Training objective: `ibkd` (InfoNCE with the teacher, and
+            HSIC), or a baseline: `ckd` (without HSIC), `mse` (squared error), `crd` (a learned critic, with its own
+            temperature), `hpd` (squared error to principal components; needs `projection_dim`).
+        beta (`float`, *optional*, defaults to 1.0): Weight of HSIC in the method `ibkd`, beta_1 in the paper.
+        hsic (`dict`, *optional*): Arguments of [`HSIC`], as JSON or a YAML mapping, such as `{normalize: true}`.
+        normalize_targets (`bool`, *optional*, defaults to `False`): L2-normalise both sides of the squared error, for
+            the methods `mse` and `hpd`.
 
-    hsic_kernel: str = field(default="rbf", metadata={"help": "Kernel of HSIC: rbf, linear or imq."})
-    hsic_gamma: float = field(default=0.5, metadata={"help": "Of the kernel."})
-    hsic_input_layer: int = field(default=0, metadata={"help": "HSIC's input: 0 for the embeddings, or a layer."})
-    hsic_detach_input: bool = field(default=False, metadata={"help": "No gradient to HSIC's input."})
-    hsic_normalize: bool = field(default=False, metadata={"help": "L2-normalise before the kernel."})
-
-    def hsic(self, grid: Grid, pooling: Any) -> HSIC:
-        """The regulariser that these describe."""
-        return HSIC(
-            grid,
-            kernel=self.hsic_kernel,
-            gamma=self.hsic_gamma,
-            input_layer=self.hsic_input_layer,
-            detach_input=self.hsic_detach_input,
-            normalize=self.hsic_normalize,
-            pooling=pooling,
-        )
-
-
-@dataclass
-class IBKDConfig(HSICArguments, EmbeddingConfig):
-    """
-    Configuration of [`IBKDTrainer`]: that of [`EmbeddingConfig`], [`HSICArguments`], and
-
-    Args:
-        teacher_name_or_path (`str`, *optional*): The teacher; see [`Teacher`], as for all that follow.
-        teacher_revision (`str`, *optional*): Branch, tag or commit.
-        teacher_pooling (`str`, *optional*): `"mean"`, `"cls"`, ...; default: as the teacher was published.
-        teacher_prompt (`str`, *optional*, defaults to `""`): Words before every text.
-        teacher_max_length (`int`, *optional*): Longest text in tokens.
-        teacher_batch_size (`int`, *optional*, defaults to 64): Texts at a time.
-        teacher_dtype (`str`, *optional*, defaults to `"float32"`): Of the cache: `"float32"` or `"float16"`.
-        teacher_trust_remote_code (`bool`, *optional*, defaults to `False`): Run code that comes with it.
-        teacher_cache_dir (`str`, *optional*, defaults to `"runs/teachers"`): Folder of caches.
-        method (`str`, *optional*, defaults to `"ibkd"`): `"ibkd"` ([`TeacherContrast`] and [`HSIC`]), or a baseline:
-            `"ckd"` (without HSIC), `"mse"` ([`TeacherMSE`]), `"crd"` ([`CRD`], with a temperature of its own), `"hpd"`
-            ([`HPD`], with `projection_dim`).
-        beta (`float`, *optional*, defaults to 1.0): beta_1, the weight of HSIC, for `"ibkd"`.
-        normalize_targets (`bool`, *optional*, defaults to `False`): For `"mse"` and `"hpd"`: L2-normalise both sides
-            of the squared error.
-
-    The grid is the student's full size by default; with several granularities each has these losses, summed, which no
-    paper has. Other defaults are the paper's (Table 1, STS): `temperature` 0.1, `learning_rate` 1e-4, batches of 256,
-    10 epochs. `text_columns` has one column or more; all their texts are taught.
+    The default grid is the student's full size. With several granularities, their losses are summed, which is not in
+    the paper. Other defaults are the paper's (Table 1, STS): `temperature` 0.1, `learning_rate` 1e-4, batches of 256,
+    10 epochs. `text_columns` names one or more columns; the teacher embeds the texts of all of them.
 
     Raises:
         ValueError: if a value is out of range.
@@ -98,26 +62,23 @@ class IBKDConfig(HSICArguments, EmbeddingConfig):
 
     full_size_by_default = True
 
-    teacher_name_or_path: str | None = field(default=None, metadata={"help": "Folder or Hub id of the teacher."})
-    teacher_revision: str | None = field(default=None, metadata={"help": "The teacher's branch, tag or commit."})
-    teacher_pooling: str | None = field(
-        default=None, metadata={"help": "mean, cls, lasttoken, ... Default: as the teacher was published."}
-    )
-    teacher_prompt: str = field(default="", metadata={"help": "Words that the teacher gets before every text."})
-    teacher_max_length: int | None = field(default=None, metadata={"help": "The teacher's longest text in tokens."})
-    teacher_batch_size: int = field(default=64, metadata={"help": "Texts that the teacher embeds at a time."})
-    teacher_dtype: str = field(default="float32", metadata={"help": "Of the cache: float32 or float16."})
-    teacher_trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the teacher."})
-    teacher_cache_dir: str = field(default="runs/teachers", metadata={"help": "Folder of teachers' caches."})
-    method: str = field(default="ibkd", metadata={"help": f"One of {', '.join(METHODS)}."})
-    beta: float = field(default=1.0, metadata={"help": "Weight of HSIC, for the method ibkd."})
-    normalize_targets: bool = field(
-        default=False, metadata={"help": "For mse and hpd: L2-normalise both sides of the squared error."}
-    )
-    temperature: float = field(default=0.1, metadata={"help": "Cosines are divided by it."})
-    learning_rate: float = field(default=1e-4, metadata={"help": "Initial learning rate of AdamW."})
-    per_device_train_batch_size: int = field(default=256, metadata={"help": "Texts a device and step."})
-    num_train_epochs: float = field(default=10.0, metadata={"help": "Epochs."})
+    teacher_name_or_path: str | None = None
+    teacher_revision: str | None = None
+    teacher_pooling: str | None = None
+    teacher_prompt: str = ""
+    teacher_max_length: int | None = None
+    teacher_batch_size: int = 64
+    teacher_dtype: str = "float32"
+    teacher_trust_remote_code: bool = False
+    teacher_cache_dir: str = "runs/teachers"
+    method: str = "ibkd"
+    beta: float = 1.0
+    hsic: dict | str | None = None
+    normalize_targets: bool = False
+    temperature: float = 0.1
+    learning_rate: float = 1e-4
+    per_device_train_batch_size: int = 256
+    num_train_epochs: float = 10.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -126,138 +87,135 @@ class IBKDConfig(HSICArguments, EmbeddingConfig):
         if self.beta < 0:
             raise ValueError(f"beta={self.beta} must not be negative.")
         if self.method == "hpd" and self.projection_dim is None:
-            raise ValueError("HPD compresses the teacher to projection_dim dims: pass it (the paper: 128).")
+            raise ValueError("method='hpd' needs projection_dim, the dims of the compressed teacher (the paper: 128).")
         if self.normalize_targets and self.method not in ("mse", "hpd"):
-            raise ValueError(f"normalize_targets is for the methods mse and hpd, not {self.method}.")
+            raise ValueError(f"normalize_targets needs the method mse or hpd; method={self.method!r} does not use it.")
         for name in ("unsupervised", "symmetric", "learn_temperature"):
             if getattr(self, name):
-                raise ValueError(f"{name} is for contrasting texts with each other, not with a teacher.")
+                raise ValueError(f"{name} is for contrastive training on text pairs; unset it for distillation.")
+        self.hsic = part_arguments("hsic", self.hsic, HSIC)
 
     @property
     def teacher(self) -> Teacher:
         """
-        The teacher that is meant.
+        The teacher that this config describes.
 
         Raises:
-            ValueError: if none is named.
+            ValueError: if `teacher_name_or_path` is not set.
         """
         if self.teacher_name_or_path is None:
-            raise ValueError("Distillation needs a teacher: pass teacher_name_or_path.")
-        return Teacher(
-            self.teacher_name_or_path,
-            **{
-                name: getattr(self, f"teacher_{name}")
-                for name in (
-                    "revision",
-                    "pooling",
-                    "prompt",
-                    "max_length",
-                    "dtype",
-                    "trust_remote_code",
-                    "batch_size",
-                )
-            },
-        )
+            raise ValueError("Distillation needs a teacher: set teacher_name_or_path.")
+        names = ("revision", "pooling", "prompt", "max_length", "dtype", "trust_remote_code", "batch_size")
+        return Teacher(self.teacher_name_or_path, **{name: getattr(self, f"teacher_{name}") for name in names})
 
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = self.named_columns(*datasets)
         if not columns:
-            raise ValueError("Distillation needs a column of texts: name it in text_columns.")
+            raise ValueError("Distillation needs at least one text column: name it in text_columns.")
         return columns
+
+    def build_objective(self, grid: Grid, teacher: TeacherEmbeddings | None = None) -> Objective:
+        """
+        Build the objective that this config describes.
+
+        Args:
+            grid ([`Grid`]): The granularities to train.
+            teacher ([`TeacherEmbeddings`]): Embeddings of the teacher, for their width and principal components.
+
+        Returns:
+            [`Objective`]
+
+        Raises:
+            ValueError: if `teacher` is missing, or an argument of the objective is out of range.
+        """
+        if teacher is None:
+            raise ValueError("Distillation needs the teacher's embeddings: pass teacher.")
+        options: dict[str, Any] = {"teacher_dim": teacher.width, "pooling": self.pooling}
+        if self.method == "mse":
+            return TeacherMSE(grid, normalize=self.normalize_targets, **options)
+        if self.method == "crd":
+            return CRD(grid, mask_duplicates=self.mask_duplicates, **options)
+        if self.method == "hpd":
+            components = teacher.principal_components(grid.full.dim)
+            return HPD(grid, components=components, normalize=self.normalize_targets, **options)
+        infonce = TeacherContrast(grid, temperature=self.temperature, mask_duplicates=self.mask_duplicates, **options)
+        if self.method == "ckd" or self.beta == 0:
+            return infonce
+        return Composition({"infonce": (1.0, infonce), "hsic": (self.beta, hsic_of(self, grid))})
 
 
 class IBKDTrainer(EmbeddingTrainer):
     """
-    Trains a student on unlabelled texts to embed them as a teacher does: IBKD, first stage
+    Distils a teacher's embeddings into a student on unlabelled texts: the first stage of IBKD
     ([2311.05472](https://huggingface.co/papers/2311.05472), Eq. 8), and the baselines of its paper. The teacher may be
-    any model and have any tokenizer: texts are what the two have in common. It embeds all texts once, before training,
-    into a cache.
+    any embedding model with any tokenizer. It embeds all texts once, before training, into a cache.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The student.
-        args ([`IBKDConfig`]): How to train.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`]): The student's tokenizer.
-        train_dataset ([`~datasets.Dataset`], *optional*): Texts, in one column or more.
-        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): The same columns.
-        teacher ([`TeacherEmbeddings`], *optional*): Of all these texts; default: those of `args.teacher`, from its
-            cache, or computed now.
-        kwargs: As for [`NestedTrainer`].
+        args ([`IBKDConfig`]): Training arguments.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the student.
+        train_dataset ([`~datasets.Dataset`], *optional*): Texts, in one or more columns.
+        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
+        teacher ([`TeacherEmbeddings`], *optional*): The teacher's embeddings of all these texts. Default: embeddings
+            of `args.teacher`, read from the cache or computed.
+        kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
         ValueError: as [`EmbeddingTrainer`], or if no teacher is named, or a dataset is a stream.
     """
 
-    _name = "IBKD"
-    _tag_names = ("ibkd", "distillation", "sentence-similarity")
-    _paper = papers.IBKD
-    _equation = EQUATIONS["ibkd"]
-
-    def __init__(
+    def teacher_of(
         self,
-        model: nn.Module,
         args: IBKDConfig,
+        datasets: Sequence[Any],
+        columns: Sequence[str],
         processing_class: PreTrainedTokenizerBase,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        teacher: TeacherEmbeddings | None = None,
-        **kwargs: Any,
-    ):
-        if teacher is None:
-            eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-            datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]
-            columns = args.columns_of(*datasets)
-            separator = args.field_separator
-            if separator is None:
-                separator = separator_for(columns, processing_class)
-            teacher = args.teacher.embed(
-                all_texts(datasets, columns, separator), args.teacher_cache_dir, description="Teacher"
-            )
-        self.teacher = teacher
-        self._name, self._equation = args.method.upper(), EQUATIONS[args.method]
-        super().__init__(model, args, processing_class, train_dataset, eval_dataset, teacher=teacher, **kwargs)
+    ) -> TeacherEmbeddings:
+        separator = args.field_separator
+        if separator is None:
+            separator = separator_for(columns, processing_class)
+        texts = all_texts(datasets, columns, separator)
+        return args.teacher.embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: IBKDConfig, grid: Grid) -> Objective:
-        options: dict[str, Any] = {"teacher_dim": self.teacher.width, "pooling": args.pooling}
-        contrast = {"mask_duplicates": args.mask_duplicates}
-        if args.method == "mse":
-            return TeacherMSE(grid, normalize=args.normalize_targets, **options)
-        if args.method == "crd":
-            return CRD(grid, **contrast, **options)
-        if args.method == "hpd":
-            components = self.teacher.principal_components(grid.full.dim)
-            return HPD(grid, components=components, normalize=args.normalize_targets, **options)
-        distillation = TeacherContrast(grid, temperature=args.temperature, **contrast, **options)
-        if args.method == "ckd" or args.beta == 0:
-            return distillation
-        return Composition({"infonce": (1.0, distillation), "hsic": (args.beta, args.hsic(grid, args.pooling))})
+        return args.build_objective(grid, self.teacher)
 
 
-def all_texts(datasets: Iterable[Any], columns: list[str], separator: str) -> Iterable[str]:
+def hsic_of(args: IBKDConfig | IBKDFinetuningConfig, grid: Grid) -> HSIC:
+    """[`HSIC`] with the pooling and the HSIC arguments of a config."""
+    return HSIC(grid, **{"pooling": args.pooling, **part_arguments("hsic", args.hsic, HSIC)})
+
+
+def all_texts(datasets: Iterable[Any], columns: Sequence[str], separator: str) -> Iterable[str]:
     """
-    The texts of all columns, as the collator joins them.
+    All texts of all columns, joined as the collator joins them.
 
     Raises:
-        ValueError: if a dataset is a stream: a cache holds texts that are known beforehand.
+        ValueError: if a dataset is a stream, whose texts cannot be embedded before training.
     """
     for dataset in datasets:
         if not isinstance(dataset, Dataset):
-            raise ValueError(f"A teacher's cache needs a dataset that is read whole, not a {type(dataset).__name__}.")
+            raise ValueError(
+                f"A teacher embeds all texts before training: pass a Dataset, not an {type(dataset).__name__}."
+            )
         for row in dataset:
             for column in columns:
                 yield joined_text(row, column, separator)
 
 
+@described
 @dataclass
-class IBKDFinetuningConfig(HSICArguments, ContrastiveConfig):
+class IBKDFinetuningConfig(ContrastiveConfig):
     """
-    Configuration of [`IBKDFinetuningTrainer`]: that of [`ContrastiveConfig`], [`HSICArguments`], and
+    Configuration of [`IBKDFinetuningTrainer`], in addition to the fields of [`ContrastiveConfig`].
 
     Args:
-        beta (`float`, *optional*, defaults to 0.5): beta_2, the weight of HSIC.
+        beta (`float`, *optional*, defaults to 0.5): Weight of HSIC, beta_2 in the paper.
+        hsic (`dict`, *optional*): Arguments of [`HSIC`], as JSON or a YAML mapping, such as `{normalize: true}`.
 
-    The grid is the student's full size by default, or `projection_dim`. Other defaults are the paper's (Table 1, STS):
-    `temperature` 0.05, `learning_rate` 3e-5, batches of 256, 3 epochs. Up to 8 hard negatives, a column each:
-    `scripts/mine_negatives.py` finds them.
+    The default grid is the student's full size, or the last layer at `projection_dim` dims. Other defaults are the
+    paper's (Table 1, STS): `temperature` 0.05, `learning_rate` 3e-5, batches of 256, 3 epochs. The paper uses up to 8
+    hard negatives, one column each; the command `mine` finds them.
 
     Raises:
         ValueError: if a value is out of range.
@@ -265,33 +223,26 @@ class IBKDFinetuningConfig(HSICArguments, ContrastiveConfig):
 
     full_size_by_default = True
 
-    beta: float = field(default=0.5, metadata={"help": "Weight of HSIC."})
-    learning_rate: float = field(default=3e-5, metadata={"help": "Initial learning rate of AdamW."})
-    per_device_train_batch_size: int = field(default=256, metadata={"help": "Pairs a device and step."})
-    num_train_epochs: float = field(default=3.0, metadata={"help": "Epochs."})
+    beta: float = 0.5
+    hsic: dict | str | None = None
+    learning_rate: float = 3e-5
+    per_device_train_batch_size: int = 256
+    num_train_epochs: float = 3.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.beta < 0:
             raise ValueError(f"beta={self.beta} must not be negative.")
+        self.hsic = part_arguments("hsic", self.hsic, HSIC)
+
+    def build_objective(self, grid: Grid) -> Objective:
+        contrastive = Contrastive(grid, **self.objective_arguments(Contrastive))
+        return Composition({"contrastive": (1.0, contrastive), "hsic": (self.beta, hsic_of(self, grid))})
 
 
 class IBKDFinetuningTrainer(EmbeddingTrainer):
     """
-    Trains a student on labelled pairs and hard negatives: IBKD, second stage
-    ([2311.05472](https://huggingface.co/papers/2311.05472), Eqs. 9 and 10), [`Contrastive`] and [`HSIC`]; with
-    `projection_dim`, to fewer dims (Eq. 11).
-
-    Args:
-        args ([`IBKDFinetuningConfig`]): How to train.
-        kwargs: As for [`EmbeddingTrainer`].
+    Fine-tunes a student on labelled pairs and hard negatives with [`Contrastive`] and [`HSIC`]: the second stage of
+    IBKD ([2311.05472](https://huggingface.co/papers/2311.05472), Eqs. 9 and 10). With `projection_dim`, embeddings are
+    projected to fewer dims (Eq. 11). Takes an [`IBKDFinetuningConfig`].
     """
-
-    _name = "IBKD fine-tuning"
-    _tag_names = ("ibkd", "contrastive", "sentence-similarity")
-    _paper = papers.IBKD
-    _equation = "Eqs. 9 to 11: InfoNCE of pairs with hard negatives, and HSIC between input and representation"
-
-    def build_objective(self, args: IBKDFinetuningConfig, grid: Grid) -> Objective:
-        contrastive = Contrastive(grid, reduction=args.reduction, **args.embedding_arguments())
-        return Composition({"nce": (1.0, contrastive), "hsic": (args.beta, args.hsic(grid, args.pooling))})

@@ -1,38 +1,37 @@
-"""MIC: Matryoshka training whose prefixes do not repeat themselves and fill their space."""
+"""MIC: Matryoshka training with less redundant (SCR) and more isotropic (SIR) prefixes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from . import papers
-from .regularized import RegularizedConfig, RegularizedTrainer
+from .core.described import described
+from .mixture import MixtureConfig, MixtureTrainer
 
 
+@described
 @dataclass
-class MICConfig(RegularizedConfig):
+class MICConfig(MixtureConfig):
     """
-    Configuration of [`MICTrainer`]: that of [`RegularizedConfig`] and
+    Configuration of [`MICTrainer`], in addition to the fields of [`MixtureConfig`].
 
     Args:
-        gamma (`float`, *optional*, defaults to 0.6): Of SCR and SIR (MIC,
+        gamma (`float`, *optional*, defaults to 0.6): Weight of SCR and SIR (MIC,
             [2605.29987](https://huggingface.co/papers/2605.29987), section 2.3 and Table 4).
 
-    The other defaults are the paper's (Table 4, B.3): unsupervised, the mean over dims, texts of 256 tokens, 5 epochs
-    of batches of 32, cosine schedule. `isotropy_layers` are 8 and 10 of BERT's 12, as there; for TinyBERT and BGE-M3
-    see `scripts/recipes`.
+    The other defaults are the paper's (Table 4, B.3): unsupervised, the mean over dims, texts of up to 256 tokens, 5
+    epochs, batches of 32, cosine schedule. For BERT's 12 layers, the default layers of SCR and SIR are 8 and 10, as in
+    the paper; for TinyBERT and BGE-M3 see the recipes `mic_*`.
 
     Raises:
-        ValueError: if gamma is negative, and as [`RegularizedConfig`].
+        ValueError: if gamma is negative, and as [`MixtureConfig`].
     """
 
-    gamma: float = field(default=0.6, metadata={"help": "Weight of SCR and SIR."})
-    reduction: str = field(default="mean", metadata={"help": "Of the losses over the grid: 'sum' or 'mean'."})
-    unsupervised: bool = field(
-        default=True, metadata={"help": "One text column; its positive is itself under another dropout mask."}
-    )
-    max_length: int = field(default=256, metadata={"help": "Longest text in tokens."})
-    num_train_epochs: float = field(default=5.0, metadata={"help": "Epochs."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Schedule of the learning rate."})
+    gamma: float = 0.6
+    reduction: str = "mean"
+    unsupervised: bool = True
+    max_length: int = 256
+    num_train_epochs: float = 5.0
+    lr_scheduler_type: str = "cosine"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -43,16 +42,5 @@ class MICConfig(RegularizedConfig):
         return {"mrl": 1.0, "scr": self.gamma, "sir": self.gamma}
 
 
-class MICTrainer(RegularizedTrainer):
-    """
-    Trains an encoder with MIC.
-
-    Args:
-        args ([`MICConfig`]): How to train.
-        kwargs: As for [`EmbeddingTrainer`].
-    """
-
-    _name = "MIC"
-    _tag_names = ("mic", "matryoshka", "sentence-similarity")
-    _paper = papers.MIC
-    _equation = "section 2: MRL, SCR and SIR"
+class MICTrainer(MixtureTrainer):
+    """Trains an encoder with MIC and a [`MICConfig`]."""

@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from . import papers
-from .arguments import NestedTrainingArguments
-from .granularity import Grid
+from .core import papers
+from .core.arguments import NestedTrainingArguments
+from .core.described import described
+from .core.objective import NestedBatch, Objective, Terms
 from .losses import nested_cross_entropy
-from .objective import NestedBatch, Objective
-from .trainer import NestedTrainer
+from .publishing import PublishingTrainer
 
 
 class MultigranularMLM(Objective):
     """
     Cross-entropy of the masked tokens at every granularity of a grid, summed over the grid (m3BERT,
-    [2605.19568](https://huggingface.co/papers/2605.19568), section 2.1). The projection is the backbone's own:
-    granularity (l, d) has the logits `state_l[:d] @ W[:d, :] + b`. A transform before it, as BERT's head has, is not
-    used.
+    [2605.19568](https://huggingface.co/papers/2605.19568), section 2.1). Granularity (l, d) has the logits
+    `state_l[:d] @ W[:d, :] + b`, with the vocabulary projection W, b of the backbone. A transform before the
+    projection, as in BERT's head, is not used.
 
-    A batch without a masked token has the loss 0.
+    The loss of a batch without masked tokens is 0.
 
     Args:
         grid ([`Grid`]): The granularities to train.
@@ -34,17 +34,21 @@ class MultigranularMLM(Objective):
     """
 
     name = "mlm"
+    title = "Multigranular MLM"
+    equation = "m3BERT, section 2.1: masked-token cross-entropy, summed over layers and dims"
+    papers = (papers.M3BERT,)
+    tags: ClassVar[tuple[str, ...]] = ("m3bert", "multigranular-mlm", "matryoshka")
     normalizes_by_num_items = True
 
-    def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
+    def forward(self, batch: NestedBatch) -> Terms:
         head, states, targets = self.masked(batch)
         losses = nested_cross_entropy(
             states.flatten(0, 1), head.weight, head.bias, targets.repeat(len(states)), dims=self.grid.dims
         )
         return self.terms(losses.view(*states.shape[:2], len(self.grid.dims)), batch)
 
-    def masked(self, batch: NestedBatch) -> tuple[nn.Linear, torch.Tensor, torch.Tensor]:
-        """The projection, the states of the masked tokens `(layers, tokens, hidden_size)`, and what they hide
+    def masked(self, batch: NestedBatch) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """The vocabulary projection, the states of the masked tokens `(layers, tokens, hidden_size)`, and their labels
         `(tokens,)`."""
         if batch.output_embeddings is None:
             raise ValueError(
@@ -58,37 +62,45 @@ class MultigranularMLM(Objective):
         return batch.output_embeddings, states, batch.labels[masked]
 
     def mean(self, values: torch.Tensor, dim: int, batch: NestedBatch) -> torch.Tensor:
-        """The mean over masked tokens: of the whole optimizer step, where their number is known."""
+        """The sum over masked tokens, divided by their number in the optimizer step, or in the batch if the former is
+        unknown."""
         count = values.shape[dim] if batch.num_items_in_batch is None else batch.num_items_in_batch
         return values.sum(dim=dim) / torch.as_tensor(count).clamp(min=1)
 
-    def terms(self, losses: torch.Tensor, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        """The named means of losses `(layers, tokens, dims)`."""
+    def terms(self, losses: torch.Tensor, batch: NestedBatch) -> Terms:
+        """The terms of all granularities, from losses `(layers, tokens, dims)`."""
         means = self.mean(losses, 1, batch)
         return {self.term(g): means[self.layers.index(g.layer), self.grid.dims.index(g.dim)] for g in self.grid}
 
 
+@described
 @dataclass
 class MultigranularMLMConfig(NestedTrainingArguments):
     """
     Configuration of [`MultigranularMLMTrainer`].
 
     Args:
-        mlm_probability (`float`, *optional*, defaults to 0.15): Share of tokens to predict. 0.3 is unstable here
-            (section 2.3).
-        max_length (`int`, *optional*, defaults to 512): Longest text in tokens.
+        mlm_probability (`float`, *optional*, defaults to 0.15): Share of tokens to predict. The paper found 0.3
+            unstable (m3BERT, section 2.3).
+        max_length (`int`, *optional*, defaults to 512): Maximum length of a text in tokens; longer texts are
+            truncated.
+        learning_rate (`float`, *optional*, defaults to 1e-4): Initial learning rate of AdamW.
+        weight_decay (`float`, *optional*, defaults to 0.01): Weight decay of all parameters except biases and norms.
+        lr_scheduler_type (`str`, *optional*, defaults to `"cosine"`): Learning-rate schedule.
+        warmup_steps (`float`, *optional*, defaults to 10000): Steps of linear warm-up; below 1, a share of all steps.
 
-    Defaults that differ from [`~transformers.TrainingArguments`] are those of stages 1 and 2 (section 2.3):
-    `learning_rate` 1e-4, `weight_decay` 0.01, `lr_scheduler_type` cosine, `warmup_steps` 10,000. The paper trains in
-    bf16 (`bf16=True`).
+    Defaults that differ from [`~transformers.TrainingArguments`] are those of stages 1 and 2 of m3BERT (section 2.3).
+    The paper trains in bfloat16 (`bf16=True`).
     """
 
-    mlm_probability: float = field(default=0.15, metadata={"help": "Share of tokens to predict."})
-    max_length: int = field(default=512, metadata={"help": "Longest text in tokens."})
-    learning_rate: float = field(default=1e-4, metadata={"help": "Initial learning rate of AdamW."})
-    weight_decay: float = field(default=0.01, metadata={"help": "Weight decay, but for biases and norms."})
-    lr_scheduler_type: str = field(default="cosine", metadata={"help": "Learning-rate schedule."})
-    warmup_steps: float = field(default=10_000, metadata={"help": "Steps of linear warm-up; below 1 a share of all."})
+    objective_class: ClassVar[type[Objective]] = MultigranularMLM
+
+    mlm_probability: float = 0.15
+    max_length: int = 512
+    learning_rate: float = 1e-4
+    weight_decay: float = 0.01
+    lr_scheduler_type: str = "cosine"
+    warmup_steps: float = 10_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,27 +108,23 @@ class MultigranularMLMConfig(NestedTrainingArguments):
             raise ValueError(f"mlm_probability={self.mlm_probability} must be between 0 and 1.")
 
 
-class MultigranularMLMTrainer(NestedTrainer):
+class MultigranularMLMTrainer(PublishingTrainer):
     """
     Trains a masked language model at every granularity of a grid, with [`MultigranularMLM`].
 
     Args:
         model ([`~transformers.PreTrainedModel`]): A backbone with a masked-LM head.
-        args ([`MultigranularMLMConfig`]): How to train.
+        args ([`MultigranularMLMConfig`]): Training arguments.
         processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer with a mask token.
         train_dataset ([`~datasets.Dataset`], *optional*): Tokenised texts, in a column `input_ids`.
-        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): The same.
-        kwargs: As for [`NestedTrainer`].
+        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Tokenised texts for evaluation.
+        kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
         ValueError: as [`NestedTrainer`], or if the tokenizer has no mask token.
     """
 
     _optional_columns = ("attention_mask", "special_tokens_mask")
-    _name = "Multigranular MLM"
-    _tag_names: tuple[str, ...] = ("m3bert", "multigranular-mlm", "matryoshka")
-    _paper = papers.M3BERT
-    _equation: str = "section 2.1: masked-token cross-entropy, summed over layers and dims"
 
     def __init__(
         self,
@@ -131,7 +139,7 @@ class MultigranularMLMTrainer(NestedTrainer):
             raise ValueError(f"{type(processing_class).__name__} has no mask token, which masked-LM training needs.")
         super().__init__(
             model=model,
-            objective=self.build_objective(args, args.grid_for(model.config)),
+            objective=args.build_objective(args.grid_for(model.config)),
             args=args,
             data_collator=DataCollatorForLanguageModeling(processing_class, mlm_probability=args.mlm_probability),
             train_dataset=train_dataset,
@@ -140,7 +148,3 @@ class MultigranularMLMTrainer(NestedTrainer):
             columns=("input_ids",),
             **kwargs,
         )
-
-    def build_objective(self, args: Any, grid: Grid) -> MultigranularMLM:
-        """The objective that this configuration describes."""
-        return MultigranularMLM(grid)

@@ -1,4 +1,4 @@
-"""What all trainers do about the Hub: remember the run, write the card, publish."""
+"""What all trainers share for the Hub: keep a record of the run, write the card, publish."""
 
 from __future__ import annotations
 
@@ -8,47 +8,57 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import HfApi
-from transformers import Trainer
+from torch import nn
+from transformers import PreTrainedModel
 from transformers.trainer_utils import HubStrategy, has_length
 from transformers.utils import PushInProgress
 
-from .papers import Paper
-from .record import TrainingRecord, changed_settings, hub_datasets
+from .core.arguments import NestedTrainingArguments
+from .core.objective import Objective
+from .core.states import unwrap_encoder
+from .core.trainer import NestedTrainer
+from .hub.training_record import TrainingRecord, changed_settings, hub_datasets, origin_of, parts_of
 
 
 logger = logging.getLogger(__name__)
 
 
-class PublishingTrainer(Trainer):
+class PublishingTrainer(NestedTrainer):
     """
-    A [`~transformers.Trainer`] that publishes what a user of the model needs, and nothing else: no state of the
-    optimizer, no pickled arguments. A new repository is private unless `hub_private_repo=False` says otherwise.
+    A [`NestedTrainer`] that keeps a record of the run in each checkpoint, and writes its model card from it. It
+    publishes only what a user of the model needs: no optimizer state, no pickled arguments. A new repository is
+    private unless `hub_private_repo=False`.
+
+    Raises:
+        ValueError: as [`NestedTrainer`], or if `push_to_hub` is set for an adapter.
     """
 
-    # What a model card says of a trainer: its objective, and which equation of which paper that is.
-    _name: str = "an objective of its own"
-    _tag_names: tuple[str, ...] = ()
-    _paper: Paper | None = None
-    _equation: str = ""
-
-    # Of the backbone, before this run.
-    base_model: str | None = None
-    earlier_objectives: list[str]
-    columns: tuple[str, ...]
-    nested: Any
     push_in_progress: Any = None
 
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module,
+        objective: Objective,
+        args: NestedTrainingArguments,
+        *others: Any,
+        **kwargs: Any,
+    ):
+        if args.push_to_hub and not isinstance(model, PreTrainedModel):  # before a repository is made
+            raise ValueError("push_to_hub=True cannot publish an adapter: merge it into the model (merge_and_unload).")
+        # Read before this run writes anything: it may save into the folder of the model it starts from.
+        self.base_model, self.earlier_objectives = origin_of(unwrap_encoder(model).config)
+        super().__init__(model, objective, args, *others, **kwargs)
+
     def record(self) -> TrainingRecord:
-        """What a model card says of this run, so far."""
+        """The record of this run up to now."""
         args, data = self.args, self.train_dataset
-        paper = self._paper
+        identity = self.nested.objective.identity
         best = self.state.best_global_step if args.load_best_model_at_end else None
         return TrainingRecord(
             trainer=type(self).__name__,
-            name=self._name,
-            equation=self._equation,
-            paper={"title": paper.title, "id": paper.id, "citation": paper.citation} if paper else {},
-            tags=list(self._tag_names),
+            objective=identity.name,
+            parts=parts_of(identity),
+            tags=list(identity.tags),
             grid=str(self.nested.objective.grid),
             base_model=self.base_model,
             earlier=self.earlier_objectives,
@@ -56,18 +66,23 @@ class PublishingTrainer(Trainer):
             columns=list(self.columns),
             rows=0 if data is None else len(data) if has_length(data) else None,
             datasets=hub_datasets([data]),
-            # Once the best model is loaded, the steps after it are not in the weights.
+            # With the best model loaded at the end, later steps are not in the weights.
             steps=self.state.global_step if self.is_in_train or best is None else best,
             batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
             seed=args.seed,
         )
 
+    def save_modules(self, output_dir: str) -> None:
+        """Also write the training record into the folder of the checkpoint."""
+        super().save_modules(output_dir)
+        self.record().save(output_dir)
+
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:
         """As [`~transformers.Trainer.init_hf_repo`]; a new repository is private unless `hub_private_repo=False`."""
         if self.args.hub_strategy in (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS):
             raise ValueError(
-                f"hub_strategy={self.args.hub_strategy.value!r} would push the optimizer's state, which is not "
-                "published; legal values: end, every_save."
+                f"hub_strategy={self.args.hub_strategy.value!r} would publish the optimizer's state; legal values: "
+                "end, every_save."
             )
         super().init_hf_repo(token, self._private(private))
 
@@ -84,24 +99,29 @@ class PublishingTrainer(Trainer):
         **kwargs: Any,
     ) -> Any:
         """
-        Save the model and publish it, as `scripts.push_to_hub` does: weights, remote code, tokenizer, modules of
-        sentence-transformers, and a card that is made of this trainer and of an evaluation. Of what else is in
-        `output_dir` nothing travels.
+        Save the model and publish it, as the command `push` does: weights, remote code, tokenizer, modules of
+        sentence-transformers, and a card generated from this trainer and an evaluation. Nothing else in `output_dir`
+        is uploaded. Needs the extra `publish`.
 
         Args:
-            commit_message (`str`, *optional*): Of the commit.
-            blocking (`bool`, *optional*, defaults to `True`): Return when it is done, or a `Future` at once.
-            token (`str`, *optional*): Default: `args.hub_token`, then that of the environment.
+            commit_message (`str`, *optional*): Commit message.
+            blocking (`bool`, *optional*, defaults to `True`): Wait for the upload. `False` returns a `Future` at once.
+            token (`str`, *optional*): Token for the Hub. Default: `args.hub_token`, then that of the environment.
             revision (`str`, *optional*): Branch. Default: `args.hub_revision`, then `main`.
-            private (`bool`, *optional*): Of a new repository. Default: `args.hub_private_repo`, then `True`.
-            kwargs: `results` ([`~trainers.evaluation.GridResults`], by default those in `output_dir/results.json`, if
-                there are any), and of [`~transformers.Trainer.create_model_card`] `language`, `license`, `tags`,
-                `finetuned_from` and `dataset`.
+            private (`bool`, *optional*): Make a new repository private. Default: `args.hub_private_repo`, then `True`.
+            kwargs: `results` ([`~trainers.evaluation.GridResults`]; default: those in `output_dir/results.json`, if
+                they belong to these weights), and the arguments `language`, `license`, `tags`, `finetuned_from` and
+                `dataset` of [`~transformers.Trainer.create_model_card`].
 
         Returns:
             [`~huggingface_hub.CommitInfo`], or a `Future` of it; `None` on all processes but the first.
+
+        Raises:
+            ValueError: as [`~hub_cards.publication.prepare`].
+            OSError: if the Hub refuses the upload or cannot be reached.
+            TypeError: for an unknown argument.
         """
-        from hub_cards.publication import publish  # it reads trainers, too
+        from hub_cards.publication import publish  # not loaded for training alone
 
         options, results = self._card_options(**kwargs)
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
@@ -127,7 +147,7 @@ class PublishingTrainer(Trainer):
         return push() if blocking else HfApi(token=token).run_as_future(push)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """As the library's, without the optimizer's state and without pickled arguments, in which a token would be."""
+        """As in transformers, but without optimizer state and pickled arguments, which hold the token."""
         from hub_cards.publication import publish
 
         running = self.push_in_progress is not None and not self.push_in_progress.is_done()
@@ -135,7 +155,7 @@ class PublishingTrainer(Trainer):
             return
         if running and not self.args.hub_always_push:
             return
-        self._finish_current_push()  # a commit at a time
+        self._finish_current_push()  # one commit at a time
         job = HfApi(token=self.args.hub_token).run_as_future(
             publish,
             Path(checkpoint_folder),
@@ -148,7 +168,7 @@ class PublishingTrainer(Trainer):
         self.push_in_progress = PushInProgress([job])
 
     def _finish_current_push(self) -> None:
-        """As the library's, which does not say what went wrong in the background."""
+        """As in transformers, and log what went wrong in the background."""
         super()._finish_current_push()
         for job in self.push_in_progress.jobs if self.push_in_progress is not None else ():
             if error := job.exception():
@@ -156,11 +176,12 @@ class PublishingTrainer(Trainer):
 
     def create_model_card(self, model_name: str | None = None, **kwargs: Any) -> None:
         """
-        Write `README.md` into `output_dir`, where the model was saved, as [`~NestedTrainer.push_to_hub`] makes it.
+        Write the card that [`~PublishingTrainer.push_to_hub`] publishes to `README.md` in `output_dir`, where the
+        model was saved. Needs the extra `publish`.
 
         Args:
-            model_name (`str`, *optional*): Default: `hub_model_id`, then the name of `output_dir`.
-            kwargs: As for [`~NestedTrainer.push_to_hub`]; there are results where they are given.
+            model_name (`str`, *optional*): Name of the model. Default: `hub_model_id`, then the name of `output_dir`.
+            kwargs: As for [`~PublishingTrainer.push_to_hub`]; without `results`, the card shows none.
         """
         from hub_cards.publication import write_card
 
@@ -184,13 +205,13 @@ class PublishingTrainer(Trainer):
         dataset_args: Any = None,
         **unknown: Any,
     ) -> tuple[Any, Any]:
-        """What the library's arguments of a card mean for ours: names of data sets are their ids on the Hub, tasks are
-        tags; how a model is called and how its data was loaded is known otherwise."""
+        """Turn the arguments of transformers for a card into ours. Names of data sets are Hub ids, and tasks become
+        tags; `model_name` and `dataset_args` are not needed."""
         from hub_cards.metadata import Statements
         from hub_cards.publication import Options
 
         if unknown:
-            raise TypeError(f"A card takes no {', '.join(unknown)}.")
+            raise TypeError(f"Unknown arguments for a card: {', '.join(unknown)}.")
         languages, more_tags, task_tags, datasets = (
             (value,) if isinstance(value, str) else tuple(value or ())
             for value in (language, tags, tasks, dataset_tags or dataset)

@@ -1,64 +1,59 @@
-"""SimCSE: the contrastive baseline that trains the full size only."""
+"""SimCSE: the contrastive baseline that trains only the full size."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from . import papers
-from .contrastive import Contrastive
-from .embedding import EmbeddingConfig, EmbeddingTrainer
-from .granularity import Grid
+from .core import papers
+from .core.described import described
+from .core.embedding import EmbeddingConfig, EmbeddingObjective
+from .core.granularity import Grid
+from .core.objective import NestedBatch, Terms
+from .embedding import EmbeddingTrainer
 
 
-class SimCSE(Contrastive):
+class SimCSE(EmbeddingObjective):
     """
-    InfoNCE at one granularity (SimCSE, [2104.08821](https://huggingface.co/papers/2104.08821), Eqs. 1, 4, 5): of two
-    dropout views of each text, or of labelled pairs and hard negatives.
+    InfoNCE at one granularity (SimCSE, [2104.08821](https://huggingface.co/papers/2104.08821), Eqs. 1, 4 and 5),
+    between two dropout views of each text, or on labelled pairs with hard negatives.
 
     Args:
-        grid ([`Grid`]): One granularity; more would be MRL, which [`Contrastive`] is.
-        kwargs: As for [`EmbeddingObjective`].
+        grid ([`Grid`]): One granularity. For several, use [`Contrastive`].
+        kwargs: Arguments of [`EmbeddingObjective`].
 
     Raises:
         ValueError: if the grid has several granularities, and as [`EmbeddingObjective`].
     """
 
     name = "simcse"
+    title = "SimCSE"
+    equation = "SimCSE, Eqs. 1 and 5: InfoNCE of two dropout views or of pairs, at one granularity"
+    papers = (papers.SIMCSE,)
+    tags = ("simcse", "contrastive", "sentence-similarity")
 
     def __init__(self, grid: Grid, **kwargs: Any):
         if len(grid) != 1:
-            raise ValueError(f"SimCSE trains one granularity, and the grid {grid} has {len(grid)}: use Contrastive.")
+            raise ValueError(f"SimCSE trains one granularity, but the grid {grid} has {len(grid)}: use Contrastive.")
         super().__init__(grid, **kwargs)
 
+    def forward(self, batch: NestedBatch) -> Terms:
+        return self.contrast_grid(batch, self.matches(batch))
 
+
+@described
 @dataclass
 class SimCSEConfig(EmbeddingConfig):
     """
-    Configuration of [`SimCSETrainer`]: that of [`EmbeddingConfig`], with `grid` the model's full size and
-    `unsupervised` on by default.
+    Configuration of [`SimCSETrainer`], with the fields of [`EmbeddingConfig`]. The default grid is the model's full
+    size, and `unsupervised` is on by default.
     """
 
+    objective_class = SimCSE
     full_size_by_default = True
 
-    unsupervised: bool = field(
-        default=True, metadata={"help": "One text column; its positive is itself under another dropout mask."}
-    )
+    unsupervised: bool = True
 
 
 class SimCSETrainer(EmbeddingTrainer):
-    """
-    Trains an encoder at its full size, with [`SimCSE`].
-
-    Args:
-        args ([`SimCSEConfig`]): How to train.
-        kwargs: As for [`EmbeddingTrainer`].
-    """
-
-    _name = "SimCSE"
-    _tag_names = ("simcse", "contrastive", "sentence-similarity")
-    _paper = papers.SIMCSE
-    _equation = "Eqs. 1 and 5: InfoNCE of two dropout views or of pairs, at the full size"
-
-    def build_objective(self, args: SimCSEConfig, grid: Grid) -> SimCSE:
-        return SimCSE(grid, **args.embedding_arguments())
+    """Trains an encoder at its full size, with [`SimCSE`] and a [`SimCSEConfig`]."""

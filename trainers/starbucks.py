@@ -1,39 +1,45 @@
-"""Starbucks: a few fixed sizes, each a layer with a dim of its own, in place of a product."""
+"""Starbucks: a list of fixed sizes, each layer with one dim, instead of a product of layers and dims."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from . import papers
-from .embedding import EmbeddingConfig, EmbeddingObjective, EmbeddingTrainer
-from .granularity import Granularity, Grid
+from .core import papers
+from .core.described import described
+from .core.embedding import EmbeddingConfig, EmbeddingObjective
+from .core.granularity import Grid
+from .core.objective import NestedBatch, Term, Terms, weighted_sum
+from .core.states import truncate
+from .embedding import EmbeddingTrainer
 from .losses import similarity_kl
-from .nested import prefix
-from .objective import NestedBatch
 
 
 class Starbucks(EmbeddingObjective):
     """
-    Starbucks fine-tuning ([2410.13230](https://huggingface.co/papers/2410.13230), and its authors' code): the sum over
-    sizes of InfoNCE, and for every size but the largest, `kl_weight` times the KL divergence of its distribution over
-    the candidates from the detached full size's ([`similarity_kl`], at InfoNCE's temperature). The paper's sizes for
-    BERT-base: `2x32,4x64,6x128,8x256,10x512,12x768`.
+    Starbucks fine-tuning ([2410.13230](https://huggingface.co/papers/2410.13230), and its authors' code): InfoNCE
+    summed over sizes, plus, for every size below the full one, `kl_weight` times the KL divergence between its
+    distribution over the candidates and that of the detached full size ([`similarity_kl`], at the temperature of
+    InfoNCE). The paper's sizes for BERT-base: `2x32,4x64,6x128,8x256,10x512,12x768`.
 
     Args:
-        grid ([`Grid`]): The sizes: each layer with one dim, wider with depth, the full size last.
-        kl_weight (`float`, *optional*, defaults to 1.0): Of the divergence.
-        kwargs: As for [`EmbeddingObjective`].
+        grid ([`Grid`]): The sizes. Layer and dim increase together, and the last size is the full one.
+        kl_weight (`float`, *optional*, defaults to 1.0): Weight of the KL divergence.
+        kwargs: Arguments of [`EmbeddingObjective`].
 
     Raises:
-        ValueError: if the grid is anything else, and as [`EmbeddingObjective`].
+        ValueError: if layer and dim do not increase together, and as [`EmbeddingObjective`].
     """
 
     name = "starbucks"
+    title = "Starbucks"
+    equation = "Starbucks: a fixed list of sizes, and KL divergence to the full size's similarities"
+    papers = (papers.STARBUCKS,)
+    tags = ("starbucks", "matryoshka", "sentence-similarity")
     needs_full_size = True
 
     def __init__(self, grid: Grid, *, kl_weight: float = 1.0, **kwargs: Any):
@@ -41,12 +47,14 @@ class Starbucks(EmbeddingObjective):
         steps = itertools.pairwise(grid)
         if any(smaller.layer >= larger.layer or smaller.dim >= larger.dim for smaller, larger in steps):
             raise ValueError(
-                f"Starbucks trains sizes that grow in layer and dim together, like '2x16,4x32,6x384'; got {grid}."
+                f"Starbucks needs sizes whose layer and dim increase together, such as '2x16,4x32,6x384'; the grid is "
+                f"{grid}."
             )
         self.kl_weight = kl_weight
 
-    def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
-        matches, terms = self.matches(batch), {}
+    def forward(self, batch: NestedBatch) -> Terms:
+        matches = self.matches(batch)
+        terms: Terms = {}
         full = self.grid.full
         teacher_anchors, *others = (vectors.detach() for vectors in self.embeddings(batch, full.layer))
         teacher_candidates = torch.cat([matches.rows.gather(vectors) for vectors in others])
@@ -55,7 +63,7 @@ class Starbucks(EmbeddingObjective):
             (terms[self.term(g)],) = self.contrast(embeddings, (g.dim,), matches)
             if g == full:
                 continue
-            anchors, *others = (prefix(vectors, g.dim) for vectors in embeddings)
+            anchors, *others = (truncate(vectors, g.dim) for vectors in embeddings)
             divergences = similarity_kl(
                 anchors,
                 torch.cat([matches.rows.gather(vectors) for vectors in others]),
@@ -63,45 +71,29 @@ class Starbucks(EmbeddingObjective):
                 teacher_candidates,
                 temperature=self.temperature,
             )
-            terms[self.divergence_term(g)] = matches.rows.mean(divergences)
+            terms[self.term(g, "kl")] = matches.rows.mean(divergences)
         return terms
 
-    def divergence_term(self, granularity: Granularity) -> str:
-        """Name of the divergence of a size, as it is logged."""
-        return f"{self.name}_kl_{granularity}"
-
-    def total(self, terms: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        weights = {self.divergence_term(g): self.kl_weight for g in self.grid}
-        return torch.stack([weights.get(name, 1.0) * term for name, term in terms.items()]).sum()
+    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
+        return weighted_sum(terms, {"kl": self.kl_weight})
 
 
+@described
 @dataclass
 class StarbucksConfig(EmbeddingConfig):
     """
-    Configuration of [`StarbucksTrainer`]: that of [`EmbeddingConfig`] and
+    Configuration of [`StarbucksTrainer`], in addition to the fields of [`EmbeddingConfig`].
 
     Args:
-        kl_weight (`float`, *optional*, defaults to 1.0): Of the divergence from the full size.
+        kl_weight (`float`, *optional*, defaults to 1.0): Weight of the KL divergence from the full size.
 
-    `grid` is a list of sizes that grow in layer and dim together and end with the full one.
+    The grid must be a list of sizes whose layer and dim increase together, up to the full size.
     """
 
-    kl_weight: float = field(default=1.0, metadata={"help": "Of the divergence from the full size."})
+    objective_class = Starbucks
+
+    kl_weight: float = 1.0
 
 
 class StarbucksTrainer(EmbeddingTrainer):
-    """
-    Trains an encoder with [`Starbucks`].
-
-    Args:
-        args ([`StarbucksConfig`]): How to train.
-        kwargs: As for [`EmbeddingTrainer`].
-    """
-
-    _name = "Starbucks"
-    _tag_names = ("starbucks", "matryoshka", "sentence-similarity")
-    _paper = papers.STARBUCKS
-    _equation = "a fixed list of sizes, and KL divergence to the full size's similarities"
-
-    def build_objective(self, args: StarbucksConfig, grid: Grid) -> Starbucks:
-        return Starbucks(grid, kl_weight=args.kl_weight, **args.embedding_arguments())
+    """Trains an encoder with [`Starbucks`] and a [`StarbucksConfig`]."""

@@ -1,52 +1,234 @@
-"""The card of a real run: what it says is what was recorded and measured."""
+"""The card of a run: what it says is what was recorded and measured."""
 
 from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+import subprocess
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from huggingface_hub import ModelCard
+from transformers import BertConfig, BertModel
 
+from hub_cards.card import CardSource, render_card
 from hub_cards.checkpoint import Checkpoint
-from hub_cards.costs import costs
 from hub_cards.metadata import Statements
 from hub_cards.publication import Options, describe, prepare
+from hub_cards.sections import parse
 from modeling_m3bert import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
-from tests.conftest import tiny_config
-from tests.published import GRID, TASKS, contrastive_trainer, evaluated
-from trainers import Granularity, Grid
+from tests.conftest import quiet, tiny_config
+from tests.published import GRID, TASKS, contrastive_trainer
+from trainers import (
+    ContrastiveConfig,
+    EspressoConfig,
+    Grid,
+    IBKDConfig,
+    IBKDFinetuningConfig,
+    Matryoshka2dConfig,
+    MatryoshkaDistillationConfig,
+    MICConfig,
+    MIPICConfig,
+    MultigranularMLMConfig,
+    Objective,
+    SimCSEConfig,
+    StarbucksConfig,
+)
+from trainers.core.objective import Identity
+from trainers.core.papers import CRD, ESE, HPD, IBKD, M3BERT, MIC, MIPIC, MRL, SIMCSE, STARBUCKS, Paper
+from trainers.evaluation import GridResults
+from trainers.hub.training_record import TrainingRecord, parts_of
 
 
 SAID = Statements("apache-2.0", ("en",), ("user/pairs",), "user/base", ("documentation",))
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
-    """Folder of a finished run, with its results."""
-    folder = tmp_path_factory.mktemp("run")
-    trainer = contrastive_trainer(folder / "output", tiny_tokenizer, sentences, learning_rate=3e-4)
-    trainer.train()
-    trainer.save_model()
-    evaluated(folder / "output", folder / "data", sentences).save(folder / "results.json")
-    return folder
-
-
 @pytest.fixture
 def published(run, tmp_path) -> Path:
-    """The same, laid out."""
+    """The run, laid out."""
     return lay_out(run, tmp_path / "published")
 
 
 def lay_out(run: Path, folder: Path, previous: str | None = None, **options) -> Path:
-    from trainers.evaluation import GridResults
-
     folder.mkdir()
     results = GridResults.load(run / "results.json")
     prepare(Checkpoint(run / "output"), folder, "user/model", Options(statements=SAID, **options), results, previous)
     return folder
+
+
+def section(text: str, name: str) -> str:
+    """The text of one section of a card."""
+    return next(part.text for part in parse(text) if part.name == name)
+
+
+def rows(text: str, header: str) -> list[list[str]]:
+    """The cells of the table with this header."""
+    _, _, below = text.partition(f"{header}\n")
+    lines = below.partition("\n\n")[0].splitlines()[1:]
+    return [[cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+
+
+# --- What was trained -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """
+    A training loss, and what its card names.
+
+    Args:
+        config (`type`): Class of the configuration.
+        options (`dict`): Its arguments.
+        parts (`dict[str, tuple[float, list[Paper]]]`): Name of each part -> weight and papers.
+    """
+
+    config: type
+    options: dict
+    parts: dict[str, tuple[float, list[Paper]]]
+
+
+MLM_GRID = "2,4,6x8,16,32"
+CASES = {
+    "mipic": Case(MIPICConfig, {}, {"MRL": (0.4, [MRL]), "SIA": (0.6, [MIPIC]), "PIC": (0.6, [MIPIC])}),
+    "mipic-with-sir-without-pic": Case(
+        MIPICConfig,
+        {"weights": {"sir": 0.1, "pic": 0}},
+        {"MRL": (0.4, [MRL]), "SIA": (0.6, [MIPIC]), "SIR": (0.1, [MIC])},
+    ),
+    "mic": Case(MICConfig, {}, {"MRL": (1, [MRL]), "SCR": (0.6, [MIC]), "SIR": (0.6, [MIC])}),
+    "mic-with-pic": Case(
+        MICConfig,
+        {"weights": {"pic": 0.25}, "gamma": 0.3},
+        {"MRL": (1, [MRL]), "PIC": (0.25, [MIPIC]), "SCR": (0.3, [MIC]), "SIR": (0.3, [MIC])},
+    ),
+    "mic-of-one-part": Case(MICConfig, {"weights": {"mrl": 0, "sir": 0}}, {"SCR": (0.6, [MIC])}),
+    "ibkd": Case(IBKDConfig, {"beta": 2}, {"InfoNCE with a teacher": (1, [IBKD]), "HSIC": (2, [IBKD])}),
+    "ckd": Case(IBKDConfig, {"method": "ckd"}, {"InfoNCE with a teacher": (1, [IBKD])}),
+    "mse": Case(IBKDConfig, {"method": "mse"}, {"MSE to a teacher": (1, [])}),
+    "crd": Case(IBKDConfig, {"method": "crd"}, {"CRD": (1, [CRD])}),
+    "hpd": Case(IBKDConfig, {"method": "hpd", "projection_dim": 8}, {"HPD": (1, [HPD])}),
+    "ibkd-finetuning": Case(IBKDFinetuningConfig, {}, {"InfoNCE": (1, []), "HSIC": (0.5, [IBKD])}),
+    "one-granularity": Case(ContrastiveConfig, {"grid": "6x32"}, {"InfoNCE": (1, [])}),
+    "one-layer": Case(ContrastiveConfig, {"grid": "6x8,32"}, {"MRL": (1, [MRL])}),
+    "several-layers": Case(ContrastiveConfig, {"grid": GRID}, {"MRL": (1, [MRL, M3BERT])}),
+    "simcse": Case(SimCSEConfig, {}, {"SimCSE": (1, [SIMCSE])}),
+    "ese": Case(EspressoConfig, {"grid": GRID}, {"ESE": (1, [ESE])}),
+    "2dmse": Case(Matryoshka2dConfig, {"grid": GRID}, {"2DMSE": (1, [ESE])}),
+    "starbucks": Case(StarbucksConfig, {"grid": "2x8,4x16,6x32"}, {"Starbucks": (1, [STARBUCKS])}),
+    "mlm": Case(MultigranularMLMConfig, {"grid": MLM_GRID}, {"Multigranular MLM": (1, [M3BERT])}),
+    "distillation": Case(
+        MatryoshkaDistillationConfig,
+        {"grid": MLM_GRID, "pairs": "6x32>all"},
+        {"Matryoshka distillation": (1, [M3BERT])},
+    ),
+}
+
+
+class OwnLoss(Objective):
+    """A user's own objective, of which nothing is on record but its class."""
+
+
+@pytest.fixture(scope="module", params=["m3bert", "bert"])
+def checkpoint(request, tmp_path_factory, tiny_tokenizer) -> Path:
+    """Folder of a tiny encoder of six layers and width 32, whose training record a test writes."""
+    folder = tmp_path_factory.mktemp(request.param)
+    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}
+    model = M3BertModel(tiny_config()) if request.param == "m3bert" else BertModel(BertConfig(vocab_size=99, **sizes))
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    return folder
+
+
+def card_of(folder: Path, identity: Identity, grid: Grid) -> ModelCard:
+    """The card of a checkpoint that was trained with this objective."""
+    TrainingRecord(
+        trainer="SomeTrainer",
+        objective=identity.name,
+        parts=parts_of(identity),
+        tags=list(identity.tags),
+        grid=str(grid),
+        base_model=None,
+        earlier=[],
+        settings={"learning_rate": 0.1, "note": "a|b"},
+        columns=["text"],
+        rows=8,
+        datasets=[],
+        steps=1,
+        batch_size=8,
+        seed=0,
+    ).save(folder)
+    return render_card(CardSource("user/model", Checkpoint(folder)))
+
+
+def cited(text: str) -> list[str]:
+    """Titles of the BibTeX entries of a card."""
+    return re.findall(r"^  title = \{\{(.+)\}\},$", section(text, "citation"), re.MULTILINE)
+
+
+def linked(text: str) -> set[str]:
+    """Identifiers of the papers that a card links to."""
+    return set(re.findall(r"https://huggingface\.co/papers/([\d.]+)", text))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_card_names_exactly_the_parts_and_cites_exactly_their_papers(checkpoint, tmp_path, name):
+    case = CASES[name]
+    config = case.config(**quiet(tmp_path, **case.options))
+    grid = config.grid_for(tiny_config())
+    # All that an objective needs of a teacher is a width and principal components.
+    teacher = SimpleNamespace(width=24, principal_components=lambda dim: torch.eye(24)[:dim])
+    objective = config.build_objective(grid, teacher) if case.config is IBKDConfig else config.build_objective(grid)
+    identity = objective.identity
+    card = card_of(checkpoint, identity, grid)
+    training, several = section(card.text, "training"), len(case.parts) > 1
+
+    assert f"- Objective: {' + '.join(case.parts)}" in training
+    assert ("weighted sum" in training) == several
+    found = rows(training, f"| loss |{' weight |' if several else ''} what it computes | papers |")
+    assert [row[0] for row in found] == list(case.parts)
+    for row, (weight, papers), part in zip(found, case.parts.values(), identity.parts or [identity], strict=True):
+        assert row[1:-1] == [*([f"{weight:g}"] if several else []), part.equation] and part.equation
+        links = [f"[{paper.title}](https://huggingface.co/papers/{paper.id})" for paper in papers]
+        assert row[-1] == (", ".join(links) or "none")
+
+    papers = list(dict.fromkeys(paper for _, members in case.parts.values() for paper in members))
+    assert linked(card.text) == {paper.id for paper in papers}
+    architecture = [M3BERT] if Checkpoint(checkpoint).elastic else []
+    assert cited(card.text) == [paper.title for paper in dict.fromkeys([*architecture, *papers])]
+    assert set(identity.tags) - {"matryoshka"} <= set(card.data.tags)
+
+
+def test_an_objective_of_ones_own_needs_no_papers(checkpoint):
+    grid = Grid.parse("6x32")
+    text = card_of(checkpoint, OwnLoss(grid).identity, grid).text
+    assert rows(section(text, "training"), "| loss | what it computes | papers |") == [
+        ["OwnLoss", "not on record", "none"]
+    ]
+    elastic = Checkpoint(checkpoint).elastic
+    assert linked(text) == set() and cited(text) == ([M3BERT.title] if elastic else [])
+    assert ("No papers are on record." in text) == (not elastic)
+
+
+def test_a_user_may_cite_a_paper_of_their_own(checkpoint):
+    paper = Paper("A loss", "2601.00001", ("Somebody Else",))
+    identity = Identity("Own", "KL(p || q)", (paper,), ("mine",))
+    card = card_of(checkpoint, identity, Grid.parse("6x32"))
+    (row,) = rows(section(card.text, "training"), "| loss | what it computes | papers |")
+    assert row == ["Own", "KL(p || q)", "[A loss](https://huggingface.co/papers/2601.00001)"]
+    assert "A loss" in cited(card.text) and "@misc{else2026," in card.text and "mine" in card.data.tags
+
+
+def test_settings_are_listed_and_empty_ones_are_not(checkpoint):
+    grid = Grid.parse("6x32")
+    training = section(card_of(checkpoint, OwnLoss(grid).identity, grid).text, "training")
+    assert rows(training, "| setting | value |") == [["`learning_rate`", "`0.1`"], ["`note`", "`a|b`"]]
+
+
+# --- The whole card of a run ------------------------------------------------------------------------------------
 
 
 def test_the_metadata_is_read_by_the_hubs_own_loader_with_every_granularity(published, run):
@@ -85,6 +267,7 @@ def test_the_card_says_what_the_run_was(published):
         "| `max_length` | `40` |",
         "[user/base](https://huggingface.co/user/base)",
         "pair classification, bitext mining",
+        "`4x16` means: read layer 4, keep the first 16 numbers.",
         "@misc{",
     ):
         assert said in text, said
@@ -111,32 +294,44 @@ def test_rendering_again_is_idempotent_and_what_a_person_wrote_stays(published, 
     assert (lay_out(run, tmp_path / "fourth", third) / "README.md").read_text() == third
 
 
-def test_a_persons_statements_stay_where_nobody_says_otherwise(run, tmp_path):
-    previous = "---\nlicense: mit\nlanguage: de\nbase_model: a/b\ntags:\n- mine\n---\n\n# Old\n"
-    describe_into(run, tmp_path / "kept", Options(), previous)
-    data = ModelCard.load(tmp_path / "kept" / "README.md").data
-    assert (data.license, data.language, data.base_model) == ("mit", "de", "a/b") and "mine" in data.tags
-    describe_into(run, tmp_path / "said", Options(statements=Statements("apache-2.0")), previous)
-    assert ModelCard.load(tmp_path / "said" / "README.md").data.license == "apache-2.0"
-
-
-def describe_into(run: Path, folder: Path, options: Options, previous: str | None) -> None:
+def describe_into(run: Path, folder: Path, options: Options, previous: str | None) -> ModelCard:
     folder.mkdir()
     prepare(Checkpoint(run / "output"), folder, "user/model", options, None, previous)
+    return ModelCard.load(folder / "README.md")
+
+
+def test_a_persons_statements_stay_unless_there_are_new_ones(run, tmp_path):
+    previous = "---\nlicense: mit\nlanguage: de\nbase_model: a/b\ntags:\n- mine\n- onnx\n---\n\n# Old\n"
+    data = describe_into(run, tmp_path / "kept", Options(), previous).data
+    assert (data.license, data.language, data.base_model) == ("mit", "de", "a/b")
+    assert "mine" in data.tags and "onnx" not in data.tags  # no graph is published now
+    card = describe_into(run, tmp_path / "said", Options(statements=Statements("apache-2.0")), previous)
+    assert card.data.license == "apache-2.0"
 
 
 def test_without_an_evaluation_the_card_says_so(run, tmp_path):
-    describe_into(run, tmp_path / "plain", Options(), None)
-    card = ModelCard.load(tmp_path / "plain" / "README.md")
+    card = describe_into(run, tmp_path / "plain", Options(), None)
     assert "This checkpoint was not evaluated." in card.text and "quality, at any granularity" in card.text
     assert "Time was not measured." in card.text and "model-index" not in card.data.to_dict()
     assert not (tmp_path / "plain" / "figures").exists()
+
+
+def test_results_of_geometry_alone_have_no_table_of_means(run, tmp_path):
+    results = GridResults.load(run / "results.json")
+    results.scores = [replace(score, task_type="geometry") for score in results.scores if score.task == "stsb"]
+    (tmp_path / "geometry").mkdir()
+    prepare(Checkpoint(run / "output"), tmp_path / "geometry", "user/model", Options(), results)
+    card = (tmp_path / "geometry" / "README.md").read_text()
+    assert "None" not in card and "mean of each task type" not in card and "geometry (spearman)" in card
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b"])
 def test_a_card_with_broken_metadata_is_refused(run, tmp_path, text):
     with pytest.raises(ValueError):
         describe_into(run, tmp_path / "broken", Options(), f"---\n{text}\n---\n")
+
+
+# --- Other checkpoints ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -155,19 +350,22 @@ def test_each_head_has_its_usage(tmp_path, tiny_tokenizer, model_class, tag, hea
     card = ModelCard.load(folder / "README.md")
     assert card.data.pipeline_tag == tag and head in card.text
     assert card.data.library_name == ("sentence-transformers" if model_class is M3BertModel else "transformers")
+    assert "Nothing is known about its training." in card.text
 
 
-def test_costs_are_those_of_the_model_that_is_built():
-    """Against the model itself and the usual count: two operations a weight and token, and attention."""
-    config = tiny_config()
-    found = costs(config, Grid.parse("2x8,6x32"))
-    for g, cost in found.items():
-        model = M3BertModel(tiny_config(output_layer=g.layer))
-        assert cost.parameters == sum(p.numel() for p in model.parameters())
-        width, inner, tokens = config.hidden_size, config.intermediate_size, 48  # all of its positions
-        weights = g.layer * (4 * width**2 + 3 * width * inner)
-        assert cost.flops_a_token == 2 * weights + g.layer * 4 * tokens * width
-    assert found[Granularity(2, 8)].vector_bytes("int8") == 8 and found[Granularity(2, 8)].vector_bytes("1 bit") == 1
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+def test_the_example_pools_as_the_training_did(tmp_path, tiny_tokenizer, sentences, pooling):
+    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences, pooling=pooling)
+    trainer.save_model()
+    describe(Checkpoint(tmp_path), "user/model", Options())
+    card = (tmp_path / "README.md").read_text()
+    (example,) = re.findall(r"### transformers\n\n```python\n(.*?)```", card, re.DOTALL)
+    space: dict = {}
+    exec(example.replace("user/model", str(tmp_path)), space)
+    texts = ["open the file", "read a list of names in the text", "to"]
+    checkpoint = Checkpoint(tmp_path)
+    expected = checkpoint.encoder().encode(texts).at(checkpoint.full, normalize=True)
+    torch.testing.assert_close(space["embed"](space["full"], texts), expected, atol=1e-5, rtol=0)
 
 
 def recorded(folder: Path, tokenizer, sentences, **changes) -> str:
@@ -181,31 +379,37 @@ def recorded(folder: Path, tokenizer, sentences, **changes) -> str:
 def test_what_was_trained_is_what_the_run_trained(tmp_path, tiny_tokenizer, sentences):
     """Not what the lists of the config, which are products and hold the full size, would make of it."""
     card = recorded(tmp_path / "pairs", tiny_tokenizer, sentences, grid="2x8,4x16")
-    assert "at the granularities (layers x dims) `2x8,4x16`" in card and "- matryoshka" in card
+    assert "at these granularities (layers x dims): `2x8,4x16`" in card and "- matryoshka" in card
     full = recorded(tmp_path / "full", tiny_tokenizer, sentences, grid="6x32")
-    assert "Trained to be read" not in full and "- matryoshka" not in full
-    assert "No layer but the last and no prefix was trained" in full
+    assert "It was trained at" not in full and "- matryoshka" not in full
+    assert "Only the full size was trained" in section(full, "limits")
 
 
 def test_a_projection_promises_no_granularities(tmp_path, tiny_tokenizer, sentences):
     card = recorded(tmp_path / "run", tiny_tokenizer, sentences, grid=None, projection_dim=16)
     assert "vectors of 16 numbers" in card and "The projection belongs to the last layer" in card
-    assert "output_layer" not in card and "Trained to be read" not in card and "- matryoshka" not in card
+    assert "output_layer" not in card and "It was trained at" not in card and "- matryoshka" not in card
 
 
-def test_results_of_geometry_alone_have_no_table_of_means(run, tmp_path):
-    from trainers.evaluation import GridResults
-
-    results = GridResults.load(run / "results.json")
-    results.scores = [replace(score, family="geometry") for score in results.scores if score.task == "stsb"]
-    (tmp_path / "geometry").mkdir()
-    prepare(Checkpoint(run / "output"), tmp_path / "geometry", "user/model", Options(), results)
-    card = (tmp_path / "geometry" / "README.md").read_text()
-    assert "None" not in card and "Means of each family" not in card and "geometry (spearman)" in card
+def test_a_card_without_jinja_names_the_extra(checkpoint, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ValueError, match=r"A model card needs the package jinja2: pip install 'm3bert\[publish\]'"):
+        render_card(CardSource("user/model", Checkpoint(checkpoint)))
 
 
-def test_own_tags_go_when_they_are_not_true_any_more(run, tmp_path):
-    previous = "---\ntags:\n- onnx\n- mine\n---\n"
-    describe_into(run, tmp_path / "again", Options(), previous)
-    tags = ModelCard.load(tmp_path / "again" / "README.md").data.tags
-    assert "onnx" not in tags and "mine" in tags
+def test_the_extras_are_not_needed_before_they_are_used():
+    """Every module of hub_cards can be imported with the core dependencies alone."""
+    extras = ("matplotlib", "jinja2", "onnx", "onnxruntime", "onnxscript", "faiss", "sklearn", "scipy", "torchao")
+    names = [file.stem for file in Path(sys.modules["hub_cards"].__file__).parent.glob("[a-z]*.py")]
+    code = f"""
+        import importlib
+        from importlib.machinery import PathFinder
+        find = PathFinder.find_spec
+        def find_spec(name, path=None, target=None):
+            return None if name.split(".")[0] in {extras} else find(name, path, target)
+        PathFinder.find_spec = staticmethod(find_spec)
+        for name in {names}:
+            importlib.import_module("hub_cards." + name)
+    """
+    done = subprocess.run([sys.executable, "-c", "if True:" + code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and len(names) == 10, done.stderr

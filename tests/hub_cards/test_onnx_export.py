@@ -20,7 +20,7 @@ from hub_cards import onnx_export
 from hub_cards.onnx_export import embed, export_onnx, largest_difference, metadata_of, open_session, quantize_onnx
 from modeling_m3bert import M3BertModel, convert_to_m3bert
 from tests.conftest import WORDS, padded_batch, tiny_config
-from trainers import Granularity, Grid, Projection, nested_states, prefix
+from trainers import Granularity, Grid, Projection, nested_states, truncate
 from trainers.evaluation import GridEncoder
 
 
@@ -28,7 +28,7 @@ onnx = pytest.importorskip("onnx", reason="needs the extra onnx")
 pytest.importorskip("onnxruntime", reason="needs the extra onnx")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 
-# Tracing takes seconds a layer, so that models have three; layer 2 is none that they were trained at.
+# Tracing takes seconds per layer, so models have three. Layer 2 is not a trained one.
 THREE_LAYERS = {"num_hidden_layers": 3, "matryoshka_layers": [1, 3]}
 GRID = Grid.parse("1x8,2x20,3x32")
 TEXTS = [" ".join(WORDS[:length]) for length in (1, 5, 2, 11, 0, 25, 3)]
@@ -87,7 +87,7 @@ def weights_in(file: Path) -> int:
 @pytest.mark.parametrize("granularity", list(GRID), ids=str)
 def test_a_file_embeds_as_the_encoder_does(encoder, files, granularity):
     assert_equal(encoder, files[granularity], TEXTS)
-    assert 0 < largest_difference(encoder, files[granularity]) < 1e-4
+    assert largest_difference(encoder, files[granularity]) < 1e-4
 
 
 def test_files_of_the_real_encoder_embed_as_it_does(real):
@@ -104,7 +104,7 @@ def test_any_batch_and_length_and_rows_of_padding(encoder, files, lengths):
     for granularity, file in files.items():
         with torch.no_grad():
             states = nested_states(encoder.model, inputs, [granularity.layer])
-        expected = prefix(states.pooled(granularity.layer), granularity.dim, normalize=True)
+        expected = truncate(states.pooled(granularity.layer), granularity.dim, normalize=True)
         np.testing.assert_allclose(run(file, inputs), expected.numpy(), atol=1e-4, rtol=0)
 
 
@@ -140,9 +140,9 @@ def test_later_layers_are_not_in_the_file(encoder, files):
         assert weights_in(full) - weights_in(file) == pytest.approx((3 - layers) * layer, rel=0.02)
 
 
-def test_rotary_positions_an_anchor_and_a_model_that_is_left_alone(tiny_tokenizer, tmp_path):
+def test_rotary_positions_the_first_token_and_a_model_that_is_left_alone(tiny_tokenizer, tmp_path):
     model = M3BertModel(tiny_config(position_embedding_type="rope", **THREE_LAYERS)).train()
-    encoder = GridEncoder(model, tiny_tokenizer, GRID, pooling="anchor")
+    encoder = GridEncoder(model, tiny_tokenizer, GRID, pooling="cls")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     file = export_onnx(encoder, Granularity(1, 12), tmp_path / "model.onnx", normalize=False)
     assert model.training and model.config._attn_implementation == "sdpa" and not logging.root.manager.disable
@@ -176,14 +176,14 @@ def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
         export_onnx(encoder, Granularity(1, 8), tmp_path / "other.onnx")
 
 
-def test_another_family_as_it_is(tiny_tokenizer, tmp_path):
+def test_another_architecture_with_its_last_token(tiny_tokenizer, tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4}
     model = BertModel(BertConfig(vocab_size=99, max_position_embeddings=48, **sizes))
-    encoder = GridEncoder(model, tiny_tokenizer, Grid.parse("3x32"), pooling="anchor")
+    encoder = GridEncoder(model, tiny_tokenizer, Grid.parse("3x32"), pooling="lasttoken")
     file = export_onnx(encoder, Granularity(1, 16), tmp_path / "model.onnx")
     assert_equal(encoder, file, TEXTS)
     unused = sum(weight.numel() for weight in (*model.encoder.layer[1:].parameters(), *model.pooler.parameters()))
-    # One row of the token types is all that texts use, so the others are gone as well.
+    # Texts use only one row of the token types; the other rows are left out as well.
     assert weights_in(file) < model.num_parameters() - unused + 500
 
 
@@ -249,14 +249,14 @@ def test_a_graph_that_gives_something_else_is_not_written(encoder, files, tmp_pa
     assert file.is_file()
     set_seed(1)
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
-    with pytest.raises(ValueError, match=r"The ONNX graph of 1x8 is .* off from torch; legal is 0.0001"):
+    with pytest.raises(ValueError, match=r"The ONNX graph of 1x8 differs from torch by .*; the limit is 0.0001"):
         export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
     with torch.no_grad():
         model.embed_tokens.weight.fill_(torch.nan)
-    with pytest.raises(ValueError, match="The ONNX graph of 1x8 is nan off from torch"):
+    with pytest.raises(ValueError, match="The ONNX graph of 1x8 differs from torch by nan"):
         export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
     monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 1000)
-    with pytest.raises(ValueError, match=r"its weights take 0.0 GiB, and one file holds less than 2\.$"):
+    with pytest.raises(ValueError, match=r"its weights need 0.0 GiB, but one file holds less than 2\.$"):
         export_onnx(encoder, Granularity(1, 8), tmp_path / "large.onnx")
     assert [found.name for found in tmp_path.iterdir()] == ["same.onnx"]
 

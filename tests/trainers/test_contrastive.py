@@ -9,7 +9,7 @@ from torch import nn
 
 from modeling_m3bert import M3BertModel
 from tests.conftest import padded_batch, tiny_config
-from tests.published import contrastive_trainer
+from tests.trainers.tiny_run import named
 from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, NestedModel, TextColumnsCollator
 from trainers.evaluation import GridEncoder, Retrieval, score_grid
 
@@ -45,9 +45,10 @@ def test_terms_and_gradients_equal_a_loop_over_the_grid(tiny_model, grid, reduct
     objective = Contrastive(grid, temperature=0.1, reduction=reduction)
     outputs = NestedModel(tiny_model, objective)(**texts)
     expected = {f"contrastive_{g}": naive_term(tiny_model, texts, g.layer, g.dim, 0.1) for g in grid}
-    assert outputs["terms"].keys() == expected.keys()
+    terms = named(outputs["terms"])
+    assert terms.keys() == expected.keys()
     for name, term in expected.items():
-        torch.testing.assert_close(outputs["terms"][name], term, atol=1e-9, rtol=1e-9)
+        torch.testing.assert_close(terms[name], term, atol=1e-9, rtol=1e-9)
     total = sum(expected.values()) / (len(expected) if reduction == "mean" else 1)
     torch.testing.assert_close(outputs["loss"], total)
     parameters = list(tiny_model.parameters())
@@ -56,9 +57,9 @@ def test_terms_and_gradients_equal_a_loop_over_the_grid(tiny_model, grid, reduct
         torch.testing.assert_close(one, other, atol=1e-9, rtol=1e-9)
 
 
-def test_bad_arguments_and_batches_are_refused(tiny_model, tmp_path):
+def test_bad_arguments_and_batches_are_refused(tiny_model, tmp_path, quiet_arguments):
     grid = Grid.parse("2x8")
-    with pytest.raises(ValueError, match="pooling='max' is unknown; legal values: mean, anchor"):
+    with pytest.raises(ValueError, match="pooling='max' is unknown; legal values: mean, cls, lasttoken"):
         Contrastive(grid, pooling="max")
     with pytest.raises(ValueError, match="reduction='max' is unknown; legal values: sum, mean"):
         Contrastive(grid, reduction="max")
@@ -71,35 +72,10 @@ def test_bad_arguments_and_batches_are_refused(tiny_model, tmp_path):
     with pytest.raises(ValueError, match="two text columns or more; got text"):
         model(**padded_batch())
     with pytest.raises(ValueError, match="per_device_train_batch_size=1 leaves a contrastive loss without negatives"):
-        ContrastiveConfig(output_dir=str(tmp_path), use_cpu=True, per_device_train_batch_size=1)
+        ContrastiveConfig(**quiet_arguments(tmp_path, per_device_train_batch_size=1))
 
 
-def test_collator_keeps_columns_apart(tiny_tokenizer):
-    collator = TextColumnsCollator(tiny_tokenizer, ["query", "answer"], max_length=6)
-    rows = [{"query": "open the file", "answer": "read", "id": 1}, {"query": "", "answer": "a " * 50, "id": 2}]
-    batch = collator(rows)
-    assert list(batch) == ["query", "answer"]
-    assert batch["query"]["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
-    assert batch["answer"]["input_ids"].shape == (2, 6)
-    with pytest.raises(ValueError, match="Column 'answer' of a row is not text: None; the row has query"):
-        collator([{"query": "a"}])
-
-
-def test_columns_must_be_there(tiny_tokenizer, tiny_model, tmp_path):
-    def build(dataset, **changes):
-        args = ContrastiveConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", **changes)
-        return ContrastiveTrainer(tiny_model, args, tiny_tokenizer, dataset)
-
-    one = Dataset.from_dict({"query": ["a"]})
-    with pytest.raises(ValueError, match="needs two text columns or more; found: query"):
-        build(one)
-    with pytest.raises(ValueError, match=r"lacks the column\(s\) answer; it has query"):
-        build(one, text_columns=["query", "answer"])
-    with pytest.raises(ValueError, match="The dataset is empty"):
-        build(Dataset.from_dict({"query": [], "answer": []}))
-
-
-def test_training_lifts_every_granularity(tiny_tokenizer, sentences, tmp_path):
+def test_training_lifts_every_granularity(tiny_tokenizer, sentences, tmp_path, quiet_arguments):
     """Pairs of the same words in another order: after training each finds its partner, at every layer and dim."""
     torch.manual_seed(0)
     shuffled = [" ".join(sorted(sentence.split())) for sentence in sentences]
@@ -113,18 +89,8 @@ def test_training_lifts_every_granularity(tiny_tokenizer, sentences, tmp_path):
         scores = score_grid(GridEncoder(model, tiny_tokenizer, grid), pairs)
         return {g: its["recall@1"] for g, its in scores.items()}
 
-    args = ContrastiveConfig(
-        output_dir=str(tmp_path),
-        grid=str(grid),
-        learning_rate=5e-3,
-        max_steps=30,
-        per_device_train_batch_size=16,
-        logging_steps=10,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    changes = {"learning_rate": 5e-3, "max_steps": 30, "per_device_train_batch_size": 16, "logging_steps": 10}
+    args = ContrastiveConfig(**quiet_arguments(tmp_path, grid=str(grid), **changes))
     trainer = ContrastiveTrainer(model, args, tiny_tokenizer, dataset, eval_dataset=dataset)
     before = recall()
     metrics_before = trainer.evaluate()
@@ -135,28 +101,15 @@ def test_training_lifts_every_granularity(tiny_tokenizer, sentences, tmp_path):
         assert metrics[f"eval_contrastive_{g}"] < metrics_before[f"eval_contrastive_{g}"]
 
 
-def test_accumulation_averages_smaller_batches(tiny_tokenizer, sentences, tmp_path):
+def test_accumulation_averages_smaller_batches(tiny_tokenizer, sentences, tmp_path, quiet_arguments):
     """In-batch negatives are not shared between accumulated batches, and the documentation says so."""
     dataset = Dataset.from_dict({"query": sentences[:8], "answer": sentences[8:16]})
     model = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0))
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    args = ContrastiveConfig(
-        output_dir=str(tmp_path),
-        grid="6x8,32",
-        optim="sgd",
-        learning_rate=0.1,
-        lr_scheduler_type="constant",
-        max_grad_norm=0.0,
-        max_steps=1,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=2,
-        train_sampling_strategy="sequential",
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    changes = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
+    changes |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 1}
+    changes |= {"train_sampling_strategy": "sequential", "logging_steps": 1}
+    args = ContrastiveConfig(**quiet_arguments(tmp_path, grid="6x8,32", **changes))
     trainer = ContrastiveTrainer(model, args, tiny_tokenizer, dataset)
     trainer.train()
     reference = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0))
@@ -176,7 +129,7 @@ def test_accumulation_averages_smaller_batches(tiny_tokenizer, sentences, tmp_pa
     assert log["contrastive_6x8"] + log["contrastive_6x32"] == pytest.approx(log["loss"], rel=1e-4)
 
 
-def test_a_causal_backbone_trains_on_its_last_token(tiny_tokenizer, sentences, tmp_path):
+def test_a_causal_backbone_trains_on_its_last_token(tiny_tokenizer, sentences, tmp_path, quiet_arguments):
     import transformers
 
     config = transformers.Qwen3Config(
@@ -189,24 +142,16 @@ def test_a_causal_backbone_trains_on_its_last_token(tiny_tokenizer, sentences, t
         head_dim=8,
     )
     model = transformers.Qwen3Model(config)
-    args = ContrastiveConfig(
-        output_dir=str(tmp_path),
-        grid="2,4x8,32",
-        pooling="anchor",
-        max_steps=2,
-        learning_rate=1e-3,
-        per_device_train_batch_size=8,
-        logging_steps=1,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    changes = {"max_steps": 2, "learning_rate": 1e-3, "per_device_train_batch_size": 8}
+    args = ContrastiveConfig(**quiet_arguments(tmp_path, grid="2,4x8,32", pooling="lasttoken", **changes))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     dataset = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
     ContrastiveTrainer(model, args, tiny_tokenizer, dataset).train()
     moved = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
     assert len(moved) == len(before)
+    first_token = ContrastiveConfig(**quiet_arguments(tmp_path, grid="2,4x8,32", pooling="cls", **changes))
+    with pytest.raises(ValueError, match="pooling='cls' reads the first token, which attends to no other"):
+        ContrastiveTrainer(model, first_token, tiny_tokenizer, dataset).train()
 
 
 def test_normalisation_comes_after_slicing(tiny_model):
@@ -217,11 +162,3 @@ def test_normalisation_comes_after_slicing(tiny_model):
     with torch.no_grad():
         nn.init.constant_(tiny_model.norm.weight[8:], 100.0)
     torch.testing.assert_close(model(**texts)["loss"], expected)
-
-
-def test_a_training_set_smaller_than_a_batch_is_refused(tmp_path, tiny_tokenizer, sentences):
-    with pytest.raises(ValueError, match="24 rows, fewer than one batch of 25"):
-        contrastive_trainer(tmp_path, tiny_tokenizer, sentences, per_device_train_batch_size=25)
-    options = {"per_device_train_batch_size": 25, "dataloader_drop_last": False, "max_steps": 1}
-    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences, **options)
-    assert trainer.train().global_step == 1

@@ -12,10 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
 from modeling_m3bert import M3BertModel
-from tests.conftest import tiny_config
-from tests.trainers.test_distributed import run_two
-from tests.trainers.test_teacher import encoder_folder  # noqa: F401  (a fixture)
-from tests.trainers.tiny_run import assert_same_weights, quiet_model
+from tests.conftest import quiet, tiny_config
+from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
 from trainers import (
     HSIC,
     Composition,
@@ -24,28 +22,17 @@ from trainers import (
     IBKDFinetuningConfig,
     IBKDFinetuningTrainer,
     IBKDTrainer,
-    Projection,
     SimCSEConfig,
     Teacher,
     TeacherContrast,
     TeacherEmbeddings,
 )
-from trainers.embedding_modules import MODULES_FILE, PROJECTION_FOLDER, published_pooling
 from trainers.evaluation import GridEncoder
+from trainers.hub.modules import MODULES_FILE, PROJECTION_FOLDER, find_projection, published_pooling
 
 
 pytest.importorskip("sentence_transformers")
 from sentence_transformers import SentenceTransformer
-
-
-QUIET = {
-    "report_to": "none",
-    "save_strategy": "no",
-    "use_cpu": True,
-    "disable_tqdm": True,
-    "logging_steps": 1,
-    "lr_scheduler_type": "constant",
-}
 
 
 def distiller(model, tokenizer, texts, folder, teacher_folder, **changes) -> IBKDTrainer:
@@ -56,9 +43,10 @@ def distiller(model, tokenizer, texts, folder, teacher_folder, **changes) -> IBK
         "per_device_train_batch_size": 8,
         "max_steps": 3,
         "max_length": 48,
-        **QUIET,
+        "logging_steps": 1,
+        "lr_scheduler_type": "constant",
     }
-    args = IBKDConfig(output_dir=str(folder / "student"), **{**values, **changes})
+    args = IBKDConfig(**quiet(folder / "student", **{**values, **changes}))
     columns = texts if isinstance(texts, dict) else {"text": texts}
     return IBKDTrainer(model, args, tokenizer, Dataset.from_dict(columns))
 
@@ -80,7 +68,7 @@ def letters() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("method", ["ibkd", "ckd", "mse", "crd", "hpd"])
-def test_a_student_learns_from_a_teacher_with_another_tokenizer(encoder_folder, sentences, tmp_path, method):  # noqa: F811
+def test_a_student_learns_from_a_teacher_with_another_tokenizer(encoder_folder, sentences, tmp_path, method):
     changes = {"projection_dim": 6} if method == "hpd" else {}
     trainer = distiller(
         quiet_model().model, letters(), sentences, tmp_path, encoder_folder, method=method, max_steps=30,
@@ -95,14 +83,15 @@ def test_a_student_learns_from_a_teacher_with_another_tokenizer(encoder_folder, 
 
 
 def test_the_papers_values_are_the_defaults(tmp_path):
-    args = IBKDConfig(output_dir=str(tmp_path), report_to="none")
+    args = IBKDConfig(**quiet(tmp_path))
     assert (args.temperature, args.beta, args.learning_rate, args.num_train_epochs) == (0.1, 1.0, 1e-4, 10)
-    assert (args.hsic_kernel, args.hsic_gamma, args.hsic_input_layer) == ("rbf", 0.5, 0)
-    second = IBKDFinetuningConfig(output_dir=str(tmp_path), report_to="none")
+    second = IBKDFinetuningConfig(**quiet(tmp_path))
+    hsic = second.build_objective(Grid.parse("6x32")).parts["hsic"]
+    assert (hsic.kernel, hsic.gamma, hsic.input_layer, hsic.pooling) == ("rbf", 0.5, 0, "mean")
     assert (second.temperature, second.beta, second.learning_rate, second.num_train_epochs) == (0.05, 0.5, 3e-5, 3)
 
 
-def test_distillation_over_a_grid(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+def test_distillation_over_a_grid(tiny_tokenizer, encoder_folder, sentences, tmp_path):
     trainer = distiller(
         quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, grid="2,4,6x8,32", max_steps=1
     )
@@ -116,7 +105,7 @@ def test_distillation_over_a_grid(tiny_tokenizer, encoder_folder, sentences, tmp
     assert isinstance(parts["hsic"], HSIC)
 
 
-def test_all_columns_are_taught_and_joined_texts_are_the_key(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+def test_all_columns_are_taught_and_joined_texts_are_the_key(tiny_tokenizer, encoder_folder, sentences, tmp_path):
     rows = {"title": sentences[:16], "text": sentences[16:32], "other": sentences[32:48]}
     trainer = distiller(
         quiet_model().model, tiny_tokenizer, rows, tmp_path, encoder_folder, text_columns=["title+text", "other"],
@@ -128,13 +117,13 @@ def test_all_columns_are_taught_and_joined_texts_are_the_key(tiny_tokenizer, enc
     torch.testing.assert_close(trainer.teacher.of([joined, sentences[32]]), expected, atol=1e-6, rtol=1e-6)
 
 
-def test_a_second_run_reads_the_cache(tiny_tokenizer, encoder_folder, sentences, tmp_path, monkeypatch):  # noqa: F811
+def test_a_second_run_reads_the_cache(tiny_tokenizer, encoder_folder, sentences, tmp_path, monkeypatch):
     distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder)
     monkeypatch.setattr(Teacher, "load", lambda self: pytest.fail("loaded"))
     distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, max_steps=1).train()
 
 
-def test_workers_read_the_teacher_too(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+def test_workers_read_the_teacher_too(tiny_tokenizer, encoder_folder, sentences, tmp_path):
     found = []
     for workers in (0, 2):
         trainer = distiller(
@@ -146,19 +135,19 @@ def test_workers_read_the_teacher_too(tiny_tokenizer, encoder_folder, sentences,
     assert_same_weights(*found)
 
 
-def test_evaluation_reports_each_term(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
-    args = IBKDConfig(
-        output_dir=str(tmp_path), teacher_name_or_path=str(encoder_folder), teacher_cache_dir=str(tmp_path / "cache"),
-        per_device_train_batch_size=8, per_device_eval_batch_size=8, **QUIET,
-    )  # fmt: skip
+def test_evaluation_reports_each_term(tiny_tokenizer, encoder_folder, sentences, tmp_path):
+    changes = {"teacher_name_or_path": str(encoder_folder), "teacher_cache_dir": str(tmp_path / "cache")}
+    changes |= {"per_device_train_batch_size": 8, "per_device_eval_batch_size": 8}
+    args = IBKDConfig(**quiet(tmp_path, **changes))
     train, held_out = (Dataset.from_dict({"text": texts}) for texts in (sentences[:32], sentences[32:]))
     metrics = IBKDTrainer(quiet_model().model, args, tiny_tokenizer, train, held_out).evaluate()
     assert {"eval_loss", "eval_infonce_6x32", "eval_hsic_6x32"} <= metrics.keys()
 
 
 def finetuner(model, tokenizer, sentences, folder, **changes) -> IBKDFinetuningTrainer:
-    values = {"per_device_train_batch_size": 8, "max_steps": 3, "learning_rate": 1e-3, **QUIET}
-    args = IBKDFinetuningConfig(output_dir=str(folder), **{**values, **changes})
+    values = {"per_device_train_batch_size": 8, "max_steps": 3, "learning_rate": 1e-3}
+    values |= {"logging_steps": 1, "lr_scheduler_type": "constant"}
+    args = IBKDFinetuningConfig(**quiet(folder, **{**values, **changes}))
     third = len(sentences) // 3
     rows = {
         "anchor": sentences[:third],
@@ -175,7 +164,7 @@ def test_the_second_stage_is_a_contrastive_loss_and_hsic(tiny_tokenizer, sentenc
     assert entry["loss"] == pytest.approx(entry["contrastive_6x32"] + 0.5 * entry["hsic_6x32"], rel=1e-4)
     assert isinstance(trainer.model.objective, Composition)
     without = finetuner(quiet_model().model, tiny_tokenizer, sentences, tmp_path, beta=0.0)
-    assert set(without.model.objective.parts) == {"nce"}
+    assert set(without.model.objective.parts) == {"contrastive"}
 
 
 def test_a_projection_is_trained_and_published_with_the_student(tiny_tokenizer, sentences, tmp_path, run_bare):
@@ -192,14 +181,14 @@ def test_a_projection_is_trained_and_published_with_the_student(tiny_tokenizer, 
     own = GridEncoder(trainer.backbone, tiny_tokenizer, grid, projection=trainer.projection).encode(sentences[:5])
     model = AutoModel.from_pretrained(tmp_path / "student")
     assert not (tmp_path / "student" / "objective.safetensors").exists()
-    found = Projection.find(str(tmp_path / "student"))
+    found = find_projection(str(tmp_path / "student"))
     loaded = GridEncoder(model, AutoTokenizer.from_pretrained(tmp_path / "student"), grid, projection=found)
     torch.testing.assert_close(loaded.encode(sentences[:5]).layers[6], own.layers[6], atol=1e-6, rtol=1e-6)
     assert own.layers[6].shape == (5, 6)
     printed = run_bare(
         f"""
         import json, sys
-        from sentence_transformers import SentenceTransformer
+        from sentence_transformers import SentenceTransformer  # noqa: E402
         model = SentenceTransformer({str(tmp_path / "student")!r}, trust_remote_code=True)
         print("VECTORS", json.dumps(model.encode({sentences[:5]!r}).tolist()))
         """
@@ -213,19 +202,19 @@ def test_the_full_size_is_that_of_the_projection(tmp_path):
     """Of every configuration whose default is the full size."""
     for config_class in (SimCSEConfig, IBKDConfig, IBKDFinetuningConfig):
         for projection_dim, size in ((None, "6x32"), (8, "6x8")):
-            args = config_class(output_dir=str(tmp_path), projection_dim=projection_dim, **QUIET)
+            args = config_class(**quiet(tmp_path, projection_dim=projection_dim))
             assert str(args.grid_for(tiny_config())) == size
 
 
-def test_anchors_are_pooled_as_cls(tiny_tokenizer, sentences, tmp_path):
+def test_another_pooling_is_published_with_the_student(tiny_tokenizer, sentences, tmp_path):
     trainer = finetuner(
-        quiet_model().model, tiny_tokenizer, sentences, tmp_path / "s", projection_dim=6, pooling="anchor", max_steps=1
+        quiet_model().model, tiny_tokenizer, sentences, tmp_path / "s", projection_dim=6, pooling="cls", max_steps=1
     )
     trainer.train()
     trainer.save_model()
-    assert published_pooling(str(tmp_path / "s")) == "anchor"
+    assert published_pooling(str(tmp_path / "s")) == "cls"
     own = GridEncoder(
-        trainer.backbone, tiny_tokenizer, Grid.parse("6x6"), pooling="anchor", projection=trainer.projection
+        trainer.backbone, tiny_tokenizer, Grid.parse("6x6"), pooling="cls", projection=trainer.projection
     ).encode(sentences[:3])
     theirs = SentenceTransformer(str(tmp_path / "s"), trust_remote_code=True).encode(sentences[:3])
     np.testing.assert_allclose(theirs, own.layers[6].numpy(), atol=1e-5)
@@ -274,28 +263,28 @@ def test_prefixes_of_a_projection(tiny_tokenizer, sentences, tmp_path):
     [
         ({"method": "pkd"}, "method='pkd' is unknown; legal values: ibkd, ckd, mse, crd, hpd"),
         ({"beta": -1.0}, "beta=-1.0 must not be negative"),
-        ({"method": "hpd"}, "HPD compresses the teacher to projection_dim dims"),
-        ({"normalize_targets": True}, "normalize_targets is for the methods mse and hpd, not ibkd"),
-        ({"symmetric": True}, "symmetric is for contrasting texts with each other"),
-        ({"teacher_name_or_path": None}, "needs a teacher: pass teacher_name_or_path"),
-        ({"text_columns": []}, "needs a column of texts"),
+        ({"method": "hpd"}, "method='hpd' needs projection_dim"),
+        ({"normalize_targets": True}, "normalize_targets needs the method mse or hpd"),
+        ({"symmetric": True}, "symmetric is for contrastive training on text pairs"),
+        ({"teacher_name_or_path": None}, "needs a teacher: set teacher_name_or_path"),
+        ({"text_columns": []}, "needs at least one text column"),
         ({"text_columns": ["body"]}, r"lacks the column\(s\) body; it has text|Column 'body' of a row is not text"),
-        ({"hsic_input_layer": 6}, "hsic_input_layer=6 must be below"),
+        ({"hsic": {"input_layer": 6}}, "input_layer=6 must be below"),
+        ({"hsic": {"sigma": 1.0}}, "hsic names unknown arguments: sigma; legal values: kernel, gamma, "),
         ({"grid": "7x8"}, "outside of it: 7x8"),
-        ({"method": "hpd", "projection_dim": 24}, "of 20 dims cannot be compressed to 24"),
+        ({"method": "hpd", "projection_dim": 24}, "dim=24 must be within 1..20"),
     ],
 )
-def test_bad_input_of_the_first_stage(tiny_tokenizer, encoder_folder, sentences, tmp_path, changes, message):  # noqa: F811
+def test_bad_input_of_the_first_stage(tiny_tokenizer, encoder_folder, sentences, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, **changes)
 
 
-def test_a_stream_has_no_cache(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+def test_a_stream_has_no_cache(tiny_tokenizer, encoder_folder, sentences, tmp_path):
     stream = IterableDataset.from_generator(lambda: ({"text": text} for text in sentences))
-    args = IBKDConfig(
-        output_dir=str(tmp_path), teacher_name_or_path=str(encoder_folder), text_columns=["text"], max_steps=1, **QUIET
-    )
-    with pytest.raises(ValueError, match="needs a dataset that is read whole, not a IterableDataset"):
+    changes = {"teacher_name_or_path": str(encoder_folder), "text_columns": ["text"], "max_steps": 1}
+    args = IBKDConfig(**quiet(tmp_path, **changes))
+    with pytest.raises(ValueError, match="pass a Dataset, not an IterableDataset"):
         IBKDTrainer(quiet_model().model, args, tiny_tokenizer, stream)
 
 
@@ -309,7 +298,7 @@ def other_architecture(tokenizer) -> BertModel:
 
 
 @pytest.mark.parametrize("kind", ["m3bert", "bert"])
-def test_a_student_of_any_architecture(tiny_tokenizer, encoder_folder, sentences, tmp_path, kind):  # noqa: F811
+def test_a_student_of_any_architecture(tiny_tokenizer, encoder_folder, sentences, tmp_path, kind):
     model = quiet_model().model if kind == "m3bert" else other_architecture(tiny_tokenizer)
     trainer = distiller(model, tiny_tokenizer, sentences, tmp_path, encoder_folder, max_steps=2)
     trainer.train()
@@ -326,7 +315,7 @@ def big_step(folder, batch_size, **changes) -> IBKDTrainer:
     return distiller(
         quiet_model().model, tokenizer, texts, folder, folder / "encoder", per_device_train_batch_size=batch_size,
         max_steps=1, optim="sgd", learning_rate=0.1, max_grad_norm=0.0, train_sampling_strategy="sequential",
-        grid="4,6x8,32", hsic_gamma=0.1, **changes,
+        grid="4,6x8,32", hsic={"gamma": 0.1}, **changes,
     )  # fmt: skip
 
 
@@ -341,7 +330,7 @@ for mini_batch_size in (None, 3):
 """
 
 
-def test_a_step_of_two_processes_is_that_of_the_big_batch(encoder_folder, sentences, tmp_path):  # noqa: F811
+def test_a_step_of_two_processes_is_that_of_the_big_batch(encoder_folder, sentences, tmp_path):
     shutil.copytree(encoder_folder, tmp_path / "encoder")
     (tmp_path / "texts.txt").write_text("\n".join(sentences[:16]))
     run_two(tmp_path, STEP_OF_TWO)
@@ -352,9 +341,9 @@ def test_a_step_of_two_processes_is_that_of_the_big_batch(encoder_folder, senten
         assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)
 
 
-def test_ready_embeddings_may_be_passed(tiny_tokenizer, encoder_folder, sentences, tmp_path):  # noqa: F811
+def test_ready_embeddings_may_be_passed(tiny_tokenizer, encoder_folder, sentences, tmp_path):
     teacher = Teacher(str(encoder_folder)).embed(sentences, tmp_path / "cache")
-    args = IBKDConfig(output_dir=str(tmp_path), max_steps=1, per_device_train_batch_size=8, **QUIET)
+    args = IBKDConfig(**quiet(tmp_path, max_steps=1, per_device_train_batch_size=8))
     trainer = IBKDTrainer(
         quiet_model().model, args, tiny_tokenizer, Dataset.from_dict({"text": sentences}), teacher=teacher
     )

@@ -12,8 +12,9 @@ from transformers import AutoTokenizer
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from tests.conftest import padded_batch, tiny_config
+from tests.trainers.tiny_run import named
 from trainers import Grid, MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer, NestedModel
-from trainers.data import mix_languages, smoothed_probabilities, tokenize_texts
+from trainers.data.files import tokenize_texts
 
 
 def labelled_batch() -> dict[str, torch.Tensor]:
@@ -37,9 +38,10 @@ def test_terms_and_gradients_equal_a_loop_over_the_grid(tiny_masked_lm, grid):
     model, grid, batch = tiny_masked_lm, Grid.parse(grid), labelled_batch()
     outputs = NestedModel(model, MultigranularMLM(grid))(**batch)
     expected = naive_terms(model, grid, batch)
-    assert outputs["terms"].keys() == expected.keys()
+    terms = named(outputs["terms"])
+    assert terms.keys() == expected.keys()
     for name, term in expected.items():
-        torch.testing.assert_close(outputs["terms"][name], term)
+        torch.testing.assert_close(terms[name], term)
     total = sum(expected.values())
     torch.testing.assert_close(outputs["loss"], total)
     parameters = list(model.parameters())
@@ -78,8 +80,8 @@ def test_what_is_missing_is_named(tiny_masked_lm):
         NestedModel(tiny_masked_lm, objective)(**batch)
 
 
-def test_defaults_are_the_papers(tmp_path):
-    args = MultigranularMLMConfig(output_dir=str(tmp_path), use_cpu=True)
+def test_defaults_are_the_papers(tmp_path, quiet_arguments):
+    args = MultigranularMLMConfig(**quiet_arguments(tmp_path))
     assert (args.mlm_probability, args.learning_rate, args.weight_decay, args.warmup_steps) == (
         0.15,
         1e-4,
@@ -88,22 +90,20 @@ def test_defaults_are_the_papers(tmp_path):
     )
     assert (args.lr_scheduler_type, args.adam_beta1, args.adam_beta2) == ("cosine", 0.9, 0.999)
     with pytest.raises(ValueError, match="mlm_probability=1.5 must be between 0 and 1"):
-        MultigranularMLMConfig(output_dir=str(tmp_path), mlm_probability=1.5)
+        MultigranularMLMConfig(**quiet_arguments(tmp_path, mlm_probability=1.5))
 
 
-def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, tmp_path):
+def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, tmp_path, quiet_arguments):
     import copy
 
     tokenizer = copy.deepcopy(tiny_tokenizer)
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask token"):
-        MultigranularMLMTrainer(
-            tiny_masked_lm, MultigranularMLMConfig(output_dir=str(tmp_path), use_cpu=True), tokenizer
-        )
+        MultigranularMLMTrainer(tiny_masked_lm, MultigranularMLMConfig(**quiet_arguments(tmp_path)), tokenizer)
 
 
 @pytest.mark.parametrize("texts", ["embedded", "wikitext"])
-def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, request, texts):
+def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, quiet_arguments, request, texts):
     if texts == "embedded":
         tokenizer, lines = tiny_tokenizer, sentences
     else:
@@ -116,19 +116,9 @@ def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, req
     model = M3BertForMaskedLM(
         tiny_config(vocab_size=len(tokenizer), initializer_range=0.02, pad_token_id=tokenizer.pad_token_id)
     )
-    args = MultigranularMLMConfig(
-        output_dir=str(tmp_path),
-        mlm_probability=0.3,
-        learning_rate=1e-2,
-        warmup_steps=2,
-        max_steps=16,
-        logging_steps=4,
-        per_device_train_batch_size=16,
-        report_to="none",
-        save_strategy="no",
-        use_cpu=True,
-        disable_tqdm=True,
-    )
+    changes = {"learning_rate": 1e-2, "warmup_steps": 2, "max_steps": 16, "logging_steps": 4}
+    changes |= {"mlm_probability": 0.3, "per_device_train_batch_size": 16}
+    args = MultigranularMLMConfig(**quiet_arguments(tmp_path, **changes))
     trainer = MultigranularMLMTrainer(model, args, tokenizer, dataset)
     batch = next(iter(trainer.get_train_dataloader()))
     assert set(batch) == {"input_ids", "attention_mask", "labels"}
@@ -140,20 +130,3 @@ def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, req
     assert len(names) == 9
     for name in names:
         assert logs[-1][name] < logs[0][name] - 0.2, name
-
-
-def test_smoothing_raises_small_languages():
-    # 0.9^0.7 / (0.9^0.7 + 0.1^0.7)
-    assert smoothed_probabilities([90, 10]) == pytest.approx([0.82318, 0.17682], abs=1e-5)
-    assert smoothed_probabilities([3, 1], exponent=1.0) == pytest.approx([0.75, 0.25])
-    assert sum(smoothed_probabilities([5, 7, 11, 1])) == pytest.approx(1)
-    with pytest.raises(ValueError, match="Every language needs some text"):
-        smoothed_probabilities([1, 0])
-
-
-def test_languages_are_drawn_with_smoothed_probabilities():
-    large, small = Dataset.from_dict({"x": [0] * 900}), Dataset.from_dict({"x": [1] * 100})
-    mixed = mix_languages([large, small], seed=1)
-    assert len(mixed) > 1000
-    assert sum(mixed["x"]) / len(mixed) == pytest.approx(0.177, abs=0.03)
-    assert mix_languages([large]) is large

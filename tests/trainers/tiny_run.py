@@ -1,7 +1,11 @@
-"""What tests of the trainer share: a tiny run whose data, labels and start are always the same."""
+"""What tests of the trainers share: a tiny run whose data, labels and start are always the same, two processes, and
+counters."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -10,16 +14,9 @@ from torch import nn
 from transformers import DataCollatorForTokenClassification
 
 from modeling_m3bert import M3BertForMaskedLM
-from tests.conftest import tiny_config
-from trainers import (
-    Grid,
-    MultigranularMLM,
-    NestedBatch,
-    NestedTrainer,
-    NestedTrainingArguments,
-    Objective,
-    prefix,
-)
+from tests.conftest import quiet, tiny_config
+from trainers import Grid, MultigranularMLM, NestedBatch, NestedTrainer, NestedTrainingArguments, Objective, truncate
+from trainers.core.objective import Terms
 
 
 GRID = Grid.parse("2,6x8,32")
@@ -50,17 +47,15 @@ def arguments(folder: Path, **changes: object) -> NestedTrainingArguments:
         "max_steps": 4,
         "learning_rate": 1e-2,
         "logging_steps": 1,
-        "report_to": "none",
-        "save_strategy": "no",
-        "use_cpu": True,
-        "disable_tqdm": True,
         "lr_scheduler_type": "constant",
     }
-    return NestedTrainingArguments(output_dir=str(folder), **{**values, **changes})
+    return NestedTrainingArguments(**quiet(folder, **{**values, **changes}))
 
 
-def mlm_trainer(tiny_tokenizer, folder, model=None, objective=None, **changes) -> NestedTrainer:
-    return NestedTrainer(
+def mlm_trainer(
+    tiny_tokenizer, folder, model=None, objective=None, trainer_class=NestedTrainer, **changes
+) -> NestedTrainer:
+    return trainer_class(
         model=model if model is not None else quiet_model(),
         objective=objective if objective is not None else MultigranularMLM(GRID),
         args=arguments(folder, **changes),
@@ -70,6 +65,23 @@ def mlm_trainer(tiny_tokenizer, folder, model=None, objective=None, **changes) -
         processing_class=tiny_tokenizer,
         columns=("input_ids", "labels"),
     )
+
+
+def pair_config(config_class, folder, **changes):
+    """A config of a few steps on labelled pairs, of any trainer of embeddings."""
+    values = {"max_steps": 4, "per_device_train_batch_size": 8, "logging_steps": 1, "unsupervised": False}
+    return config_class(**quiet(folder, **{**values, **changes}))
+
+
+def pair_trainer(trainer_class, args, tokenizer, sentences, model=None) -> NestedTrainer:
+    """A trainer of embeddings on pairs of the sentences."""
+    dataset = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
+    return trainer_class(model if model is not None else quiet_model().model, args, tokenizer, dataset)
+
+
+def named(terms: Terms) -> dict[str, torch.Tensor]:
+    """Terms by the names under which they are logged."""
+    return {str(term): value for term, value in terms.items()}
 
 
 def weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -92,6 +104,38 @@ class WithProjector(Objective):
         super().__init__(grid)
         self.projector = nn.Linear(32, 32)
 
-    def forward(self, batch: NestedBatch) -> dict[str, torch.Tensor]:
+    def forward(self, batch: NestedBatch) -> Terms:
         (text,) = batch.texts.values()
-        return {self.term(g): prefix(self.projector(text.pooled(g.layer)), g.dim).square().mean() for g in self.grid}
+        return {self.term(g): truncate(self.projector(text.pooled(g.layer)), g.dim).square().mean() for g in self.grid}
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+FINISH = """
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+# The interpreter's own teardown races with gloo's threads and now and then ends in SIGABRT.
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+def run_two(folder: Path, code: str) -> None:
+    """Run code in two processes that speak to each other with gloo."""
+    script = folder / "run_two.py"
+    script.write_text("import os\nimport sys\nfrom pathlib import Path\nimport torch\n" + code + FINISH)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
+    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(folder)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def count_forwards(model: torch.nn.Module) -> list[int]:
+    """A list that grows by the number of texts with every forward."""
+    seen: list[int] = []
+    model.register_forward_hook(
+        lambda module, args, kwargs, output: seen.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    return seen

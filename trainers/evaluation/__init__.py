@@ -1,67 +1,74 @@
-"""Evaluation of a whole grid from one encode."""
+"""Evaluation of all granularities of a grid, with each text encoded once."""
 
-from .classification import classification_scores, fit_classifier
-from .embeddings import GridEmbeddings
-from .encoding import GridEncoder
-from .geometry import (
-    alignment,
-    effective_rank,
-    feature_correlation,
-    feature_covariance,
-    geometry_scores,
-    prefix_residual_correlation,
-    uniformity,
-)
-from .grid_evaluation import TaskEmbeddings, evaluate_grid, score_grid
-from .latency import measure_latency, seconds_in_turn
-from .pairs import bitext_accuracy, pair_classification_scores, pair_cosines, similarity_spearman
-from .protocols import STS, BitextMining, Classification, Geometry, PairClassification, Protocol, Retrieval
-from .results import GridResults, Latency, Plan, Score
-from .search import exact_search, products_share, ranking_scores, rerank
-from .tasks import GROUPS, TASKS, HubData, Task, find_task, find_tasks, read_rows
+from typing import TYPE_CHECKING
+
+from ..core.face import face
 
 
-__all__ = [
-    "GROUPS",
-    "STS",
-    "TASKS",
-    "BitextMining",
-    "Classification",
-    "Geometry",
-    "GridEmbeddings",
-    "GridEncoder",
-    "GridResults",
-    "HubData",
-    "Latency",
-    "PairClassification",
-    "Plan",
-    "Protocol",
-    "Retrieval",
-    "Score",
-    "Task",
-    "TaskEmbeddings",
-    "alignment",
-    "bitext_accuracy",
-    "classification_scores",
-    "effective_rank",
-    "evaluate_grid",
-    "exact_search",
-    "feature_correlation",
-    "feature_covariance",
-    "find_task",
-    "find_tasks",
-    "fit_classifier",
-    "geometry_scores",
-    "measure_latency",
-    "pair_classification_scores",
-    "pair_cosines",
-    "prefix_residual_correlation",
-    "products_share",
-    "ranking_scores",
-    "read_rows",
-    "rerank",
-    "score_grid",
-    "seconds_in_turn",
-    "similarity_spearman",
-    "uniformity",
-]
+if TYPE_CHECKING:
+    from .choice import Budget as Budget
+    from .choice import Choice as Choice
+    from .choice import SearchPlan as SearchPlan
+    from .choice import choose as choose
+    from .embeddings import GridEmbeddings as GridEmbeddings
+    from .encoding import GridEncoder as GridEncoder
+    from .evaluators import (
+        STS as STS,
+    )
+    from .evaluators import (
+        BitextMining as BitextMining,
+    )
+    from .evaluators import (
+        Classification as Classification,
+    )
+    from .evaluators import (
+        Evaluator as Evaluator,
+    )
+    from .evaluators import (
+        Geometry as Geometry,
+    )
+    from .evaluators import (
+        PairClassification as PairClassification,
+    )
+    from .evaluators import (
+        Retrieval as Retrieval,
+    )
+    from .grid_evaluation import evaluate_grid as evaluate_grid
+    from .grid_evaluation import score_grid as score_grid
+    from .latency import measure_latency as measure_latency
+    from .readers import load_task as load_task
+    from .results import (
+        GridResults as GridResults,
+    )
+    from .results import (
+        Latency as Latency,
+    )
+    from .results import (
+        Score as Score,
+    )
+    from .results import (
+        TwoStageSearch as TwoStageSearch,
+    )
+    from .search import exact_search as exact_search
+    from .search import ranking_scores as ranking_scores
+    from .search import rerank as rerank
+    from .tasks import (
+        GROUPS as GROUPS,
+    )
+    from .tasks import (
+        TASKS as TASKS,
+    )
+    from .tasks import (
+        HubData as HubData,
+    )
+    from .tasks import (
+        Task as Task,
+    )
+    from .tasks import (
+        find_task as find_task,
+    )
+    from .tasks import (
+        find_tasks as find_tasks,
+    )
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 
 import torch
 
-from ..granularity import Granularity, Grid
-from ..nested import prefix
+from ..core.granularity import Granularity, Grid
+from ..core.states import truncate
 
 
-ROWS_AT_ONCE = 65_536  # of arrays that may be larger than memory
+ROWS_AT_ONCE = 65_536  # rows to process at a time, for arrays that may be larger than memory
 
 
 @dataclass(frozen=True)
 class GridEmbeddings:
     """
-    Pooled embeddings of texts: one array a layer, of which every granularity is a view.
+    Pooled embeddings of texts: one array per layer. Every granularity is a view of one of them.
 
     Args:
-        grid ([`Grid`]): The granularities that can be read.
+        grid ([`Grid`]): The granularities of the embeddings.
         layers (`dict[int, torch.Tensor]`): Layer -> embeddings of shape `(texts, widest dim of the layer)`, on the
             CPU, not normalised.
     """
@@ -35,36 +35,37 @@ class GridEmbeddings:
         The embeddings at one granularity.
 
         Args:
-            granularity ([`Granularity`]): One of the grid.
-            rows (`Sequence[int]`, *optional*): Texts to take, in this order; `None` takes all, without a copy.
-            normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise, after cutting.
+            granularity ([`Granularity`]): A granularity of the grid.
+            rows (`Sequence[int]`, *optional*): Texts to return, in this order; `None` returns all, without a copy.
+            normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise the truncated embeddings.
 
         Returns:
-            `torch.Tensor` of shape `(rows, dim)`, in float32 at least.
+            `torch.Tensor` of shape `(rows, dim)`, in float32 or wider.
 
         Raises:
             ValueError: if the granularity is not in the grid.
         """
         if granularity not in self.grid.granularities:
             raise ValueError(f"{granularity} is not among the encoded granularities {self.grid}.")
-        vectors = prefix(self.layers[granularity.layer], granularity.dim)
+        vectors = truncate(self.layers[granularity.layer], granularity.dim)
         vectors = vectors if rows is None else vectors[rows]
-        return prefix(
+        return truncate(
             vectors.to(torch.promote_types(vectors.dtype, torch.float32)), granularity.dim, normalize=normalize
         )
 
     def require_finite(self) -> GridEmbeddings:
         """
-        Check every number.
+        Check that all numbers are finite.
 
         Returns:
             [`GridEmbeddings`]: itself.
 
         Raises:
-            ValueError: names the granularities of the first layer with a NaN or an infinity, and a text that has one.
+            ValueError: if a number is NaN or infinite. The message names the affected granularities of the first such
+                layer, and one text.
         """
         for layer, vectors in self.layers.items():
-            first = None  # dim, and a text where it is not finite
+            first = None  # the first dim that is not finite, and the index of a text
             for start in range(0, len(vectors), ROWS_AT_ONCE):
                 wrong = ~torch.isfinite(vectors[start : start + ROWS_AT_ONCE])
                 for dim in wrong.any(dim=0).nonzero()[:1, 0].tolist():
@@ -72,5 +73,5 @@ class GridEmbeddings:
                         first = dim, start + int(wrong[:, dim].nonzero()[0])
             if first is not None:
                 reached = [f"{layer}x{dim}" for dim in self.grid.dims_of(layer) if dim > first[0]]
-                raise ValueError(f"Embeddings at {', '.join(reached)} are not finite, of text {first[1]} for one.")
+                raise ValueError(f"Embeddings at {', '.join(reached)} are not finite, for example of text {first[1]}.")
         return self

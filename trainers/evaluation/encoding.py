@@ -1,4 +1,4 @@
-"""Encode texts once for every granularity of a grid."""
+"""Encode texts once for all granularities of a grid."""
 
 from __future__ import annotations
 
@@ -14,45 +14,53 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from modeling_m3bert.conversion_m3bert import position_offset
-
-from ..distributed import rank, wait_for_all_ranks, world_size
-from ..embedding_folder import EmbeddingFolder, fingerprint_of
-from ..granularity import Grid
-from ..nested import POOLINGS, Pooling, ProjectedStates, TextStates, nested_states, prefix, unwrap_encoder
-from ..projection import Projection
+from ..core.distributed import rank, wait_for_all_ranks, world_size
+from ..core.granularity import Grid
+from ..core.projection import Projection
+from ..core.states import (
+    Pooling,
+    ProjectedStates,
+    TextStates,
+    check_pooling,
+    max_positions,
+    nested_states,
+    truncate,
+    unwrap_encoder,
+)
+from ..data.embedding_store import EmbeddingStore, fingerprint_of
 from .embeddings import GridEmbeddings
 
 
 logger = logging.getLogger(__name__)
 Role = Literal["query", "document"]
-# What a tokenizer says that was saved without a limit is astronomic.
+# A tokenizer saved without a maximum length has a huge model_max_length.
 NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True)
 class GridEncoder:
     """
-    An encoder, and how texts become embeddings: one forward gives every layer of a grid, and every dim is a prefix.
+    An encoder with its settings. One forward pass gives the states of every layer of a grid; every dim is a prefix.
 
     Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): Any known family, with or without a head. Runs in eval
-            mode and is left in its own.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
+        model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
+            It runs in eval mode; its own mode is restored afterwards.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
         grid ([`Grid`]): Granularities.
-        pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` or `"anchor"`.
-        batch_size (`int`, *optional*, defaults to 64): Texts at a time, of similar length.
-        max_length (`int`, *optional*): Longest text in tokens, what is beyond is cut; `None` is the model's limit.
-        prompts (`dict[str, str]`, *optional*): Role (`"query"`, `"document"`) -> words put before such texts, which
-            some encoders were trained with.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the embeddings that are kept: float32 or
-            float16.
-        projection ([`Projection`], *optional*): Of the last layer's pooled embedding, where the encoder was published
-            with one; the grid is then of its dims.
+        pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
+        batch_size (`int`, *optional*, defaults to 64): Number of texts to encode at a time.
+        max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: the
+            limit of the tokenizer, or of the model if the tokenizer has none.
+        prompts (`dict[str, str]`, *optional*): Role (`"query"`, `"document"`) -> prompt put before the texts of this
+            role, for encoders that were trained with prompts.
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the stored embeddings:
+            `torch.float32` or `torch.float16`.
+        projection ([`Projection`], *optional*): Projection of the last layer's pooled embedding, if the encoder was
+            published with one. The dims of the grid are then dims of the projection.
 
     Raises:
-        ValueError: if a granularity is outside the model, `max_length` beyond its limit, or the pooling or the dtype
-            another one.
+        ValueError: if a granularity is outside the model, `max_length` is beyond the limit, or the pooling or the
+            dtype is not a legal value.
 
     ```python
     >>> encoder = GridEncoder(model, tokenizer, Grid.parse("2,4,6x32,384"))  # doctest: +SKIP
@@ -61,7 +69,7 @@ class GridEncoder:
     ```
     """
 
-    model: nn.Module
+    model: Any
     tokenizer: PreTrainedTokenizerBase
     grid: Grid
     pooling: Pooling = "mean"
@@ -76,13 +84,12 @@ class GridEncoder:
         self.grid.validate(config)
         if self.projection is not None:
             self.projection.validate_grid(self.grid, config)
-        if self.pooling not in POOLINGS:
-            raise ValueError(f"pooling={self.pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
+        check_pooling(self.pooling)
         if self.dtype not in (torch.float32, torch.float16):
-            raise ValueError(f"dtype={self.dtype} is not a type to keep embeddings in: float32 or float16.")
+            raise ValueError(f"dtype={self.dtype} is not available here; legal values: float32 or float16.")
         limit = self.tokenizer.model_max_length
         if limit > NO_LIMIT:
-            limit = config.max_position_embeddings - position_offset(config)
+            limit = max_positions(config)
         if self.max_length is not None and not 0 < self.max_length <= limit:
             raise ValueError(f"max_length={self.max_length} must be within 1..{limit}, the model's limit.")
         object.__setattr__(self, "max_length", self.max_length or limit)
@@ -100,25 +107,26 @@ class GridEncoder:
 
         Args:
             texts (`Sequence[str]`): Texts.
-            role (`str`, *optional*, defaults to `"query"`): What they are, where the encoder has prompts.
-            folder (`Path`, *optional*): Where to keep the embeddings, memory-mapped; a folder that was filled in part
-                is completed. Several processes fill it together. `None` keeps them in memory.
-            description (`str`, *optional*): Words before the progress bar; `None` shows no bar.
+            role (`str`, *optional*, defaults to `"query"`): Role of the texts, which selects the prompt.
+            folder (`Path`, *optional*): Folder for memory-mapped embeddings. An incomplete folder is completed, and
+                several processes fill it together. `None` keeps the embeddings in memory.
+            description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
 
         Returns:
             [`GridEmbeddings`]
 
         Raises:
-            ValueError: if there is no text, several processes have no folder, or the folder holds something else.
+            ValueError: if there are no texts, several processes run without a folder, or the folder has other
+                embeddings.
         """
         if not texts:
             raise ValueError("There is no text to encode.")
         if world_size() > 1 and folder is None:
-            raise ValueError("Several processes need a folder to encode into.")
+            raise ValueError("Several processes can only encode into a folder: pass folder.")
         texts = [self.prompts.get(role, "") + text for text in texts]
         widths = {layer: self.grid.dims_of(layer)[-1] for layer in self.grid.layers}
-        # Texts of similar length share a batch, so that little of it is padding; the longest come first, so that what
-        # has no room in memory says so at once.
+        # Texts of similar length share a batch, which keeps padding small. The longest come first, so that a batch
+        # that does not fit in memory fails immediately.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
         batches = [order[start : start + self.batch_size] for start in range(0, len(texts), self.batch_size)]
         if folder is None:
@@ -129,8 +137,8 @@ class GridEncoder:
             return GridEmbeddings(self.grid, memory)
 
         names = {layer: f"layer_{layer}" for layer in widths}
-        of_arrays = {names[layer]: width for layer, width in widths.items()}
-        store = EmbeddingFolder(folder, self.manifest(texts), of_arrays, batches, self.dtype)
+        array_widths = {names[layer]: width for layer, width in widths.items()}
+        store = EmbeddingStore(folder, self.manifest(texts), array_widths, batches, self.dtype)
         missing = {batch: batches[batch] for batch in store.missing()}
         for batch, _, vectors in self._run(texts, missing, description):
             store.write(batch, {names[layer]: vectors[layer] for layer in widths})
@@ -142,7 +150,7 @@ class GridEncoder:
     def _run(
         self, texts: Sequence[str], batches: Mapping[int, list[int]], description: str | None
     ) -> Iterator[tuple[int, list[int], dict[int, torch.Tensor]]]:
-        """Yields batch number, rows, and layer -> embeddings."""
+        """Yield the number of each batch, its rows, and its embeddings (layer -> tensor)."""
         device = next(self.model.parameters()).device
         was_training, filled = self.model.training, 0
         self.model.eval()
@@ -169,7 +177,7 @@ class GridEncoder:
                     projection = self.projection.to(device)
                     states = ProjectedStates(states, projection, self.grid.layers[-1])
                 vectors = {
-                    layer: prefix(states.pooled(layer, self.pooling), self.grid.dims_of(layer)[-1]).to(
+                    layer: truncate(states.pooled(layer, self.pooling), self.grid.dims_of(layer)[-1]).to(
                         "cpu", self.dtype
                     )
                     for layer in self.grid.layers
@@ -181,12 +189,12 @@ class GridEncoder:
             self.model.train(was_training)
         if filled:
             logger.warning(
-                f"{filled} of {len(texts)} texts fill the maximum of {self.max_length} tokens; "
-                "what they had beyond it was cut."
+                f"{filled} of {len(texts)} texts reach the maximum of {self.max_length} tokens; longer texts were "
+                "truncated."
             )
 
     def manifest(self, texts: Sequence[str]) -> dict[str, Any]:
-        """What embeddings of these texts, prompts included, depend on: the texts, the weights and the settings."""
+        """Everything that the embeddings of these texts (with prompts) depend on: texts, weights and settings."""
         return {
             "texts": len(texts),
             "text_fingerprint": fingerprint_of(texts),
@@ -200,7 +208,7 @@ class GridEncoder:
         }
 
     def weights_fingerprint(self) -> str:
-        """A digest of all weights, by name: whose embeddings, or scores, something is."""
+        """Fingerprint of the weights: a digest of the names and values of all parameters and buffers."""
         digest = blake2b(digest_size=16)
         projection = self.projection.state_dict() if self.projection is not None else {}
         for name, tensor in {**unwrap_encoder(self.model).state_dict(), **projection}.items():
@@ -211,10 +219,10 @@ class GridEncoder:
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor, or what one of a class of its own is made of, such as quantised weights and their scales."""
+    """The tensor, or the plain tensors inside a tensor subclass, such as quantised weights and their scales."""
     if type(tensor) in (torch.Tensor, nn.Parameter):
         yield tensor
         return
-    names, _ = tensor.__tensor_flatten__()
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # what every tensor subclass defines
     for name in names:
         yield from plain_tensors(getattr(tensor, name))

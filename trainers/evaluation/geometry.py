@@ -1,4 +1,4 @@
-"""How embeddings lie in space: what the papers plot beside their scores."""
+"""Geometry of embeddings: alignment, uniformity and spectrum, which the papers report next to their scores."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def alignment(first: torch.Tensor, second: torch.Tensor) -> float:
     [2005.10242](https://huggingface.co/papers/2005.10242); IBKD, Eq. 12). Lower is better.
 
     Args:
-        first (`torch.Tensor` of shape `(pairs, dim)`): Need not be normalised.
-        second (`torch.Tensor` of shape `(pairs, dim)`): Their partners.
+        first (`torch.Tensor` of shape `(pairs, dim)`): First embedding of each pair; need not be normalised.
+        second (`torch.Tensor` of shape `(pairs, dim)`): Second embedding of each pair; need not be normalised.
 
     Returns:
         `float`: in 0..4.
@@ -28,12 +28,12 @@ def alignment(first: torch.Tensor, second: torch.Tensor) -> float:
 def uniformity(vectors: torch.Tensor, temperature: float = 2.0, rows_at_once: int = 1024) -> float:
     """
     `log mean exp(-t |x - y|^2)` over pairs of different texts on the unit sphere (Wang and Isola; IBKD, Eq. 13).
-    Lower is better. The matrix of distances is never held whole.
+    Lower is better. The matrix of distances is computed in blocks of rows.
 
     Args:
-        vectors (`torch.Tensor` of shape `(texts, dim)`): Need not be normalised.
+        vectors (`torch.Tensor` of shape `(texts, dim)`): Embeddings; need not be normalised.
         temperature (`float`, *optional*, defaults to 2.0): t.
-        rows_at_once (`int`, *optional*, defaults to 1024): Rows of distances in memory.
+        rows_at_once (`int`, *optional*, defaults to 1024): Rows of distances per block.
 
     Returns:
         `float`: in `-4 t`..0.
@@ -43,7 +43,7 @@ def uniformity(vectors: torch.Tensor, temperature: float = 2.0, rows_at_once: in
     """
     count = len(vectors)
     if count < 2:
-        raise ValueError(f"Uniformity is of pairs of texts; there is {count}.")
+        raise ValueError(f"Uniformity needs at least two texts; there is {count}.")
     vectors = nn.functional.normalize(vectors.float(), dim=1)
     total = 0.0
     for start in range(0, count, rows_at_once):
@@ -57,10 +57,10 @@ def uniformity(vectors: torch.Tensor, temperature: float = 2.0, rows_at_once: in
 def feature_covariance(vectors: torch.Tensor) -> torch.Tensor:
     """
     Covariance of the dims over texts (IBKD, [2311.05472](https://huggingface.co/papers/2311.05472), section 4.7). Its
-    diagonal is the variance spectrum (MIC, Figure 1), its leading block that of a prefix.
+    diagonal is the variance spectrum (MIC, Figure 1); its leading block is the covariance of a prefix.
 
     Args:
-        vectors (`torch.Tensor` of shape `(texts, dim)`): As they are: not normalised.
+        vectors (`torch.Tensor` of shape `(texts, dim)`): Embeddings, not normalised.
 
     Returns:
         `torch.Tensor` of shape `(dim, dim)`, float64.
@@ -69,12 +69,12 @@ def feature_covariance(vectors: torch.Tensor) -> torch.Tensor:
         ValueError: if there are fewer than two texts.
     """
     if len(vectors) < 2:
-        raise ValueError(f"A covariance is over several texts; there is {len(vectors)}.")
+        raise ValueError(f"A covariance needs at least two texts; there is {len(vectors)}.")
     return torch.cov(vectors.double().T).reshape(vectors.shape[1], vectors.shape[1])
 
 
 def feature_correlation(covariance: torch.Tensor) -> torch.Tensor:
-    """The correlations that belong to a covariance `(dim, dim)`; those of a dim that never varies are 0."""
+    """Correlation matrix of a covariance matrix `(dim, dim)`. Correlations of a constant dim are 0."""
     deviations = covariance.diagonal().clamp(min=0).sqrt()
     inverse = torch.where(deviations > 0, 1 / deviations, 0.0)
     return covariance * inverse[:, None] * inverse[None, :]
@@ -82,15 +82,15 @@ def feature_correlation(covariance: torch.Tensor) -> torch.Tensor:
 
 def effective_rank(covariance: torch.Tensor, dim: int) -> float:
     """
-    Exponential of the entropy of a prefix' spectrum: how many dims it really uses (Roy and Vetterli, 2007, of the
-    eigenvalues of the covariance).
+    Effective rank of a prefix: the exponential of the entropy of the normalised eigenvalues of its covariance (Roy and
+    Vetterli, 2007).
 
     Args:
         covariance (`torch.Tensor` of shape `(width, width)`): From [`feature_covariance`].
         dim (`int`): Length of the prefix.
 
     Returns:
-        `float`: in 1..dim; 0 where nothing varies.
+        `float`: in 1..dim; 0 if all embeddings are equal.
     """
     spectrum = torch.linalg.eigvalsh(covariance[:dim, :dim]).clamp(min=0)
     if spectrum.sum() == 0:
@@ -100,8 +100,8 @@ def effective_rank(covariance: torch.Tensor, dim: int) -> float:
 
 def prefix_residual_correlation(correlation: torch.Tensor, dim: int) -> float:
     """
-    Mean absolute correlation of a prefix' dims with those behind it: what the prefix says that the rest repeats (MIC,
-    [2605.29987](https://huggingface.co/papers/2605.29987), section 2; over texts, of pooled embeddings).
+    Mean absolute correlation between the dims of a prefix and the dims after it, which measures redundancy (MIC,
+    [2605.29987](https://huggingface.co/papers/2605.29987), section 2; here over texts, of pooled embeddings).
 
     Args:
         correlation (`torch.Tensor` of shape `(width, width)`): From [`feature_correlation`].
@@ -115,15 +115,15 @@ def prefix_residual_correlation(correlation: torch.Tensor, dim: int) -> float:
 
 def geometry_scores(vectors: torch.Tensor, dims: Sequence[int]) -> dict[int, dict[str, float]]:
     """
-    What can be said of every prefix from one covariance matrix.
+    Geometry of every prefix, computed from one covariance matrix.
 
     Args:
         vectors (`torch.Tensor` of shape `(texts, width)`): Embeddings of one layer.
-        dims (`Sequence[int]`): Prefixes.
+        dims (`Sequence[int]`): Lengths of the prefixes.
 
     Returns:
         `dict[int, dict[str, float]]`: dim -> `effective_rank`, `mean_covariance` (mean absolute value off the
-        diagonal), and `prefix_residual_correlation`, where something is behind the prefix.
+        diagonal, for dims above 1), and `prefix_residual_correlation` (for dims below the width).
     """
     covariance = feature_covariance(vectors)
     correlation = feature_correlation(covariance)

@@ -1,4 +1,4 @@
-"""What one query costs at each granularity."""
+"""Latency of one query at each granularity."""
 
 from __future__ import annotations
 
@@ -7,20 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import TypeVar
 
-import faiss
 import torch
 
-from ..nested import nested_states, prefix, unwrap_encoder
+from ..core.states import nested_states, truncate, unwrap_encoder
 from .encoding import GridEncoder
 from .results import Latency
-from .search import SHORTLISTS, rerank
+from .search import SHORTLISTS, ExactIndex, rerank
 
 
 Name = TypeVar("Name")
 
 
 def seconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
-    """Median seconds of each function, called in turn, round by round, after one round that is not counted."""
+    """Median seconds per call of each function. Every round calls each function once; a first round is not counted."""
     times: dict[Name, list[float]] = {name: [] for name in functions}
     for counted in [False, *[True] * rounds]:
         for name, function in functions.items():
@@ -36,16 +35,17 @@ def measure_latency(
     encoder: GridEncoder, queries: Sequence[str], *, documents: int = 100_000, rounds: int = 20, seed: int = 0
 ) -> Latency:
     """
-    Time one query at a time: its encoding at each layer, from text to vector, its exact search at each dim, and the
-    re-ranking of a shortlist.
+    Measure the latency of a single query: encoding at each layer (text to vector), exact search at each dim, and
+    re-ranking of shortlists at each dim.
 
     Args:
-        encoder ([`GridEncoder`]): The encoder as it would be deployed. An m3BERT stops at the layer; others run whole.
-        queries (`Sequence[str]`): Texts to take turns with, as they come in practice.
-        documents (`int`, *optional*, defaults to 100,000): Vectors to search, random ones: an exact search does not
-            depend on what they are.
-        rounds (`int`, *optional*, defaults to 20): Times of each; medians are taken.
-        seed (`int`, *optional*, defaults to 0): Of the random vectors.
+        encoder ([`GridEncoder`]): The encoder as it would be deployed. An m3BERT stops at the layer; other encoders
+            run all layers.
+        queries (`Sequence[str]`): Realistic queries, used in turn.
+        documents (`int`, *optional*, defaults to 100,000): Number of vectors to search. They are random, because the
+            time of an exact search does not depend on their values.
+        rounds (`int`, *optional*, defaults to 20): Measurements per step; the result is their median.
+        seed (`int`, *optional*, defaults to 0): Seed of the random vectors.
 
     Returns:
         [`Latency`]
@@ -73,15 +73,13 @@ def measure_latency(
     vectors = torch.randn(documents, encoder.grid.dims[-1], generator=torch.Generator().manual_seed(seed))
 
     def search(dim: int) -> Callable[[], object]:
-        index = faiss.IndexFlatIP(dim)
-        index.add(prefix(vectors, dim, normalize=True).numpy())
-        query = prefix(vectors[:1], dim, normalize=True).numpy()
+        index, query = ExactIndex(truncate(vectors, dim)), truncate(vectors[:1], dim, normalize=True)
         return lambda: index.search(query, 10)
 
     def reorder(dim: int, size: int) -> Callable[[], object]:
-        # Rows from all over the collection, as a shortlist's are.
+        # Rows spread over the whole collection, like those of a real shortlist.
         shortlist = torch.linspace(0, documents - 1, size).long().unsqueeze(0).numpy()
-        query, narrowed = prefix(vectors[:1], dim), prefix(vectors, dim)
+        query, narrowed = truncate(vectors[:1], dim), truncate(vectors, dim)
         return lambda: rerank(query, narrowed, shortlist, [size])
 
     sizes = [size for size in SHORTLISTS if size <= documents]
@@ -101,4 +99,5 @@ def measure_latency(
         documents=documents,
         encoder=unwrap_encoder(encoder.model).config.model_type,
         threads=torch.get_num_threads(),
+        engine=ExactIndex.engine,
     )

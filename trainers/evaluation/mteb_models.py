@@ -1,8 +1,8 @@
 """
-MTEB at every granularity of a grid, from one encode of each list of texts. Needs the extra `mteb`.
+MTEB at every granularity of a grid, with each list of texts encoded once. Needs the extra `mteb`.
 
 ```python
-models = mteb_models(encoder)  # granularity -> a model that mteb knows how to run
+models = mteb_models(encoder)  # granularity -> a model that mteb can run
 for granularity, model in models.items():
     mteb.evaluate(model, tasks)
 ```
@@ -20,20 +20,20 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from torch import nn
 
-from ..embedding_folder import fingerprint_of
-from ..granularity import Granularity
-from ..nested import unwrap_encoder
+from ..core.granularity import Granularity
+from ..core.states import unwrap_encoder
+from ..data.embedding_store import fingerprint_of
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder, Role
 
 
 class EncodeOnce:
     """
-    Embeddings of lists of texts at a whole grid, each list encoded the first time it is asked for.
+    Embeddings of lists of texts at all granularities of a grid. Each list is encoded at its first call.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
-        folder (`Path`, *optional*): Where to keep embeddings, memory-mapped, also for later runs; `None` keeps them in
+        folder (`Path`, *optional*): Folder for memory-mapped embeddings, which later runs reuse; `None` keeps them in
             memory.
     """
 
@@ -47,7 +47,7 @@ class EncodeOnce:
         Embeddings of these texts, in this role.
 
         Raises:
-            ValueError: if some are not finite; names the granularities.
+            ValueError: if an embedding is not finite. The message names the granularities.
         """
         key = f"{role}-{fingerprint_of(texts)}"
         if key not in self._found:
@@ -59,12 +59,12 @@ class EncodeOnce:
 
 class GranularityModel(AbsEncoder):
     """
-    One granularity, as MTEB sees a model.
+    One granularity of a model as a model for MTEB.
 
     Args:
-        encode_once ([`EncodeOnce`]): Shared by all granularities of a grid.
-        granularity ([`Granularity`]): This one.
-        meta (`ModelMeta`): What is published of it.
+        encode_once ([`EncodeOnce`]): The embeddings, shared by all granularities of a grid.
+        granularity ([`Granularity`]): The granularity.
+        meta (`ModelMeta`): Metadata that MTEB saves with the results.
     """
 
     def __init__(self, encode_once: EncodeOnce, granularity: Granularity, meta: ModelMeta) -> None:
@@ -73,7 +73,7 @@ class GranularityModel(AbsEncoder):
         self._encode_once = encode_once
 
     def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
-        """Embeddings of batches of texts, `(texts, dim)`, not normalised. MTEB's other arguments change nothing."""
+        """Embeddings of batches of texts, `(texts, dim)`, not normalised. Other arguments of MTEB are ignored."""
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type == PromptType.document else "query"
         description = "Encoding the grid" if kwargs.get("show_progress_bar") else None
@@ -81,7 +81,7 @@ class GranularityModel(AbsEncoder):
 
 
 def parameters_at(model: nn.Module, layer: int) -> int:
-    """Parameters of an encoder that is cut after a layer."""
+    """Number of parameters of an encoder without the layers after `layer`."""
     encoder = unwrap_encoder(model)
     depth = encoder.config.num_hidden_layers
     layers = next(part for part in encoder.modules() if isinstance(part, nn.ModuleList) and len(part) == depth)
@@ -91,23 +91,23 @@ def parameters_at(model: nn.Module, layer: int) -> int:
 
 def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None = None) -> ModelMeta:
     """
-    What is published of one granularity: MTEB keeps the results of each apart by its `experiment_kwargs`.
+    MTEB's metadata of one granularity. MTEB saves the results of each granularity under its `experiment_kwargs`.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
-        granularity ([`Granularity`]): One of the grid.
-        name (`str`, *optional*): `user/model`; `None` takes it from the model's config.
+        granularity ([`Granularity`]): A granularity of the grid.
+        name (`str`, *optional*): Name of the form `user/model`; `None` takes it from the model's config.
 
     Returns:
         `ModelMeta`
 
     Raises:
-        ValueError: if the name is not of this form.
+        ValueError: if the name does not have this form.
     """
     config = unwrap_encoder(encoder.model).config
     name = name or config.name_or_path
     if name.count("/") != 1:
-        raise ValueError(f"MTEB wants a name of the form user/model, not {name!r}: pass name=.")
+        raise ValueError(f"name={name!r} must have the form user/model, which MTEB requires.")
     return ModelMeta(
         loader=None,
         name=name,
@@ -134,18 +134,18 @@ def mteb_models(
     encoder: GridEncoder, *, name: str | None = None, folder: Path | None = None
 ) -> dict[Granularity, GranularityModel]:
     """
-    A model for MTEB at each granularity of a grid; together they encode each list of texts once.
+    One MTEB model per granularity of a grid. Together they encode each list of texts once.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
-        name (`str`, *optional*): `user/model`; `None` takes it from the model's config.
-        folder (`Path`, *optional*): Where to keep embeddings; see [`EncodeOnce`].
+        name (`str`, *optional*): Name of the form `user/model`; `None` takes it from the model's config.
+        folder (`Path`, *optional*): Folder for embeddings; see [`EncodeOnce`].
 
     Returns:
         `dict[Granularity, GranularityModel]`
 
     Raises:
-        ValueError: if the name is not of the form `user/model`.
+        ValueError: if the name does not have the form `user/model`.
     """
     encode_once = EncodeOnce(encoder, folder)
     return {g: GranularityModel(encode_once, g, model_meta(encoder, g, name)) for g in encoder.grid}

@@ -1,4 +1,4 @@
-"""Scores of pairs of texts by the cosines of their embeddings: similarity, pair classification, bitext mining."""
+"""Metrics on the cosines of text pairs: similarity, pair classification and bitext mining."""
 
 from __future__ import annotations
 
@@ -6,30 +6,30 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from scipy.stats import spearmanr
-from sklearn.metrics import average_precision_score, roc_curve
 from torch import nn
 
+from ..core.extras import require_extra
 from .search import exact_search
 
 
 def pair_cosines(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """Cosine of each pair, `(pairs,)` in float64, of embeddings `(pairs, dim)` that need not be normalised."""
+    """Cosine of each pair, `(pairs,)` in float64. The embeddings `(pairs, dim)` need not be normalised."""
     return nn.functional.cosine_similarity(first.double(), second.double(), dim=1)
 
 
 def similarity_spearman(cosines: Sequence[float] | torch.Tensor, scores: Sequence[float]) -> float:
     """
-    Spearman correlation of the cosines of pairs with what people say of them.
+    Spearman correlation between the cosines of pairs and their gold scores.
 
     Args:
-        cosines (`Sequence[float]`): One a pair.
-        scores (`Sequence[float]`): Of each pair, on any scale.
+        cosines (`Sequence[float]`): One cosine per pair.
+        scores (`Sequence[float]`): One gold score per pair, on any scale.
 
     Returns:
-        `float`: in -1..1; NaN where all cosines, or all scores, are equal, which leaves it undefined.
+        `float`: in -1..1; NaN (undefined) if all cosines or all scores are equal.
     """
-    return float(spearmanr(np.asarray(cosines), np.asarray(scores)).statistic)
+    stats = require_extra("scipy.stats", "evaluation", "Semantic textual similarity")
+    return float(stats.spearmanr(np.asarray(cosines), np.asarray(scores)).statistic)
 
 
 def require_both_labels(labels: Sequence[int]) -> None:
@@ -37,7 +37,7 @@ def require_both_labels(labels: Sequence[int]) -> None:
     Check the labels of pairs.
 
     Raises:
-        ValueError: if they are not 0 and 1, with both present.
+        ValueError: if there are labels other than 0 and 1, or only one of the two.
     """
     if set(labels) != {0, 1}:
         raise ValueError(f"pair classification needs labels 0 and 1; found {sorted(set(labels))}.")
@@ -45,42 +45,42 @@ def require_both_labels(labels: Sequence[int]) -> None:
 
 def pair_classification_scores(cosines: Sequence[float] | torch.Tensor, labels: Sequence[int]) -> dict[str, float]:
     """
-    How well the cosines of pairs tell those that belong together from those that do not.
+    How well the cosines of pairs separate positive from negative pairs.
 
     Args:
-        cosines (`Sequence[float]`): One a pair.
-        labels (`Sequence[int]`): 1 for pairs that belong together, 0 for others.
+        cosines (`Sequence[float]`): One cosine per pair.
+        labels (`Sequence[int]`): 1 for positive pairs, 0 for negative pairs.
 
     Returns:
-        `dict[str, float]`: `accuracy`, of calling a pair positive from a threshold on, at the threshold that is best
-        for these very pairs (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), A.4), and
-        `average_precision`.
+        `dict[str, float]`: `accuracy` at the threshold that is best for these pairs (MIPIC,
+        [2604.24374](https://huggingface.co/papers/2604.24374), A.4), and `average_precision`.
 
     Raises:
         ValueError: if all labels are equal.
     """
     require_both_labels(labels)
-    cosines = np.asarray(cosines)
-    false_positive_rate, true_positive_rate, _ = roc_curve(labels, cosines, drop_intermediate=False)
+    metrics = require_extra("sklearn.metrics", "evaluation", "Pair classification")
+    scores = np.asarray(cosines)
+    false_positive_rate, true_positive_rate, _ = metrics.roc_curve(labels, scores, drop_intermediate=False)
     positives = sum(labels) / len(labels)
     accuracies = true_positive_rate * positives + (1 - false_positive_rate) * (1 - positives)
     return {
         "accuracy": float(accuracies.max()),
-        "average_precision": float(average_precision_score(labels, cosines)),
+        "average_precision": float(metrics.average_precision_score(labels, scores)),
     }
 
 
 def bitext_accuracy(first: torch.Tensor, second: torch.Tensor) -> dict[str, float]:
     """
-    How often the nearest of all sentences of the other language, by cosine, is the own translation (the Tatoeba test
+    Share of sentences whose nearest sentence in the other language, by cosine, is their translation (the Tatoeba test
     of LASER, [1812.10464](https://huggingface.co/papers/1812.10464)).
 
     Args:
-        first (`torch.Tensor` of shape `(sentences, dim)`): Of one language; need not be normalised.
-        second (`torch.Tensor` of shape `(sentences, dim)`): Their translations, in the same order.
+        first (`torch.Tensor` of shape `(sentences, dim)`): Embeddings of one language; need not be normalised.
+        second (`torch.Tensor` of shape `(sentences, dim)`): Embeddings of the translations, in the same order.
 
     Returns:
-        `dict[str, float]`: `accuracy` from first to second, and `accuracy_reverse`.
+        `dict[str, float]`: `accuracy` from first to second, and `accuracy_reverse` from second to first.
     """
     own = np.arange(len(first))
     return {

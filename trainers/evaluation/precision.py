@@ -1,4 +1,4 @@
-"""Document embeddings in fewer bits: what they take, what a search of them costs, and what it finds."""
+"""Document embeddings stored in 32, 8 or 1 bits per number: size, search time and search results."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import faiss
 import numpy as np
 import torch
 
-from ..granularity import Granularity, Grid
-from ..teacher import require_sentence_transformers
+from ..core.extras import require_extra
+from ..core.granularity import Granularity, Grid
+from ..data.teacher import require_sentence_transformers
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
 from .latency import seconds_in_turn
@@ -24,39 +24,42 @@ BITS = (32, 8, 1)
 @dataclass(frozen=True)
 class PackedIndex:
     """
-    Document embeddings as an index stores them, and their exact search. Made by [`PackedIndex.pack`].
+    An index of document embeddings in 32, 8 or 1 bits per number, with exact search. Made by [`PackedIndex.pack`].
 
     Args:
         index (`faiss.Index` or `faiss.IndexBinary`): The stored vectors.
-        bits (`int`): Of each number: 32, 8 or 1.
-        dim (`int`): Numbers in a vector.
+        bits (`int`): Bits per number: 32, 8 or 1.
+        dim (`int`): Numbers per vector.
     """
 
-    index: Any  # faiss has no name for both kinds
+    index: Any  # faiss has no common base class for both kinds
     bits: int
     dim: int
 
     @classmethod
     def pack(cls, vectors: torch.Tensor, bits: int) -> PackedIndex:
         """
-        Store vectors: as they are; in 8 bits, where a byte is a step of the range that its dim has over the documents;
-        or in 1 bit, the sign ([`~sentence_transformers.quantize_embeddings`] in both cases).
+        Build an index. With 32 bits, vectors are stored unchanged. With 8 bits, each number is one of 256 levels of
+        the range of its dim over the documents. With 1 bit, the sign is stored. Both use
+        [`~sentence_transformers.quantize_embeddings`].
 
         Args:
             vectors (`torch.Tensor` of shape `(documents, dim)`): Normalised embeddings in float32.
-            bits (`int`): 32, 8 or 1. Signs fill whole bytes: what a dim that is no multiple of 8 leaves is empty.
+            bits (`int`): 32, 8 or 1. Signs are padded to whole bytes.
 
         Returns:
             [`PackedIndex`]
 
         Raises:
-            ValueError: if there is no document, the bits are others, or sentence-transformers is not installed.
+            ValueError: if there are no documents, `bits` is not a legal value, or faiss or sentence-transformers is
+                not installed.
         """
         if bits not in BITS:
-            raise ValueError(f"bits={bits} is no precision to store vectors in; legal values: 32, 8, 1.")
+            raise ValueError(f"bits={bits} is not available; legal values: 32, 8, 1.")
         if not len(vectors):
             raise ValueError("There is no document to search.")
         numbers, dim = vectors.numpy(), vectors.shape[1]
+        faiss = require_extra("faiss", "evaluation", "An index of packed vectors")
         index: Any
         if bits == 32:
             index = faiss.IndexFlatIP(dim)
@@ -67,38 +70,39 @@ class PackedIndex:
             index = faiss.IndexBinaryFlat(8 * codes.shape[1])
             index.add(codes)
             return cls(index, bits, dim)
-        # Named, not left to be inferred, which a single document does not allow: its numbers are the ranges.
+        # Passed explicitly, because the library cannot infer the ranges from a single document.
         ranges = np.stack([numbers.min(axis=0), numbers.max(axis=0)])
-        # Both libraries cut a range into steps of 1 / 255 of it, and faiss takes the middle of a step for its numbers.
-        # With its other types of bytes, it would round the query as well.
+        # Both libraries divide a range into steps of 1 / 255, and faiss decodes a byte to the middle of its step.
+        # The other byte types of faiss would also round the query.
         index = faiss.IndexScalarQuantizer(dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)
         index.train(ranges)
         index.add_sa_codes(quantized(numbers, "uint8", ranges))
         return cls(index, bits, dim)
 
     @property
-    def bytes_a_vector(self) -> int:
-        """Of the stored numbers of a document."""
+    def bytes_per_vector(self) -> int:
+        """Bytes per document vector."""
         return self.index.code_size
 
     @property
     def nbytes(self) -> int:
-        """Of everything that a search reads: all vectors, and with 8 bits the two ends of each dim's range."""
+        """Bytes that a search reads: all vectors and, with 8 bits, the minimum and maximum of each dim."""
         ranges = 2 * self.dim * 4 if self.bits == 8 else 0
-        return self.index.ntotal * self.bytes_a_vector + ranges
+        return self.index.ntotal * self.bytes_per_vector + ranges
 
     def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """
-        The nearest documents, by comparing with every one: by cosine; with 8 bits, by the dot product of the query as
-        it is with what the documents' bytes stand for; with 1 bit, by Hamming distance, to the signs of the query.
+        Find the nearest documents by comparing each query with every document. With 32 bits, the score is the cosine.
+        With 8 bits, it is the dot product of the float32 query and the decoded document. With 1 bit, the signs of
+        query and document are compared by Hamming distance.
 
         Args:
             queries (`torch.Tensor` of shape `(queries, dim)`): Normalised embeddings in float32.
-            k (`int`): Documents to find for each query; all of them where there are fewer.
+            k (`int`): Number of documents to find per query; all documents if there are fewer.
 
         Returns:
-            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, the best first. Scores are
-            cosines, with 1 bit those of the signs: 1 where all are equal, -1 where none is.
+            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. With 1 bit, the
+            score is the cosine of the signs: 1 if all signs are equal, -1 if all differ.
         """
         numbers, k = queries.numpy(), min(k, self.index.ntotal)
         if self.bits > 1:
@@ -108,7 +112,7 @@ class PackedIndex:
 
 
 def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = None) -> np.ndarray:
-    """[`~sentence_transformers.quantize_embeddings`], where the extra is installed."""
+    """[`~sentence_transformers.quantize_embeddings`] of the optional dependency sentence-transformers."""
     library = require_sentence_transformers("A vector of 8 bits or 1 a number")
     return library.quantize_embeddings(numbers, precision=precision, ranges=ranges)
 
@@ -119,8 +123,8 @@ class Setting:
     How documents are stored and searched.
 
     Args:
-        granularity ([`Granularity`]): Of queries and documents.
-        bits (`int`): Of each stored number: 32, 8 or 1.
+        granularity ([`Granularity`]): Granularity of queries and documents.
+        bits (`int`): Bits per stored number: 32, 8 or 1.
     """
 
     granularity: Granularity
@@ -130,16 +134,16 @@ class Setting:
 @dataclass(frozen=True)
 class Search:
     """
-    What one query found at one setting, and what that took.
+    Result and cost of one query at one setting.
 
     Args:
-        setting ([`Setting`]): It.
-        rows (`list[int]`): Documents found, the best first.
-        scores (`list[float]`): Of each, as [`PackedIndex.search`] says.
-        encode_ms (`float`): Milliseconds from text to vector.
-        search_ms (`float`): Milliseconds from vector to rows.
-        bytes_a_vector (`int`): Of a document.
-        index_bytes (`int`): Of all documents.
+        setting ([`Setting`]): The setting.
+        rows (`list[int]`): Documents found, best first.
+        scores (`list[float]`): Scores of these documents, from [`PackedIndex.search`].
+        encode_ms (`float`): Milliseconds to encode the query.
+        search_ms (`float`): Milliseconds to search the index.
+        bytes_per_vector (`int`): Bytes per document vector.
+        index_bytes (`int`): Bytes of the whole index.
     """
 
     setting: Setting
@@ -147,7 +151,7 @@ class Search:
     scores: list[float]
     encode_ms: float
     search_ms: float
-    bytes_a_vector: int
+    bytes_per_vector: int
     index_bytes: int
 
 
@@ -161,21 +165,22 @@ def search_at(
     rounds: int = 5,
 ) -> list[Search]:
     """
-    Ask the same at several settings. The query is encoded for each of them alone, to its layer: an m3BERT stops there.
+    Run the same query at several settings. The query is encoded separately for each setting, only up to its layer if
+    the encoder is an m3BERT.
 
     Args:
-        encoder ([`GridEncoder`]): Of queries and documents.
-        documents ([`GridEmbeddings`]): Of the same encoder.
-        query (`str`): Text.
-        settings (`Sequence[Setting]`): Of granularities in the grid of the documents.
-        k (`int`, *optional*, defaults to 5): Documents to find; all of them where there are fewer.
-        rounds (`int`, *optional*, defaults to 5): Times of each; the settings take turns, and medians are taken.
+        encoder ([`GridEncoder`]): Encoder of queries and documents.
+        documents ([`GridEmbeddings`]): Embeddings of the documents by this encoder.
+        query (`str`): Query.
+        settings (`Sequence[Setting]`): Settings, with granularities of the grid of the documents.
+        k (`int`, *optional*, defaults to 5): Number of documents to find; all documents if there are fewer.
+        rounds (`int`, *optional*, defaults to 5): Measurements per setting; the times are their medians.
 
     Returns:
-        `list[Search]`: of each setting.
+        `list[Search]`: one result per setting.
 
     Raises:
-        ValueError: if a granularity is not in the grid, the bits are none of 32, 8, 1, or an embedding is not finite.
+        ValueError: if a granularity is not in the grid, `bits` is not a legal value, or an embedding is not finite.
     """
     indexes = [PackedIndex.pack(documents.at(s.granularity, normalize=True), s.bits) for s in settings]
     encodings = [partial(_encoded, encoder, query, setting.granularity) for setting in settings]
@@ -191,7 +196,7 @@ def search_at(
             found[turn][0][0].tolist(),
             1000 * encode_seconds[turn],
             1000 * search_seconds[turn],
-            indexes[turn].bytes_a_vector,
+            indexes[turn].bytes_per_vector,
             indexes[turn].nbytes,
         )
         for turn, setting in enumerate(settings)

@@ -1,4 +1,4 @@
-"""What an evaluation found, as one versioned JSON file."""
+"""The results of an evaluation, saved as one versioned JSON file."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from ..granularity import Granularity, Grid
+from ..core.granularity import Granularity, Grid
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 
 @dataclass(frozen=True)
 class Score:
     """
-    One number.
+    The value of one metric on one task at one granularity.
 
     Args:
         task (`str`): Name of the task.
-        family (`str`): Of its protocol.
-        split (`str`): What was scored.
+        task_type (`str`): Type of the task: `sts`, `retrieval`, ...
+        split (`str`): Split that was scored.
         metric (`str`): Name of the metric.
-        main (`bool`): Whether it is the one its family is judged by.
-        granularity (`str`): As text, `4x64`.
-        value (`float`): Correlations in -1..1, shares in 0..1.
+        main (`bool`): Whether this is the main metric of the task type.
+        granularity (`str`): Granularity as text, such as `4x64`.
+        value (`float`): Value. Correlations are in -1..1, shares in 0..1.
     """
 
     task: str
-    family: str
+    task_type: str
     split: str
     metric: str
     main: bool
@@ -40,20 +40,20 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TwoStageSearch:
     """
-    A measured search in two stages, over prefixes of one layer's vectors.
+    A measured two-stage search over prefixes of one layer's vectors.
 
     Args:
-        task (`str`): Collection.
-        documents (`int`): Its size.
+        task (`str`): Name of the retrieval task.
+        documents (`int`): Number of documents in its collection.
         layer (`int`): Layer of the vectors.
-        first_dim (`int`): Prefix that makes the shortlist.
-        second_dim (`int`): Prefix that re-ranks it.
-        shortlist (`int`): Its length.
-        products_share (`float`): Multiplications, as a share of an exact search with the second prefix.
+        first_dim (`int`): Dim of the first stage, which finds the shortlist.
+        second_dim (`int`): Dim of the second stage, which re-ranks the shortlist.
+        shortlist (`int`): Length of the shortlist.
+        products_share (`float`): Multiplications, as a share of an exact search at `second_dim`.
         metric (`str`): Name of the metric.
-        value (`float`): Quality.
+        value (`float`): Value of the metric.
     """
 
     task: str
@@ -70,15 +70,16 @@ class Plan:
 @dataclass(frozen=True)
 class Latency:
     """
-    What one query costs, in milliseconds: medians, measured in turn on the machine of the run.
+    Latency of one query in milliseconds: medians, measured on the machine of the run.
 
     Args:
-        encode_ms (`dict[str, float]`): Layer -> encoding of one query, early exit where the encoder has it.
-        search_ms (`dict[str, float]`): Dim -> exact search of one query among `documents`.
-        rerank_ms (`dict[str, dict[str, float]]`): Dim -> length of a shortlist -> re-ranking it.
-        documents (`int`): Documents in the search that was timed. An exact search grows with them linearly.
-        encoder (`str`): Type of the encoder that was timed.
-        threads (`int`): Threads of either.
+        encode_ms (`dict[str, float]`): Layer -> time to encode one query, with early exit if the encoder has it.
+        search_ms (`dict[str, float]`): Dim -> time of one exact search among `documents`.
+        rerank_ms (`dict[str, dict[str, float]]`): Dim -> length of the shortlist -> time to re-rank it.
+        documents (`int`): Number of documents in the measured search. The time of an exact search is linear in it.
+        encoder (`str`): Model type of the encoder.
+        threads (`int`): Number of threads for encoding and search.
+        engine (`str`, *optional*, defaults to `"faiss"`): Library that searched: `"faiss"` or `"torch"`.
     """
 
     encode_ms: dict[str, float]
@@ -87,15 +88,17 @@ class Latency:
     documents: int
     encoder: str
     threads: int
+    engine: str = "faiss"
 
     def of(self, granularity: Granularity, documents: int | None = None) -> float:
-        """Milliseconds of a query: encoding, and exact search among so many documents (those measured by default)."""
+        """Milliseconds per query for encoding and exact search among `documents` (by default as many as measured)."""
         return self.encode_ms[str(granularity.layer)] + self._search(granularity.dim, documents)
 
     def of_two_stages(
         self, granularity: Granularity, first_dim: int, shortlist: int, documents: int | None = None
     ) -> float:
-        """The same of a search by the first dims whose shortlist is re-ranked at the granularity."""
+        """Milliseconds per query for encoding and a two-stage search: a shortlist found with `first_dim` dims and
+        re-ranked at the granularity."""
         rerank = self.rerank_ms[str(granularity.dim)][str(shortlist)]
         return self.encode_ms[str(granularity.layer)] + self._search(first_dim, documents) + rerank
 
@@ -106,25 +109,25 @@ class Latency:
 @dataclass
 class GridResults:
     """
-    An evaluation of one model over a grid.
+    The evaluation of one model over a grid.
 
     Args:
-        model (`str`): Hub id or folder.
-        revision (`str`, *optional*): Commit on the Hub; `None` where it has none.
-        grid (`str`): Granularities.
-        seed (`int`): Of the run.
-        date (`str`): Day of the run, ISO 8601.
-        machine (`str`): Its kind.
+        model (`str`): Hub id or folder of the model.
+        revision (`str`, *optional*): Commit on the Hub; `None` for a local model.
+        grid (`str`): Granularities as text.
+        seed (`int`): Seed of the run.
+        date (`str`): Date of the run, ISO 8601.
+        machine (`str`): Processor type, number of cores and number of GPUs.
         versions (`dict[str, str]`): Package -> version.
-        weights (`str`, *optional*): Digest of the weights that were scored ([`GridEncoder.weights_fingerprint`]);
-            `None` in files of before it was kept.
-        settings (`dict`): Of the encoder: pooling, longest text, batch size, prompts.
-        scores (`list[Score]`): All numbers.
-        seconds (`dict[str, dict[str, float]]`): Task -> seconds of encoding and of scoring.
-        plans (`list[Plan]`): Searches in two stages.
-        variances (`dict[str, dict[str, list[float]]]`): Task -> layer -> variance of each dim over texts.
-        latency ([`Latency`], *optional*): Where it was measured.
-        schema_version (`int`): Of this form.
+        settings (`dict`): Settings of the encoder: pooling, maximum length, batch size, prompts, dtype.
+        scores (`list[Score]`, *optional*): All scores.
+        seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
+            (`score`).
+        two_stage_searches (`list[TwoStageSearch]`, *optional*): Measured two-stage searches.
+        variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
+        latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
+        weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
+        schema_version (`int`, *optional*): Version of this schema.
     """
 
     model: str
@@ -137,24 +140,24 @@ class GridResults:
     settings: dict[str, Any]
     scores: list[Score] = field(default_factory=list)
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
-    plans: list[Plan] = field(default_factory=list)
+    two_stage_searches: list[TwoStageSearch] = field(default_factory=list)
     variances: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     latency: Latency | None = None
     weights: str | None = None
     schema_version: int = SCHEMA_VERSION
 
     def save(self, file: Path) -> None:
-        """Write the JSON file."""
+        """Write the results to a JSON file."""
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, file: Path) -> GridResults:
         """
-        Read a JSON file.
+        Read results from a JSON file.
 
         Raises:
-            ValueError: if it is not of this form.
+            ValueError: if the file is not JSON, has another schema version, or lacks a field.
         """
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -162,27 +165,26 @@ class GridResults:
             raise ValueError(f"{file} is not JSON: {error}.") from error
         found = content.get("schema_version") if isinstance(content, dict) else None
         if found != SCHEMA_VERSION:
-            raise ValueError(f"{file} has schema version {found}; this program reads {SCHEMA_VERSION}.")
-        content.setdefault("weights", None)
+            raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}.")
         missing = sorted({part.name for part in fields(cls)} - content.keys())
         if missing:
             raise ValueError(f"{file} lacks {', '.join(missing)}.")
         content["scores"] = [Score(**score) for score in content["scores"]]
-        content["plans"] = [Plan(**plan) for plan in content["plans"]]
+        content["two_stage_searches"] = [TwoStageSearch(**search) for search in content["two_stage_searches"]]
         content["latency"] = Latency(**content["latency"]) if content["latency"] else None
         return cls(**content)
 
     @property
     def granularities(self) -> Grid:
-        """The grid."""
+        """The grid of the evaluation."""
         return Grid.parse(self.grid)
 
     def within(self, size: Granularity) -> GridResults:
         """
-        What is said of the granularities of a part: cutting a model does not change their numbers.
+        The results of the granularities within `size`. They also hold for a model that is truncated to `size`.
 
         Raises:
-            ValueError: if none of them was scored.
+            ValueError: if no granularity within `size` was scored.
         """
         members = tuple(g for g in self.granularities if g.layer <= size.layer and g.dim <= size.dim)
         if not members:
@@ -192,35 +194,37 @@ class GridResults:
             self,
             grid=str(Grid(members)),
             scores=[score for score in self.scores if score.granularity in names],
-            plans=[plan for plan in self.plans if f"{plan.layer}x{plan.second_dim}" in names],
+            two_stage_searches=[
+                search for search in self.two_stage_searches if f"{search.layer}x{search.second_dim}" in names
+            ],
             variances={
                 task: {layer: values[: size.dim] for layer, values in spectra.items() if int(layer) <= size.layer}
                 for task, spectra in self.variances.items()
             },
         )
 
-    def tasks(self, family: str | None = None) -> list[str]:
-        """Tasks that were scored, of one family or of all, in the order of the run."""
-        return list(dict.fromkeys(score.task for score in self.scores if family in (None, score.family)))
+    def tasks(self, task_type: str | None = None) -> list[str]:
+        """Scored tasks of one task type, or of all types, in the order of the run."""
+        return list(dict.fromkeys(score.task for score in self.scores if task_type in (None, score.task_type)))
 
-    def families(self) -> list[str]:
-        """Families that were scored, in the order of the run."""
-        return list(dict.fromkeys(score.family for score in self.scores))
+    def task_types(self) -> list[str]:
+        """Scored task types, in the order of the run."""
+        return list(dict.fromkeys(score.task_type for score in self.scores))
 
-    def judged_families(self) -> list[str]:
-        """Families whose main metric is a quality, more of which is better: all but geometry."""
-        return [family for family in self.families() if family != "geometry"]
+    def judged_task_types(self) -> list[str]:
+        """Scored task types whose main metric measures quality (higher is better): all except geometry."""
+        return [task_type for task_type in self.task_types() if task_type != "geometry"]
 
-    def main_metric(self, family: str) -> str:
-        """The metric a family is judged by."""
-        return next(score.metric for score in self.scores if score.family == family and score.main)
+    def main_metric(self, task_type: str) -> str:
+        """The main metric of a task type."""
+        return next(score.metric for score in self.scores if score.task_type == task_type and score.main)
 
     def quality(self, tasks: Iterable[str]) -> dict[Granularity, float]:
         """
-        Mean over tasks of their main metrics, for every granularity.
+        Mean of the main metrics of several tasks, per granularity.
 
         Raises:
-            ValueError: if a task was not scored.
+            ValueError: if there are no tasks, or a task was not scored.
         """
         tasks = list(tasks)
         unknown = [task for task in tasks if task not in self.tasks()]

@@ -1,56 +1,102 @@
-"""Exact search, search in two stages, and the metrics of ranked lists."""
+"""Exact search, two-stage search, and the metrics of ranked lists."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
-import faiss
 import numpy as np
 import torch
-from sklearn.metrics import ndcg_score
 from torch import nn
 
+from ..core.extras import require_extra
 from .embeddings import ROWS_AT_ONCE
 
 
-SHORTLISTS = (10, 20, 50, 100, 200)  # lengths that are measured
+SHORTLISTS = (10, 20, 50, 100, 200)  # lengths of shortlists that are measured
 
 
 def exact_search(queries: torch.Tensor, documents: torch.Tensor, k: int) -> np.ndarray:
     """
-    The documents of highest cosine, by comparing with every one (faiss' `IndexFlatIP` on normalised vectors; m3BERT,
+    Find the documents with the highest cosine by comparing each query with every document (m3BERT,
     [2605.19568](https://huggingface.co/papers/2605.19568), A.1).
 
     Args:
-        queries (`torch.Tensor` of shape `(queries, dim)`): Need not be normalised.
-        documents (`torch.Tensor` of shape `(documents, dim)`): Need not be normalised.
-        k (`int`): Documents to find for each query; all of them where there are fewer.
+        queries (`torch.Tensor` of shape `(queries, dim)`): Embeddings; need not be normalised.
+        documents (`torch.Tensor` of shape `(documents, dim)`): Embeddings; need not be normalised.
+        k (`int`): Number of documents to find per query; all documents if there are fewer.
 
     Returns:
-        `np.ndarray` of shape `(queries, k)`: rows of `documents`, the best first.
+        `np.ndarray` of shape `(queries, k)`: rows of `documents`, best first.
     """
-    index = faiss.IndexFlatIP(documents.shape[1])
-    for start in range(0, len(documents), ROWS_AT_ONCE):
-        rows = documents[start : start + ROWS_AT_ONCE]
-        index.add(nn.functional.normalize(rows.float(), dim=1).numpy())
-    return index.search(nn.functional.normalize(queries.float(), dim=1).numpy(), min(k, len(documents)))[1]
+    return ExactIndex(documents).search(queries, k)[1]
+
+
+class ExactIndex:
+    """
+    An index for exact search by cosine. It uses faiss' `IndexFlatIP` if faiss is installed (extra `evaluation`),
+    otherwise `torch.topk` over blocks of documents.
+
+    Args:
+        documents (`torch.Tensor` of shape `(documents, dim)`): Embeddings; need not be normalised.
+    """
+
+    engine = "torch" if find_spec("faiss") is None else "faiss"
+
+    def __init__(self, documents: torch.Tensor):
+        self.count = len(documents)
+        blocks = (documents[start : start + ROWS_AT_ONCE] for start in range(0, self.count, ROWS_AT_ONCE))
+        normalized = (nn.functional.normalize(block.float(), dim=1) for block in blocks)
+        if self.engine == "torch":
+            self._blocks = list(normalized)
+            return
+        import faiss
+
+        self._index = faiss.IndexFlatIP(documents.shape[1])
+        for block in normalized:
+            self._index.add(block.numpy())
+
+    def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Find the documents with the highest cosine.
+
+        Args:
+            queries (`torch.Tensor` of shape `(queries, dim)`): Embeddings; need not be normalised.
+            k (`int`): Number of documents to find per query; all documents if there are fewer.
+
+        Returns:
+            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: cosines and rows, best first.
+        """
+        queries, k = nn.functional.normalize(queries.float(), dim=1), min(k, self.count)
+        if self.engine == "faiss":
+            return self._index.search(queries.numpy(), k)
+        best, rows, start = queries.new_empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.long), 0
+        for block in self._blocks:
+            cosines = queries @ block.T
+            best = torch.cat([best, cosines], dim=1)
+            rows = torch.cat([rows, torch.arange(start, start + len(block)).expand(len(queries), -1)], dim=1)
+            best, order = best.topk(min(k, best.shape[1]), dim=1)
+            rows, start = rows.gather(1, order), start + len(block)
+        return best.numpy(), rows.numpy()
 
 
 def rerank(
     queries: torch.Tensor, documents: torch.Tensor, shortlist: np.ndarray, sizes: Sequence[int]
 ) -> dict[int, np.ndarray]:
     """
-    The second stage of a search: order the first documents of a shortlist by cosine.
+    The second stage of a two-stage search: sort the first documents of a shortlist by cosine.
 
     Args:
-        queries (`torch.Tensor` of shape `(queries, dim)`): At the granularity that re-ranks; need not be normalised.
-        documents (`torch.Tensor` of shape `(documents, dim)`): Of the whole collection, at the same granularity.
-        shortlist (`np.ndarray` of shape `(queries, length)`): Rows of `documents` that the first stage found, the best
+        queries (`torch.Tensor` of shape `(queries, dim)`): Embeddings at the granularity that re-ranks; need not be
+            normalised.
+        documents (`torch.Tensor` of shape `(documents, dim)`): Embeddings of the whole collection, at the same
+            granularity.
+        shortlist (`np.ndarray` of shape `(queries, length)`): Rows of `documents` found by the first stage, best
             first.
-        sizes (`Sequence[int]`): How many of them to re-rank; each size is a search of its own.
+        sizes (`Sequence[int]`): Numbers of documents to re-rank; each number is a separate search.
 
     Returns:
-        `dict[int, np.ndarray]`: size -> `(queries, size)`, the best first.
+        `dict[int, np.ndarray]`: size -> rows of shape `(queries, size)`, best first.
     """
     queries = nn.functional.normalize(queries.float(), dim=1)
     cosines = torch.stack(
@@ -64,7 +110,7 @@ def rerank(
 
 
 def products_share(documents: int, dims: tuple[int, int], size: int) -> float:
-    """Multiplications of a two-stage search, as a share of those of an exact search with the second stage's dim."""
+    """Multiplications of a two-stage search, as a share of those of an exact search at the dim of the second stage."""
     first, second = dims
     return (documents * first + size * second) / (documents * second)
 
@@ -73,19 +119,20 @@ def ranking_scores(
     ranked: np.ndarray, relevant: Sequence[Mapping[int, float]], cutoffs: Sequence[int] = (1, 10, 100)
 ) -> dict[str, float]:
     """
-    Metrics of ranked lists, means over queries.
+    Metrics of ranked lists, averaged over queries.
 
     Args:
-        ranked (`np.ndarray` of shape `(queries, k)`): Documents found, the best first.
-        relevant (`Sequence[Mapping[int, float]]`): Of each query, the relevant documents and their grades, above 0.
-        cutoffs (`Sequence[int]`, *optional*): The k of Recall@k; those beyond the lists' length are left out.
+        ranked (`np.ndarray` of shape `(queries, k)`): Documents found, best first.
+        relevant (`Sequence[Mapping[int, float]]`): Per query: relevant document -> its grade, above 0.
+        cutoffs (`Sequence[int]`, *optional*, defaults to `(1, 10, 100)`): Values of k for Recall@k; those above the
+            length of the lists are left out.
 
     Returns:
         `dict[str, float]`: `recall@k`, the share of the relevant documents among the first k; `mrr@10`, the reciprocal
-        of the first relevant document's rank, 0 beyond 10; `ndcg@10`, whose gains are the grades.
+        rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains.
 
     Raises:
-        ValueError: if a query has no relevant document; such queries belong in no average.
+        ValueError: if a query has no relevant document, which leaves its metrics undefined.
     """
     if not all(relevant):
         raise ValueError("Some queries have no relevant document; leave them out.")
@@ -97,7 +144,7 @@ def ranking_scores(
     }
     hits = found[:, :10] > 0
     scores["mrr@10"] = float((hits.any(axis=1) / (1 + hits.argmax(axis=1))).mean())
-    # The ideal order has the relevant documents that a list lacks as well: they stand behind all that was found.
+    # The ideal ranking also has the relevant documents that were not found: append them to the list.
     found = np.pad(found, ((0, 0), (0, max(0, 10 - found.shape[1]))))
     missed = np.zeros((len(lists), counts.max()))
     for row, (rows, grades) in enumerate(zip(lists, relevant, strict=True)):
@@ -105,5 +152,6 @@ def ranking_scores(
         missed[row, : len(rest)] = rest
     gains = np.concatenate([found, missed], axis=1)
     order = np.broadcast_to(-np.arange(gains.shape[1]), gains.shape)
-    scores["ndcg@10"] = float(ndcg_score(gains, order, k=10, ignore_ties=True))
+    metrics = require_extra("sklearn.metrics", "evaluation", "Retrieval")
+    scores["ndcg@10"] = float(metrics.ndcg_score(gains, order, k=10, ignore_ties=True))
     return scores

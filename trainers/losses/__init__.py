@@ -1,4 +1,4 @@
-"""Pure functions, one equation each: tensors in, a loss out. No model, no trainer, no state."""
+"""Loss functions: one equation each, tensors in, a loss out, without model, trainer or state."""
 
 from .alignment import compression_alignment, embedding_kl, principal_map, similarity_kl
 from .contrastive import nested_info_nce

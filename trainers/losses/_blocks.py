@@ -1,4 +1,4 @@
-"""What losses share: blocks of rows, segments of dims, memory that every block uses again, and precision."""
+"""Shared tools of the losses: checks of dims, blocks of rows, segments of dims, and reusable buffers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 def check_dims(dims: Sequence[int], width: int) -> tuple[int, ...]:
     """
-    The dims as a tuple.
+    Check prefix dims and return them as a tuple.
 
     Raises:
-        ValueError: if they are not ascending and within 1..width.
+        ValueError: if the dims are not ascending and within 1..width.
     """
     dims = tuple(dims)
     if not dims or sorted(set(dims)) != list(dims) or dims[0] < 1 or dims[-1] > width:
@@ -27,26 +27,16 @@ def blocks(length: int, size: int) -> list[slice]:
 
 
 def segments(dims: tuple[int, ...]) -> list[slice]:
-    """The dims that each prefix has beyond the one before it."""
+    """The slices between consecutive dims: each prefix is the previous one plus its segment."""
     return [slice(start, stop) for start, stop in itertools.pairwise((0, *dims))]
 
 
-def precise(tensor: torch.Tensor) -> torch.Tensor:
-    """In float32 at least: sums over many numbers, and differences of nearly equal ones, lose digits in half."""
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-def no_autocast(tensor: torch.Tensor) -> torch.autocast:
-    """A context in which products on this tensor's device stay in the precision of their inputs."""
-    return torch.autocast(tensor.device.type, enabled=False)
-
-
 class Buffers:
-    """Matrices that every block uses again: fresh memory for each costs a fifth of the time."""
+    """Matrices that all blocks reuse. Allocating new memory for each block would take a fifth of the time."""
 
     def __init__(self, like: torch.Tensor, count: int, size: int, dtype: torch.dtype) -> None:
         self.flat = like.new_empty((count, size), dtype=dtype)
 
     def of(self, rows: int, columns: int) -> list[torch.Tensor]:
-        """All of them, `(rows, columns)`."""
+        """All matrices as views of shape `(rows, columns)`."""
         return [flat[: rows * columns].view(rows, columns) for flat in self.flat]

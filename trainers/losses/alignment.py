@@ -1,4 +1,4 @@
-"""Losses that draw one embedding, or the similarities it makes, towards another's: the teachers carry no gradient."""
+"""Losses that align embeddings, or their similarities, with those of a teacher. Teachers get no gradient."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from torch.utils.checkpoint import checkpoint
 from ._blocks import blocks
 
 
-# Rows of a similarity matrix that exist at a time, in `similarity_kl`.
+# Rows of the similarity matrix in memory at a time, in `similarity_kl`.
 SIMILARITY_ROWS = 1024
 
 
 def embedding_kl(student: torch.Tensor, teacher: torch.Tensor, *, temperature: float) -> torch.Tensor:
     r"""
-    KL divergence between embeddings read as distributions over their dims, `T * KL(softmax(teacher / T) ||
+    KL divergence between the softmax distributions of embeddings over their dims, `T * KL(softmax(teacher / T) ||
     softmax(student / T))` (2DMSE, [2402.14776v1](https://huggingface.co/papers/2402.14776), alignment of layers; with
-    T = 1 the second term of ESE's alignment, version 3).
+    T = 1 also the second term of the alignment in version 3, ESE).
 
     Args:
-        student (`torch.Tensor` of shape `(rows, dim)`): Carries gradient.
-        teacher (`torch.Tensor` of shape `(rows, dim)`): Detached here.
+        student (`torch.Tensor` of shape `(rows, dim)`): Embeddings of the student. Carries gradient.
+        teacher (`torch.Tensor` of shape `(rows, dim)`): Embeddings of the teacher. Detached here.
         temperature (`float`): T.
 
     Returns:
@@ -37,18 +37,18 @@ def embedding_kl(student: torch.Tensor, teacher: torch.Tensor, *, temperature: f
 def principal_map(gram: torch.Tensor) -> torch.Tensor:
     r"""
     The map to principal components of ESE ([2402.14776v3](https://huggingface.co/papers/2402.14776), learning to
-    compress): `U diag(s)` of the singular value decomposition of `A = softmax(gram / sqrt(d))`, softmax over rows.
-    `embeddings @ principal_map(gram)[:, :k]` is the target of the first k dims, for every k.
+    compress): `U diag(s)` of the singular value decomposition of `A = softmax(gram / sqrt(d))`, where each row is
+    normalised. `embeddings @ principal_map(gram)[:, :k]` is the target of the first k dims, for every k.
 
-    `U diag(s) = A V` with the eigenvectors V of `A^T A`, which cost a third of a full decomposition. The sign of each
-    column, which no decomposition fixes, is such that its largest entry is positive: otherwise the target would turn
-    over from batch to batch.
+    It is computed as `U diag(s) = A V` with the eigenvectors V of `A^T A`, at a third of the cost of a full
+    decomposition. The signs of the columns, which a decomposition leaves open, are chosen such that the entry with the
+    largest absolute value is positive. Otherwise the sign of the target could change from batch to batch.
 
     Args:
         gram (`torch.Tensor` of shape `(d, d)`): `embeddings^T embeddings` of the whole batch.
 
     Returns:
-        `torch.Tensor` of shape `(d, d)`, columns by descending singular value. No gradient.
+        `torch.Tensor` of shape `(d, d)`, with columns by descending singular value. Has no gradient.
     """
     attention = (gram / len(gram) ** 0.5).softmax(dim=1)
     _, vectors = torch.linalg.eigh(attention.T @ attention)
@@ -59,12 +59,12 @@ def principal_map(gram: torch.Tensor) -> torch.Tensor:
 
 def compression_alignment(student: torch.Tensor, components: torch.Tensor) -> torch.Tensor:
     """
-    Distance of a prefix to the principal components of the whole embedding (ESE,
-    [2402.14776v3](https://huggingface.co/papers/2402.14776), learning to compress): mean squared error, plus
+    Distance between a prefix and the principal components of the full embedding (ESE,
+    [2402.14776v3](https://huggingface.co/papers/2402.14776), learning to compress): mean squared error plus
     [`embedding_kl`] with T = 1.
 
     Args:
-        student (`torch.Tensor` of shape `(rows, k)`): Prefixes. Carry gradient.
+        student (`torch.Tensor` of shape `(rows, k)`): Prefixes. Carries gradient.
         components (`torch.Tensor` of shape `(rows, k)`): The first k principal components. Detached here.
 
     Returns:
@@ -84,17 +84,19 @@ def similarity_kl(
     block_size: int = SIMILARITY_ROWS,
 ) -> torch.Tensor:
     r"""
-    KL divergence between the distributions over candidates that two sets of embeddings give each anchor,
+    KL divergence between the teacher's and the student's distribution over the candidates of each anchor,
     `KL(softmax(cos_T / tau) || softmax(cos_S / tau))` (Starbucks,
     [2410.13230](https://huggingface.co/papers/2410.13230), fine-tuning).
 
     Args:
-        anchors (`torch.Tensor` of shape `(batch, dim)`): The student's. Need not be normalised. Carries gradient.
-        candidates (`torch.Tensor` of shape `(num_candidates, dim)`): The student's. Carries gradient.
-        teacher_anchors (`torch.Tensor` of shape `(batch, teacher_dim)`): Detached here.
-        teacher_candidates (`torch.Tensor` of shape `(num_candidates, teacher_dim)`): Detached here.
-        temperature (`float` or scalar `torch.Tensor`): tau, of both. Carries no gradient.
-        block_size (`int`, *optional*): Anchors at a time; their similarities are made again in the backward pass.
+        anchors (`torch.Tensor` of shape `(batch, dim)`): Student embeddings; need not be normalised. Carries gradient.
+        candidates (`torch.Tensor` of shape `(num_candidates, dim)`): Student embeddings. Carries gradient.
+        teacher_anchors (`torch.Tensor` of shape `(batch, teacher_dim)`): Teacher embeddings. Detached here.
+        teacher_candidates (`torch.Tensor` of shape `(num_candidates, teacher_dim)`): Teacher embeddings. Detached
+            here.
+        temperature (`float` or scalar `torch.Tensor`): tau, of both distributions. Detached here.
+        block_size (`int`, *optional*): Number of anchors at a time. Similarities are computed again in the backward
+            pass.
 
     Returns:
         `torch.Tensor` of shape `(batch,)`
@@ -114,7 +116,7 @@ def similarity_kl(
     parts = []
     for block in blocks(len(anchors), block_size):
         rows = anchors[block], teacher_anchors[block]
-        # A single block is small: making its similarities again would save nothing.
+        # For a single block, recomputing the similarities would save no memory.
         parts.append(
             checkpoint(divergence, *rows, use_reentrant=False) if len(anchors) > block_size else divergence(*rows)
         )

@@ -1,4 +1,4 @@
-"""MIC's losses: prefixes that do not repeat what comes behind them, dims that vary alike, texts spread evenly."""
+"""Losses of MIC: low correlation between a prefix and the dims after it, equal variances, and uniformity."""
 
 from __future__ import annotations
 
@@ -7,33 +7,36 @@ from typing import Any
 
 import torch
 
-from ._blocks import check_dims, no_autocast, precise, segments
+from ._blocks import check_dims, segments
+from .precision import no_autocast, precise
 
 
 EPSILON = 1e-8
-# Roundings of a mean within which numbers count as equal.
+# A deviation below this many rounding errors of the mean counts as 0.
 ROUNDINGS = 8
 
 
 def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     r"""
-    Token states standardised over the tokens of each text, dim by dim: `(h - mean) / (deviation + epsilon)` (MIC,
-    [2605.29987](https://huggingface.co/papers/2605.29987), Eq. 1 and below). The moments are those of real tokens.
+    Token states standardised over the tokens of each text, per dim: `(h - mean) / (deviation + epsilon)` (MIC,
+    [2605.29987](https://huggingface.co/papers/2605.29987), Eq. 1 and below). Mean and standard deviation are those of
+    the real tokens.
 
     Args:
-        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Carries gradient.
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states. Carries gradient.
         mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: the standardised states, 0 for padding, and the deviations `(batch,
-        hidden_size)`, in float32 at least. A dim that does not vary in a text is 0 there, and has no gradient.
+        `tuple[torch.Tensor, torch.Tensor]`: the standardised states, 0 for padding, and the standard deviations
+        `(batch, hidden_size)`, both in float32 or wider. A dim that is constant in a text is 0 there, without
+        gradient.
     """
     with no_autocast(states):
         return Standardized.apply(precise(states), mask)
 
 
 class Standardized(torch.autograd.Function):
-    """See [`standardized`]; with a third of the passes over the states that the same in single operations takes."""
+    """See [`standardized`]. Makes a third of the passes over the states that single operations would make."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -42,7 +45,7 @@ class Standardized(torch.autograd.Function):
         means = torch.einsum("btd,bt->bd", states, real) / count
         centred = (states - means[:, None, :]).mul_(real[:, :, None])
         deviations = (centred.square().sum(dim=1) / count).sqrt()
-        # Equal numbers may differ from their mean by its rounding.
+        # Equal numbers may differ from their mean by its rounding error.
         varies = deviations > ROUNDINGS * torch.finfo(means.dtype).eps * means.abs()
         deviations = torch.where(varies, deviations, 0.0)
         inverses = torch.where(varies, 1 / (deviations + EPSILON), 0.0)
@@ -57,25 +60,26 @@ class Standardized(torch.autograd.Function):
         count = real.sum(dim=1).clamp(min=1)[:, None]
         with no_autocast(outputs):
             means = torch.einsum("btd,bt->bd", grads, real) / count
-        lengthening = (grads * outputs).sum(dim=1) / count
-        # What moves along a text's own outputs is its deviation. A dim that does not vary has no slope.
+        projections = (grads * outputs).sum(dim=1) / count
+        # The gradient through the deviation is a multiple of the outputs. A constant dim has no gradient.
         varies = deviations > 0
-        shares = torch.where(varies, 1 / (inverses * torch.where(varies, deviations, 1.0)), 0.0)
-        along = torch.where(varies, shares * (grad_deviations / count - inverses * lengthening), 0.0)
+        ratios = torch.where(varies, 1 / (inverses * torch.where(varies, deviations, 1.0)), 0.0)
+        deviation_gradient = torch.where(varies, ratios * (grad_deviations / count - inverses * projections), 0.0)
         gradient = grads * inverses[:, None, :]
         gradient.sub_((means * inverses)[:, None, :]).mul_(real[:, :, None])
-        return gradient.addcmul_(outputs, along[:, None, :]), None
+        return gradient.addcmul_(outputs, deviation_gradient[:, None, :]), None
 
 
 def prefix_residual_products(
     standardized_states: torch.Tensor, mask: torch.Tensor, dims: Sequence[int]
 ) -> list[torch.Tensor]:
     r"""
-    Sum over texts of the mean over tokens of `x_prefix x_residual^T`, `B` times MIC's C, for every dim at once (MIC,
-    [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1). Sums of several batches add up.
+    Sum over texts of the mean over tokens of `x_prefix x_residual^T` for all dims at once, where the residual is the
+    dims after the prefix (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1: C times the number
+    of texts). The sums of several batches can be added.
 
-    Standardising is per dim, so that one matrix holds the block of every prefix; and of that matrix only the part
-    above the diagonal of segments is in any of them.
+    Because states are standardised per dim, the blocks of all prefixes are parts of one matrix. Only the part of it
+    above the diagonal of segments is computed.
 
     Args:
         standardized_states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): From [`standardized`]. Carries
@@ -84,8 +88,8 @@ def prefix_residual_products(
         dims (`Sequence[int]`): Prefix dims, ascending, below the width.
 
     Returns:
-        `list[torch.Tensor]`: for each dim, the rows of the dims that it has beyond the one before it, `(d_i - d_{i-1},
-        hidden_size - d_i)`: their products with all that lies behind d_i.
+        `list[torch.Tensor]`: per dim d_i, the products of the dims from d_{i-1} to d_i with all dims after d_i, of
+        shape `(d_i - d_{i-1}, hidden_size - d_i)`.
 
     Raises:
         ValueError: if the dims are not ascending and below the width.
@@ -96,7 +100,7 @@ def prefix_residual_products(
 
 
 class PrefixResidualProducts(torch.autograd.Function):
-    """See [`prefix_residual_products`]; the gradients of all products are added up in one tensor."""
+    """See [`prefix_residual_products`]. Accumulates the gradients of all products in one tensor."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, mask: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
@@ -119,44 +123,45 @@ class PrefixResidualProducts(torch.autograd.Function):
 
     @staticmethod
     def rows(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """All tokens below each other, and each divided by the number of its text's."""
+        """The states of all tokens as rows, and the same rows divided by the number of tokens of their text."""
         count = mask.sum(dim=1).clamp(min=1).to(states.dtype)
         return states.flatten(0, 1), (states / count[:, None, None]).flatten(0, 1)
 
 
 def correlation_penalty(correlations: Sequence[torch.Tensor], *, threshold: float) -> torch.Tensor:
     r"""
-    Penalty on the correlation between a prefix and what comes behind it, for every dim at once (MIC,
+    Penalty on the correlations between a prefix and the dims after it, for all dims at once (MIC,
     [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1): `sum_uv max(0, |C_uv| - threshold)^2 /
-    (d * d_res)` over u in the prefix, v behind it.
+    (d * d_res)` over dims u of the prefix and v after it.
 
-    Each pair of dims is looked at once: a prefix adds up the rows of all segments in it, from its own end on.
+    Each pair of dims is computed once: the penalty of a prefix sums the rows of all its segments, over the dims after
+    the prefix.
 
     Args:
         correlations (`Sequence[torch.Tensor]`): [`prefix_residual_products`], averaged over texts. Carry gradient.
-        threshold (`float`): tau_corr, what is tolerated.
+        threshold (`float`): tau_corr; smaller correlations are not penalised.
 
     Returns:
         `torch.Tensor` of shape `(len(correlations),)`
     """
     penalties, dim = [], 0
-    behind = correlations[0].new_zeros(correlations[0].shape[1])  # of each dim behind the prefix, with all in it
+    residual_sums = correlations[0].new_zeros(correlations[0].shape[1])  # per dim v after the prefix: sum over all u
     for rows in correlations:
         dim += len(rows)
-        behind = behind[-rows.shape[1] :] + (rows.abs() - threshold).clamp(min=0).square().sum(dim=0)
-        penalties.append(behind.sum() / (dim * rows.shape[1]))
+        residual_sums = residual_sums[-rows.shape[1] :] + (rows.abs() - threshold).clamp(min=0).square().sum(dim=0)
+        penalties.append(residual_sums.sum() / (dim * rows.shape[1]))
     return torch.stack(penalties)
 
 
 def variance_floor(deviations: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     r"""
-    What keeps dims from shrinking instead of losing correlation (MIC,
+    Penalty on small standard deviations, which keeps dims from shrinking to reduce their correlation (MIC,
     [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1): `max(0, 1 - mean deviation of the prefix) +
-    0.5 max(0, 1 - mean deviation behind it)`.
+    0.5 max(0, 1 - mean deviation after it)`.
 
     Args:
-        deviations (`torch.Tensor` of shape `(hidden_size,)`): Deviation over tokens of each dim, averaged over texts.
-            Carries gradient.
+        deviations (`torch.Tensor` of shape `(hidden_size,)`): Standard deviation of each dim over tokens, averaged
+            over texts. Carries gradient.
         dims (`Sequence[int]`): Prefix dims, ascending, below the width.
 
     Returns:
@@ -167,23 +172,23 @@ def variance_floor(deviations: torch.Tensor, dims: Sequence[int]) -> torch.Tenso
     """
     dims = check_dims(dims, len(deviations) - 1)
     sums, lengths = deviations.cumsum(dim=0), torch.tensor(dims, device=deviations.device)
-    before = sums[lengths - 1]
-    behind = sums[-1] - before
-    return (1 - before / lengths).clamp(min=0) + 0.5 * (1 - behind / (len(deviations) - lengths)).clamp(min=0)
+    prefix = sums[lengths - 1]
+    residual = sums[-1] - prefix
+    return (1 - prefix / lengths).clamp(min=0) + 0.5 * (1 - residual / (len(deviations) - lengths)).clamp(min=0)
 
 
 def variance_variation(vectors: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     r"""
-    Coefficient of variation of the variances of a prefix' dims (MIC,
-    [2605.29987](https://huggingface.co/papers/2605.29987), section 2.2): their standard deviation over dims, by their
-    mean. Variances are over texts.
+    Coefficient of variation of the variances of a prefix's dims (MIC,
+    [2605.29987](https://huggingface.co/papers/2605.29987), section 2.2): the standard deviation of the variances
+    divided by their mean. Variances are over texts.
 
     Args:
         vectors (`torch.Tensor` of shape `(batch, hidden_size)`): Pooled embeddings. Carries gradient.
         dims (`Sequence[int]`): Prefix dims, ascending.
 
     Returns:
-        `torch.Tensor` of shape `(len(dims),)`, in float32 at least; 0 where all dims vary alike, or none at all.
+        `torch.Tensor` of shape `(len(dims),)`, in float32 or wider; 0 if all dims have the same variance.
 
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
@@ -194,37 +199,37 @@ def variance_variation(vectors: torch.Tensor, dims: Sequence[int]) -> torch.Tens
     within = torch.arange(vectors.shape[1], device=vectors.device) < lengths[:, None]
     means = (variances * within).sum(dim=1) / lengths
     spreads = ((variances - means[:, None]) * within).square().sum(dim=1) / lengths
-    # The root's slope at 0 is infinite.
+    # The inner `where` avoids the infinite gradient of the square root at 0.
     return torch.where(spreads > 0, torch.where(spreads > 0, spreads, 1.0).sqrt(), 0.0) / (means + EPSILON)
 
 
 def nested_uniformity(vectors: torch.Tensor, dims: Sequence[int], *, scale: float = 2.0) -> torch.Tensor:
     r"""
-    How evenly prefixes spread on the sphere (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section
-    2.2): `log(mean over pairs of exp(-2 t (1 - cos)) + epsilon)`, pairs of different rows.
+    Uniformity of prefixes on the unit sphere (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section
+    2.2): `log(mean over pairs of exp(-2 t (1 - cos)) + epsilon)`, over pairs of different rows. Lower is more uniform.
 
-    The dot products of a prefix are those of the shorter one plus one product over the dims between them.
+    The dot products of a prefix are those of the next shorter prefix plus one product over the dims between them.
 
     Args:
-        vectors (`torch.Tensor` of shape `(batch, hidden_size)`): Pooled embeddings, need not be normalised. Carries
+        vectors (`torch.Tensor` of shape `(batch, hidden_size)`): Pooled embeddings; need not be normalised. Carries
             gradient.
         dims (`Sequence[int]`): Prefix dims, ascending.
         scale (`float`, *optional*, defaults to 2.0): t.
 
     Returns:
-        `torch.Tensor` of shape `(len(dims),)`, in float32 at least.
+        `torch.Tensor` of shape `(len(dims),)`, in float32 or wider.
 
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size, or there are fewer than two rows.
     """
     count = len(vectors)
     if count < 2:
-        raise ValueError(f"Uniformity is of pairs of texts; a batch of {count} has none.")
+        raise ValueError(f"Uniformity needs pairs of texts; a batch of {count} has none.")
     parts = [precise(vectors[:, segment]) for segment in segments(check_dims(dims, vectors.shape[1]))]
     with no_autocast(vectors):
         products = torch.stack([part @ part.T for part in parts]).cumsum(dim=0)
     squares = torch.stack([part.square().sum(dim=1) for part in parts]).cumsum(dim=0)
-    # A vector of zeros has no direction: cosine 0 with all others, and no gradient.
+    # The cosines of a zero vector are 0, without gradient.
     inverses = torch.where(squares > 0, torch.where(squares > 0, squares, 1.0).rsqrt(), 0.0)
     kernel = torch.exp(2 * scale * (products * inverses[:, :, None] * inverses[:, None, :] - 1))
     different = ~torch.eye(count, dtype=torch.bool, device=vectors.device)

@@ -1,4 +1,4 @@
-"""The multigranular masked-LM loss: every prefix dim of a state for the price of one full-width product."""
+"""The multigranular masked-LM loss: all prefix dims at the cost of one full-width product."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._blocks import Buffers, blocks, check_dims, segments
 from ._divergence import DivergenceGradients, Divergences, RunningDivergences
 
 
-# Scores that exist at a time, (rows x vocabulary block); 2^21 in float32 are 8 MiB a dim, near the size of a cache.
+# Scores in memory at a time (rows x vocabulary block). 2^21 float32 scores are 8 MiB per dim, about one CPU cache.
 BLOCK_SCORES = 2**21
 
 
@@ -30,36 +30,36 @@ def nested_cross_entropy(
     section 2.1): `loss[i, k] = -log softmax(states[i, :d_k] @ weight[:, :d_k].T + bias)[targets[i]]`, exact in value
     and gradient.
 
-    The scores of prefix d are those of the prefix before it plus one product over the dims between them, so all
-    prefixes together cost one product of full width; in the same way the gradient of a block of dims is one product
-    with the sum of the gradients of all prefixes that contain it. The vocabulary passes in blocks, twice: for the
-    log-sum-exp of every row and dim (forward), and for the gradients (backward). A tensor of (rows x vocabulary)
-    never exists.
+    The scores of a prefix are those of the next shorter prefix plus one product over the dims between them, so all
+    prefixes together cost one product of full width. Likewise, the gradient of a segment of dims is one product with
+    the sum of the gradients of all prefixes that contain it. The vocabulary is processed in blocks, twice: for the
+    log-sum-exp of every row and dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary
+    is never allocated.
 
-    Memory beyond the inputs and their gradients: `rows * block * (dims + 1)` numbers. With no more rows than
-    `hidden_size`, the gradient of `weight` takes its memory in forward already, where the scores of the longest prefix
-    wait in it.
+    Memory in addition to the inputs and their gradients: `rows * block * (dims + 1)` numbers. If there are at most
+    `hidden_size` rows, the gradient of `weight` is already allocated in the forward pass, and stores the scores of the
+    longest prefix until the backward pass.
 
     Args:
-        states (`torch.Tensor` of shape `(rows, hidden_size)`): Carries gradient.
-        weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Carries gradient.
-        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): Carries gradient.
-        targets (`torch.LongTensor` of shape `(rows,)`): In 0..vocab_size - 1.
+        states (`torch.Tensor` of shape `(rows, hidden_size)`): States of the masked tokens. Carries gradient.
+        weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Vocabulary projection. Carries gradient.
+        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): Bias of the projection. Carries gradient.
+        targets (`torch.LongTensor` of shape `(rows,)`): Token ids in 0..vocab_size - 1.
         dims (`Sequence[int]`): Prefix dims, ascending, at most `hidden_size`.
-        block_size (`int`, *optional*): Vocabulary entries at a time.
+        block_size (`int`, *optional*): Number of vocabulary entries at a time.
 
     Returns:
-        `torch.Tensor` of shape `(rows, len(dims))`, in float32 (float64 for float64 states). Under autocast the
-        products are taken in its dtype and summed in float32.
+        `torch.Tensor` of shape `(rows, len(dims))`, in float32 (float64 for float64 states). Under autocast, products
+        are computed in its dtype and summed in float32.
 
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
     dims = check_dims(dims, states.shape[1])
-    dtype = _dtype_of_products(states)
+    dtype = _product_dtype(states)
     size = min(block_size or default_block_size(len(states)), len(weight))
-    lent = _lend(states, weight, dtype)
-    return NestedCrossEntropy.apply(states, weight, bias, targets, dims, size, dtype, lent, None)[0]
+    score_buffer = _score_buffer(states, weight, dtype)
+    return NestedCrossEntropy.apply(states, weight, bias, targets, dims, size, dtype, score_buffer, None)[0]
 
 
 def nested_cross_entropy_and_divergence(
@@ -75,24 +75,27 @@ def nested_cross_entropy_and_divergence(
     block_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""
-    [`nested_cross_entropy`] of several layers' states, and in the same passes over the vocabulary the KL divergences
-    between the head's distributions at pairs of granularities (m3BERT,
-    [2605.19568](https://huggingface.co/papers/2605.19568), Eq. 2): every score is computed once, for both. With
-    `P = softmax(scores / temperature)` and teachers without gradient: `KL(P_student || P_teacher)`, as printed, or the
-    other way round. There is no factor of `temperature^2`.
+    [`nested_cross_entropy`] of the states of several layers, and KL divergences between the predictions at pairs of
+    granularities (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), Eq. 2). Both are computed from the
+    same scores, in the same passes over the vocabulary. With `P = softmax(scores / temperature)` and teachers without
+    gradient, the divergence is `KL(P_student || P_teacher)`, as in Eq. 2, or the reverse. It is not multiplied by
+    `temperature^2`.
 
-    Memory beyond that of [`nested_cross_entropy`]: `tokens * block` numbers for every granularity of a pair.
+    Memory in addition to that of [`nested_cross_entropy`]: `tokens * block` numbers per granularity in `pairs`.
 
     Args:
-        states (`torch.Tensor` of shape `(layers, tokens, hidden_size)`): Carry gradient.
-        weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Carries gradient, as does `bias`.
-        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): An entry of -inf rules its token out.
-        targets (`torch.LongTensor` of shape `(tokens,)`): In 0..vocab_size - 1.
+        states (`torch.Tensor` of shape `(layers, tokens, hidden_size)`): States of the masked tokens. Carries
+            gradient.
+        weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Vocabulary projection. Carries gradient.
+        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): Bias of the projection. An entry of -inf excludes
+            its token. Carries gradient.
+        targets (`torch.LongTensor` of shape `(tokens,)`): Token ids in 0..vocab_size - 1.
         dims (`Sequence[int]`): Prefix dims, ascending, at most `hidden_size`.
-        pairs (`Sequence[tuple]`): Student and teacher of each pair, each the index of a layer and of a dim.
-        reverse (`bool`, *optional*, defaults to `True`): KL(student || teacher); otherwise KL(teacher || student).
-        temperature (`float`, *optional*, defaults to 1.0): tau_D.
-        block_size (`int`, *optional*): Vocabulary entries at a time.
+        pairs (`Sequence[tuple]`): Pairs (student, teacher); each is a tuple (index of a layer, index of a dim).
+        reverse (`bool`, *optional*, defaults to `True`): Whether to compute KL(student || teacher) rather than
+            KL(teacher || student).
+        temperature (`float`, *optional*, defaults to 1.0): tau_D; scores are divided by it.
+        block_size (`int`, *optional*): Number of vocabulary entries at a time.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: cross-entropies `(layers, tokens, dims)` and divergences
@@ -104,21 +107,21 @@ def nested_cross_entropy_and_divergence(
     layers, tokens, width = states.shape
     rows = states.reshape(layers * tokens, width)
     dims = check_dims(dims, width)
-    dtype = _dtype_of_products(rows)
+    dtype = _product_dtype(rows)
     size = min(block_size or default_block_size(len(rows)), len(weight))
     divergences = Divergences(tuple(pairs), tokens, reverse, temperature)
     losses, values = NestedCrossEntropy.apply(
-        rows, weight, bias, targets.repeat(layers), dims, size, dtype, _lend(rows, weight, dtype), divergences
+        rows, weight, bias, targets.repeat(layers), dims, size, dtype, _score_buffer(rows, weight, dtype), divergences
     )
     return losses.view(layers, tokens, len(dims)), values
 
 
 def default_block_size(rows: int) -> int:
-    """Vocabulary entries at a time."""
+    """Default number of vocabulary entries at a time."""
     return max(256, BLOCK_SCORES // max(1, rows))
 
 
-def _dtype_of_products(states: torch.Tensor) -> torch.dtype:
+def _product_dtype(states: torch.Tensor) -> torch.dtype:
     device_type = states.device.type
     return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else states.dtype
 
@@ -136,10 +139,11 @@ class NestedCrossEntropy(torch.autograd.Function):
         dims: tuple[int, ...],
         block_size: int,
         dtype: torch.dtype,
-        lent: torch.Tensor | None,
+        score_buffer: torch.Tensor | None,
         divergences: Divergences | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        ctx.dims, ctx.block_size, ctx.dtype, ctx.lent, ctx.divergences = dims, block_size, dtype, lent, divergences
+        ctx.dims, ctx.block_size, ctx.dtype = dims, block_size, dtype
+        ctx.score_buffer, ctx.divergences = score_buffer, divergences
         precise = torch.promote_types(dtype, torch.float32)
         log_sums = states.new_full((len(states), len(dims)), -torch.inf, dtype=precise)
         rows = states.to(dtype)
@@ -148,17 +152,17 @@ class NestedCrossEntropy(torch.autograd.Function):
         for block in blocks(len(weight), block_size):
             nested, powers = buffers.of(len(rows), block.stop - block.start)
             for index, scores in enumerate(_nested_scores(rows, weight[block].to(dtype), bias, block, dims, nested)):
-                # Finite even where a bias of -inf rules out a whole block.
+                # Finite even if a bias of -inf excludes a whole block.
                 largest = scores.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(precise).min)
                 sums = torch.sub(scores, largest, out=powers).exp_().sum(dim=1)
-                of_block = sums.log_().add_(largest[:, 0])
+                block_log_sums = sums.log_().add_(largest[:, 0])
                 if running is not None:
-                    running.keep(index, scores, of_block)
-                log_sums[:, index] = torch.logaddexp(log_sums[:, index], of_block)
-            if lent is not None:
-                _kept_scores(lent, block, len(rows)).copy_(nested)
+                    running.keep(index, scores, block_log_sums)
+                log_sums[:, index] = torch.logaddexp(log_sums[:, index], block_log_sums)
+            if score_buffer is not None:
+                _stored_scores(score_buffer, block, len(rows)).copy_(nested)
             if running is not None:
-                running.add_block(nested.shape[1], _ruled_out(bias, block))
+                running.add_block(nested.shape[1], _excluded(bias, block))
         target_scores = torch.stack(
             [
                 (rows[:, segment] * weight[targets, segment].to(dtype)).sum(dim=1, dtype=precise)
@@ -169,46 +173,47 @@ class NestedCrossEntropy(torch.autograd.Function):
         if bias is not None:
             target_scores += bias[targets].to(precise).unsqueeze(1)
         values = None if running is None else running.values()
-        sums_of_nodes = None if running is None else running.log_sums
-        ctx.save_for_backward(states, weight, bias, targets, log_sums, values, sums_of_nodes)
+        node_log_sums = None if running is None else running.log_sums
+        ctx.save_for_backward(states, weight, bias, targets, log_sums, values, node_log_sums)
         return log_sums - target_scores, values
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight, bias, targets, log_sums, values, sums_of_nodes = ctx.saved_tensors
+        states, weight, bias, targets, log_sums, values, node_log_sums = ctx.saved_tensors
         grad_losses = grad_outputs[0].to(log_sums.dtype)
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dims, dtype, precise = ctx.dims, ctx.dtype, log_sums.dtype
         rows = states.to(dtype)
         grad_states = torch.zeros_like(states, dtype=precise) if needs_states else None
-        lent, ctx.lent = ctx.lent, None  # overwritten below: a second backward finds nothing in it
-        grad_weight = (torch.empty_like(weight) if lent is None else lent) if needs_weight else None
+        # The buffer becomes grad_weight below, so a second backward pass cannot use its scores.
+        score_buffer, ctx.score_buffer = ctx.score_buffer, None
+        grad_weight = (torch.empty_like(weight) if score_buffer is None else score_buffer) if needs_weight else None
         grad_bias = torch.empty_like(bias) if needs_bias else None
 
-        pulls = None
+        divergence_gradients = None
         if ctx.divergences is not None:
             grads = grad_outputs[1].to(precise)
-            pulls = DivergenceGradients(ctx.divergences, sums_of_nodes, values, grads, ctx.block_size)
+            divergence_gradients = DivergenceGradients(ctx.divergences, node_log_sums, values, grads, ctx.block_size)
         buffers = Buffers(rows, 1 + len(dims), len(rows) * ctx.block_size, precise)
         for block in blocks(len(weight), ctx.block_size):
             block_weight = weight[block].to(dtype)
             hits = ((targets >= block.start) & (targets < block.stop)).nonzero().squeeze(1)
             nested, *gradients = buffers.of(len(rows), block.stop - block.start)
-            if lent is None:
+            if score_buffer is None:
                 all_scores = _nested_scores(rows, block_weight, bias, block, dims, nested)
             else:
                 shorter_prefixes = _nested_scores(rows, block_weight, bias, block, dims[:-1], nested)
-                all_scores = itertools.chain(shorter_prefixes, [_kept_scores(lent, block, len(rows))])
+                all_scores = itertools.chain(shorter_prefixes, [_stored_scores(score_buffer, block, len(rows))])
             for index, scores in enumerate(all_scores):
-                if pulls is not None:
-                    pulls.keep(index, scores)
+                if divergence_gradients is not None:
+                    divergence_gradients.keep(index, scores)
                 torch.sub(scores, log_sums[:, index, None], out=gradients[index])
                 gradients[index].exp_().mul_(grad_losses[:, index, None])
-                # Before anything is rounded: a probability near 1 minus 1 has no digits left afterwards.
+                # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
                 gradients[index][hits, targets[hits] - block.start] -= grad_losses[hits, index]
-            if pulls is not None:
-                pulls.add_to(gradients, _ruled_out(bias, block))
-            # A segment of dims belongs to its own prefix and to all longer ones.
+            if divergence_gradients is not None:
+                divergence_gradients.add_to(gradients, _excluded(bias, block))
+            # A segment of dims is in its own prefix and in all longer ones.
             for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
                 shorter.add_(longer)
             for gradient, segment in zip(gradients, segments(dims), strict=True):
@@ -216,7 +221,7 @@ class NestedCrossEntropy(torch.autograd.Function):
                 if grad_states is not None:
                     grad_states[:, segment] += gradient @ block_weight[:, segment]
                 if grad_weight is not None and grad_weight.dtype == dtype:
-                    torch.mm(gradient.T, rows[:, segment], out=grad_weight[block, segment])  # no copy
+                    torch.mm(gradient.T, rows[:, segment], out=grad_weight[block, segment])  # without a copy
                 elif grad_weight is not None:
                     grad_weight[block, segment] = gradient.T @ rows[:, segment]
             if grad_weight is not None:
@@ -228,26 +233,26 @@ class NestedCrossEntropy(torch.autograd.Function):
         return grad_states, grad_weight, grad_bias, *[None] * 6
 
 
-def _ruled_out(bias: torch.Tensor | None, block: slice) -> torch.Tensor | None:
-    """Entries of a block whose bias is -inf; None where there are none."""
-    ruled_out = None if bias is None else bias[block].isneginf()
-    return ruled_out if ruled_out is not None and ruled_out.any() else None
+def _excluded(bias: torch.Tensor | None, block: slice) -> torch.Tensor | None:
+    """Mask of the entries of a block whose bias is -inf; `None` if there are none."""
+    excluded = None if bias is None else bias[block].isneginf()
+    return excluded if excluded is not None and excluded.any() else None
 
 
-def _lend(states: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
+def _score_buffer(states: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """
-    The memory that the gradient of `weight` will take, if it can hold a score a row in place of a number a dim until
-    then: the widest product need not be taken again in the backward pass. None where there will be no such gradient,
-    or where it is too small or too coarse.
+    Memory for the gradient of `weight`, allocated in the forward pass to store the scores of the longest prefix until
+    the backward pass, which then need not compute them again. `None` if `weight` needs no gradient, or if its gradient
+    is smaller than the scores or has a lower precision.
     """
     fits = len(states) <= weight.shape[1] and weight.dtype == torch.promote_types(dtype, torch.float32)
     return torch.empty_like(weight) if fits and torch.is_grad_enabled() and weight.requires_grad else None
 
 
-def _kept_scores(lent: torch.Tensor, block: slice, rows: int) -> torch.Tensor:
-    """The scores `(rows, block)` of the longest prefix, in the part of `lent` that is the gradient of this block."""
+def _stored_scores(score_buffer: torch.Tensor, block: slice, rows: int) -> torch.Tensor:
+    """The scores `(rows, block)` of the longest prefix, stored in the rows of the buffer that belong to this block."""
     width = block.stop - block.start
-    return lent[block].view(-1)[: rows * width].view(rows, width)
+    return score_buffer[block].view(-1)[: rows * width].view(rows, width)
 
 
 def _nested_scores(
@@ -258,7 +263,8 @@ def _nested_scores(
     dims: tuple[int, ...],
     scores: torch.Tensor,
 ) -> Iterator[torch.Tensor]:
-    """Yield the scores `(rows, block)` of one prefix after the other, all in `scores`, which each step adds to."""
+    """Yield the scores `(rows, block)` of each prefix, shortest first. All are the tensor `scores`, updated in
+    place."""
     if bias is None:
         scores.zero_()
     else:

@@ -1,4 +1,4 @@
-"""What draws a student's embeddings to a teacher's, beside InfoNCE."""
+"""The loss of CRD between a student's and a teacher's embeddings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import math
 import torch
 from torch import nn
 
-from ._blocks import no_autocast, precise
+from .precision import no_autocast, precise
 
 
 def critic_scores(first: torch.Tensor, second: torch.Tensor, *, temperature: float) -> torch.Tensor:
-    """Cosines over temperature of every row with every row, `(rows, rows)`, in float32 at least."""
+    """Cosines between all rows of `first` and `second`, divided by `temperature`: `(rows, rows)`, in float32 or
+    wider."""
     first, second = (nn.functional.normalize(precise(vectors), dim=1) for vectors in (first, second))
     with no_autocast(first):
         return first @ second.T / temperature
@@ -26,24 +27,26 @@ def critic_loss(
 ) -> torch.Tensor:
     r"""
     Noise-contrastive loss of CRD's critic (Tian et al., [1910.10699](https://huggingface.co/papers/1910.10699), Eqs.
-    17 to 19): with `x = exp(score) / Z`, Z such that x is 1 on average, and N negatives, the critic says "pair" with
-    the chance `h = x / (x + N)`; the loss of an anchor is `-log h(positive) - sum_negatives log(1 - h(negative))`. The
-    size of the data set, which the paper's Eq. 19 has in it, cancels once x is normalised, as its released code does.
+    17 to 19). With `x = exp(score) / Z`, where Z makes x 1 on average, and N negatives, the critic predicts "pair"
+    with probability `h = x / (x + N)`. The loss of an anchor is `-log h(positive) - sum_negatives log(1 -
+    h(negative))`. The size of the data set in the paper's Eq. 19 cancels because x is normalised, as in the released
+    code.
 
     Args:
-        scores (`torch.Tensor` of shape `(anchors, candidates)`): From [`critic_scores`]. Carry gradient.
-        targets (`torch.LongTensor` of shape `(anchors,)`): Candidate that is each anchor's positive.
+        scores (`torch.Tensor` of shape `(anchors, candidates)`): Result of [`critic_scores`]. Carries gradient.
+        targets (`torch.LongTensor` of shape `(anchors,)`): Index of each anchor's positive among the candidates.
         log_normalizer (scalar `torch.Tensor`): log Z.
-        left_out (`torch.Tensor` of shape `(anchors, candidates)`, *optional*): Candidates that are no negatives.
+        left_out (`torch.Tensor` of shape `(anchors, candidates)`, *optional*): Mask of candidates that are not used as
+            negatives.
 
     Returns:
         `torch.Tensor` of shape `(anchors,)`
     """
     logits = scores - log_normalizer - math.log(max(1, scores.shape[1] - 1))
-    refused = nn.functional.softplus(logits)
+    negative_losses = nn.functional.softplus(logits)
     if left_out is not None:
-        refused = refused.masked_fill(left_out, 0)
+        negative_losses = negative_losses.masked_fill(left_out, 0)
     positives = logits.gather(1, targets[:, None])[:, 0]
-    own = nn.functional.softplus(positives)
-    # log h = -softplus(-logit); the positive's own share of the sum over candidates goes out again.
-    return nn.functional.softplus(-positives) + refused.sum(dim=1) - own
+    positive_as_negative = nn.functional.softplus(positives)
+    # log h = -softplus(-logit). The sum over candidates includes the positive, which is subtracted.
+    return nn.functional.softplus(-positives) + negative_losses.sum(dim=1) - positive_as_negative

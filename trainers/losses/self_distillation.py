@@ -1,4 +1,4 @@
-"""MIPIC's losses inside one layer: the full width of its token states teaches their prefixes how tokens relate."""
+"""Losses of MIPIC within one layer: token states at full width teach their prefixes the relations between tokens."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._blocks import blocks, check_dims, no_autocast, precise, segments
+from ._blocks import blocks, check_dims, segments
+from .precision import no_autocast, precise
 
 
-# Entries of the Gram matrices of one prefix that exist at a time, in `nested_token_cka`: about a megabyte.
+# Entries of the Gram matrices of one prefix in memory at a time, in `nested_token_cka`: about 1 MB.
 GRAM_NUMBERS = 2**18
-# A share times a number of tokens may come out a rounding error above the whole number that it is.
+# Tolerance for rounding errors: share * tokens may be slightly above the exact integer.
 ROUNDING = 1e-9
 
 
 @torch.no_grad()
 def token_importance(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     r"""
-    How much each token counts for the anchor at full width, `s_j = h_anchor . h_j / sqrt(D)` (MIPIC,
+    Importance of each token for the anchor token at full width, `s_j = h_anchor . h_j / sqrt(D)` (MIPIC,
     [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 4, before temperature and softmax).
 
     Args:
         states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states of one layer.
-        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): State of each text's anchor.
+        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): State of each text's anchor token.
 
     Returns:
-        `torch.Tensor` of shape `(batch, tokens)`, in float32 at least. No gradient.
+        `torch.Tensor` of shape `(batch, tokens)`, in float32 or wider. Has no gradient.
     """
     states, anchors = precise(states), precise(anchors)
     with no_autocast(states):
@@ -39,22 +40,22 @@ def prefix_attention_scores(
     states: torch.Tensor, anchors: torch.Tensor, projections: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     r"""
-    [`token_importance`] as prefixes see it, brought back to full width by a learned map: `s_j = h_anchor . P_i^T
-    h_j[:d_i] / sqrt(D)` (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 5). All dims cost one
-    product, since that is `(P_i h_anchor) . h_j[:d_i]`.
+    [`token_importance`] from prefixes, which a learned map projects to full width: `s_j = h_anchor . P_i^T h_j[:d_i] /
+    sqrt(D)` (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 5). It is computed as
+    `(P_i h_anchor) . h_j[:d_i]`, one product for all dims.
 
     Args:
         states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states of one layer. Carries gradient.
-        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): State of each text's anchor. Detached here.
-        projections (`Sequence[torch.Tensor]`): P_i of shape `(d_i, hidden_size)` for each dim. Carry gradient.
+        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): State of each text's anchor token. Detached here.
+        projections (`Sequence[torch.Tensor]`): One P_i of shape `(d_i, hidden_size)` per dim. Carry gradient.
 
     Returns:
-        `torch.Tensor` of shape `(batch, len(projections), tokens)`, in float32 at least.
+        `torch.Tensor` of shape `(batch, len(projections), tokens)`, in float32 or wider.
     """
     states, anchors = precise(states), precise(anchors).detach()
     width = states.shape[2]
     with no_autocast(states):
-        # Zeros behind each query instead of a cut of the states, whose gradient would be another tensor of their size.
+        # Queries are padded with zeros, because truncated states would need a gradient tensor of full size each.
         queries = [
             nn.functional.pad(anchors @ projection.to(anchors.dtype).T, (0, width - len(projection)))
             for projection in projections
@@ -66,37 +67,38 @@ def attention_divergence(
     scores: torch.Tensor, importance: torch.Tensor, tokens: torch.Tensor, *, temperature: float
 ) -> torch.Tensor:
     r"""
-    KL divergence between the attention paid to tokens through prefixes and through full states, `KL(a_i || a_D)` with
-    `a = softmax(s / temperature)` (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 4 to 6; the
-    student stands first, as printed).
+    KL divergence between the attention over tokens from prefixes (student) and from full states (teacher),
+    `KL(a_i || a_D)` with `a = softmax(s / temperature)` (MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 4 to 6, with the student first, as printed).
 
     Args:
         scores (`torch.Tensor` of shape `(batch, dims, tokens)`): [`prefix_attention_scores`]. Carries gradient.
         importance (`torch.Tensor` of shape `(batch, tokens)`): [`token_importance`] of the same states. Detached here.
-        tokens (`torch.Tensor` of shape `(batch, tokens)`): 1 for the tokens to attend to: neither the anchor nor
+        tokens (`torch.Tensor` of shape `(batch, tokens)`): 1 for the tokens to attend to, 0 for the anchor token and
             padding.
         temperature (`float`): tau, of both distributions.
 
     Returns:
-        `torch.Tensor` of shape `(batch, dims)`; 0 for a text without such tokens.
+        `torch.Tensor` of shape `(batch, dims)`; 0 for a text without tokens to attend to.
     """
     real, lowest = tokens.bool()[:, None, :], torch.finfo(scores.dtype).min
     teacher = importance.detach().to(scores.dtype)[:, None, :]
     log_student = (scores / temperature).masked_fill(~real, lowest).log_softmax(dim=2)
     log_teacher = (teacher / temperature).masked_fill(~real, lowest).log_softmax(dim=2)
-    # Where there are no such tokens, both are uniform over the others: 0.
+    # Without tokens to attend to, both distributions are uniform over all positions, so their divergence is 0.
     return (log_student.exp() * (log_student - log_teacher)).sum(dim=2)
 
 
 def nested_token_counts(num_tokens: torch.Tensor, shares: Sequence[float], *, smallest: int) -> torch.Tensor:
     """
-    How many tokens each dim is aligned on, `min(m, max(smallest, ceil(share_i * m)))` of a text's m (MIPIC,
-    [2604.24374](https://huggingface.co/papers/2604.24374), A.5). Of one order they are nested sets.
+    Number of tokens that each dim is aligned on: `min(m, max(smallest, ceil(gamma_i * m)))` for a text of m tokens
+    (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), A.5). The leading tokens of one ranking then form
+    nested sets.
 
     Args:
-        num_tokens (`torch.Tensor` of shape `(batch,)`): m.
-        shares (`Sequence[float]`): gamma_i of each dim.
-        smallest (`int`): The fewest, where a text has as many.
+        num_tokens (`torch.Tensor` of shape `(batch,)`): m, number of tokens of each text.
+        shares (`Sequence[float]`): gamma_i, one share per dim.
+        smallest (`int`): Minimum number of tokens, if a text has that many.
 
     Returns:
         `torch.LongTensor` of shape `(batch, len(shares))`
@@ -108,24 +110,25 @@ def nested_token_counts(num_tokens: torch.Tensor, shares: Sequence[float], *, sm
 
 def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     r"""
-    `1 - CKA` with a linear kernel between prefixes of the leading tokens and their full states (MIPIC,
-    [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 7 to 12), for every dim at once. States are centred
-    over tokens, `(I - 1 1^T / k) h`; the printed Eq. 8 multiplies on the other side, which no shape allows.
+    `1 - CKA` with a linear kernel between the prefixes and the full states of the leading tokens (MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 7 to 12), for all dims at once. States are centred
+    over tokens, `(I - 1 1^T / k) h`; Eq. 8 is printed with the centring matrix on the other side, where the shapes do
+    not match.
 
-    Tokens are in one order for all dims, so that the sets are leading blocks of one Gram matrix, and the Gram matrix
-    of a prefix is that of the shorter one plus one product over the dims between them. Only the states are kept for
-    the backward pass.
+    All dims use the same order of tokens, so their token sets are leading blocks of one Gram matrix. The Gram matrix
+    of a prefix is that of the next shorter prefix plus one product over the dims between them. Only the states are
+    saved for the backward pass.
 
     Args:
-        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states, the most important token first.
-            Carries gradient through the prefixes alone: the full width is a teacher.
-        counts (`torch.LongTensor` of shape `(batch, len(dims))`): Leading tokens that each dim is aligned on, at most
-            `tokens`, and not fewer than the dim before it: the sets are nested.
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states, most important token first.
+            Carries gradient through the prefixes only: the full width is the teacher.
+        counts (`torch.LongTensor` of shape `(batch, len(dims))`): Number of leading tokens that each dim is aligned
+            on: at most `tokens`, and not descending over dims.
         dims (`Sequence[int]`): Prefix dims, ascending.
 
     Returns:
-        `torch.Tensor` of shape `(batch, len(dims))`, in float32 at least; 0 where there are fewer than two tokens, or
-        where tokens do not differ.
+        `torch.Tensor` of shape `(batch, len(dims))`, in float32 or wider; 0 if there are fewer than two tokens, or all
+        tokens are equal.
 
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
@@ -164,11 +167,11 @@ def _add_gradients(
     dims, longest, grad_grams = ctx.dims, ctx.longest, []
     for index, student, teacher in _centred_grams(states, counts, dims, longest):
         _, by_teacher, by_student = _alignment(student, teacher)
-        # Both are centred already, and centring twice is centring once.
+        # Both matrices are already centred, and centring is idempotent.
         grad = 2 * grads[:, index]
         student.mul_((grad * by_student)[:, None, None])
         grad_grams.append(student.addcmul_(teacher, (grad * by_teacher)[:, None, None]))
-    # The block of a shorter prefix lies within that of a longer one, and so do its tokens.
+    # The tokens of a shorter prefix are a leading block of the tokens of a longer one.
     total = grad_grams[-1]
     for index, segment in reversed(list(enumerate(segments(dims)))):
         kept = total.shape[1]
@@ -178,34 +181,35 @@ def _add_gradients(
 
 
 def _shifted(states: torch.Tensor) -> torch.Tensor:
-    """States less the first token's. Centring takes out what all tokens share in any case; but where that is large,
-    few digits would be left of the products. A centred Gram matrix, and what it is multiplied with, do not see it."""
+    """The states minus the state of the first token. A large offset that all tokens share would make the products
+    inaccurate. The shift does not change centred Gram matrices or the gradients."""
     return states - states[:, :1]
 
 
 def _rows_at_once(states: torch.Tensor) -> int:
-    """Texts whose Gram matrices stay in a cache."""
+    """Number of texts whose Gram matrices fit in a CPU cache."""
     return max(1, GRAM_NUMBERS // max(1, states.shape[1] ** 2))
 
 
 def _centred_grams(
     states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...], longest: list[int]
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """For one prefix after the other its index, its Gram matrices over its tokens, and those of the full width over
-    the same tokens; both centred, and the caller's to write into."""
+    """Yield, for each prefix, its index, its centred Gram matrices over its tokens, and those of the full width over
+    the same tokens. The caller may overwrite both."""
     teacher = torch.bmm(states, states.transpose(1, 2))
     gram = torch.zeros_like(teacher)
     for index, segment in enumerate(segments(dims)):
         part = states[:, :, segment]
         gram.baddbmm_(part, part.transpose(1, 2))
         kept = slice(longest[index])
-        yield index, *(_centred(matrix[:, kept, kept], counts[:, index]) for matrix in (gram, teacher))
+        student_gram, teacher_gram = (_centred(matrix[:, kept, kept], counts[:, index]) for matrix in (gram, teacher))
+        yield index, student_gram, teacher_gram
 
 
 def _centred(gram: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Gram matrices of the `count` leading tokens of each text, centred over them; 0 for the other tokens."""
+    """Gram matrices centred over the `count` leading tokens of each text; 0 for all other tokens."""
     kept = (torch.arange(gram.shape[1], device=gram.device) < count[:, None]).to(gram.dtype)
-    # What is taken from every row: its mean, and half of the mean of all, which its column takes as well.
+    # Subtracted from every row and every column: its mean, less half of the mean of all entries.
     shares = kept / count.clamp(min=1)[:, None]
     means = torch.bmm(gram, shares[:, :, None])[:, :, 0]
     offsets = means - (means * shares).sum(dim=1, keepdim=True) / 2
@@ -214,13 +218,13 @@ def _centred(gram: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
 
 
 def _alignment(student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`1 - CKA` of centred Gram matrices, and what its gradient with respect to the student's is made of: so much of
-    the teacher's, and so much of the student's own."""
+    """`1 - CKA` of centred Gram matrices, and its gradient with respect to the student's matrix: the coefficients of
+    the teacher's matrix and of the student's own matrix."""
     student, teacher = student.flatten(1), teacher.flatten(1)
     shared = (student * teacher).sum(dim=1)
     own = torch.linalg.vector_norm(student, dim=1)
     norms = own * torch.linalg.vector_norm(teacher, dim=1)
-    differ = norms != 0  # NaN differs: it is to show
+    differ = norms != 0  # true for NaN, which must not be hidden
     norms, own = torch.where(differ, norms, 1.0), torch.where(differ, own, 1.0)
     similarity = shared / norms
     return (

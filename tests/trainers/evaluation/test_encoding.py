@@ -11,9 +11,9 @@ import torch
 from datasets import Dataset
 
 from modeling_m3bert import M3BertModel
-from tests.trainers.test_distributed import run_two
+from tests.trainers.tiny_run import count_forwards, run_two
 from trainers import Granularity, Grid
-from trainers.evaluation import GridEmbeddings, GridEncoder
+from trainers.evaluation import GridEncoder
 
 
 GRID = Grid.parse("2,6x8,32")
@@ -22,15 +22,6 @@ GRID = Grid.parse("2,6x8,32")
 @pytest.fixture
 def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
     return GridEncoder(tiny_model, tiny_tokenizer, GRID, batch_size=4)
-
-
-def count_forwards(model: torch.nn.Module) -> list[int]:
-    """A list that grows by the number of texts with every forward."""
-    seen: list[int] = []
-    model.register_forward_hook(
-        lambda module, args, kwargs, output: seen.append(len(kwargs["input_ids"])), with_kwargs=True
-    )
-    return seen
 
 
 def test_one_encode_equals_loading_every_granularity_alone(encoder, sentences, tmp_path):
@@ -87,7 +78,7 @@ def test_a_folder_holds_the_same_and_an_interrupted_run_goes_on(encoder, sentenc
     ("change", "named"),
     [
         ({"texts": ["another text"] * 11}, "text_fingerprint"),
-        ({"pooling": "anchor"}, "pooling"),
+        ({"pooling": "cls"}, "pooling"),
         ({"max_length": 7}, "max_length"),
         ({"grid": Grid.parse("2x8")}, "grid"),
         ({"dtype": torch.float16}, "dtype"),
@@ -101,7 +92,7 @@ def test_a_folder_of_something_else_is_refused(encoder, sentences, tmp_path, cha
     if "weights" in change:
         with torch.no_grad():
             next(encoder.model.parameters()).add_(change.pop("weights"))
-    with pytest.raises(ValueError, match=f"holds embeddings of something else: {named} differ"):
+    with pytest.raises(ValueError, match=f"has embeddings made with other settings: {named} differ"):
         replace(encoder, **change).encode(texts, folder=tmp_path)
 
 
@@ -185,7 +176,7 @@ def test_long_texts_are_cut_and_counted(encoder, sentences, caplog):
     assert not caplog.records
     with caplog.at_level(logging.WARNING):
         long, cut = encoder.encode(["read " * 100, "read " * 46]).at(GRID.full)
-    assert "2 of 2 texts fill the maximum of 48 tokens" in caplog.text
+    assert "2 of 2 texts reach the maximum of 48 tokens" in caplog.text
     torch.testing.assert_close(long, cut)
     short = replace(encoder, max_length=5).encode(["read " * 100, "read " * 3]).at(GRID.full)
     torch.testing.assert_close(short[0], short[1])
@@ -208,19 +199,5 @@ def test_bad_input_is_refused(encoder):
         encoder.encode([])
     with pytest.raises(ValueError, match="outside of it: 7x8"):
         replace(encoder, grid=Grid.parse("2x8,7x8"))
-    with pytest.raises(ValueError, match="pooling='cls' is unknown; legal values: mean, anchor"):
-        replace(encoder, pooling="cls")
-
-
-def test_numbers_that_are_not_finite_name_their_granularities():
-    vectors = torch.zeros(3, 32)
-    vectors[1, 20] = torch.nan
-    embeddings = GridEmbeddings(GRID, {2: torch.zeros(3, 32), 6: vectors})
-    with pytest.raises(ValueError, match="Embeddings at 6x32 are not finite, of text 1 for one"):
-        embeddings.require_finite()
-    vectors[2, 3] = torch.inf
-    with pytest.raises(ValueError, match="Embeddings at 6x8, 6x32 are not finite, of text 2 for one"):
-        embeddings.require_finite()
-    vectors[:] = torch.nan
-    with pytest.raises(ValueError, match="Embeddings at 6x8, 6x32 are not finite, of text 0 for one"):
-        embeddings.require_finite()
+    with pytest.raises(ValueError, match="pooling='anchor' is unknown; legal values: mean, cls, lasttoken"):
+        replace(encoder, pooling="anchor")

@@ -56,7 +56,7 @@ def test_eight_bits_are_nearer_to_the_cosine_than_one():
 def test_bytes_are_those_of_the_stored_numbers(bits, a_vector):
     index = PackedIndex.pack(unit_vectors(7, 13), bits)
     ranges = 2 * 13 * 4 if bits == 8 else 0
-    assert index.bytes_a_vector == a_vector and index.nbytes == 7 * a_vector + ranges
+    assert index.bytes_per_vector == a_vector and index.nbytes == 7 * a_vector + ranges
 
 
 @pytest.mark.parametrize("bits", [32, 8, 1])
@@ -79,7 +79,7 @@ def test_a_dim_in_which_all_documents_agree_keeps_its_number():
 
 
 def test_what_cannot_be_packed_is_named():
-    with pytest.raises(ValueError, match="bits=4 is no precision to store vectors in; legal values: 32, 8, 1"):
+    with pytest.raises(ValueError, match="bits=4 is not available; legal values: 32, 8, 1"):
         PackedIndex.pack(unit_vectors(2, 8), 4)
     with pytest.raises(ValueError, match="There is no document to search"):
         PackedIndex.pack(torch.empty(0, 8), 8)
@@ -103,7 +103,7 @@ def test_each_setting_finds_what_its_own_granularity_and_bits_find(encoder, sent
         scores, rows = index.search(query.at(g, normalize=True), 4)
         assert result.rows == rows[0].tolist()
         assert result.scores == pytest.approx(scores[0].tolist(), abs=1e-5)
-        assert (result.bytes_a_vector, result.index_bytes) == (index.bytes_a_vector, index.nbytes)
+        assert (result.bytes_per_vector, result.index_bytes) == (index.bytes_per_vector, index.nbytes)
         assert result.encode_ms > 0 and result.search_ms > 0
 
 

@@ -1,4 +1,4 @@
-"""The metrics as modules of the library `evaluate`, loaded from this package: no network is asked."""
+"""The metrics as modules of the library `evaluate`, loaded from this package without network access."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ METRICS = tuple(sorted(file.stem for file in FOLDER.glob("*.py") if file.stem !=
 
 def load_metric(name: str, **options: Any) -> evaluate.Metric:
     """
-    A metric as `evaluate` hands them out: `add_batch`, then `compute`.
+    Load a metric for use with `add_batch` and `compute`.
 
     Args:
         name (`str`): One of [`METRICS`].
-        options: For `evaluate.load`: `num_process`, `experiment_id`, ...
+        options: Arguments of `evaluate.load`: `num_process`, `experiment_id`, ...
 
     Returns:
         `evaluate.Metric`
 
     Raises:
-        ValueError: if there is none of this name.
+        ValueError: if there is no metric of this name.
 
     ```python
     >>> from trainers.evaluation.modules import load_metric
@@ -34,5 +34,5 @@ def load_metric(name: str, **options: Any) -> evaluate.Metric:
     ```
     """
     if name not in METRICS:
-        raise ValueError(f"There is no metric {name!r}; there are {', '.join(METRICS)}.")
+        raise ValueError(f"There is no metric {name!r}; legal values: {', '.join(METRICS)}.")
     return evaluate.load(str(FOLDER / f"{name}.py"), **options)

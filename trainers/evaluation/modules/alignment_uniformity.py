@@ -1,4 +1,4 @@
-"""Alignment of positive pairs, and uniformity of all their embeddings; lower is better."""
+"""Alignment of positive pairs and uniformity of all their embeddings. Lower is better."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from trainers.evaluation.geometry import alignment, uniformity
 
 INPUTS = """
 Args:
-    predictions: embedding of one text of each positive pair.
-    references: embedding of the other one.
+    predictions: embedding of the first text of each positive pair.
+    references: embedding of the second text of each positive pair.
 """
 
 
 class AlignmentUniformity(evaluate.Metric):
-    """See [`trainers.evaluation`]."""
+    """[`trainers.evaluation.geometry.alignment`] and `uniformity` as a metric of the library `evaluate`."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features({"predictions": List(Value("float32")), "references": List(Value("float32"))})

@@ -1,4 +1,4 @@
-"""How often the nearest sentence of the other language is the translation, both ways."""
+"""Share of sentences whose nearest sentence in the other language is their translation, in both directions."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from trainers.evaluation.pairs import bitext_accuracy
 INPUTS = """
 Args:
     predictions: embedding of each sentence of one language.
-    references: embedding of its translation.
+    references: embedding of the translation of each sentence.
 """
 
 
 class BitextAccuracy(evaluate.Metric):
-    """See [`trainers.evaluation`]."""
+    """[`trainers.evaluation.pairs.bitext_accuracy`] as a metric of the library `evaluate`."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features({"predictions": List(Value("float32")), "references": List(Value("float32"))})

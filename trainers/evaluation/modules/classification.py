@@ -10,13 +10,13 @@ from trainers.evaluation.classification import classification_scores
 
 INPUTS = """
 Args:
-    predictions: label of each text.
-    references: its gold label.
+    predictions: predicted label of each text.
+    references: gold label of each text.
 """
 
 
 class ClassificationScores(evaluate.Metric):
-    """See [`trainers.evaluation`]."""
+    """[`trainers.evaluation.classification.classification_scores`] as a metric of the library `evaluate`."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features({"predictions": Value("int64"), "references": Value("int64")})

@@ -1,4 +1,4 @@
-"""Accuracy at the best threshold and average precision of the cosines of pairs."""
+"""Accuracy at the best threshold, and average precision, of the cosines of pairs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from trainers.evaluation.pairs import pair_classification_scores
 INPUTS = """
 Args:
     predictions: cosine of each pair.
-    references: 1 for pairs that belong together, 0 for others.
+    references: 1 for positive pairs, 0 for negative pairs.
 """
 
 
 class PairClassificationScores(evaluate.Metric):
-    """See [`trainers.evaluation`]."""
+    """[`trainers.evaluation.pairs.pair_classification_scores`] as a metric of the library `evaluate`."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features({"predictions": Value("float64"), "references": Value("int64")})

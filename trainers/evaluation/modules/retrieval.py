@@ -11,14 +11,14 @@ from trainers.evaluation.search import ranking_scores
 
 INPUTS = """
 Args:
-    predictions: documents found for each query, the best first; lists of one length.
+    predictions: ranked documents of each query, best first; all lists have the same length.
     references: relevant documents of each query.
-    grades: their grades, above 0.
+    grades: relevance grades of these documents, above 0.
 """
 
 
 class RankingScores(evaluate.Metric):
-    """See [`trainers.evaluation`]."""
+    """[`trainers.evaluation.search.ranking_scores`] as a metric of the library `evaluate`."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features(

@@ -1,4 +1,4 @@
-"""Spearman correlation of the cosines of pairs with their gold scores."""
+"""Spearman correlation between the cosines of pairs and their gold scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Args:
 
 
 class SimilaritySpearman(evaluate.Metric):
-    """See [`trainers.evaluation`]."""
+    """[`trainers.evaluation.pairs.similarity_spearman`] as a metric of the library `evaluate`."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features({"predictions": Value("float64"), "references": Value("float64")})

@@ -1,0 +1,65 @@
+"""What the tests of hub_cards share: a finished run, and a made-up evaluation."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedTokenizerBase, set_seed
+
+from tests.published import contrastive_trainer, evaluated
+from trainers import Grid
+from trainers.evaluation import GridResults, Latency, Score, TwoStageSearch
+
+
+@pytest.fixture(scope="session")
+def run(
+    tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: PreTrainedTokenizerBase, sentences: Sequence[str]
+) -> Path:
+    """Folder of a finished run: the checkpoint and all else that training leaves in `output`, and `results.json`."""
+    set_seed(0)
+    folder = tmp_path_factory.mktemp("run")
+    trainer = contrastive_trainer(folder / "output", tiny_tokenizer, sentences, learning_rate=3e-4)
+    trainer.train()
+    trainer.save_model()
+    evaluated(folder / "output", folder / "data", sentences).save(folder / "results.json")
+    return folder
+
+
+@pytest.fixture
+def work(run: Path, tmp_path: Path) -> Path:
+    """A copy of the run's output that a test may change."""
+    return Path(shutil.copytree(run / "output", tmp_path / "work"))
+
+
+@pytest.fixture(params=["2,6x8,32", "2x8,4x16,6x32"])
+def results(request: pytest.FixtureRequest) -> GridResults:
+    """An evaluation over a product and over a list of granularities."""
+    grid = Grid.parse(request.param)
+    tasks = {
+        "stsb": ("sts", "spearman"),
+        "sick": ("sts", "spearman"),
+        "cranfield": ("retrieval", "ndcg@10"),
+        "stsb-geometry": ("geometry", "uniformity"),
+    }
+    scores = [
+        Score(task, task_type, "test", metric, True, str(g), (g.layer + g.dim / 100) / 10 + 0.1 * (task == "sick"))
+        for task, (task_type, metric) in tasks.items()
+        for g in grid
+    ]
+    return GridResults(
+        model="user/model",
+        revision="abc",
+        grid=str(grid),
+        seed=0,
+        date="2026-11-21",
+        machine="a machine",
+        versions={},
+        settings={"pooling": "mean", "prompts": {}},
+        scores=scores,
+        two_stage_searches=[TwoStageSearch("cranfield", 1398, 6, 8, 32, 50, 0.3, "ndcg@10", 0.5)],
+        variances={"stsb-geometry": {str(layer): [1.0, 2.0, 0.5] for layer in grid.layers}},
+        latency=Latency({"2": 2.0, "4": 3.0, "6": 5.0}, {"8": 1.0, "16": 2.0, "32": 3.0}, {}, 100, "m3bert", 2),
+    )

@@ -1,0 +1,47 @@
+"""What a granularity costs, against the model that is built and the usual count of its operations."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import BertConfig, BertModel
+
+from hub_cards.costs import costs, tokens_counted
+from modeling_m3bert import M3BertModel
+from tests.conftest import tiny_config
+from trainers import Granularity, Grid
+
+
+def test_costs_are_those_of_the_model_that_is_built():
+    """Two operations per weight and token, and attention."""
+    config = tiny_config()
+    for g, cost in costs(config, Grid.parse("2x8,6x32")).items():
+        model = M3BertModel(tiny_config(output_layer=g.layer))
+        assert cost.parameters == sum(p.numel() for p in model.parameters())
+        assert cost.layer_parameters == cost.parameters - sum(
+            p.numel() for name, p in model.named_parameters() if "embed" in name and "norm" not in name
+        )
+        width, inner, tokens = config.hidden_size, config.intermediate_size, 48  # all of its positions
+        weights = g.layer * (4 * width**2 + 3 * width * inner)
+        assert cost.flops_per_token == 2 * weights + g.layer * 4 * tokens * width
+
+
+@pytest.mark.parametrize("kind, expected", [("float32", 32), ("int8", 8), ("1 bit", 1)])
+def test_bytes_per_vector(kind, expected):
+    (cost,) = costs(tiny_config(), [Granularity(2, 8)]).values()
+    assert cost.vector_bytes(kind) == expected
+
+
+def test_a_layer_costs_the_same_whether_it_was_trained_or_not():
+    granularity = Granularity(3, 5)
+    trained = tiny_config(matryoshka_layers=[3, 6], matryoshka_dims=[5, 32])
+    assert costs(trained, [granularity]) == costs(tiny_config(), [granularity])
+
+
+def test_another_architecture_is_counted_too():
+    config = BertConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=3, num_attention_heads=4
+    )
+    found = costs(config, Grid.parse("1,3x32"))
+    assert found[Granularity(3, 32)].parameters == sum(p.numel() for p in BertModel(config).parameters())
+    assert found[Granularity(1, 32)].parameters < found[Granularity(3, 32)].parameters
+    assert tokens_counted(config) == 128

@@ -1,0 +1,35 @@
+"""The metadata of a card: every score in the Hub's form, and what a person wrote stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from hub_cards.metadata import card_data, evaluations, kept
+
+
+def test_every_main_score_of_a_known_task_type_is_a_result(results):
+    found = evaluations(results)
+    expected = [score for score in results.scores if score.task_type != "geometry"]
+    assert [(e.dataset_name, e.metric_type, e.metric_value) for e in found] == [
+        (score.task, score.metric, pytest.approx(score.value, abs=1e-6)) for score in expected
+    ]
+    first = found[0]
+    assert (first.task_type, first.dataset_type) == ("sentence-similarity", "mteb/stsbenchmark-sts")
+    assert (first.metric_name, first.metric_args) == ("spearman at 2x8", {"layer": 2, "dim": 8})
+
+
+def test_empty_values_are_left_out(results):
+    values = {"license": None, "language": [], "tags": ["a"]}
+    assert card_data(values, "model", None).to_dict() == {"tags": ["a"]}
+    assert card_data(values, "model", results).to_dict()["model-index"][0]["name"] == "model"
+
+
+def test_keys_of_a_person_stay_and_generated_ones_are_replaced():
+    old = {"thumbnail": "me.png", "license": "mit", "pipeline_tag": "fill-mask", "model-index": [], "language": "de"}
+    new = {"license": "apache-2.0", "library_name": "transformers"}
+    expected = {"thumbnail": "me.png", "license": "apache-2.0", "language": "de", "library_name": "transformers"}
+    assert kept(new, old) == {**expected, "tags": []}
+
+
+def test_stale_generated_tags_go_and_tags_of_a_person_stay():
+    assert kept({"tags": ["m3bert"]}, {"tags": ["onnx", "mine", "m3bert"]})["tags"] == ["m3bert", "mine"]

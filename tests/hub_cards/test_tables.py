@@ -1,0 +1,54 @@
+"""Tables of an evaluation: one row per granularity, also where the grid is no product."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from hub_cards.tables import markdown, report, task_table, task_type_table, two_stage_table
+from trainers import Granularity
+
+
+def test_tables_hold_every_granularity(results):
+    lines = task_type_table(results).splitlines()
+    assert lines[0] == "| granularity | sts (2) | retrieval (1) | bytes per vector | ms per query |"
+    # The mean of 0.208 and 0.308, 32 bytes, 2 + 1 ms.
+    assert lines[2] == "| 2x8 | 25.8 | 20.8 | 32 | 3.0 |"
+    assert len(lines) == 2 + len(results.granularities)
+    assert task_table(results, "sts").splitlines()[2] == "| 2x8 | 20.8 | 30.8 |"
+    assert task_table(results, "geometry").splitlines()[2] == "| 2x8 | 0.208 |"
+
+
+def test_without_latency_there_is_no_column_for_it(results):
+    results.latency = None
+    assert task_type_table(results).splitlines()[0] == "| granularity | sts (2) | retrieval (1) | bytes per vector |"
+
+
+def test_searches_in_two_stages_are_compared_with_the_exact_search(results):
+    lines = two_stage_table(results, Granularity(6, 32)).splitlines()
+    assert lines[2:] == [f"| cranfield | 1,398 | 8 | 50 | 30.0 | 50.0 | {100 * 0.5 / 0.632:.1f} |"]
+    assert len(two_stage_table(results, Granularity(6, 8)).splitlines()) == 2
+
+
+def test_a_report_has_all_tables(results):
+    whole = report(results)
+    assert whole.startswith("# user/model over ") and "pooling mean" in whole
+    for title in ("Means per task type", "sts (spearman)", "geometry (uniformity)", "Search in two stages"):
+        assert f"## {title}" in whole
+    results.two_stage_searches = []
+    assert "Search in two stages" not in report(results)
+
+
+def test_words_are_aligned_left_and_numbers_right():
+    assert markdown(["a", "b", "c"], [["x", "y", "1"]], words=2) == "| a | b | c |\n| --- | --- | --: |\n| x | y | 1 |"
+
+
+def test_a_bar_does_not_split_a_cell():
+    assert markdown(["a"], [["KL(p || q)"]]).splitlines()[-1] == r"| KL(p \|\| q) |"
+
+
+def test_tables_need_neither_torch_nor_transformers():
+    """The command that chooses a granularity answers at once."""
+    code = "import sys, hub_cards.tables; print({'torch', 'transformers', 'matplotlib', 'jinja2'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "set()", done.stderr

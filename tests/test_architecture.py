@@ -1,0 +1,188 @@
+"""The rooms of the project and the direction of the arrows between them, read from the imports."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+
+ROOT = Path(__file__).parent.parent
+# From the bottom to the top. A module imports its own room and those below. The first name that fits counts.
+ROOMS = (
+    ("modeling_m3bert", 0),
+    ("trainers.losses", 1),
+    ("trainers.core", 2),
+    ("trainers.data", 3),
+    ("trainers.evaluation", 4),
+    ("trainers.hub", 4),
+    ("hub_cards", 5),
+    ("trainers", 6),
+    ("m3bert", 7),
+    ("scripts", 7),
+    ("benchmarks", 8),
+)
+PACKAGES = ("modeling_m3bert", "trainers", "hub_cards", "m3bert", "scripts", "benchmarks")
+
+
+class Import(NamedTuple):
+    """One module of the project imports another, at the top of the file or inside a function."""
+
+    source: str
+    target: str
+    line: int
+    deferred: bool
+
+
+def module_name(file: Path) -> str:
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def project_files() -> dict[str, Path]:
+    return {module_name(file): file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))}
+
+
+def imports_of(name: str, file: Path, modules: set[str]) -> Iterator[Import]:
+    """Imports of modules of the project. A type checker's imports are none: they never run."""
+    package = name if file.name == "__init__.py" else name.rpartition(".")[0]
+
+    def visit(node: ast.AST, deferred: bool) -> Iterator[Import]:
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            return
+        targets: list[str] = []
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            targets = [full if full in modules else base for full in names]
+        for target in dict.fromkeys(targets):
+            if target in modules and target != name:
+                yield Import(name, target, node.lineno, deferred)
+        inside = deferred or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, inside)
+
+    yield from visit(ast.parse(file.read_text(encoding="utf-8")), False)
+
+
+@pytest.fixture(scope="module")
+def imports() -> list[Import]:
+    files = project_files()
+    return [found for name, file in files.items() for found in imports_of(name, file, set(files))]
+
+
+def room(module: str) -> tuple[str, int]:
+    return next((name, level) for name, level in ROOMS if f"{module}.".startswith(f"{name}."))
+
+
+def upward(imports: list[Import]) -> list[Import]:
+    return [found for found in imports if room(found.target)[1] > room(found.source)[1]]
+
+
+def circles(imports: list[Import]) -> list[list[str]]:
+    """Groups of modules that import each other, deferred imports counted (Tarjan's strongly connected components)."""
+    graph: dict[str, set[str]] = {}
+    for found in imports:
+        graph.setdefault(found.source, set()).add(found.target)
+        graph.setdefault(found.target, set())
+    index: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found_circles: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = lowest[module] = len(index)
+        stack.append(module)
+        for target in sorted(graph[module]):
+            if target not in index:
+                visit(target)
+                lowest[module] = min(lowest[module], lowest[target])
+            elif target in stack:
+                lowest[module] = min(lowest[module], index[target])
+        if lowest[module] == index[module]:
+            members = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(members) > 1:
+                found_circles.append(sorted(members))
+
+    for module in sorted(graph):
+        if module not in index:
+            visit(module)
+    return found_circles
+
+
+def foreign_private(imports: list[Import]) -> list[Import]:
+    """Private modules (`_name`) that are used from outside the folder they are in."""
+    foreign = []
+    for found in imports:
+        parts = found.target.split(".")
+        private = next((position for position, part in enumerate(parts) if part.startswith("_")), None)
+        if private is not None and not f"{found.source}.".startswith(".".join(parts[:private]) + "."):
+            foreign.append(found)
+    return foreign
+
+
+def test_no_module_imports_one_above_it(imports):
+    assert upward(imports) == []
+
+
+def test_no_circle_between_modules(imports):
+    assert circles(imports) == []
+
+
+def test_private_modules_stay_in_their_room(imports):
+    assert foreign_private(imports) == []
+
+
+def test_cards_do_not_read_the_faces(imports):
+    faces = {"trainers", "trainers.evaluation"}
+    assert [found for found in imports if room(found.source)[0] == "hub_cards" and found.target in faces] == []
+
+
+def test_core_trainer_knows_nothing_of_publication(imports):
+    """Publication is a matter of the methods' trainers."""
+    graph: dict[str, set[str]] = {}
+    for found in imports:
+        graph.setdefault(found.source, set()).add(found.target)
+    seen, waiting = set(), ["trainers.core.trainer"]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += graph.get(module, ())
+    assert not [module for module in seen if module.startswith(("hub_cards", "trainers.hub"))]
+
+
+def test_the_checks_find_what_they_look_for():
+    """An arrow upwards, a circle through a deferred import, and a private module of another room."""
+    assert upward([Import("trainers.core.trainer", "hub_cards.card", 1, True)])
+    there, back = (
+        Import("trainers.core.a", "trainers.core.b", 1, False),
+        Import("trainers.core.b", "trainers.core.a", 9, True),
+    )
+    assert circles([there, back]) == [["trainers.core.a", "trainers.core.b"]] and circles([there]) == []
+    private = Import("trainers.core.projection", "trainers.losses._blocks", 1, False)
+    assert foreign_private([private]) == [private]
+    assert foreign_private([private._replace(source="trainers.losses.contrastive")]) == []
+
+
+def test_every_package_is_installed():
+    """A package that pyproject.toml does not list is missing from the wheel."""
+    import tomllib
+
+    setup = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    folders = {
+        ".".join(file.parent.relative_to(ROOT).parts)
+        for package in ("m3bert", "modeling_m3bert", "trainers", "hub_cards", "scripts")
+        for file in (ROOT / package).rglob("__init__.py")
+    }
+    commands = {name.replace("scripts", "m3bert.commands", 1) for name in folders if room(name)[0] == "scripts"}
+    assert {name for name in folders if room(name)[0] != "scripts"} | commands == set(setup["packages"])

@@ -1,0 +1,51 @@
+"""Token states of two text columns of different lengths, and how a loss of them is compared."""
+
+from __future__ import annotations
+
+import torch
+
+from trainers import Grid, NestedBatch, NestedStates
+
+
+WIDTH, LAYERS, DIMS = 12, (1, 2, 3), (2, 5)
+
+
+MASKS = {
+    "view 1": torch.tensor([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0]]),
+    "view 2": torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0]]),  # another length
+}
+
+
+GRID = Grid.product([2, 3], [*DIMS, WIDTH])
+
+
+CHAIN = Grid.parse("1x2,2x5,3x12")
+
+
+def make_batch(masks: dict[str, torch.Tensor] | None = None, causal: bool = False) -> NestedBatch:
+    masks = masks or MASKS
+    states = {
+        name: {layer: torch.randn(*mask.shape, WIDTH, dtype=torch.float64, requires_grad=True) for layer in LAYERS}
+        for name, mask in masks.items()
+    }
+    return NestedBatch({name: NestedStates(states[name], mask, causal) for name, mask in masks.items()})
+
+
+def gradients(objective, batch: NestedBatch, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    leaves = {f"{name} {layer}": text.layers[layer] for name, text in batch.texts.items() for layer in LAYERS}
+    leaves |= dict(objective.named_parameters())
+    found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+    return {
+        name: torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), found, strict=True)
+    }
+
+
+def assert_same(objective, batch: NestedBatch, expected: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Total and gradients are those of a naive loss; returns the gradients."""
+    loss = objective.total(objective(batch))
+    torch.testing.assert_close(loss, expected, atol=1e-9, rtol=1e-9)
+    ours, theirs = gradients(objective, batch, loss), gradients(objective, batch, expected)
+    for name, gradient in theirs.items():
+        torch.testing.assert_close(ours[name], gradient, atol=1e-9, rtol=1e-9, msg=lambda text, name=name: name + text)
+    return ours

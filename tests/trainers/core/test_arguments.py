@@ -1,0 +1,82 @@
+"""Training arguments that all trainers share, and the objective that a config builds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import tiny_config
+from tests.trainers.tiny_run import arguments
+from trainers import (
+    ContrastiveConfig,
+    EspressoConfig,
+    Grid,
+    Matryoshka2dConfig,
+    MatryoshkaDistillationConfig,
+    MultigranularMLMConfig,
+    SimCSEConfig,
+    StarbucksConfig,
+)
+
+
+def test_the_grid_defaults_to_the_models_own(tmp_path):
+    args = arguments(tmp_path)
+    assert str(args.grid_for(tiny_config())) == "2,4,6x8,16,32"
+    assert str(arguments(tmp_path, grid="1x4").grid_for(tiny_config())) == "1x4"
+    with pytest.raises(ValueError, match="names no matryoshka_layers"):
+        args.grid_for(tiny_config(matryoshka_layers=[]))
+    with pytest.raises(ValueError, match="is not a grid"):
+        arguments(tmp_path, grid="4,8")
+
+
+SHARED = {"temperature": 0.2, "pooling": "cls", "symmetric": True, "mask_duplicates": False, "learn_temperature": True}
+# A config, its grid, and values of its fields that are not their defaults.
+BUILT = [
+    (ContrastiveConfig, "2,6x8,32", {**SHARED, "reduction": "mean"}),
+    (SimCSEConfig, "6x32", SHARED),
+    (EspressoConfig, "2,6x8,32", {**SHARED, "layer_weighting": "uniform", "alignment_weight": 0.5}),
+    (Matryoshka2dConfig, "2,6x8,32", {**SHARED, "kl_weight": 2.0, "kl_temperature": 0.7}),
+    (StarbucksConfig, "2x8,6x32", {**SHARED, "kl_weight": 2.0}),
+    (MultigranularMLMConfig, "2,6x8,32", {}),
+    (
+        MatryoshkaDistillationConfig,
+        "2,6x8,32",
+        {
+            "pairs": "6x32>2x8",
+            "distillation_weight": 2.0,
+            "distillation_temperature": 3.0,
+            "distillation_direction": "forward",
+        },
+    ),
+]
+# Where an objective calls an argument otherwise than it is passed.
+ATTRIBUTES = {
+    "distillation_weight": "weight",
+    "distillation_temperature": "temperature",
+    "distillation_direction": "direction",
+}
+
+
+@pytest.mark.parametrize(("config_class", "grid", "changes"), BUILT, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_config_builds_its_objective_from_its_own_fields(tmp_path, quiet_arguments, config_class, grid, changes):
+    args = config_class(**quiet_arguments(tmp_path, grid=grid, **changes))
+    objective = args.build_objective(Grid.parse(grid))
+    assert type(objective) is config_class.objective_class and str(objective.grid) == grid
+    assert set(changes) == set(args.objective_arguments(config_class.objective_class)), "no argument is left out"
+    for name, value in changes.items():
+        if name == "learn_temperature":
+            assert objective.log_scale is not None
+        elif name == "temperature":
+            assert float(objective.temperature) == pytest.approx(value)
+        elif name == "pairs":
+            assert objective.pairs == Grid.parse(grid).pairs(value)
+        else:
+            assert getattr(objective, ATTRIBUTES.get(name, name)) == value
+
+
+def test_values_out_of_range_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="projector_learning_rate=-1.0 must not be negative"):
+        arguments(tmp_path, projector_learning_rate=-1.0)
+    args = arguments(tmp_path, projector_warmup_steps=0.25)
+    assert args.has_projector_schedule and args.projector_warmup_steps_of(10) == 3
+    assert arguments(tmp_path, projector_warmup_steps=7).projector_warmup_steps_of(10) == 7
+    assert not arguments(tmp_path).has_projector_schedule

@@ -1,0 +1,123 @@
+"""Several objectives as one: values, gradients, names in the log, and who they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.trainers.core.parts.token_texts import CHAIN, GRID, gradients, make_batch
+from tests.trainers.tiny_run import named
+from trainers import PIC, SIA, SIR, Composition, Contrastive, Granularity, Grid, Term
+from trainers.core import papers
+from trainers.core.composition import mapping_of, part_arguments
+
+
+def test_a_composition_is_the_weighted_sum_of_its_parts():
+    batch, contrastive, sir, pic = (
+        make_batch(),
+        Contrastive(Grid.parse("3x2,5,12")),
+        SIR(Grid.parse("1x5")),
+        PIC(CHAIN),
+    )
+    both = Composition({"mrl": (0.4, contrastive), "sir": (0.3, sir), "pic": (0.0, pic)})
+    assert both.layers == [1, 3] and set(both.parts) == {"mrl", "sir"}, "what weighs nothing costs nothing"
+    assert both.pooling == "mean" and both.grid == contrastive.grid
+    terms = both(batch)
+    expected = 0.4 * contrastive.total(contrastive(batch)) + 0.3 * sir.total(sir(batch))
+    torch.testing.assert_close(both.total(terms), expected)
+
+
+def test_parts_that_pool_differently_or_read_tokens_have_no_common_pooling():
+    mrl, pic, sia = Contrastive(Grid.parse("3x12")), PIC(CHAIN), SIA(GRID)
+    different = Composition({"mrl": (1.0, mrl), "pic": (1.0, pic)})
+    assert different.pooling is None and not different.reads_token_states
+    with_tokens = Composition({"mrl": (1.0, mrl), "sia": (1.0, sia)})
+    assert with_tokens.pooling is None and with_tokens.reads_token_states
+
+
+def two_of_a_class() -> tuple[Composition, PIC, PIC]:
+    """Two chains with weights of their own in one loss, and the same two chains alone."""
+    torch.manual_seed(4)
+    pairs = []
+    for _ in range(2):
+        torch.manual_seed(4)
+        first = PIC(CHAIN, temperature=0.1).double()
+        pairs.append((first, PIC(Grid.parse("1x5,3x12"), temperature=0.3).double()))
+    (first, second), alone = pairs
+    return Composition({"short": (0.4, first), "wide": (2.0, second)}), *alone
+
+
+def test_two_objectives_of_one_class_compose():
+    both, first, second = two_of_a_class()
+    batch = make_batch()
+    terms = both(batch)
+    assert list(map(str, terms)) == ["short_1x2", "short_2x5", "wide_1x5"], "each logs under its name here"
+    assert Term("short", Granularity(1, 2)) in terms
+    alone = [*first(batch).values(), *second(batch).values()]
+    for value, expected in zip(terms.values(), alone, strict=True):
+        torch.testing.assert_close(value, expected)
+    expected = 0.4 * first.total(first(batch)) + 2.0 * second.total(second(batch))
+    loss = both.total(terms)
+    torch.testing.assert_close(loss, expected)
+    together = torch.nn.ModuleDict({"parts": torch.nn.ModuleDict({"short": first, "wide": second})})
+    ours, theirs = gradients(both, batch, loss), gradients(together, batch, expected)
+    assert ours.keys() == theirs.keys()
+    for gradient, wanted in zip(ours.values(), theirs.values(), strict=True):
+        torch.testing.assert_close(gradient, wanted)
+
+
+def test_parts_of_one_class_say_who_they_are_with_their_own_weights():
+    both, *_ = two_of_a_class()
+    assert both.identity.name == "PIC + PIC"
+    assert [(part.name, part.weight) for part in both.identity.parts] == [("PIC", 0.4), ("PIC", 2.0)]
+    assert both.identity.papers == (papers.MIPIC,), "each paper is named once"
+
+
+def test_a_composition_within_a_composition_is_flattened():
+    batch, weights = make_batch(), {"mrl": 0.5, "near": 0.5 * 0.4, "far": 0.5 * 0.2}
+    grids = {"mrl": Grid.parse("3x12"), "near": Grid.parse("2x5"), "far": Grid.parse("1x5")}
+
+    def parts() -> dict:
+        return {name: Contrastive(grid) if name == "mrl" else SIR(grid) for name, grid in grids.items()}
+
+    own = parts()
+    inner = Composition({"near": (0.4, own["near"]), "far": (0.2, own["far"])})
+    outer = Composition({"mrl": (0.5, own["mrl"]), "regularisers": (0.5, inner)})
+    assert outer.weights == pytest.approx(weights)
+    terms = outer(batch)
+    assert {name.split("_")[0] for name in named(terms)} == set(weights)
+    expected = sum(weights[name] * part.total(part(batch)) for name, part in parts().items())
+    torch.testing.assert_close(outer.total(terms), expected)
+    assert [part.name for part in outer.identity.parts] == ["InfoNCE", "SIR", "SIR"]
+
+
+def test_what_a_part_lacks_in_a_model_names_the_part(tiny_model):
+    both = Composition({"mrl": (1.0, Contrastive(Grid.parse("6x8"))), "deep": (1.0, SIR(Grid.parse("9x8")))})
+    with pytest.raises(ValueError, match=r"deep: The model has layers 1\.\.6 .* outside of it: 9x8"):
+        both.validate(tiny_model.config)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: {"sir": (-1.0, SIR(GRID))}, "must not be negative: sir"),
+        (lambda: {"sir": (0.0, SIR(GRID))}, "an objective with a weight above 0"),
+        (
+            lambda: {"sir": (1.0, SIR(GRID)), "more": (1.0, Composition({"sir": (1.0, SIR(GRID))}))},
+            "the same name: 'sir'",
+        ),
+    ],
+)
+def test_compositions_that_cannot_be(make, message):
+    with pytest.raises(ValueError, match=message):
+        Composition(make())
+
+
+def test_arguments_are_spelt_as_a_mapping_or_as_text():
+    for value in ({"scale": 1.5}, '{"scale": 1.5}', "scale: 1.5"):
+        assert mapping_of("sir", value) == part_arguments("sir", value, SIR) == {"scale": 1.5}
+    assert mapping_of("sir", None) == mapping_of("sir", "") == {}
+    with pytest.raises(ValueError, match=r"sir=\[1\] must be a mapping"):
+        mapping_of("sir", [1])
+    with pytest.raises(ValueError, match="sir names unknown arguments: tau; legal values: layers, scale, pooling, "):
+        part_arguments("sir", {"tau": 1.0}, SIR)

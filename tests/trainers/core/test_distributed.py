@@ -1,0 +1,188 @@
+"""Two processes are one big batch: embeddings' and parameters' gradients, with hard negatives, for every objective."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+
+from modeling_m3bert import M3BertModel
+from tests.conftest import quiet
+from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
+from trainers import (
+    CRD,
+    HSIC,
+    PIC,
+    SCR,
+    SIA,
+    SIR,
+    Composition,
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    Espresso,
+    Grid,
+    Matryoshka2d,
+    NestedBatch,
+    NestedStates,
+    Objective,
+    Starbucks,
+    TeacherContrast,
+    TeacherMSE,
+)
+from trainers.core.distributed import RankRows, same_on_all_ranks, sum_over_ranks
+from trainers.core.states import PooledStates
+
+
+ROWS = 16
+
+
+OBJECTIVES = {
+    "contrastive": lambda: Contrastive(Grid.parse("2,3x4,8")),
+    "symmetric": lambda: Contrastive(Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
+    "temperature": lambda: Contrastive(Grid.parse("2,3x4,8"), learn_temperature=True, mask_duplicates=False),
+    "espresso": lambda: Espresso(Grid.parse("2,3x4,8")),
+    "2dmse": lambda: Matryoshka2d(Grid.parse("1,2,3x2,4,8")),
+    "starbucks": lambda: Starbucks(Grid.parse("1x2,2x4,3x8")),
+    "sia": lambda: SIA(Grid.parse("2,3x2,4,8"), temperature=1.0, smallest_token_count=2),
+    "pic": lambda: PIC(Grid.parse("1x2,2x4,3x8")),
+    "scr": lambda: SCR(Grid.parse("2,3x2,4,8"), threshold=0.05),
+    "sir": lambda: SIR(Grid.parse("2,3x4,8")),
+    "hsic": lambda: HSIC(Grid.parse("2,3x4,8"), gamma=0.1, input_layer=1),
+    "teacher": lambda: TeacherContrast(Grid.parse("2,3x4,8"), teacher_dim=6),
+    "mse": lambda: TeacherMSE(Grid.parse("3x4,8"), teacher_dim=6),
+    "crd": lambda: CRD(Grid.parse("3x4,8"), teacher_dim=6, critic_dim=5),
+    "composition": lambda: Composition(
+        {
+            "mrl": (0.4, Contrastive(Grid.parse("3x2,4,8"))),
+            "sia": (0.6, SIA(Grid.parse("1,3x2,4,8"))),
+            "sir": (0.2, SIR(Grid.parse("2x4,8"))),
+        }
+    ),
+}
+
+
+def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Tensor]:
+    """Loss, terms, and gradients of embeddings, or of token states where the objective reads those, and of its own
+    parameters, for some rows of one batch."""
+    generator = torch.Generator().manual_seed(7)
+    names, layers = ("anchor", "positive", "negative"), (1, 2, 3)
+    shape = (ROWS, 8) if objective.pooling else (ROWS, 5, 8)
+    leaves = {
+        (name, layer): torch.randn(shape, dtype=torch.float64, generator=generator)[rows].requires_grad_()
+        for name in names
+        for layer in layers
+    }
+    # Every text occurs several times, on both ranks.
+    ids = {name: torch.randint(6, (ROWS,), generator=generator)[rows] for name in names}
+    lengths = torch.randint(1, 6, (ROWS, 1), generator=generator)[rows]
+    mask = (torch.arange(5) < lengths).long()
+    states = {name: {layer: leaves[name, layer] for layer in layers} for name in names}
+    texts = {
+        name: PooledStates(own, objective.pooling) if objective.pooling else NestedStates(own, mask)
+        for name, own in states.items()
+    }
+    teacher = {name: torch.randn(ROWS, 6, dtype=torch.float64, generator=generator)[rows] for name in names}
+    terms = objective.double().train()(NestedBatch(texts=texts, text_ids=ids, teacher=teacher))
+    loss = objective.total(terms)
+    loss.backward()
+    found = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}
+    found |= {f"parameter {name}": parameter.grad for name, parameter in objective.named_parameters()}
+    return found | {f"term {name}": term.detach() for name, term in terms.items()} | {"term": loss.detach()}
+
+
+EMBEDDINGS_OF_TWO = """
+from tests.trainers.core.test_distributed import OBJECTIVES, embedding_gradients
+torch.distributed.init_process_group("gloo")
+rank = torch.distributed.get_rank()
+for split in (8, 11):
+    rows = slice(0, split) if rank == 0 else slice(split, None)
+    for name, make in OBJECTIVES.items():
+        torch.manual_seed(0)  # the parameters are the same, as data parallelism sees to
+        objective = make()
+        torch.manual_seed(rank)  # draws that differ, unless the objective makes them agree
+        torch.save(embedding_gradients(objective, rows), Path(sys.argv[1]) / f"{name}-{split}-{rank}.pt")
+"""
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("two")
+    run_two(folder, EMBEDDINGS_OF_TWO)
+    return folder
+
+
+@pytest.mark.parametrize("split", [8, 11])
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_gradients_of_embeddings_are_those_of_the_big_batch(of_two, name, split):
+    torch.manual_seed(0)
+    expected = embedding_gradients(OBJECTIVES[name](), slice(None))
+    first, second = (torch.load(of_two / f"{name}-{split}-{rank}.pt") for rank in (0, 1))
+    assert first.keys() == second.keys() == expected.keys()
+    for key, value in expected.items():
+        if key.startswith(("term", "parameter")):
+            actual = (first[key] + second[key]) / 2
+        else:
+            actual = torch.cat([first[key], second[key]]) / 2  # data parallelism averages over ranks
+        # ESE's decomposition of a squared matrix magnifies the rounding of sums.
+        torch.testing.assert_close(actual, value, atol=1e-9, rtol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+
+
+TRAIN_TWO = """
+from tests.conftest import tiny_tokenizer
+from tests.trainers.core.test_distributed import contrastive_trainer
+for mini_batch_size in (None, 3):
+    folder = Path(sys.argv[1]) / str(mini_batch_size)
+    trainer = contrastive_trainer(tiny_tokenizer.__wrapped__(), folder, 8, mini_batch_size, ddp_backend="gloo")
+    assert trainer.accelerator.num_processes == 2
+    trainer.train()
+    trainer.save_model()
+"""
+
+
+def triplets() -> Dataset:
+    """Sixteen triplets of the tiny tokenizer's words, with repeats."""
+    words = "open read file list name text from not".split()
+    generator = torch.Generator().manual_seed(2)
+    draws = torch.randint(len(words), (ROWS, 3, 4), generator=generator).tolist()
+    rows = [[" ".join(words[index] for index in text) for text in row] for row in draws]
+    rows[9][1] = rows[3][1]
+    rows[12][0] = rows[4][0]
+    return Dataset.from_list([dict(zip(("anchor", "positive", "negative"), row, strict=True)) for row in rows])
+
+
+def contrastive_trainer(tokenizer, folder, batch_size, mini_batch_size, **changes) -> ContrastiveTrainer:
+    changes |= {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "lr_scheduler_type": "constant"}
+    changes |= {"per_device_train_batch_size": batch_size, "mini_batch_size": mini_batch_size, "max_steps": 1}
+    changes |= {"train_sampling_strategy": "sequential", "grid": "2,6x8,32"}
+    args = ContrastiveConfig(**quiet(folder, **changes))
+    return ContrastiveTrainer(quiet_model().model, args, tokenizer, triplets())
+
+
+def test_a_step_of_two_processes_is_that_of_the_big_batch(tiny_tokenizer, tmp_path):
+    run_two(tmp_path, TRAIN_TWO)
+    trainer = contrastive_trainer(tiny_tokenizer, tmp_path, ROWS, None)
+    trainer.train()
+    start = quiet_model().model
+    assert not start.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
+    for folder in ("None", "3"):
+        assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)
+
+
+def test_one_process_is_left_as_it_is():
+    values = torch.randn(3, 2, requires_grad=True)
+    rows = RankRows.of(3, values.device)
+    assert rows.gather(values) is values
+    assert rows.offset == 0
+    torch.testing.assert_close(rows.mean(values), values.mean(dim=0))
+    torch.testing.assert_close(sum_over_ranks(values), values.detach())
+    torch.testing.assert_close(same_on_all_ranks(values), values.detach())
+
+
+def test_a_negative_of_another_rank_is_a_negative():
+    """The big batch is not the mean of the small ones: the test above would notice if nothing were gathered."""
+    whole = embedding_gradients(OBJECTIVES["contrastive"](), slice(None))["term"]
+    halves = [embedding_gradients(OBJECTIVES["contrastive"](), rows)["term"] for rows in (slice(8), slice(8, None))]
+    assert whole > sum(halves) / 2 + 0.1

@@ -1,0 +1,122 @@
+"""What all objectives on pooled embeddings share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.trainers.pooled_texts import TAU, assert_same, batch_of, info_nce
+from tests.trainers.tiny_run import named
+from trainers import (
+    Contrastive,
+    Espresso,
+    Grid,
+    Matryoshka2d,
+    NestedBatch,
+    SimCSE,
+    Starbucks,
+)
+
+
+@pytest.mark.parametrize(
+    ("objective", "term", "teacher"),
+    [
+        (Espresso(Grid.parse("1,3x2,8")), "espresso_align_1x2", 3),
+        (Matryoshka2d(Grid.parse("1,3x2,8")), "2dmse_align", 3),
+        (Starbucks(Grid.parse("1x2,3x8")), "starbucks_kl_1x2", 3),
+    ],
+)
+def test_teachers_get_no_gradient(leaves, objective, term, teacher):
+    loss = named(objective(batch_of(leaves)))[term]
+    gradients = torch.autograd.grad(loss, [*leaves[teacher], *leaves[1]], allow_unused=True)
+    assert all(gradient is None for gradient in gradients[:3])
+    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients[3:])
+
+
+def test_the_order_of_dims_and_layers_does_not_matter(leaves):
+    for make in (Contrastive, Espresso, Matryoshka2d):
+        terms = []
+        for text in itertools.product(("1,3", "3,1"), ("2,4,8", "8,2,4", "4,8,2")):
+            torch.manual_seed(0)
+            terms.append(make(Grid.parse("x".join(text)))(batch_of(leaves)))
+        assert all(other == terms[0] for other in terms[1:])
+    grids = ("1x2,2x4,3x8", "3x8,1x2,2x4")
+    terms = [Starbucks(Grid.parse(grid))(batch_of(leaves)) for grid in grids]
+    assert terms[0] == terms[1]
+
+
+def test_a_mean_over_the_grid_is_the_sum_divided(leaves):
+    grid, totals = Grid.parse("1,3x2,8"), {}
+    for reduction in ("sum", "mean"):
+        objective = Contrastive(grid, reduction=reduction)
+        totals[reduction] = objective.total(objective(batch_of(leaves)))
+    torch.testing.assert_close(totals["sum"], 4 * totals["mean"])
+
+
+def test_both_directions(leaves):
+    objective = Contrastive(Grid.parse("3x8"), temperature=TAU, symmetric=True)
+    anchors, positives, _ = leaves[3]
+    assert_same(objective, leaves, (info_nce(leaves[3], 8) + info_nce([positives, anchors], 8)) / 2)
+
+
+def test_equal_texts_are_no_negatives(leaves):
+    """Anchors 0 and 3 have the same positive, anchors 1 and 2 are the same text, a negative is 4's positive."""
+    anchors, positives, negatives = leaves[3]
+    ids = {"anchor": [10, 11, 11, 13, 14], "positive": [20, 21, 22, 20, 24], "negative": [30, 24, 32, 33, 34]}
+    batch = NestedBatch(
+        texts=batch_of(leaves).texts, text_ids={name: torch.tensor(value) for name, value in ids.items()}
+    )
+    rows, columns = (functional.normalize(x, dim=1) for x in (anchors, torch.cat([positives, negatives])))
+    scores = rows @ columns.T / TAU
+    for row, column in ((0, 3), (3, 0), (1, 2), (2, 1), (4, 6)):
+        scores[row, column] = -torch.inf
+    expected = functional.cross_entropy(scores, torch.arange(5))
+    masked, unmasked = (
+        named(Contrastive(Grid.parse("3x8"), temperature=TAU, mask_duplicates=mask)(batch))["contrastive_3x8"]
+        for mask in (True, False)
+    )
+    torch.testing.assert_close(masked, expected)
+    torch.testing.assert_close(unmasked, info_nce(leaves[3], 8))
+    backwards = functional.normalize(positives, dim=1) @ rows.T / TAU
+    for row, column in ((0, 3), (3, 0), (1, 2), (2, 1)):
+        backwards[row, column] = -torch.inf
+    expected = (expected + functional.cross_entropy(backwards, torch.arange(5))) / 2
+    both = named(Contrastive(Grid.parse("3x8"), temperature=TAU, symmetric=True)(batch))["contrastive_3x8"]
+    torch.testing.assert_close(both, expected)
+
+
+def test_a_learned_temperature(leaves):
+    objective = Contrastive(Grid.parse("3x8"), temperature=TAU, learn_temperature=True)
+    loss = objective.total(objective(batch_of(leaves)))
+    scale = torch.tensor(-math.log(TAU), dtype=torch.float64, requires_grad=True)
+    anchors, *others = (functional.normalize(column, dim=1) for column in leaves[3])
+    expected = functional.cross_entropy(anchors @ torch.cat(others).T * scale.exp(), torch.arange(5))
+    torch.testing.assert_close(loss, expected)
+    (actual,), (wanted,) = torch.autograd.grad(loss, objective.log_scale), torch.autograd.grad(expected, scale)
+    torch.testing.assert_close(actual.double(), wanted)
+    with torch.no_grad():
+        objective.log_scale.fill_(9.0)
+    assert objective.temperature.item() == pytest.approx(0.01)
+    (back,) = torch.autograd.grad(objective.total(objective(batch_of(leaves))), objective.log_scale)
+    assert back != 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SimCSE(Grid.parse("2x4,8")), r"SimCSE trains one granularity, but the grid 2x4,8 has 2"),
+        (lambda: Matryoshka2d(Grid.parse("2,3x8")), "2DMSE needs a grid of two or more layers x two or more dims"),
+        (lambda: Matryoshka2d(Grid.parse("1x2,2x8,3x8")), "2DMSE needs layers x dims"),
+        (lambda: Matryoshka2d(Grid.parse("2,3x4,8"), kl_temperature=0), "kl_temperature=0 must be above 0"),
+        (lambda: Starbucks(Grid.parse("2,3x4,8")), "sizes whose layer and dim increase together.*is 2,3x4,8"),
+        (lambda: Starbucks(Grid.parse("2x8,3x4")), "sizes whose layer and dim increase together"),
+        (lambda: Espresso(Grid.parse("3x8"), layer_weighting="linear"), "legal values: log, uniform"),
+    ],
+)
+def test_wrong_arguments_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

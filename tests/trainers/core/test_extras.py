@@ -1,0 +1,20 @@
+"""Packages that only some uses need."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from trainers.core.extras import require_extra
+
+
+def test_a_package_that_is_there_is_imported():
+    assert require_extra("json", "evaluation", "A test") is json
+
+
+def test_a_package_that_is_not_there_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
+    with pytest.raises(ValueError, match=r"Retrieval needs the package sklearn: pip install 'm3bert\[evaluation\]'"):
+        require_extra("sklearn.metrics", "evaluation", "Retrieval")

@@ -1,0 +1,111 @@
+"""Granularities and grids."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.conftest import tiny_config
+from tests.trainers.tiny_run import (
+    GRID,
+)
+from trainers import Granularity, Grid
+from trainers.core.granularity import evenly_spaced
+
+
+def test_a_product_and_a_list_are_told_apart():
+    product = Grid.parse("2,4x8,16")
+    assert [str(member) for member in product] == ["2x8", "2x16", "4x8", "4x16"]
+    pairs = Grid.parse("12x768, 2x16,4X32")
+    assert [str(member) for member in pairs] == ["2x16", "4x32", "12x768"]
+    assert Grid.parse("4x64") == Grid((Granularity(4, 64),))
+    assert Grid.parse("4 x 32, 64") == Grid.product([4], [32, 64])
+
+
+@pytest.mark.parametrize("text", ["2,4x8,16", "2x16,4x32,12x768", "4x64", "1,2,3x7", "2x8,2x16,4x8"])
+def test_text_survives_a_round_trip(text):
+    assert Grid.parse(str(Grid.parse(text))) == Grid.parse(text)
+    assert str(Grid.parse(text)) == text
+
+
+def test_order_does_not_matter():
+    assert Grid.parse("4,2x16,8") == Grid.parse("2x8,2x16,4x8,4x16")
+
+
+def test_what_a_grid_tells():
+    grid = Grid.parse("2x16,4x8,4x32")
+    assert (grid.layers, grid.dims, grid.dims_of(4), len(grid)) == ([2, 4], [8, 16, 32], [8, 32], 3)
+    assert Granularity(4, 8) in grid
+
+
+@pytest.mark.parametrize("text", ["", "4", "x", "4x", "4-64", "4x64x2,3", "4x8;2x8", "a x b", "4.0x8", "-1x8"])
+def test_nonsense_is_refused(text):
+    with pytest.raises(ValueError, match="is not a grid. Write layers x dims"):
+        Grid.parse(text)
+
+
+def test_doubles_and_zeros_are_refused():
+    with pytest.raises(ValueError, match="4x8,4x8 names a granularity twice"):
+        Grid.parse("4x8,4x8")
+    with pytest.raises(ValueError, match="layer or dim below 1"):
+        Grid.parse("0,2x8")
+    with pytest.raises(ValueError, match="at least one granularity"):
+        Grid(())
+
+
+def test_a_grid_outside_the_model_names_what_is_outside():
+    grid = Grid.parse("2,8x16,64")
+    with pytest.raises(ValueError, match=r"layers 1\.\.6 and dims 1\.\.32; outside of it: 2x64, 8x16, 8x64"):
+        grid.validate(tiny_config())
+    assert Grid.parse("2,6x1,32").validate(tiny_config()).layers == [2, 6]
+
+
+def test_a_grid_that_is_not_named_is_the_trained_one_or_everything(tiny_model):
+    assert str(Grid.of(tiny_model.config)) == "2,4,6x8,16,32"
+    tiny_model.config.matryoshka_layers = tiny_model.config.matryoshka_dims = []
+    assert str(Grid.of(tiny_model.config)) == "1,2,3,4,5,6x16,32"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("6x32>2x8", ["2x8<6x32"]),
+        (" 6x32 > 2x8,32 ", ["2x8<6x32", "2x32<6x32"]),
+        ("6x32>ALL", ["2x8<6x32", "2x32<6x32", "6x8<6x32"]),
+        ("6x32>2x32;6x8>2x8", ["2x32<6x32", "2x8<6x8"]),
+    ],
+)
+def test_pairs_are_read(text, expected):
+    assert [f"{student}<{teacher}" for student, teacher in GRID.pairs(text)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("6x32", "'6x32' is not a pair. Write teacher>student: '12x768>4x64'"),
+        ("6x32>2x8>2x32", "is not a pair"),
+        ("2,6x32>2x8", "'2,6x32>2x8' names 2 teachers; a pair has exactly one"),
+        ("6x32>4x8", "'6x32>4x8' names granularities that the grid 2,6x8,32 lacks: 4x8"),
+        ("6x16>2x8", "lacks: 6x16"),
+        ("6x32>6x32", "'6x32>6x32' makes 6x32 teach itself"),
+        ("6x32>2x8;6x32>all", "names a pair twice"),
+        ("6x32>small", "'small' is not a grid"),
+        ("", "is not a pair"),
+    ],
+)
+def test_pairs_that_cannot_be(text, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        GRID.pairs(text)
+
+
+def test_a_grid_of_one_has_nobody_to_teach():
+    with pytest.raises(ValueError, match="teach itself"):
+        Grid((Granularity(6, 32),)).pairs("6x32>all")
+
+
+def test_layers_are_evenly_spaced_and_end_with_the_last():
+    assert evenly_spaced(range(1, 13), 6) == [2, 4, 6, 8, 10, 12]
+    assert evenly_spaced(range(1, 4), 7) == [1, 2, 3]
+    for depth in (1, 2, 3, 5, 28):
+        for count in (1, 2, 7):
+            layers = evenly_spaced(range(1, depth + 1), count)
+            assert layers == sorted(set(layers)) and layers[-1] == depth and len(layers) == min(depth, count)

@@ -1,0 +1,74 @@
+"""Terms, and objectives of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+import torch
+
+from modeling_m3bert import M3BertModel
+from tests.conftest import tiny_config
+from tests.trainers.tiny_run import GRID, WithProjector
+from trainers import CRD, PIC, SIA, Contrastive, Granularity, Grid, NestedBatch, NestedModel, Objective, Term
+from trainers.core.objective import weighted_sum
+
+
+@pytest.mark.parametrize(
+    ("term", "name"),
+    [
+        (Term("contrastive", Granularity(4, 64)), "contrastive_4x64"),
+        (Term("sia", Granularity(4, 64), "cka"), "sia_cka_4x64"),
+        (Term("mlm", Granularity(4, 64), "kl", Granularity(12, 768)), "mlm_kl_12x768>4x64"),
+        (Term("2dmse", name="align"), "2dmse_align"),
+        (Term("mine"), "mine"),
+    ],
+)
+def test_a_term_is_logged_under_a_name_that_says_what_it_is(term, name):
+    assert str(term) == name
+    with pytest.raises(FrozenInstanceError):
+        term.name = "other"
+
+
+def test_an_objective_names_its_terms():
+    objective = Contrastive(GRID)
+    assert objective.term(Granularity(2, 8), "x") == Term("contrastive", Granularity(2, 8), "x")
+    assert objective.term() == Term("contrastive")
+
+
+def test_a_weighted_sum_weighs_terms_by_their_name():
+    values = {("", 2): 1.0, ("", 4): 2.0, ("kl", 2): 4.0}
+    terms = {Term("x", Granularity(layer, 8), name): torch.tensor(value) for (name, layer), value in values.items()}
+    assert weighted_sum(terms, {"kl": 0.5}) == 1 + 2 + 0.5 * 4
+    assert weighted_sum(terms, {"kl": 0.0, "": 3.0}) == 3 * (1 + 2)
+    objective = WithProjector(GRID)
+    assert objective.total(terms) == 7.0, "without weights it is the sum"
+
+
+def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():
+    embedding = {"temperature", "pooling", "symmetric", "mask_duplicates", "learn_temperature"}
+    assert set(Contrastive.argument_names()) == embedding | {"reduction"}
+    assert {"layers", "temperature", "token_shares"} < set(SIA.argument_names())
+    assert {"chain", "temperature", "detach_target"} < set(PIC.argument_names())
+    assert set(CRD.argument_names()) == {"critic_dim", "temperature", "mask_duplicates", "teacher_dim", "pooling"}
+
+
+def test_objectives_can_be_made_of_others():
+    """One forward pass, two objectives of one's own choice, one weighted total."""
+
+    class Both(Objective):
+        def __init__(self, grid: Grid):
+            super().__init__(grid)
+            self.first, self.second = Contrastive(grid), WithProjector(grid)
+
+        def forward(self, batch):
+            return {**self.first(batch), **self.second(NestedBatch({"text": batch.texts["a"]}))}
+
+        def total(self, terms):
+            return sum(0.5 * value for value in terms.values())
+
+    ids = torch.randint(5, 99, (3, 6))
+    model = NestedModel(M3BertModel(tiny_config()), Both(GRID))
+    outputs = model(a={"input_ids": ids}, b={"input_ids": ids})
+    assert len(outputs["terms"]) == 8
+    torch.testing.assert_close(outputs["loss"], sum(outputs["terms"].values()) / 2)

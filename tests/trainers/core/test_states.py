@@ -1,0 +1,208 @@
+"""Nested states of every known type of backbone, pooling, prefixes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from tests.conftest import padded_batch, tiny_config
+from trainers import NestedStates, nested_states, truncate
+from trainers.core.states import BACKBONES
+
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "intermediate_size": 37,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 48,
+    "initializer_range": 0.2,
+    "pad_token_id": 1,
+}
+EXTRA = {
+    "distilbert": {"dim": 32, "hidden_dim": 37, "n_layers": 4, "n_heads": 4},
+    "electra": {"embedding_size": 32},
+    "qwen3": {"head_dim": 8, "num_key_value_heads": 2},
+    "eurobert": {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 2},
+    "modernbert": {"cls_token_id": 0, "sep_token_id": 2, "bos_token_id": 0, "eos_token_id": 2},
+}
+OTHERS = sorted(set(BACKBONES) - {"m3bert"})
+
+
+def backbone(model_type: str, layers: int = 4, **changes: object) -> transformers.PreTrainedModel:
+    if model_type == "m3bert":
+        values = {"num_hidden_layers": layers, "matryoshka_layers": [2], "matryoshka_dims": [8], **changes}
+        return M3BertModel(tiny_config(**values)).eval()
+    values = {**SIZES, **EXTRA.get(model_type, {}), **changes}
+    if model_type == "modernbert":
+        # Lists a layer long must be cut by hand.
+        values["layer_types"] = ["full_attention", "sliding_attention"] * 2
+    config = transformers.AutoConfig.for_model(model_type, **values)
+    model = transformers.AutoModel.from_config(config).eval()
+    for name, parameter in model.named_parameters():
+        if "norm" in name.lower():
+            nn.init.normal_(parameter, mean=float("weight" in name), std=0.2)
+    return model
+
+
+def cut_by_hand(model: nn.Module, depth: int) -> nn.Module:
+    """A model that really has so many layers: what its last hidden state is, is the state of that layer."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if isinstance(child, nn.ModuleList) and len(child) == model.config.num_hidden_layers:
+                setattr(module, name, child[:depth])
+                model.config.num_hidden_layers = depth
+                return model
+    raise AssertionError("no list of layers found")
+
+
+@pytest.mark.parametrize("model_type", [*OTHERS, "m3bert"])
+def test_a_state_is_what_a_model_of_that_depth_would_return(model_type):
+    model, batch = backbone(model_type), padded_batch()
+    with torch.no_grad():
+        states = nested_states(model, batch, [4, 1, 3])
+        assert sorted(states.layers) == [1, 3, 4]
+        assert states.causal == (model_type == "qwen3")
+        for layer in (4, 3, 1):
+            expected = cut_by_hand(model, layer)(**batch).last_hidden_state
+            real = batch["attention_mask"].bool()
+            torch.testing.assert_close(states.layers[layer][real], expected[real], atol=1e-5, rtol=1e-5)
+
+
+def test_states_of_a_post_norm_m3bert_and_of_a_cut_one():
+    batch = padded_batch()
+    post = M3BertModel(tiny_config(norm_position="post")).eval()
+    with torch.no_grad():
+        states = nested_states(post, batch, [2, 5])
+        hidden = post(**batch, output_hidden_states=True).hidden_states
+        assert torch.equal(states.layers[2], hidden[2])
+        assert torch.equal(states.layers[5], hidden[5])
+        cut = M3BertModel(tiny_config(output_layer=4, output_dim=8)).eval()
+        # A state is full width, whatever the model returns by default.
+        assert nested_states(cut, batch, [4]).layers[4].shape == (4, 7, 32)
+        with pytest.raises(ValueError, match=r"layers=\[6\] must be within 0\.\.4"):
+            nested_states(cut, batch, [6])
+
+
+@pytest.mark.parametrize("model_type", [*OTHERS, "m3bert"])
+def test_layer_0_is_what_goes_into_the_first_layer(model_type):
+    model, batch = backbone(model_type), padded_batch()
+    seen: dict[str, torch.Tensor] = {}
+    first = next(module for name, module in model.named_modules() if name.endswith((".0", "layers.0", "layer.0")))
+    first.register_forward_pre_hook(
+        lambda _, arguments, options: seen.update(state=arguments[0] if arguments else options["hidden_states"]),
+        with_kwargs=True,
+    )
+    with torch.no_grad():
+        states = nested_states(model, batch, [0, 2])
+        assert sorted(states.layers) == [0, 2]
+        torch.testing.assert_close(states.layers[0], seen["state"])
+
+
+def test_m3bert_does_not_run_layers_that_nobody_reads(tiny_model):
+    for layer in tiny_model.layers[4:]:
+        layer.forward = None
+    assert sorted(nested_states(tiny_model, padded_batch(), [2, 4]).layers) == [2, 4]
+
+
+def test_the_encoder_of_a_head_or_adapter_is_run_without_the_head(tiny_masked_lm):
+    peft = pytest.importorskip("peft")
+    batch = padded_batch()
+    expected = nested_states(tiny_masked_lm.model, batch, [6]).layers[6]
+    tiny_masked_lm.lm_head.forward = None
+    assert torch.equal(nested_states(tiny_masked_lm, batch, [6]).layers[6], expected)
+    adapter = peft.LoraConfig(target_modules=["q_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(M3BertForMaskedLM(tiny_config()).eval(), adapter)
+    with torch.no_grad():
+        on = nested_states(adapted, batch, [6]).layers[6]
+        with adapted.disable_adapter():
+            off = nested_states(adapted, batch, [6]).layers[6]
+    assert not torch.allclose(on, off)
+
+
+def test_unknown_types_and_layers_are_refused():
+    gpt = transformers.GPT2Model(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9))
+    with pytest.raises(ValueError, match="model_type='gpt2' is not supported; legal values: m3bert, "):
+        nested_states(gpt, {"input_ids": torch.ones(1, 2, dtype=torch.long)}, [1])
+    for layers in ([-1], [7], []):
+        with pytest.raises(ValueError, match=r"must be within 0\.\.4"):
+            nested_states(backbone("bert"), padded_batch(), layers)
+
+
+def naive_pooled(state: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
+    """A text at a time: of its real tokens the mean, the first or the last."""
+    rows = []
+    for row, real in zip(state, mask.bool(), strict=True):
+        tokens = row[real]
+        rows.append({"mean": tokens.mean(0), "cls": tokens[0], "lasttoken": tokens[-1]}[pooling])
+    return torch.stack(rows)
+
+
+# A causal backbone has no first token that has seen the text.
+POOLINGS_OF = [("mean", False), ("mean", True), ("cls", False), ("lasttoken", False), ("lasttoken", True)]
+
+
+@pytest.mark.parametrize(("pooling", "causal"), POOLINGS_OF)
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_pooling_equals_the_naive_one(pooling, causal, side):
+    mask = padded_batch()["attention_mask"]
+    mask = mask if side == "right" else mask.flip(1)
+    state = torch.randn(4, 7, 5, requires_grad=True)
+    pooled = NestedStates({3: state}, mask, causal).pooled(3, pooling)
+    expected = naive_pooled(state, mask, pooling)
+    torch.testing.assert_close(pooled, expected)
+    weights = torch.randn(4, 5)
+    actual, wanted = (torch.autograd.grad((weights * x).sum(), state)[0] for x in (pooled, expected))
+    torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_positions_are_those_of_real_tokens(side):
+    """Lengths 7, 3, 1 and 5 of 7 tokens; the anchor token is the one that has seen the whole text."""
+    mask = padded_batch(lengths=(7, 3, 1, 5))["attention_mask"]
+    first, last = ([0, 0, 0, 0], [6, 2, 0, 4]) if side == "right" else ([0, 4, 6, 2], [6, 6, 6, 6])
+    mask = mask if side == "right" else mask.flip(1)
+    states, causal = NestedStates({}, mask), NestedStates({}, mask, causal=True)
+    assert states.first_positions().tolist() == first
+    assert states.last_positions().tolist() == last
+    assert states.anchor_token_positions().tolist() == first
+    assert causal.anchor_token_positions().tolist() == last
+
+
+def test_the_first_token_of_a_causal_backbone_is_no_embedding():
+    states = NestedStates({1: torch.randn(2, 3, 4)}, torch.ones(2, 3), causal=True)
+    with pytest.raises(ValueError, match="pooling='cls' reads the first token, which attends to no other"):
+        states.pooled(1, "cls")
+    model, batch = backbone("qwen3"), padded_batch()
+    with pytest.raises(ValueError, match="use 'lasttoken' or 'mean'"):
+        nested_states(model, batch, [4]).pooled(4, "cls")
+
+
+def test_pooling_an_empty_text_gives_no_nan():
+    """The mean of no token is 0; where a token is asked for, it is one of the padding, which is finite as well."""
+    states = NestedStates({1: torch.randn(2, 3, 4)}, torch.tensor([[0, 0, 0], [1, 1, 0]]))
+    assert torch.equal(states.pooled(1)[0], torch.zeros(4))
+    for pooling in ("cls", "lasttoken"):
+        assert torch.isfinite(states.pooled(1, pooling)).all()
+    with pytest.raises(ValueError, match="pooling='max' is unknown; legal values: mean, cls, lasttoken"):
+        states.pooled(1, "max")
+    with pytest.raises(ValueError, match="pooling='anchor' is unknown"):
+        states.pooled(1, "anchor")
+
+
+def test_pooling_half_precision_is_summed_in_float32():
+    state = torch.full((1, 512, 2), 1.01, dtype=torch.bfloat16)
+    pooled = NestedStates({1: state}, torch.ones(1, 512)).pooled(1)
+    assert pooled.dtype == torch.float32
+    torch.testing.assert_close(pooled, state[:, 0].float())
+
+
+def test_a_prefix_is_sliced_before_it_is_normalised():
+    vectors = torch.tensor([[3.0, 4.0, 100.0]])
+    torch.testing.assert_close(truncate(vectors, 2, normalize=True), torch.tensor([[0.6, 0.8]]))
+    assert torch.equal(truncate(vectors, 2), vectors[:, :2])
+    assert torch.equal(truncate(torch.zeros(1, 3), 2, normalize=True), torch.zeros(1, 2))

@@ -1,0 +1,237 @@
+"""NestedTrainer: what it logs, evaluates and refuses, and that the Trainer's features work unchanged."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BertConfig, BertForMaskedLM, DataCollatorForTokenClassification
+
+from modeling_m3bert import M3BertForMaskedLM
+from tests.trainers.tiny_run import (
+    GRID,
+    assert_same_weights,
+    masked_dataset,
+    mlm_trainer,
+    quiet_model,
+    weights,
+)
+from trainers import Granularity, Grid, MultigranularMLM, NestedBatch
+from trainers.core.objective import Terms
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}
+
+
+def test_every_term_is_logged_and_makes_up_the_loss(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=4, logging_steps=2)
+    before = weights(trainer.backbone)
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in logs] == [2, 4]
+    for entry in logs:
+        terms = {name: value for name, value in entry.items() if name.startswith("mlm_")}
+        assert set(terms) == {"mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32"}
+        assert sum(terms.values()) == pytest.approx(entry["loss"], rel=1e-4)
+    after = weights(trainer.backbone)
+    unmoved = [name for name in before if torch.equal(before[name], after[name])]
+    assert unmoved == []
+
+
+def test_a_default_outside_the_trained_grid_is_refused(tiny_tokenizer, tmp_path):
+    """Else the saved checkpoint would not open."""
+    with pytest.raises(ValueError, match="output_dim=16 is not available here; legal values: 8, 32"):
+        mlm_trainer(tiny_tokenizer, tmp_path, model=quiet_model(output_dim=16))
+
+
+@pytest.mark.parametrize("kind", ["m3bert", "bert"])
+def test_the_models_config_is_its_owners_until_it_is_trained(tiny_tokenizer, tmp_path, kind):
+    """Making a trainer changes nothing; training it, or saving what it has, declares the trained grid."""
+    for use in ("train", "save_model"):
+        if kind == "m3bert":
+            model = quiet_model(matryoshka_layers=[], matryoshka_dims=[])
+        else:
+            model = BertForMaskedLM(BertConfig(vocab_size=99, **SIZES))
+        before = copy.deepcopy(model.config.to_dict())
+        trainer = mlm_trainer(tiny_tokenizer, tmp_path / use, model=model, max_steps=1)
+        assert model.config.to_dict() == before
+        trainer.evaluate()
+        assert model.config.to_dict() == before
+        getattr(trainer, use)()
+        assert (model.config.matryoshka_layers, model.config.matryoshka_dims) == ([2, 6], [8, 32])
+        assert model.config.is_matryoshka and model.config.matryoshka_dimensions == [8, 32]
+    stored = json.loads((tmp_path / "save_model" / "config.json").read_text())
+    assert (stored["matryoshka_layers"], stored["matryoshka_dims"]) == ([2, 6], [8, 32])
+
+
+def test_evaluation_reports_every_granularity(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1)
+    trainer.train()
+    evaluations = [entry for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert len(evaluations) == 2
+    assert {"eval_mlm_2x8", "eval_mlm_2x32", "eval_mlm_6x8", "eval_mlm_6x32"} <= set(evaluations[0])
+    metrics = trainer.evaluate()
+    assert metrics["eval_loss"] == evaluations[1]["eval_loss"]
+    data = masked_dataset(6)
+    batches = [data.select(range(4)), data.select(range(4, 6))]
+    collator = DataCollatorForTokenClassification(tiny_tokenizer)
+    means = []
+    with torch.no_grad():
+        for batch in batches:
+            inputs = collator([batch[row] for row in range(len(batch))])
+            labels = inputs.pop("labels")
+            logits = trainer.backbone.eval()(**inputs, output_layer=2, output_dim=8).logits
+            means.append(nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item())
+    assert metrics["eval_mlm_2x8"] == pytest.approx(sum(means) / 2, rel=1e-4)
+    train_logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert all(
+        sum(value for name, value in entry.items() if name.startswith("mlm_"))
+        == pytest.approx(entry["loss"], rel=1e-4)
+        for entry in train_logs
+    )
+
+
+def test_several_evaluation_sets_are_kept_apart(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path)
+    metrics = trainer.evaluate({"one": masked_dataset(4), "two": masked_dataset(8)})
+    assert {"eval_one_mlm_2x8", "eval_two_mlm_2x8"} <= set(metrics)
+    assert metrics["eval_one_mlm_2x8"] != metrics["eval_two_mlm_2x8"]
+
+
+def test_bfloat16_trains_close_to_float32(tiny_tokenizer, tmp_path):
+    losses = []
+    for bf16 in (False, True):
+        trainer = mlm_trainer(tiny_tokenizer, tmp_path, bf16=bf16, max_steps=4)
+        trainer.train()
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+        assert trainer.backbone.dtype == torch.float32
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=0.03)
+
+
+@pytest.mark.parametrize("option", ["activation_checkpointing", "torch_compile"])
+def test_checkpointing_and_compiling_change_no_number(tiny_tokenizer, tmp_path, option):
+    runs = []
+    for changes in ({}, {option: True}):
+        trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=2, **changes)
+        trainer.train()
+        runs.append(trainer)
+    assert_same_weights(runs[0].backbone, runs[1].backbone, atol=2e-4)
+    runs[1].save_model(str(tmp_path / "saved"))
+    assert_same_weights(M3BertForMaskedLM.from_pretrained(tmp_path / "saved"), runs[1].backbone)
+    if option == "activation_checkpointing":
+        assert runs[1].backbone.is_activation_checkpointing
+
+
+class Poisoned(MultigranularMLM):
+    """Of one of its forward passes in training, or of every one in evaluation, a term is not finite."""
+
+    def __init__(self, grid: Grid, call: int | None = None):
+        super().__init__(grid)
+        self.call, self.calls = call, 0
+
+    def forward(self, batch: NestedBatch) -> Terms:
+        terms = super().forward(batch)
+        self.calls += self.training
+        if self.calls == self.call or not (self.training or self.call):
+            broken = self.term(Granularity(6, 8))
+            terms[broken] = terms[broken] * math.nan
+        return terms
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(
+        tiny_tokenizer, tmp_path, objective=Poisoned(GRID, 3), max_steps=4, save_strategy="steps", save_steps=1
+    )
+    with pytest.raises(ValueError, match=r"not finite at step 3 \(terms: mlm_6x8\)"):
+        trainer.train()
+    good = M3BertForMaskedLM.from_pretrained(tmp_path / "checkpoint-2")
+    assert all(torch.isfinite(tensor).all() for tensor in good.state_dict().values())
+    assert_same_weights(good, trainer.backbone)
+    assert not (tmp_path / "checkpoint-3").exists()
+
+
+@pytest.mark.parametrize("call", [5, 6, 8])
+def test_of_accumulated_batches_the_first_the_middle_and_the_last_are_watched(tiny_tokenizer, tmp_path, call):
+    """The second of two steps of four batches: whichever of its batches is broken, the first step stays."""
+    changes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 2}
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path / "broken", objective=Poisoned(GRID, call), **changes)
+    with pytest.raises(ValueError, match=r"not finite at step 2 \(terms: mlm_6x8\)"):
+        trainer.train()
+    expected = mlm_trainer(tiny_tokenizer, tmp_path / "one step", **{**changes, "max_steps": 1})
+    expected.train()
+    assert_same_weights(trainer.backbone, expected.backbone)
+
+
+def test_a_total_that_is_not_finite_stops_the_run_where_all_terms_are(tiny_tokenizer, tmp_path):
+    class Overflowing(MultigranularMLM):
+        def total(self, terms):
+            return super().total(terms) * math.inf
+
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=Overflowing(GRID), max_steps=1)
+    with pytest.raises(ValueError, match=r"not finite at step 1 \(terms: loss\)"):
+        trainer.train()
+
+
+def test_an_evaluation_that_is_not_finite_is_an_error(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=Poisoned(GRID))
+    with pytest.raises(ValueError, match=r"evaluation loss is not finite \(terms: mlm_6x8\)"):
+        trainer.evaluate()
+
+
+class NumbersRead(TorchDispatchMode):
+    """Counts how often a number is read from a device, which waits for all that the device still has to do."""
+
+    count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._local_scalar_dense.default
+        return function(*args, **(kwargs or {}))
+
+
+def test_watching_reads_one_number_per_step(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(
+        tiny_tokenizer, tmp_path, max_steps=2, per_device_train_batch_size=2, gradient_accumulation_steps=4
+    )
+    reads, watch = [], trainer._watch
+
+    def counting(*args):
+        with NumbersRead() as numbers:
+            watch(*args)
+        reads.append(numbers.count)
+
+    with NumbersRead() as numbers:
+        assert bool(torch.ones(2).all()) and torch.ones(()).item() == 1.0
+    assert numbers.count == 2, "the counter counts"
+    trainer._watch = counting
+    trainer.train()
+    assert reads == [0, 0, 0, 1] * 2
+
+
+def test_a_grid_outside_the_model_is_refused(tiny_tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=r"layers 1\.\.6 and dims 1\.\.32; outside of it: 9x8"):
+        mlm_trainer(tiny_tokenizer, tmp_path, objective=MultigranularMLM(Grid.parse("2,9x8")))
+
+
+def test_objectives_train_other_backbones_too(tiny_tokenizer, tmp_path):
+    model = BertForMaskedLM(BertConfig(vocab_size=99, **SIZES))
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, model=model, max_steps=2)
+    trainer.train()
+    trainer.save_model()
+    stored = json.loads((tmp_path / "config.json").read_text())
+    assert stored["model_type"] == "bert"
+    assert (stored["is_matryoshka"], stored["matryoshka_dimensions"]) == (True, [8, 32])
+    assert stored["matryoshka_layers"] == [2, 6]
+
+
+def test_a_trainer_that_publishes_nothing_writes_weights_and_arguments_only(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=1)
+    trainer.save_model()
+    assert not (tmp_path / "training.json").exists() and not (tmp_path / "modules.json").exists()
+    assert json.loads((tmp_path / "training_args.json").read_text())["max_steps"] == 1
+    assert not hasattr(trainer, "record")

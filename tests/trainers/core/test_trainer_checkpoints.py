@@ -1,0 +1,244 @@
+"""What a training run writes, and what reads it again: resuming, the best model, adapters, a bare process."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
+
+from modeling_m3bert import M3BertForMaskedLM
+from tests.conftest import tiny_config
+from tests.trainers.tiny_run import (
+    GRID,
+    WithProjector,
+    assert_same_weights,
+    mlm_trainer,
+    quiet_model,
+    weights,
+)
+from trainers.core.trainer import load_weights
+
+
+def test_a_resumed_run_ends_where_the_straight_one_does(tiny_tokenizer, tmp_path):
+    straight = mlm_trainer(tiny_tokenizer, tmp_path / "a", objective=WithProjector(GRID), max_steps=4)
+    objective_start = copy.deepcopy(straight.model.objective)
+    straight.train()
+
+    def resumable(**changes):
+        return mlm_trainer(
+            tiny_tokenizer,
+            tmp_path / "b",
+            objective=copy.deepcopy(objective_start),
+            max_steps=4,
+            save_strategy="steps",
+            save_steps=2,
+            **changes,
+        )
+
+    first = resumable()
+    first.train()
+    assert not torch.equal(first.model.objective.projector.weight, objective_start.projector.weight)
+    second = resumable()
+    second.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-2"))
+    assert_same_weights(second.model, straight.model)
+    assert_same_weights(first.model, straight.model)
+    straight_logs, resumed_logs = (
+        [{key: entry[key] for key in entry if key.startswith(("loss", "projected", "step"))} for entry in history]
+        for history in (straight.state.log_history, second.state.log_history)
+    )
+    for one, other in zip(straight_logs, resumed_logs, strict=False):
+        assert one == pytest.approx(other, rel=1e-4)
+
+
+def test_the_objectives_parameters_stay_in_checkpoints_and_out_of_what_is_saved(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(
+        tiny_tokenizer, tmp_path, objective=WithProjector(GRID), max_steps=1, save_strategy="steps", save_steps=1
+    )
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    checkpoint, final = (
+        {file.name for file in folder.iterdir()} for folder in (tmp_path / "checkpoint-1", tmp_path / "final")
+    )
+    assert {"model.safetensors", "config.json", "modeling_m3bert.py", "objective.safetensors"} <= checkpoint
+    assert "objective.safetensors" not in final
+    assert {"model.safetensors", "modeling_m3bert.py", "configuration_m3bert.py", "tokenizer.json"} <= final
+    # The optimizer's files of the Trainer are torch's; what we write is JSON and safetensors.
+    assert not any(name.endswith((".bin", ".pt", ".pkl")) for name in final)
+    loaded = M3BertForMaskedLM.from_pretrained(tmp_path / "final")
+    assert_same_weights(loaded, trainer.backbone)
+
+
+def test_what_a_trainer_saved_loads_without_the_project(tiny_tokenizer, tmp_path, run_bare):
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=1)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "model"))
+    printed = run_bare(
+        """
+        from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+        tokenizer = AutoTokenizer.from_pretrained("model")
+        inputs = tokenizer(["open the file", ""], padding=True, return_tensors="pt")
+        model = AutoModelForMaskedLM.from_pretrained("model", trust_remote_code=True, output_layer=2, output_dim=8)
+        print(tuple(model(**inputs).logits.shape), model.config.matryoshka_layers)
+        model = AutoModel.from_pretrained("model", trust_remote_code=True, output_dim=8)
+        print(tuple(model(**inputs).last_hidden_state.shape), model.config.matryoshka_dimensions)
+        """
+    )
+    assert "(2, 5, 99) [2]" in printed
+    assert "(2, 5, 8) [8]" in printed
+
+
+def test_the_best_checkpoint_comes_back(tiny_tokenizer, tmp_path):
+    trainer = mlm_trainer(
+        tiny_tokenizer,
+        tmp_path,
+        objective=WithProjector(GRID),
+        max_steps=3,
+        learning_rate=0.5,  # so high that it gets worse
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="projected_6x32",
+        greater_is_better=False,
+    )
+    trainer.train()
+    losses = [entry["eval_projected_6x32"] for entry in trainer.state.log_history if "eval_projected_6x32" in entry]
+    assert min(losses) < losses[-1], "the run must get worse for this test to say anything"
+    assert trainer.evaluate()["eval_projected_6x32"] == pytest.approx(min(losses), rel=1e-4)
+
+
+def test_an_adapter_trains_alone_and_is_saved_as_one(tiny_tokenizer, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(quiet_model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"]))
+    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, model=model, **changes)
+    before = weights(trainer.backbone)
+    trainer.train()
+    moved = {name for name, tensor in weights(trainer.backbone).items() if not torch.equal(tensor, before[name])}
+    assert moved
+    assert all("lora_" in name for name in moved)
+    trainer.save_model(str(tmp_path / "adapter"))
+    again = peft.PeftModel.from_pretrained(quiet_model(), str(tmp_path / "adapter"))
+    for name, tensor in weights(trainer.backbone).items():
+        if "lora_" in name:
+            assert torch.equal(weights(again)[name], tensor)
+    fresh = peft.get_peft_model(quiet_model(), peft.LoraConfig(target_modules=["q_proj", "v_proj"]))
+    resumed = mlm_trainer(tiny_tokenizer, tmp_path, model=fresh, **changes)
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert_same_weights(resumed.backbone, trainer.backbone)
+
+
+@pytest.fixture
+def models_built(monkeypatch) -> list[type]:
+    """Collects the class of every model that is built from here on, whatever builds it."""
+    built: list[type] = []
+    build = PreTrainedModel.__init__
+
+    def counting(self, *args, **kwargs):
+        built.append(type(self))
+        build(self, *args, **kwargs)
+
+    monkeypatch.setattr(PreTrainedModel, "__init__", counting)
+    return built
+
+
+def test_resuming_builds_no_second_model(tiny_tokenizer, tmp_path, models_built):
+    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    first = mlm_trainer(tiny_tokenizer, tmp_path, objective=WithProjector(GRID), **changes)
+    first.train()
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=WithProjector(GRID), **{**changes, "max_steps": 2})
+    assert models_built, "the counter counts"
+    models_built.clear()
+    trainer._load_from_checkpoint(str(tmp_path / "checkpoint-1"))
+    expected = weights(first.model)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(trainer.model).items())
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert trainer.state.global_step == 2 and models_built == []
+
+
+SIZES = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
+MODELS = {
+    "m3bert": lambda: quiet_model(),
+    "tied m3bert": lambda: quiet_model(tie_word_embeddings=True),
+    "tied bert": lambda: BertForMaskedLM(BertConfig(vocab_size=99, **SIZES)),
+    "bert without a head": lambda: BertModel(BertConfig(vocab_size=99, **SIZES)),
+}
+
+
+def moved(model: PreTrainedModel) -> PreTrainedModel:
+    """The model with other weights, as training leaves them."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    return model
+
+
+def addresses(model: PreTrainedModel) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+
+
+@pytest.mark.parametrize("shard", ["5GB", "20KB"])
+@pytest.mark.parametrize("kind", list(MODELS))
+def test_weights_are_restored_exactly_in_place(tmp_path, models_built, kind, shard):
+    """From one file or several, and weights that the head shares with the embeddings stay shared."""
+    saved = moved(MODELS[kind]())
+    saved.save_pretrained(tmp_path, max_shard_size=shard)
+    assert len(list(tmp_path.glob("model*.safetensors"))) == 1 or shard == "20KB"
+    model = MODELS[kind]()
+    before = addresses(model)
+    models_built.clear()
+    load_weights(model, str(tmp_path))
+    assert models_built == [] and addresses(model) == before
+    expected = weights(saved)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(model).items())
+    assert ("tied" in kind) == (len(set(before.values())) < len(before)), "the test is of tied weights"
+
+
+@pytest.mark.parametrize("damage", ["a tensor is missing", "a tensor has another shape", "a shard is missing"])
+def test_a_checkpoint_that_does_not_fill_the_model_is_refused(tmp_path, damage):
+    quiet_model().save_pretrained(tmp_path, max_shard_size="20KB" if "shard" in damage else "5GB")
+    if damage == "a shard is missing":
+        file = sorted(tmp_path.glob("model-*.safetensors"))[1]
+        lost = load_file(file)
+        file.unlink()
+        message = f"lacks {len(lost)} tensors of the model, or .* another shape: {sorted(lost)[0]}"
+    else:
+        tensors = load_file(tmp_path / "model.safetensors")
+        name = "model.layers.3.mlp.down_proj.weight"
+        tensor = tensors.pop(name)
+        if "shape" in damage:
+            tensors[name] = tensor[:, :-1].contiguous()
+        save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+        message = f"lacks 1 tensors of the model, or .* another shape: {name}"
+    with pytest.raises(ValueError, match=message):
+        load_weights(quiet_model(), str(tmp_path))
+
+
+def test_a_file_that_is_cut_short_is_refused(tmp_path):
+    quiet_model().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    for length in (len(file.read_bytes()) - 100, 4, 0):
+        file.write_bytes(file.read_bytes()[:length])
+        with pytest.raises(ValueError, match="model.safetensors cannot be read; it may be truncated"):
+            load_weights(quiet_model(), str(tmp_path))
+
+
+def test_resuming_from_the_checkpoint_of_another_architecture_is_refused(tiny_tokenizer, tmp_path):
+    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    mlm_trainer(tiny_tokenizer, tmp_path, **changes).train()
+    checkpoint = tmp_path / "checkpoint-1"
+    M3BertForMaskedLM(tiny_config(num_hidden_layers=4, matryoshka_layers=[4])).save_pretrained(checkpoint)
+    with pytest.raises(ValueError, match=r"checkpoint-1 lacks \d+ tensors .* another shape: model\.layers\.4"):
+        mlm_trainer(tiny_tokenizer, tmp_path, **changes).train(resume_from_checkpoint=str(checkpoint))
+
+
+def test_a_checkpoint_without_the_objective_is_refused(tiny_tokenizer, tmp_path):
+    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}
+    mlm_trainer(tiny_tokenizer, tmp_path, **changes).train()
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=WithProjector(GRID), **changes)
+    with pytest.raises(ValueError, match="has no parameters of WithProjector"):
+        trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))

@@ -1,0 +1,64 @@
+"""Text columns made of several fields, tokenised together."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainers import TextColumnsCollator
+
+
+def test_fields_are_joined_by_the_separator_token(tiny_tokenizer):
+    collator = TextColumnsCollator(tiny_tokenizer, ["query", "title+text"], max_length=16)
+    data = [
+        {"query": "open", "title": "file", "text": "read it"},
+        {"query": "open", "title": "", "text": "read"},
+        {"query": "", "title": None, "text": "read"},
+    ]
+    batch = collator(data)
+    assert list(batch) == ["query", "title+text"]
+    start, end = tiny_tokenizer.bos_token_id, tiny_tokenizer.sep_token_id
+    file, read, it = tiny_tokenizer.convert_tokens_to_ids(["file", "read", "it"])
+    first, second, third = (
+        ids[mask.bool()].tolist()
+        for ids, mask in zip(batch["title+text"]["input_ids"], batch["title+text"]["attention_mask"], strict=True)
+    )
+    assert first == [start, file, end, read, it, end]
+    assert second == third == [start, read, end]
+    spelled = TextColumnsCollator(tiny_tokenizer, ["title+text"], max_length=16, separator="to")(data)
+    to = tiny_tokenizer.convert_tokens_to_ids("to")
+    assert spelled["title+text"]["input_ids"][0].tolist() == [start, file, to, read, it, end]
+
+
+def test_text_ids_are_equal_for_equal_tokens_only(tiny_tokenizer):
+    texts = ["open the file", "Open the  file", "open the file read", "", "open"]
+    collator = TextColumnsCollator(tiny_tokenizer, ["a", "b"], max_length=5)
+    batch = collator([{"a": text, "b": text} for text in texts])
+    ids = batch["a"]["text_ids"].tolist()
+    assert ids == batch["b"]["text_ids"].tolist()
+    assert ids[0] == ids[1] == ids[2], "cut at five tokens, the third is the first"
+    assert len(set(ids)) == 3
+    assert min(ids) >= 0
+    alone = collator([{"a": "open", "b": "open the file"}])  # padded otherwise
+    assert (alone["a"]["text_ids"].item(), alone["b"]["text_ids"].item()) == (ids[4], ids[0])
+
+
+def test_a_collator_refuses_what_it_cannot_join(tiny_tokenizer):
+    no_separator = type(tiny_tokenizer)(tokenizer_object=tiny_tokenizer.backend_tokenizer, pad_token="<pad>")
+    with pytest.raises(ValueError, match=r"'title\+text' needs a separator, and the tokenizer has none: pass one"):
+        TextColumnsCollator(no_separator, ["title+text"], max_length=8)
+    collator = TextColumnsCollator(tiny_tokenizer, ["title+text"], max_length=8)
+    with pytest.raises(ValueError, match="Column 'text' of a row is not text: None; the row has title"):
+        collator([{"title": "a"}])
+    with pytest.raises(ValueError, match="Column 'text' of a row is not text: 3; the row has title, text"):
+        collator([{"title": "a", "text": 3}])
+
+
+def test_collator_keeps_columns_apart(tiny_tokenizer):
+    collator = TextColumnsCollator(tiny_tokenizer, ["query", "answer"], max_length=6)
+    rows = [{"query": "open the file", "answer": "read", "id": 1}, {"query": "", "answer": "a " * 50, "id": 2}]
+    batch = collator(rows)
+    assert list(batch) == ["query", "answer"]
+    assert batch["query"]["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    assert batch["answer"]["input_ids"].shape == (2, 6)
+    with pytest.raises(ValueError, match="Column 'answer' of a row is not text: None; the row has query"):
+        collator([{"query": "a"}])

@@ -1,0 +1,63 @@
+"""Reading data files, and tokenising their texts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from datasets import Dataset, IterableDataset
+
+from trainers.data.files import load_files, tokenize_texts
+
+
+ROWS = [{"query": "open", "text": "read it"}, {"query": "list", "text": "a name"}]
+WRITERS = {
+    "rows.jsonl": lambda: "\n".join(map(json.dumps, ROWS)),
+    "rows.csv": lambda: "query,text\n" + "\n".join(",".join(row.values()) for row in ROWS),
+}
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("name", list(WRITERS))
+def test_rows_are_read_whole_or_as_a_stream(tmp_path, name, zipped):
+    file = tmp_path / (f"{name}.gz" if zipped else name)
+    with (gzip.open if zipped else open)(file, "wt", encoding="utf-8") as opened:
+        opened.write(WRITERS[name]())
+    assert load_files([str(file)]).to_list() == ROWS
+    stream = load_files([str(file)], streaming=True)
+    assert isinstance(stream, IterableDataset) and list(stream) == ROWS
+
+
+def test_a_line_of_a_text_file_is_a_row(tmp_path):
+    for name, text in (("a.txt", "one\ntwo\n"), ("b.txt", "three\n")):
+        (tmp_path / name).write_text(text)
+    found = load_files([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")])
+    assert found.to_list() == [{"text": "one"}, {"text": "two"}, {"text": "three"}]
+
+
+def test_files_that_cannot_be_read_are_named(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "broken.jsonl").write_text('{"text": ')
+    (tmp_path / "good.jsonl").write_text('{"text": "a"}')
+    for names, message in (
+        (["no.txt"], "no.txt does not exist"),
+        (["a.xml"], "a.xml has an unknown format"),
+        (["empty.jsonl"], "The dataset is empty: .*empty.jsonl"),
+        (["a.txt", "good.jsonl"], "one format; got json, text"),
+        ([], "one format; got no"),
+        (["broken.jsonl"], "Cannot read .*broken.jsonl"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_files([str(tmp_path / name) for name in names])
+
+
+def test_texts_become_token_ids_and_long_ones_are_cut(tiny_tokenizer):
+    data = Dataset.from_dict({"body": ["open the file", "read " * 20], "other": [1, 2]})
+    found = tokenize_texts(data, tiny_tokenizer, column="body", max_length=6)
+    assert set(found.column_names) == {"input_ids", "attention_mask", "special_tokens_mask"}
+    assert found[0]["input_ids"] == tiny_tokenizer("open the file")["input_ids"]
+    assert len(found[1]["input_ids"]) == 6 and found[1]["special_tokens_mask"] == [1, 0, 0, 0, 0, 1]
+    with pytest.raises(ValueError, match=r"lacks the column\(s\) text; it has body, other"):
+        tokenize_texts(data, tiny_tokenizer)

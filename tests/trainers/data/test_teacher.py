@@ -1,0 +1,141 @@
+"""A teacher's embeddings: its own, found by text, in a cache of their own."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertModel
+
+from trainers import Teacher
+
+
+pytest.importorskip("sentence_transformers")
+from sentence_transformers import SentenceTransformer
+
+
+pytestmark = pytest.mark.usefixtures("small_batches")
+
+
+def cache_of(cache_dir: Path) -> Path:
+    (folder,) = cache_dir.iterdir()
+    return folder
+
+
+def test_embeddings_are_the_teachers_own_and_found_by_text(encoder_folder, sentences, tmp_path):
+    texts = [*sentences, sentences[0], "", sentences[3]]
+    found = Teacher(str(encoder_folder)).embed(texts, tmp_path)
+    assert (len(found), found.width) == (len(set(texts)), 20)
+    expected = torch.from_numpy(SentenceTransformer(str(encoder_folder)).encode(texts))
+    torch.testing.assert_close(found.of(texts), expected, atol=1e-6, rtol=1e-6)
+    with pytest.raises(ValueError, match="no embedding of 'another text': embed all texts first"):
+        found.of([sentences[0], "another text"])
+
+
+def test_a_second_run_does_not_load_the_teacher(encoder_folder, sentences, tmp_path, monkeypatch):
+    first = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
+    monkeypatch.setattr(Teacher, "load", lambda self: pytest.fail("loaded"))
+    again = Teacher(str(encoder_folder), batch_size=3).embed(reversed(sentences), tmp_path)
+    assert again.of(sentences).equal(first.of(sentences))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"pooling": "cls"}, {"prompt": "a text"}, {"max_length": 5}, {"dtype": "float16"}, "texts", "weights"]
+)
+def test_another_teacher_or_corpus_has_another_cache(encoder_folder, sentences, tmp_path, change):
+    cache = tmp_path / "cache"
+    own = tmp_path / "tiny-bert"
+    shutil.copytree(encoder_folder, own)
+    before = Teacher(str(own)).embed(sentences, cache)
+    changed, texts = Teacher(str(own)), sentences
+    if change == "texts":
+        texts = [*sentences[1:], "one more text"]
+    elif change == "weights":
+        model = BertModel.from_pretrained(own)
+        with torch.no_grad():
+            model.embeddings.word_embeddings.weight.add_(torch.randn_like(model.embeddings.word_embeddings.weight))
+        model.save_pretrained(own)
+        changed = Teacher(str(own))
+    else:
+        changed = replace(changed, **change)
+    after = changed.embed(texts, cache)
+    assert len(list(cache.iterdir())) == 2
+    if change != "texts":
+        assert not torch.allclose(after.of(sentences[:9]), before.of(sentences[:9]), atol=1e-6)
+    assert Teacher(str(encoder_folder)).embed(sentences, cache).of(sentences).equal(before.of(sentences))
+
+
+def test_poolings_are_those_of_the_token_states(encoder_folder, sentences, tmp_path, tiny_tokenizer):
+    model = BertModel.from_pretrained(encoder_folder).eval()
+    batch = tiny_tokenizer(sentences[:6], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = model(**batch).last_hidden_state
+    found = Teacher(str(encoder_folder), pooling="cls").embed(sentences[:6], tmp_path)
+    torch.testing.assert_close(found.of(sentences[:6]), states[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_rows_that_are_not_finite_are_refused_and_others_stay(encoder_folder, sentences, tmp_path, monkeypatch):
+    encode = SentenceTransformer.encode
+    broken = sorted(set(sentences), key=lambda text: (-len(text), text))[12]
+
+    def with_nan(self, texts, **options):
+        vectors = encode(self, texts, **options)
+        if broken in texts:
+            vectors = vectors.clone()
+            vectors[texts.index(broken)] = float("nan")
+        return vectors
+
+    monkeypatch.setattr(SentenceTransformer, "encode", with_nan)
+    with pytest.raises(ValueError, match=f"1 of 8 texts by .* are not finite as float32, for example of '{broken}'"):
+        Teacher(str(encoder_folder)).embed(sentences, tmp_path)
+    assert (np.load(cache_of(tmp_path) / "checksums.npy") != 0).sum() == 1
+    monkeypatch.setattr(SentenceTransformer, "encode", encode)
+    assert torch.isfinite(Teacher(str(encoder_folder)).embed(sentences, tmp_path).of(sentences)).all()
+
+
+def test_a_half_that_overflows_is_refused(encoder_folder, sentences, tmp_path, monkeypatch):
+    encode = SentenceTransformer.encode
+    monkeypatch.setattr(SentenceTransformer, "encode", lambda self, texts, **o: encode(self, texts, **o) * 1e6)
+    with pytest.raises(ValueError, match="not finite as float16"):
+        Teacher(str(encoder_folder), dtype="float16").embed(sentences, tmp_path)
+
+
+def test_what_loads_data_elsewhere_shares_the_file(encoder_folder, sentences, tmp_path):
+    found = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
+    expected = found.of(sentences)
+    pickled = pickle.dumps(found)
+    assert len(pickled) < 3000 + 16 * len(sentences)
+    assert pickle.loads(pickled).of(sentences).equal(expected)
+
+
+def test_principal_components_are_those_of_a_singular_value_decomposition(encoder_folder, sentences, tmp_path):
+    found = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
+    vectors = found.of(sorted(set(sentences))).double()
+    expected = torch.linalg.svd(vectors - vectors.mean(dim=0)).Vh[:5]
+    components = found.principal_components(5).double()
+    torch.testing.assert_close((components @ expected.T).abs(), torch.eye(5, dtype=torch.float64), atol=1e-4, rtol=0)
+    with pytest.raises(ValueError, match="dim=21 must be within 1..20"):
+        found.principal_components(21)
+
+
+def test_errors_of_a_teacher(encoder_folder, tmp_path, sentences, monkeypatch):
+    with pytest.raises(ValueError, match="There is no text"):
+        Teacher(str(encoder_folder)).embed([], tmp_path)
+    with pytest.raises(ValueError, match="dtype='int8' of a teacher is unknown; legal values: float32, float16"):
+        Teacher("x", dtype="int8")
+    with pytest.raises(ValueError, match="batch_size=0 of a teacher must be 1 or more"):
+        Teacher("x", batch_size=0)
+    with pytest.raises(ValueError, match=r"max_length=99 of the teacher must be within 1..48"):
+        Teacher(str(encoder_folder), max_length=99).embed(sentences, tmp_path)
+    with pytest.raises(OSError, match="nobody/nothing"):
+        Teacher("nobody/nothing").embed(sentences, tmp_path)
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    with pytest.raises(ValueError, match=r"A teacher needs sentence-transformers: pip install 'm3bert\[sentence"):
+        Teacher(str(encoder_folder)).embed(sentences, tmp_path)

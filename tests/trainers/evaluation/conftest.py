@@ -1,0 +1,23 @@
+"""Fixtures of the tests of evaluation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.evaluation_data import write_data
+from trainers import Grid
+from trainers.evaluation import GridEncoder
+
+
+@pytest.fixture
+def data(tmp_path, sentences) -> Path:
+    """A folder of small data sets in the local layout."""
+    return write_data(tmp_path / "data", sentences)
+
+
+@pytest.fixture
+def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
+    """The tiny model at two layers and two dims."""
+    return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2,6x8,32"), batch_size=4)

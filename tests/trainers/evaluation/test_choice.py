@@ -1,0 +1,124 @@
+"""Which granularity a budget buys."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trainers import Granularity
+from trainers.evaluation import GridResults, Latency, Score, TwoStageSearch
+from trainers.evaluation.choice import Budget, choose, pareto_front, two_stage_plans
+
+
+QUALITY = {"2x8": 0.30, "2x32": 0.40, "6x8": 0.45, "6x32": 0.50}
+
+
+RETRIEVAL = ["cranfield", "cisi"]
+
+
+RERANKING = {"8": {}, "32": {"5": 0.1, "10": 0.1, "20": 0.2, "50": 0.4}}
+
+
+@pytest.fixture
+def results() -> GridResults:
+    scores = [
+        Score(task, "retrieval", "test", "ndcg@10", True, granularity, value + shift)
+        for task, shift in (("cranfield", 0.0), ("cisi", 0.1))
+        for granularity, value in QUALITY.items()
+    ]
+    scores += [Score("stsb", "sts", "test", "spearman", True, granularity, 0.9) for granularity in QUALITY]
+    plans = [
+        TwoStageSearch(task, 1000, 6, 8, 32, size, share, "ndcg@10", value)
+        for size, share, value in ((10, 0.26, 0.47), (20, 0.27, 0.497), (50, 0.30, 0.50))
+        for task, value in (("cranfield", value), ("cisi", value + 0.1))
+    ]
+    plans.append(
+        TwoStageSearch("cranfield", 1000, 6, 8, 32, 5, 0.255, "ndcg@10", 0.50)
+    )  # not measured on the other one
+    return GridResults(
+        model="m",
+        revision=None,
+        grid="2,6x8,32",
+        seed=0,
+        date="2026-11-21",
+        machine="",
+        versions={},
+        settings={},
+        scores=scores,
+        two_stage_searches=plans,
+        latency=Latency({"2": 2.0, "6": 5.0}, {"8": 1.0, "32": 3.0}, RERANKING, 100_000, "m3bert", 2),
+    )
+
+
+def test_the_best_within_the_budget(results):
+    def best(**limits):
+        return str(choose(results, RETRIEVAL, Budget(1_000_000, **limits)).granularity)
+
+    assert best() == "6x32"
+    assert best(memory_gb=0.1) == "6x8"  # 1e6 x 32 x 4 bytes are 0.128 GB
+    # Ten times as many documents as measured: 5 + 30 ms exactly, 5 + 10 + 0.2 ms in two stages, 5 + 10 ms with 8 dims.
+    assert best(latency_ms=16) == "6x32"
+    assert best(latency_ms=15.1) == "6x8"
+    assert best(latency_ms=13) == "2x8"
+    assert best(memory_gb=0.1, latency_ms=13) == "2x8"
+
+
+def test_a_quality_that_is_enough_takes_the_cheapest(results):
+    choice = choose(results, RETRIEVAL, Budget(1000, min_quality=0.44))
+    assert str(choice.granularity) == "6x8"  # 0.50 on the mean of both, in fewer bytes than 2x32
+    assert choice.memory_gb == 1000 * 8 * 4 / 1e9 and choice.latency_ms == 5 + 0.01
+    assert "the cheapest of them" in choice.explanation
+
+
+def test_equal_quality_takes_fewer_bytes_and_less_time(results):
+    assert str(choose(results, ["stsb"], Budget(1000)).granularity) == "2x8"
+
+
+def test_the_plan_is_the_fastest_that_keeps_the_quality(results):
+    million = Budget(1_000_000)
+    choice = choose(results, RETRIEVAL, million)
+    assert (choice.plan.first_dim, choice.plan.shortlist, choice.plan.products_share) == (8, 20, 0.27)
+    assert choice.plan.exact_quality == pytest.approx(0.55) and choice.plan.quality == pytest.approx(0.547)
+    assert choice.latency_ms == pytest.approx(15.2)
+    assert "shortlist 20 documents by 8 dims and re-rank them by 32 dims. This takes 27.0%" in choice.explanation
+    assert "measured on cranfield (1,000 documents), cisi (1,000 documents)." in choice.explanation
+    assert choice.explanation.endswith("A much larger index may need a longer shortlist.")
+    assert choose(results, RETRIEVAL, million, tolerance=0.001).plan.shortlist == 50
+    assert choose(results, ["cranfield"], million).plan.shortlist == 5
+    assert choose(results, ["stsb"], million).plan is None
+    assert len(two_stage_plans(results, RETRIEVAL, Granularity(6, 32))) == 3
+    assert choose(results, RETRIEVAL, Budget(1000)).plan is None, "of few documents the exact search is faster"
+    narrow = choose(results, RETRIEVAL, Budget(1_000_000, memory_gb=0.1))
+    assert narrow.plan is None and "Use exact search: no measured two-stage search" in narrow.explanation
+    results.latency = None
+    assert "longer shortlist" not in choose(results, RETRIEVAL, Budget(1000)).explanation
+    assert choose(results, RETRIEVAL, million).plan.shortlist == 20, "by multiplications, where no time was measured"
+
+
+def test_nothing_that_fits_says_why(results):
+    with pytest.raises(ValueError, match=r"fits the budget: none is within memory_gb=0.01 \(smallest: 0.032\)"):
+        choose(results, RETRIEVAL, Budget(1_000_000, memory_gb=0.01))
+    with pytest.raises(ValueError, match=r"latency_ms=1 \(smallest: 3\) or min_quality=0.9 \(best: 0.550\)"):
+        choose(results, RETRIEVAL, Budget(100_000, min_quality=0.9, latency_ms=1.0))
+    with pytest.raises(ValueError, match=r"all limits \(latency_ms=6 \(smallest: 3\): 3, min_quality=0.54 .*: 1\)"):
+        choose(results, RETRIEVAL, Budget(100_000, min_quality=0.54, latency_ms=6))
+    results.latency = None
+    assert choose(results, RETRIEVAL, Budget(1000)).latency_ms is None
+    with pytest.raises(ValueError, match="latency_ms=6 is set, but this evaluation did not measure latency"):
+        choose(results, RETRIEVAL, Budget(1000, latency_ms=6))
+    with pytest.raises(ValueError, match="documents=0 must be above 0"):
+        Budget(0)
+
+
+def test_the_pareto_front_is_what_nothing_beats():
+    draw = random.Random(0)
+    points = [(draw.randint(1, 9), draw.randint(1, 9)) for _ in range(40)]
+
+    def beaten(index):
+        cost, value = points[index]
+        return any(c <= cost and v >= value and (c, v) != (cost, value) for c, v in points)
+
+    front = pareto_front(points)
+    assert {points[index] for index in front} == {points[i] for i in range(40) if not beaten(i)}
+    assert [points[index][0] for index in front] == sorted({points[index][0] for index in front})

@@ -1,0 +1,165 @@
+"""Evaluators: what they refuse, and that their scores are those of sentence-transformers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import threadpoolctl
+import torch
+from scipy.stats import ConstantInputWarning
+from torch.utils.data import DataLoader
+from transformers import AutoModel, AutoTokenizer
+
+from tests.evaluation_data import write_rows
+from trainers import Granularity, Grid
+from trainers.evaluation import (
+    STS,
+    Classification,
+    GridEncoder,
+    Retrieval,
+    evaluate_grid,
+    find_task,
+    load_task,
+    score_grid,
+)
+from trainers.evaluation.classification import fit_classifier
+
+
+def test_retrieval_leaves_out_queries_without_answers_and_measures_two_stages(encoder, data):
+    evaluator = load_task(find_task("cranfield"), data)
+    assert len(evaluator.texts["queries"]) == 7 and evaluator.relevant[0] == {0: 1.0, 1: 2.0, 2: 3.0}
+    results = evaluate_grid(encoder, [find_task("cranfield")], data)
+    assert {(plan.layer, plan.first_dim, plan.second_dim, plan.shortlist) for plan in results.two_stage_searches} == {
+        (layer, 8, 32, size) for layer in (2, 6) for size in (10, 20)
+    }
+    assert not evaluate_grid(encoder, [find_task("cranfield")], data, two_stages=False).two_stage_searches
+    with pytest.raises(ValueError, match="needs queries, each with at least one relevant document"):
+        replace(evaluator, relevant=[])
+
+
+def test_a_metric_that_is_not_defined_is_refused(encoder, data, sentences):
+    rows = [{"sentence1": "a", "sentence2": "a", "score": row % 2} for row in range(4)]
+    write_rows(data / "stsb" / "test.jsonl.gz", rows)
+    with pytest.warns(ConstantInputWarning), pytest.raises(ValueError, match="'stsb': spearman is not defined at 2x8"):
+        evaluate_grid(encoder, [find_task("stsb")], data)
+    with pytest.raises(ValueError, match="'stsb-geometry': alignment needs at least one positive pair"):
+        load_task(find_task("stsb-geometry"), data)
+    write_rows(data / "stsb" / "test.jsonl.gz", [row | {"score": 5} for row in rows])
+    with pytest.raises(ValueError, match=r"'stsb': a correlation needs different scores; found only \[5\]"):
+        load_task(find_task("stsb"), data)
+
+
+def test_an_empty_text_is_scored(encoder, data, sentences):
+    rows = [{"sentence1": text, "sentence2": "", "score": row} for row, text in enumerate(sentences[:9])]
+    write_rows(data / "stsb" / "test.jsonl.gz", [*rows, {"sentence1": "", "sentence2": "", "score": 5}])
+    scores = score_grid(encoder, load_task(find_task("stsb"), data))
+    assert all(np.isfinite(its["spearman"]) for its in scores.values())
+
+
+@pytest.fixture(scope="module")
+def real(minilm) -> GridEncoder:
+    model, tokenizer = AutoModel.from_pretrained(minilm), AutoTokenizer.from_pretrained(minilm)
+    return GridEncoder(model, tokenizer, Grid.parse("6x64,384"), max_length=256)
+
+
+@pytest.fixture(scope="module")
+def sentence_transformer(minilm):
+    from sentence_transformers import SentenceTransformer
+
+    return SentenceTransformer(minilm, device="cpu")
+
+
+# A share of the data is enough to see that two programs agree; all of it takes minutes.
+EVERY = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
+
+
+def test_similarity_has_the_published_value(real, data_folder):
+    evaluator = load_task(find_task("stsb"), data_folder)
+    assert isinstance(evaluator, STS)
+    alone = replace(real, grid=Grid.parse("6x384"))
+    assert score_grid(alone, evaluator)[Granularity(6, 384)]["spearman"] == pytest.approx(0.820, abs=0.003)
+
+
+@EVERY
+def test_similarity_equals_sentence_transformers(real, sentence_transformer, data_folder, every):
+    from sentence_transformers.sentence_transformer.evaluation import EmbeddingSimilarityEvaluator
+
+    whole = load_task(find_task("stsb"), data_folder)
+    evaluator = STS({name: texts[::every] for name, texts in whole.texts.items()}, whole.scores[::every])
+    ours = score_grid(real, evaluator)
+    for g in real.grid:
+        library = EmbeddingSimilarityEvaluator(
+            evaluator.texts["sentence1"],
+            evaluator.texts["sentence2"],
+            evaluator.scores,
+            truncate_dim=g.dim,
+            main_similarity="cosine",
+        )
+        theirs = library(sentence_transformer)["spearman_cosine"]
+        assert ours[g]["spearman"] == pytest.approx(theirs, abs=1e-6)
+
+
+@EVERY
+def test_classification_equals_sentence_transformers(real, minilm, data_folder, every):
+    from sentence_transformers import InputExample, SentenceTransformer
+    from sentence_transformers.sentence_transformer.evaluation import LabelAccuracyEvaluator
+
+    whole = load_task(find_task("banking77"), data_folder)
+    evaluator = Classification(
+        {name: texts[::every] for name, texts in whole.texts.items()},
+        whole.train_labels[::every],
+        whole.test_labels[::every],
+    )
+    # The encoder without the step of its pipeline that normalises: logistic regression sees embeddings as they are.
+    transformer = SentenceTransformer(minilm, device="cpu")
+    pipeline = SentenceTransformer(modules=list(transformer)[:2], device="cpu")
+    vectors = pipeline.encode(evaluator.texts["train"], convert_to_tensor=True).cpu()
+    with threadpoolctl.threadpool_limits(1):  # as the evaluator does: threads that wait for each other take minutes
+        classifier = fit_classifier(vectors, evaluator.train_labels)
+    weight, bias = (torch.from_numpy(part).float() for part in (classifier.coef_, classifier.intercept_))
+
+    def head(features, labels):
+        return None, pipeline(features[0])["sentence_embedding"] @ weight.T + bias
+
+    examples = [
+        InputExample(texts=[text], label=label)
+        for text, label in zip(evaluator.texts["test"], evaluator.test_labels, strict=True)
+    ]
+    library = LabelAccuracyEvaluator(DataLoader(examples, batch_size=64), softmax_model=head)
+    theirs = library(pipeline)["accuracy"]
+    grid = Grid.parse("6x384")
+    ours = score_grid(replace(real, grid=grid), evaluator)[grid.full]["accuracy"]
+    assert ours == pytest.approx(theirs, abs=1e-6) and ours > (0.9 if every == 1 else 0.8)
+
+
+@EVERY
+def test_retrieval_equals_sentence_transformers(real, sentence_transformer, data_folder, every):
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
+    whole = load_task(find_task("cisi"), data_folder)
+    assert {grade for grades in whole.relevant for grade in grades.values()} == {1.0}
+    documents = whole.texts["documents"][::every]
+    relevant = [{row // every: 1.0 for row in grades if row % every == 0} for grades in whole.relevant]
+    asked = [row for row, grades in enumerate(relevant) if grades]
+    queries = [whole.texts["queries"][row] for row in asked]
+    evaluator = Retrieval({"queries": queries, "documents": documents}, [relevant[row] for row in asked])
+    library = InformationRetrievalEvaluator(
+        {str(row): text for row, text in enumerate(evaluator.texts["queries"])},
+        {str(row): text for row, text in enumerate(evaluator.texts["documents"])},
+        {str(query): {str(row) for row in grades} for query, grades in enumerate(evaluator.relevant)},
+        precision_recall_at_k=[1, 10, 100],
+        truncate_dim=64,
+        score_functions={"cosine": sentence_transformer_cosine},
+    )
+    theirs = library(sentence_transformer)
+    ours = score_grid(real, evaluator)[Granularity(6, 64)]
+    for name, value in ours.items():
+        assert value == pytest.approx(theirs[f"cosine_{name}"], abs=1e-6), name
+
+
+def sentence_transformer_cosine(first, second):
+    from sentence_transformers.util import cos_sim
+
+    return cos_sim(first, second)

@@ -1,0 +1,51 @@
+"""What an evaluation found, as a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from trainers import Granularity, Grid
+from trainers.evaluation import (
+    GridResults,
+    evaluate_grid,
+    find_tasks,
+    measure_latency,
+)
+
+
+GRID = Grid.parse("2,6x8,32")
+NAMES = ["stsb", "mrpc", "tatoeba-deu", "banking77", "cranfield", "stsb-geometry"]
+
+
+def test_results_say_what_was_run_and_survive_a_file(encoder, data, tmp_path):
+    results = evaluate_grid(encoder, find_tasks(NAMES), data, seed=3)
+    results.latency = measure_latency(encoder, ["open the file"], documents=50, rounds=2)
+    assert {dim: set(sizes) for dim, sizes in results.latency.rerank_ms.items()} == {
+        dim: {"10", "20", "50"} for dim in ("8", "32")
+    }
+    exact, staged = results.latency.of(GRID.full), results.latency.of_two_stages(GRID.full, 8, 20)
+    times = results.latency
+    assert exact == times.encode_ms["6"] + times.search_ms["32"]
+    assert staged == times.encode_ms["6"] + times.search_ms["8"] + times.rerank_ms["32"]["20"]
+    assert times.of(GRID.full, 100) == pytest.approx(times.encode_ms["6"] + 2 * times.search_ms["32"])
+    assert results.tasks() == NAMES and results.seed == 3 and results.granularities == GRID
+    assert results.task_types() == ["sts", "pair_classification", "bitext", "classification", "retrieval", "geometry"]
+    assert results.settings["pooling"] == "mean" and results.settings["max_length"] == 48
+    assert set(results.variances["stsb-geometry"]) == {"2", "6"}
+    assert all(0 <= score.value <= 1 for score in results.scores if score.task_type in ("retrieval", "bitext"))
+    results.save(tmp_path / "out" / "results.json")
+    assert GridResults.load(tmp_path / "out" / "results.json") == results
+    mains = {score.task: score.value for score in results.scores if score.main and score.granularity == "2x8"}
+    assert results.quality(NAMES[:2])[Granularity(2, 8)] == (mains["stsb"] + mains["mrpc"]) / 2
+    with pytest.raises(ValueError, match="No scores of snli; scored: stsb, "):
+        results.quality(["snli"])
+    broken = asdict(results) | {"schema_version": 99}
+    (tmp_path / "old.json").write_text(json.dumps(broken))
+    with pytest.raises(ValueError, match="schema version 99; this version of m3bert reads 2"):
+        GridResults.load(tmp_path / "old.json")
+    (tmp_path / "cut.json").write_text('{"model": ')
+    with pytest.raises(ValueError, match="cut.json is not JSON"):
+        GridResults.load(tmp_path / "cut.json")

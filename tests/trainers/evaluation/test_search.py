@@ -1,0 +1,120 @@
+"""Exact search, search in two stages, and metrics of ranked lists, against what they mean and other libraries."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from trainers.evaluation import exact_search, ranking_scores, rerank, search
+from trainers.evaluation.modules import load_metric
+from trainers.evaluation.search import ExactIndex, products_share
+
+
+def naive_ranking(ranked, relevant, cutoffs):
+    totals = {f"recall@{k}": 0.0 for k in cutoffs} | {"mrr@10": 0.0, "ndcg@10": 0.0}
+    for rows, grades in zip(ranked, relevant, strict=True):
+        for k in cutoffs:
+            totals[f"recall@{k}"] += len(set(rows[:k]) & set(grades)) / len(grades)
+        hits = [rank for rank, row in enumerate(rows[:10], 1) if row in grades]
+        totals["mrr@10"] += 1 / hits[0] if hits else 0.0
+        gain = sum(grades.get(row, 0) / math.log2(rank + 1) for rank, row in enumerate(rows[:10], 1))
+        ideal = sorted(grades.values(), reverse=True)[:10]
+        totals["ndcg@10"] += gain / sum(grade / math.log2(rank + 1) for rank, grade in enumerate(ideal, 1))
+    return {name: total / len(ranked) for name, total in totals.items()}
+
+
+@pytest.mark.parametrize(("length", "cutoffs"), [(30, (1, 10)), (12, (1, 5)), (4, (1, 4)), (1, (1,))])
+def test_ranking_scores_are_what_they_mean(length, cutoffs):
+    generator = np.random.default_rng(0)
+    ranked = np.stack([generator.permutation(30)[:length] for _ in range(25)])
+    relevant = [
+        {int(row): float(generator.integers(1, 4)) for row in generator.permutation(30)[: generator.integers(1, 20)]}
+        for _ in range(25)
+    ]
+    expected = naive_ranking(ranked.tolist(), relevant, cutoffs)
+    assert ranking_scores(ranked, relevant, cutoffs) == pytest.approx(expected, abs=1e-12)
+    references = [list(grades) for grades in relevant]
+    grades = [list(its.values()) for its in relevant]
+    found = load_metric("retrieval").compute(predictions=ranked.tolist(), references=references, grades=grades)
+    assert found["ndcg@10"] == pytest.approx(expected["ndcg@10"], abs=1e-12)
+
+
+def test_a_perfect_list_scores_one_and_an_empty_query_is_refused():
+    scores = ranking_scores(np.array([[3, 1, 0]]), [{3: 2.0, 1: 1.0}])
+    assert scores == {"recall@1": 0.5, "mrr@10": 1.0, "ndcg@10": 1.0}
+    with pytest.raises(ValueError, match="leave them out"):
+        ranking_scores(np.array([[0]]), [{}])
+
+
+def test_ranking_scores_equal_trec_evals():
+    pytrec_eval = pytest.importorskip("pytrec_eval", reason="comes with the extra mteb")
+    generator = np.random.default_rng(1)
+    ranked = np.stack([generator.permutation(50)[:20] for _ in range(9)])
+    relevant = [{int(row): int(generator.integers(1, 4)) for row in generator.permutation(50)[:7]} for _ in range(9)]
+    evaluator = pytrec_eval.RelevanceEvaluator(
+        {str(q): {str(row): grade for row, grade in grades.items()} for q, grades in enumerate(relevant)},
+        {"ndcg_cut.10", "recall.10"},
+    )
+    run = {str(q): {str(row): float(-rank) for rank, row in enumerate(rows)} for q, rows in enumerate(ranked.tolist())}
+    theirs = evaluator.evaluate(run).values()
+    scores = ranking_scores(ranked, relevant, (10,))
+    assert scores["ndcg@10"] == pytest.approx(np.mean([query["ndcg_cut_10"] for query in theirs]), abs=1e-9)
+    assert scores["recall@10"] == pytest.approx(np.mean([query["recall_10"] for query in theirs]), abs=1e-9)
+
+
+@pytest.fixture(params=["faiss", "torch"])
+def engine(request, monkeypatch) -> str:
+    """Each of the two engines of an exact search, whatever is installed."""
+    if request.param == "faiss":
+        pytest.importorskip("faiss")
+    monkeypatch.setattr(ExactIndex, "engine", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("rows_at_once", [7, 1000])
+@pytest.mark.parametrize("k", [1, 5, 23, 100])
+def test_both_engines_find_the_same(monkeypatch, rows_at_once, k):
+    """Rows and cosines, in blocks of documents or all at once, also where fewer documents than k are there."""
+    pytest.importorskip("faiss")
+    monkeypatch.setattr(search, "ROWS_AT_ONCE", rows_at_once)
+    documents, queries = torch.randn(23, 12) * torch.rand(23, 1), torch.randn(6, 12)
+    found = {}
+    for engine in ("faiss", "torch"):
+        monkeypatch.setattr(ExactIndex, "engine", engine)
+        found[engine] = ExactIndex(documents).search(queries, k)
+    (cosines, rows), (own_cosines, own_rows) = found["faiss"], found["torch"]
+    assert own_rows.shape == (6, min(k, 23)) and (own_rows == rows).all()
+    np.testing.assert_allclose(own_cosines, cosines, atol=1e-6)
+    assert own_cosines.dtype == cosines.dtype and own_rows.dtype == rows.dtype
+    expected = torch.nn.functional.cosine_similarity(queries[:, None], documents[None], dim=2)
+    np.testing.assert_allclose(own_cosines, np.take_along_axis(expected.numpy(), own_rows, axis=1), atol=1e-6)
+
+
+def test_half_precision_and_zeros_can_be_searched(engine):
+    documents = torch.cat([torch.zeros(1, 8), torch.eye(8)]).half()
+    cosines, rows = ExactIndex(documents).search(torch.eye(8)[2:3], 2)
+    assert rows[0, 0] == 3 and cosines[0].tolist() == [1.0, 0.0]
+
+
+def test_exact_search_sorts_by_cosine(engine):
+    queries, documents = torch.randn(5, 6), torch.randn(17, 6) * torch.rand(17, 1)
+    cosines = torch.stack([torch.cosine_similarity(query, documents, dim=1) for query in queries])
+    expected = cosines.argsort(dim=1, descending=True).numpy()
+    assert (exact_search(queries, documents, 4) == expected[:, :4]).all()
+    assert (exact_search(queries, documents, 100) == expected).all()
+
+
+def test_two_stages_rerank_what_the_first_found():
+    queries, documents = torch.randn(5, 12), torch.randn(40, 12)
+    shortlist = exact_search(queries[:, :3], documents[:, :3], 40)
+    found = rerank(queries[:, :8], documents[:, :8], shortlist, [5, 40])
+    for row, query in enumerate(queries):
+        first = torch.cosine_similarity(query[:3], documents[:, :3], dim=1).argsort(descending=True)[:5]
+        order = torch.cosine_similarity(query[:8], documents[first, :8], dim=1).argsort(descending=True)
+        assert found[5][row].tolist() == first[order].tolist()
+    # A shortlist of everything is the exact search.
+    assert (found[40] == exact_search(queries[:, :8], documents[:, :8], 40)).all()
+    assert products_share(40, (3, 8), 5) == (40 * 3 + 5 * 8) / (40 * 8)

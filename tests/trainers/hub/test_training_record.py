@@ -1,0 +1,214 @@
+"""What a checkpoint remembers of its run: every setting that is not a default, and nothing of the machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+from datasets import Dataset, DatasetInfo
+
+import trainers
+from modeling_m3bert import M3BertModel, convert_to_m3bert
+from tests.conftest import quiet, tiny_config
+from tests.published import contrastive_trainer
+from tests.trainers.tiny_run import quiet_model
+from trainers import ContrastiveConfig, PublishingTrainer
+from trainers.core import papers
+from trainers.hub.training_record import RECORD_FILE, TrainingRecord, changed_settings, hub_datasets, hub_id, origin_of
+
+
+def test_every_setting_that_is_not_a_default_is_on_record(tmp_path):
+    plain = changed_settings(ContrastiveConfig(**quiet(tmp_path)))
+    assert set(plain) == {"learning_rate", "per_device_train_batch_size"}  # which are always asked for
+    changed = {
+        "temperature": 0.02,
+        "weight_decay": 0.5,
+        "max_grad_norm": 2.0,
+        "warmup_steps": 7,
+        "lr_scheduler_type": "cosine",
+        "text_columns": ["a", "b"],
+        "dataloader_drop_last": False,
+    }
+    assert changed_settings(ContrastiveConfig(**quiet(tmp_path, **changed))) == {**plain, **changed}
+
+
+def test_paths_tokens_and_bookkeeping_are_not(tmp_path):
+    changes = {"hub_token": "hf_secret", "run_name": "mine", "logging_steps": 3, "save_steps": 4}
+    changes |= {"optim_args": f"file={tmp_path}", "lr_scheduler_kwargs": {"file": str(tmp_path)}}
+    args = ContrastiveConfig(**quiet(tmp_path / "out", **changes))
+    text = json.dumps(changed_settings(args))
+    assert "hf_secret" not in text and "mine" not in text and "logging" not in text
+    assert str(tmp_path) not in text and json.loads(text)["optim_args"] == f"file={tmp_path.name}"
+    assert json.loads(text)["lr_scheduler_kwargs"] == {"file": tmp_path.name}
+
+
+def test_a_run_goes_on_after_its_record_was_written(tmp_path, tiny_tokenizer, sentences):
+    """Looking at the defaults must not reset what a running trainer shares with its library."""
+    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences, save_steps=1, max_steps=3)
+    trainer.train()
+    steps = [TrainingRecord.find(tmp_path / f"checkpoint-{step}").steps for step in (1, 2, 3)]
+    assert steps == [1, 2, 3]
+
+
+def test_what_is_saved_is_found_again(tmp_path, tiny_tokenizer, sentences):
+    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences)
+    trainer.train()
+    trainer.save_model()
+    found = TrainingRecord.find(tmp_path)
+    assert found == trainer.record() and found.rows == 24 and found.batch_size == 8
+    assert found.objective == "MRL" and found.grid == "2,4,6x8,16,32"
+    assert str(tmp_path) not in (tmp_path / RECORD_FILE).read_text()
+    (tmp_path / RECORD_FILE).write_text("{}")
+    with pytest.raises(ValueError, match="is not a training record"):
+        TrainingRecord.find(tmp_path)
+
+
+def test_a_second_objective_knows_the_first(tmp_path, tiny_tokenizer, sentences):
+    first = contrastive_trainer(tmp_path / "first", tiny_tokenizer, sentences)
+    first.base_model = "user/base"
+    first.save_model()
+    model = M3BertModel.from_pretrained(tmp_path / "first")
+    second = contrastive_trainer(tmp_path / "second", tiny_tokenizer, sentences, model)
+    assert second.record().base_model == "user/base" and second.record().earlier == ["MRL"]
+    second.save_model()
+    second.save_model()  # its own record is not an earlier one
+    assert TrainingRecord.find(tmp_path / "second").earlier == ["MRL"]
+
+
+def test_the_origin_is_a_name_on_the_hub_or_nothing(tmp_path):
+    assert hub_id("user/model") == "user/model" and hub_id("bert-base") == "bert-base"
+    assert hub_id(str(tmp_path)) is None and hub_id("/no/such") is None and hub_id("") is None and hub_id(None) is None
+    assert origin_of(tiny_config(name_or_path="user/model")) == ("user/model", [])
+    assert origin_of(tiny_config(converted_from="user/bert")) == ("user/bert", [])
+
+
+def test_a_conversion_remembers_its_source(tmp_path):
+    from transformers import BertConfig, BertModel
+
+    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
+    bert = BertModel(BertConfig(vocab_size=99, **sizes))
+    bert.config.name_or_path = "user/bert"
+    converted = convert_to_m3bert(bert)
+    converted.save_pretrained(tmp_path)
+    assert M3BertModel.from_pretrained(tmp_path).config.converted_from == "user/bert"
+    bert.config.name_or_path = str(tmp_path / "that" / "is" / "gone")
+    assert convert_to_m3bert(bert).config.converted_from is None
+
+
+def test_data_sets_of_the_hub_are_named():
+    url = "hf://datasets/user/pairs@abc/data/train.parquet"
+    info = DatasetInfo(download_checksums={url: {}, f"{url}2": {}, "/home/me/file.jsonl": {}})
+    assert hub_datasets([Dataset.from_dict({"a": [1]}, info=info), [1, 2], None]) == ["user/pairs"]
+
+
+MRL, SIA, PIC = (("MRL", [papers.MRL]), ("SIA", [papers.MIPIC]), ("PIC", [papers.MIPIC]))
+SCR, SIR, HSIC = (("SCR", [papers.MIC]), ("SIR", [papers.MIC]), ("HSIC", [papers.IBKD]))
+OVER_LAYERS = ("MRL", [papers.MRL, papers.M3BERT])
+TAUGHT = ("InfoNCE with a teacher", [papers.IBKD])
+ONE_LAYER = {"grid": "6x8,32"}
+# Name of the trainer without "Trainer", its settings, and name and papers of each part with its weight.
+METHODS = [
+    ("Contrastive", {"grid": "2,6x8,32"}, [(OVER_LAYERS, 1.0)]),
+    ("Contrastive", ONE_LAYER, [(MRL, 1.0)]),
+    ("Contrastive", {"grid": "6x32"}, [(("InfoNCE", []), 1.0)]),
+    ("SimCSE", {"unsupervised": False}, [(("SimCSE", [papers.SIMCSE]), 1.0)]),
+    ("Espresso", {"grid": "2,6x8,32"}, [(("ESE", [papers.ESE]), 1.0)]),
+    ("Matryoshka2d", {"grid": "2,6x8,32"}, [(("2DMSE", [papers.ESE]), 1.0)]),
+    ("Starbucks", {"grid": "2x8,6x32"}, [(("Starbucks", [papers.STARBUCKS]), 1.0)]),
+    ("Mixture", ONE_LAYER, [(MRL, 1.0)]),
+    ("Mixture", {**ONE_LAYER, "weights": {"sia": 0.2, "sir": 0.3}}, [(MRL, 1.0), (SIA, 0.2), (SIR, 0.3)]),
+    ("MIPIC", ONE_LAYER, [(MRL, 0.4), (SIA, 0.6), (PIC, 0.6)]),
+    ("MIPIC", {**ONE_LAYER, "weights": {"sir": 0.1, "pic": 0}}, [(MRL, 0.4), (SIA, 0.6), (SIR, 0.1)]),
+    ("MIPIC", {**ONE_LAYER, "weights": {"mrl": 0}, "alpha": 0.25}, [(SIA, 0.75), (PIC, 0.75)]),
+    ("MIPIC", {**ONE_LAYER, "alpha": 1.0}, [(MRL, 1.0)]),
+    ("MIPIC", {"grid": "2,6x8,32"}, [(OVER_LAYERS, 0.4), (SIA, 0.6), (PIC, 0.6)]),
+    ("MIC", ONE_LAYER, [(MRL, 1.0), (SCR, 0.6), (SIR, 0.6)]),
+    ("MIC", {**ONE_LAYER, "weights": {"pic": 0.2}}, [(MRL, 1.0), (PIC, 0.2), (SCR, 0.6), (SIR, 0.6)]),
+    ("MIC", {**ONE_LAYER, "weights": "{scr: 0}", "gamma": 0.1}, [(MRL, 1.0), (SIR, 0.1)]),
+    ("IBKD", {}, [(TAUGHT, 1.0), (HSIC, 1.0)]),
+    ("IBKD", {"beta": 0.3}, [(TAUGHT, 1.0), (HSIC, 0.3)]),
+    ("IBKD", {"beta": 0.0}, [(TAUGHT, 1.0)]),
+    ("IBKD", {"method": "ckd"}, [(TAUGHT, 1.0)]),
+    ("IBKD", {"method": "mse"}, [(("MSE to a teacher", []), 1.0)]),
+    ("IBKD", {"method": "crd"}, [(("CRD", [papers.CRD]), 1.0)]),
+    ("IBKD", {"method": "hpd", "projection_dim": 8}, [(("HPD", [papers.HPD]), 1.0)]),
+    ("IBKDFinetuning", {}, [(("InfoNCE", []), 1.0), (HSIC, 0.5)]),
+    ("IBKDFinetuning", {"grid": "2,6x8,32", "beta": 0.2}, [(OVER_LAYERS, 1.0), (HSIC, 0.2)]),
+    ("IBKDFinetuning", {"beta": 0.0}, [(("InfoNCE", []), 1.0)]),
+    ("MultigranularMLM", {}, [(("Multigranular MLM", [papers.M3BERT]), 1.0)]),
+    ("MatryoshkaDistillation", {"pairs": "6x32>2x8"}, [(("Matryoshka distillation", [papers.M3BERT]), 1.0)]),
+]
+
+
+class StandInTeacher:
+    """What an objective wants to know of a teacher's embeddings before training."""
+
+    width = 20
+
+    def principal_components(self, dim: int) -> torch.Tensor:
+        return torch.eye(dim, self.width)
+
+
+def trainer_of(method: str, tokenizer, sentences, folder, settings) -> PublishingTrainer:
+    config_class, trainer_class = (getattr(trainers, f"{method}{kind}") for kind in ("Config", "Trainer"))
+    of_pairs = issubclass(config_class, trainers.EmbeddingConfig)
+    values = {"per_device_train_batch_size": 8} | ({"unsupervised": False} if of_pairs else {})
+    args = config_class(**quiet(folder, **{**values, **settings}))
+    if not of_pairs:
+        data = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"]})
+        return trainer_class(quiet_model(), args, tokenizer, data)
+    data = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
+    teacher = {"teacher": StandInTeacher()} if method == "IBKD" else {}
+    return trainer_class(quiet_model().model, args, tokenizer, data, **teacher)
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "expected"), METHODS, ids=[f"{method} {settings}" for method, settings, _ in METHODS]
+)
+def test_record_and_objective_name_exactly_the_parts_of_the_loss(
+    tiny_tokenizer, sentences, tmp_path, method, settings, expected
+):
+    """Those with a weight above 0, each with its weight and its papers: no other part, and no other paper."""
+    trainer = trainer_of(method, tiny_tokenizer, sentences, tmp_path, settings)
+    names = [name for (name, _), _ in expected]
+    record = trainer.record()
+    assert record.trainer == f"{method}Trainer"
+    assert record.objective == " + ".join(names)
+    assert [part["name"] for part in record.parts] == names
+    assert [part["weight"] for part in record.parts] == pytest.approx([weight for _, weight in expected])
+    for part, ((_, own_papers), _) in zip(record.parts, expected, strict=True):
+        assert part["equation"]
+        assert part["papers"] == [{"title": p.title, "id": p.id, "citation": p.citation} for p in own_papers]
+        assert all(paper["citation"].startswith("@misc{") for paper in part["papers"])
+
+    identity = trainer.nested.objective.identity
+    parts = identity.parts or (identity,)
+    assert [part.name for part in parts] == names and identity.name == record.objective
+    assert [list(part.papers) for part in parts] == [own_papers for (_, own_papers), _ in expected]
+    all_papers = [paper for (_, own_papers), _ in expected for paper in own_papers]
+    assert list(identity.papers) == list(dict.fromkeys(all_papers))
+    assert set(record.tags) == {tag for part in parts for tag in part.tags} and record.tags
+
+    record.save(tmp_path)
+    assert TrainingRecord.find(tmp_path) == record
+
+
+def test_every_trainer_of_a_method_is_among_those():
+    """A trainer that is no method's own has no record, or one of whatever objective it is given."""
+    general = {"NestedTrainer", "PublishingTrainer", "EmbeddingTrainer"}
+    all_trainers = {name for name in trainers.__all__ if name.endswith("Trainer")}
+    assert all_trainers == {f"{method}Trainer" for method, *_ in METHODS} | general
+
+
+def test_no_setting_of_an_objective_counts_as_bookkeeping():
+    """Their names must not look like those that are left out."""
+    from transformers import TrainingArguments
+
+    from trainers.hub.training_record import BOOKKEEPING
+
+    common = {field.name for field in fields(TrainingArguments)}
+    configs = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
+    own = {field.name for config in configs for field in fields(config)} - common
+    assert {name for name in own if BOOKKEEPING.match(name)} == {"grid", "teacher_cache_dir"}

@@ -1,0 +1,167 @@
+"""Mixtures of a contrastive loss and regularisers, MIPIC and MIC among them, as trainers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors import safe_open
+from transformers import BertConfig, Qwen3Config, Qwen3Model
+
+from tests.trainers.tiny_run import assert_same_weights, pair_config, pair_trainer, quiet_model, weights
+from trainers import (
+    PIC,
+    SCR,
+    SIA,
+    SIR,
+    Contrastive,
+    Grid,
+    MICConfig,
+    MICTrainer,
+    MIPICConfig,
+    MIPICTrainer,
+)
+from trainers.core.trainer import OBJECTIVE_FILE
+
+
+TINYBERT_CONFIG = BertConfig(num_hidden_layers=6)
+
+
+@pytest.mark.parametrize(
+    ("cls", "weights", "kinds"),
+    [
+        (MIPICConfig, {"sir": 0.3}, {Contrastive, SIA, PIC, SIR}),
+        (MIPICConfig, '{"sia": 0}', {Contrastive, PIC}),
+        (MIPICConfig, "{pic: 0}", {Contrastive, SIA}),
+        (MICConfig, {"sir": 0}, {Contrastive, SCR}),
+        (MICConfig, {"scr": 0}, {Contrastive, SIR}),
+        (MICConfig, {"sia": 0.01, "mrl": 2.0}, {Contrastive, SCR, SIR, SIA}),
+    ],
+)
+def test_every_mixture_is_a_config(tmp_path, quiet_arguments, cls, weights, kinds):
+    args = cls(**quiet_arguments(tmp_path, weights=weights))
+    objective = args.build_objective(args.grid_for(TINYBERT_CONFIG))
+    assert {type(part) for part in objective.parts.values()} == kinds
+    if isinstance(weights, dict) and weights.get("sir"):
+        assert objective.weights["sir"] == 0.3
+
+
+@pytest.mark.parametrize(("cls", "trainer_class"), [(MIPICConfig, MIPICTrainer), (MICConfig, MICTrainer)])
+@pytest.mark.parametrize("unsupervised", [True, False])
+def test_a_run_trains_every_part(tiny_tokenizer, tmp_path, sentences, cls, trainer_class, unsupervised):
+    args = pair_config(cls, tmp_path, grid="6x8,16,32", unsupervised=unsupervised, learning_rate=1e-3)
+    model = quiet_model().model
+    if unsupervised:
+        model.config.attention_dropout = 0.1
+        dataset = Dataset.from_dict({"text": sentences})
+        trainer = trainer_class(model, args, tiny_tokenizer, dataset)
+    else:
+        trainer = pair_trainer(trainer_class, args, tiny_tokenizer, sentences, model)
+    before = weights(trainer.model)
+    trainer.train()
+    moved = {name for name, tensor in weights(trainer.model).items() if not torch.equal(tensor, before[name])}
+    assert {name for name in before if name.startswith("objective.")} <= moved
+    assert any(name.startswith("backbone.layers.0.") for name in moved)
+    first = next(entry for entry in trainer.state.log_history if "loss" in entry)
+    parts = {name.split("_")[0] for name in first if "_" in name and "x" in name.split("_")[-1]}
+    assert parts == set(trainer.model.objective.parts), "each logs under its own name"
+
+
+def test_projectors_are_checkpointed_and_not_published(tiny_tokenizer, tmp_path, sentences):
+    changes = {"grid": "6x8,16,32", "save_strategy": "steps", "save_steps": 2, "projector_learning_rate": 1e-2}
+    changes |= {"projector_warmup_steps": 2, "lr_scheduler_type": "linear"}
+    args = pair_config(MIPICConfig, tmp_path, **changes)
+    trainer = pair_trainer(MIPICTrainer, args, tiny_tokenizer, sentences)
+    trainer.train()
+    checkpoint = tmp_path / "checkpoint-2"
+    assert (checkpoint / OBJECTIVE_FILE).is_file()
+    resumed = pair_trainer(MIPICTrainer, args, tiny_tokenizer, sentences)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert_same_weights(resumed.model, trainer.model)
+    published = tmp_path / "published"
+    trainer.save_model(str(published))
+    assert not (published / OBJECTIVE_FILE).exists()
+    with safe_open(published / "model.safetensors", "pt") as tensors:
+        assert not [name for name in tensors.keys() if "project" in name or "objective" in name]
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes", "message"),
+    [
+        (MIPICConfig, {"sia": {"layers": [2, 8]}}, r"sia: .*layers 1..6 .* outside of it: 8x8, 8x32"),
+        (MIPICConfig, {"pic": {"chain": "2x8,9x32"}}, r"pic: .*layers 1..6 .* outside of it: 9x32"),
+        (MIPICConfig, {"pic": "{chain: '2x32,6x8'}"}, "each deeper than the one before and at least as wide"),
+        (MIPICConfig, {"sia": {"token_shares": [0.2, 0.3]}}, "2 values for 1 dims"),
+        (MIPICConfig, {"grid": "6x8,16"}, "largest dim of SIA must be the model's full width, 32"),
+        (MICConfig, {"scr": {"layers": [7]}}, r"scr: .*layers 1..6 .* outside of it: 7x8, 7x32"),
+    ],
+)
+def test_what_the_model_does_not_have_is_refused_before_training(
+    tiny_tokenizer, tmp_path, sentences, cls, changes, message
+):
+    args = pair_config(cls, tmp_path, **{"grid": "6x8,32", **changes})
+    trainer_class = MIPICTrainer if cls is MIPICConfig else MICTrainer
+    with pytest.raises(ValueError, match=message):
+        pair_trainer(trainer_class, args, tiny_tokenizer, sentences)
+
+
+@pytest.mark.parametrize(
+    ("cls", "changes", "message"),
+    [
+        (MIPICConfig, {"alpha": 1.5}, "alpha=1.5 must be in 0..1"),
+        (MICConfig, {"gamma": -0.1}, "gamma=-0.1 must not be negative"),
+        (MICConfig, {"weights": {"sri": 0.1}}, "unknown parts: sri; legal values: mrl, sia, pic, scr, sir"),
+        (MICConfig, {"weights": [1]}, r"weights=\[1\] must be a mapping"),
+        (MICConfig, {"sir": "scale"}, "sir='scale' must be a mapping"),
+        (MIPICConfig, {"sia": {"tau": 1.0}}, "sia names unknown arguments: tau; legal values: layers, temperature, "),
+        (
+            MIPICConfig,
+            {"pic": '{"checkpoints": "2x8,6x32"}'},
+            "pic names unknown arguments: checkpoints; legal .*chain",
+        ),
+        (MICConfig, {"weights": {"sir": -0.1}, "build": True}, "must not be negative: sir"),
+        (MICConfig, {"projector_learning_rate": -1.0}, "projector_learning_rate=-1.0 must not be negative"),
+        (MIPICConfig, {"per_device_train_batch_size": 1}, "leaves a contrastive loss without negatives"),
+    ],
+)
+def test_configs_that_cannot_be(tmp_path, cls, changes, message):
+    build = changes.pop("build", False)
+    with pytest.raises(ValueError, match=message):
+        args = pair_config(cls, tmp_path, **changes)
+        if build:
+            args.build_objective(Grid.parse("6x8,32"))
+
+
+def test_a_causal_backbone_trains_with_both(tiny_tokenizer, tmp_path, sentences):
+    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 4, "num_attention_heads": 4}
+    tiny = Qwen3Config(vocab_size=99, num_key_value_heads=2, head_dim=8, **sizes)
+    for cls, trainer_class in ((MIPICConfig, MIPICTrainer), (MICConfig, MICTrainer)):
+        chained = {"pic": {"pooling": "lasttoken"}} if cls is MIPICConfig else {}
+        args = pair_config(cls, tmp_path, grid="4x8,32", max_steps=1, pooling="lasttoken", **chained)
+        trainer = pair_trainer(trainer_class, args, tiny_tokenizer, sentences, Qwen3Model(tiny))
+        trainer.train()
+        assert trainer.state.global_step == 1
+
+
+def test_arguments_of_a_part_reach_it_from_a_mapping_or_from_text(tmp_path):
+    """As Python gives them, as JSON, and as YAML: the command line has text only."""
+    grid = Grid.parse("6x8,32")
+    for sia in ({"layers": [2, 6], "temperature": 1.0}, '{"layers": [2, 6], "temperature": 1.0}', "layers: [2, 6]"):
+        found = pair_config(MIPICConfig, tmp_path, sia=sia).build_objective(grid).parts["sia"]
+        assert found.layers == [2, 6]
+        assert found.temperature == (0.05 if sia == "layers: [2, 6]" else 1.0)
+    pic = pair_config(MIPICConfig, tmp_path, pic={"chain": "2x8,6x32", "detach_target": True})
+    pic = pic.build_objective(grid).parts["pic"]
+    assert (str(pic.grid), pic.detach_target, pic.pooling) == ("2x8,6x32", True, "cls")
+    mic = pair_config(MICConfig, tmp_path, scr={"layers": [1], "threshold": 0.3}, sir={"layers": [3], "scale": 1.0})
+    mic = mic.build_objective(grid).parts
+    assert (mic["scr"].layers, mic["scr"].threshold) == ([1], 0.3)
+    assert (mic["sir"].layers, mic["sir"].scale) == ([3], 1.0)
+
+
+def test_equal_texts_are_masked_in_every_part_or_in_none(tmp_path):
+    for mask in (True, False):
+        parts = pair_config(MIPICConfig, tmp_path, mask_duplicates=mask).build_objective(Grid.parse("6x8,32")).parts
+        assert parts["mrl"].mask_duplicates == parts["pic"].mask_duplicates == mask
+    own = pair_config(MIPICConfig, tmp_path, pic={"mask_duplicates": False}).build_objective(Grid.parse("6x8,32"))
+    assert own.parts["mrl"].mask_duplicates and not own.parts["pic"].mask_duplicates

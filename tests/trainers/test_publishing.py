@@ -1,0 +1,38 @@
+"""PublishingTrainer: a record of the run in whatever it saves, and no push of what cannot be published."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trainers.tiny_run import mlm_trainer, quiet_model
+from trainers import PublishingTrainer
+from trainers.hub.training_record import TrainingRecord
+
+
+def test_checkpoints_and_what_is_saved_have_a_record(tiny_tokenizer, tmp_path):
+    """Of as many steps as the weights have seen."""
+    changes = {"save_strategy": "steps", "save_steps": 1, "max_steps": 2}
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path, trainer_class=PublishingTrainer, **changes)
+    trainer.train()
+    trainer.save_model()
+    steps = [TrainingRecord.find(tmp_path / folder).steps for folder in ("checkpoint-1", "checkpoint-2", ".")]
+    assert steps == [1, 2, 2]
+    record = TrainingRecord.find(tmp_path)
+    assert record == trainer.record()
+    assert (record.trainer, record.objective, record.grid) == ("PublishingTrainer", "Multigranular MLM", "2,6x8,32")
+    assert (record.rows, record.batch_size, record.columns) == (16, 4, ["input_ids", "labels"])
+
+
+def test_an_adapter_alone_is_refused_before_anything_is_made_on_the_hub(tiny_tokenizer, tmp_path, monkeypatch):
+    peft = pytest.importorskip("peft")
+    monkeypatch.setattr(PublishingTrainer, "init_hf_repo", lambda *_: pytest.fail("a repository was made"))
+    adapter = peft.get_peft_model(quiet_model(), peft.LoraConfig(target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="cannot publish an adapter: merge it"):
+        mlm_trainer(tiny_tokenizer, tmp_path, adapter, trainer_class=PublishingTrainer, push_to_hub=True)
+
+
+@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
+def test_the_optimizers_state_is_not_pushed(tiny_tokenizer, tmp_path, strategy):
+    changes = {"push_to_hub": True, "hub_model_id": "user/model", "hub_strategy": strategy}
+    with pytest.raises(ValueError, match="would push the optimizer's state, .* legal values: end, every_save"):
+        mlm_trainer(tiny_tokenizer, tmp_path, trainer_class=PublishingTrainer, **changes)

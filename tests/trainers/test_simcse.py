@@ -1,0 +1,13 @@
+"""SimCSE."""
+
+from __future__ import annotations
+
+from tests.trainers.pooled_texts import TAU, assert_same, info_nce
+from trainers import (
+    Grid,
+    SimCSE,
+)
+
+
+def test_simcse_is_the_loss_of_the_full_size(leaves):
+    assert_same(SimCSE(Grid.parse("3x8"), temperature=TAU), leaves, info_nce(leaves[3], 8))

@@ -1,0 +1,1 @@
+"""The base of all methods: granularities, nested states, objectives and the trainer."""

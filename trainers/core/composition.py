@@ -1,0 +1,142 @@
+"""A weighted sum of objectives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from .objective import Identity, NestedBatch, Objective, Term, Terms
+
+
+class Composition(Objective):
+    """
+    A weighted sum of objectives over one forward pass of the backbone. Its grid, which checkpoints declare as trained,
+    is the grid of the first part. Terms are logged under the names of the parts, so two parts may have the same class.
+    A nested composition is flattened: its parts become parts of this one, and the weights are multiplied.
+
+    Args:
+        parts (`Mapping[str, tuple[float, Objective]]`): Name -> (weight, objective). Parts of weight 0 are left out.
+
+    Raises:
+        ValueError: if no part has a weight above 0, a weight is negative, or two parts have the same name.
+    """
+
+    name = "composition"
+
+    def __init__(self, parts: Mapping[str, tuple[float, Objective]]):
+        negative = [name for name, (weight, _) in parts.items() if weight < 0]
+        if negative:
+            raise ValueError(f"Weights of a composition must not be negative: {', '.join(negative)}.")
+        members: dict[str, Objective] = {}
+        weights: dict[str, float] = {}
+        for name, (weight, objective) in parts.items():
+            inner = {name: (1.0, objective)}
+            if isinstance(objective, Composition):
+                inner = {part: (objective.weights[part], own) for part, own in objective.members.items()}
+            for part, (share, member) in inner.items():
+                if part in members:
+                    raise ValueError(f"Two parts of a composition have the same name: {part!r}.")
+                if weight > 0:
+                    members[part], weights[part] = member, weight * share
+        if not members:
+            raise ValueError("A composition needs an objective with a weight above 0.")
+        super().__init__(next(iter(members.values())).grid)
+        for name, member in members.items():
+            member.name = name
+        self.parts = nn.ModuleDict(members)
+        self.weights: dict[str, float] = weights
+        poolings = {member.pooling for member in members.values()}
+        self.pooling = poolings.pop() if len(poolings) == 1 else None
+
+    @property
+    def members(self) -> dict[str, Objective]:
+        """Name -> part."""
+        return {name: part for name, part in self.parts.items() if isinstance(part, Objective)}
+
+    @property
+    def identity(self) -> Identity:
+        """The identities of the parts, with their weights."""
+        parts = tuple(replace(part.identity, weight=self.weights[name]) for name, part in self.members.items())
+        return Identity(
+            " + ".join(part.name for part in parts),
+            "a weighted sum",
+            tuple(dict.fromkeys(paper for part in parts for paper in part.papers)),
+            tuple(dict.fromkeys(tag for part in parts for tag in part.tags)),
+            parts=parts,
+        )
+
+    @property
+    def layers(self) -> list[int]:
+        return sorted({layer for part in self.members.values() for layer in part.layers})
+
+    @property
+    def reads_token_states(self) -> bool:
+        return any(part.reads_token_states for part in self.members.values())
+
+    def validate(self, config: Any) -> None:
+        for name, part in self.members.items():
+            try:
+                part.validate(config)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
+
+    def forward(self, batch: NestedBatch) -> Terms:
+        return {term: value for part in self.members.values() for term, value in part(batch).items()}
+
+    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
+        totals = []
+        for name, part in self.members.items():
+            own = {term: value for term, value in terms.items() if term.objective == name}
+            totals.append(self.weights[name] * part.total(own))
+        return torch.stack(totals).sum()
+
+
+def mapping_of(name: str, value: Mapping[str, Any] | str | None) -> dict[str, Any]:
+    """
+    An argument as a dictionary. It may be a mapping, or a mapping written as YAML or JSON, as on the command line.
+
+    Args:
+        name (`str`): Name of the argument, for the error message.
+        value (`Mapping`, `str` or `None`): The argument; `None` is an empty mapping.
+
+    Returns:
+        `dict[str, Any]`
+
+    Raises:
+        ValueError: if the value is not a mapping.
+    """
+    found = yaml.safe_load(value) if isinstance(value, str) else value
+    if not isinstance(found, Mapping | None):
+        raise ValueError(f"{name}={value!r} must be a mapping, such as {{pooling: mean}}.")
+    return dict(found or {})
+
+
+def part_arguments(
+    name: str, value: Mapping[str, Any] | str | None, objective_class: type[Objective]
+) -> dict[str, Any]:
+    """
+    The arguments of one part of a mixture, parsed by [`mapping_of`].
+
+    Raises:
+        ValueError: if the objective does not have one of the arguments. The message names the legal ones.
+    """
+    arguments, legal = mapping_of(name, value), objective_class.argument_names()
+    unknown = [str(argument) for argument in arguments if argument not in legal]
+    if unknown:
+        raise ValueError(f"{name} names unknown arguments: {', '.join(unknown)}; legal values: {', '.join(legal)}.")
+    return arguments
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` updated with `over`. Nested mappings are merged; all other values are replaced."""
+    both = {
+        name: merged(base[name], over[name])
+        for name in base.keys() & over.keys()
+        if isinstance(base[name], Mapping) and isinstance(over[name], Mapping)
+    }
+    return {**base, **over, **both}

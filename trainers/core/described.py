@@ -1,0 +1,49 @@
+"""Help texts of config fields, taken from the docstring of their class."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import Field, fields, is_dataclass
+from types import MappingProxyType
+from typing import TypeVar
+
+
+Config = TypeVar("Config", bound=type)
+# "name (`type`, *optional*): text"; its continuation lines are indented further.
+ARGUMENT = re.compile(r"^    (?P<name>\w+) \((?:`[^`]+`|[^()])*\): (?P<text>.+(?:\n {5,}.+)*)", re.MULTILINE)
+LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
+REFERENCE = re.compile(r"\[`~?([^`]+)`\]")
+
+
+def described(cls: Config) -> Config:
+    """
+    Class decorator for a config dataclass: copies the description of each field from the `Args` section of the
+    docstring to the field's `metadata["help"]`, which the command line prints. A field without a description that
+    overrides one of a base class keeps the help of the base class.
+
+    Raises:
+        TypeError: if a field has no description.
+    """
+    if cls.__doc__ is None:  # python -OO
+        return cls
+    texts = {match["name"]: help_text(match["text"]) for match in ARGUMENT.finditer(inspect.cleandoc(cls.__doc__))}
+    inherited = {field.name: field.metadata.get("help") for base in reversed(cls.__mro__[1:]) for field in own(base)}
+    for field in own(cls):
+        text = texts.get(field.name) or inherited.get(field.name)
+        if text is None:
+            raise TypeError(f"{cls.__name__}.{field.name} is not described in the Args of the docstring.")
+        field.metadata = MappingProxyType({**field.metadata, "help": text})
+    return cls
+
+
+def own(cls: type) -> list[Field]:
+    """Fields that a dataclass declares itself, without inherited ones; none for a class that is not a dataclass."""
+    names = inspect.get_annotations(cls)
+    return [field for field in fields(cls) if field.name in names] if is_dataclass(cls) else []
+
+
+def help_text(text: str) -> str:
+    """A description as one line of plain text for argparse."""
+    text = REFERENCE.sub(r"\1", LINK.sub(r"\1", " ".join(text.split())))
+    return text.replace("`", "").replace("%", "%%")

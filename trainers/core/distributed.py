@@ -1,0 +1,133 @@
+"""
+The only module that knows about ranks.
+
+All objectives follow one rule. Each rank computes the losses of its own rows against the candidates of all ranks
+([`RankRows.gather`], which carries gradient) and averages them with [`RankRows.mean`]. Data parallelism then averages
+the gradients over ranks, which gives the gradient of one batch of all rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import distributed
+
+
+def world_size() -> int:
+    """Number of ranks; 1 without distributed training."""
+    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+
+
+def rank() -> int:
+    """Rank of this process; 0 without distributed training."""
+    return distributed.get_rank() if world_size() > 1 else 0
+
+
+def wait_for_all_ranks() -> None:
+    """Return when every rank has called this function."""
+    if world_size() > 1:
+        distributed.barrier()
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """
+    How the rows of one batch are distributed over ranks. Ranks may have different numbers of rows.
+
+    Args:
+        counts (`tuple[int, ...]`): Number of rows of each rank.
+        rank (`int`, *optional*, defaults to 0): Rank of this process.
+    """
+
+    counts: tuple[int, ...]
+    rank: int = 0
+
+    @classmethod
+    def of(cls, rows: int, device: torch.device) -> RankRows:
+        """Exchange the numbers of rows between ranks, once per batch."""
+        if world_size() == 1:
+            return cls((rows,))
+        counts = torch.zeros(world_size(), dtype=torch.long, device=device)
+        counts[rank()] = rows
+        distributed.all_reduce(counts)
+        return cls(tuple(counts.tolist()), rank())
+
+    @property
+    def offset(self) -> int:
+        """Index of this rank's first row in the result of [`gather`]."""
+        return sum(self.counts[: self.rank])
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """
+        The rows of all ranks, in the order of the ranks. Carries gradient: the gradient of a row is the sum of its
+        gradients on all ranks.
+
+        Args:
+            tensor (`torch.Tensor` of shape `(rows, ...)`): Rows of this rank.
+
+        Returns:
+            `torch.Tensor` of shape `(rows of all ranks, ...)`
+        """
+        return tensor if len(self.counts) == 1 else _GatherRows.apply(tensor, self)
+
+    def mean(self, values: torch.Tensor) -> torch.Tensor:
+        """
+        This rank's share of the mean over the values of all ranks, times the number of ranks. The average of the
+        result over ranks is the mean over all values, even if ranks have different numbers of rows.
+
+        Args:
+            values (`torch.Tensor` of shape `(values, ...)`): One or more values per row of this rank, the same number
+                for every row.
+
+        Returns:
+            `torch.Tensor` of shape `(...)`
+        """
+        share = self.counts[self.rank] / max(1, sum(self.counts))
+        return values.mean(dim=0) * (len(self.counts) * share)
+
+
+def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum of a tensor over ranks, with the same shape on each. Its gradient is the sum of the gradients on all
+    ranks."""
+    return tensor if world_size() == 1 else _SumOverRanks.apply(tensor)
+
+
+def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor of the first rank, on every rank: for random draws that all ranks must share."""
+    shared = tensor.detach().clone()
+    if world_size() > 1:
+        distributed.broadcast(shared, src=0)
+    return shared
+
+
+class _SumOverRanks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        total = tensor.contiguous().clone()
+        distributed.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> torch.Tensor:
+        total = grad_outputs[0].contiguous().clone()
+        distributed.all_reduce(total)
+        return total
+
+
+class _GatherRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, rows: RankRows) -> torch.Tensor:
+        ctx.own = slice(rows.offset, rows.offset + len(tensor))
+        padded = tensor.new_zeros((max(rows.counts), *tensor.shape[1:]))
+        padded[: len(tensor)] = tensor
+        gathered = [torch.empty_like(padded) for _ in rows.counts]
+        distributed.all_gather(gathered, padded)
+        return torch.cat([part[:count] for part, count in zip(gathered, rows.counts, strict=True)])
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
+        total = grad_outputs[0].contiguous().clone()
+        distributed.all_reduce(total)
+        return total[ctx.own], None

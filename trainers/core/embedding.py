@@ -1,0 +1,259 @@
+"""Base class and configuration of the contrastive objectives on pooled embeddings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..losses import nested_info_nce
+from .arguments import NestedTrainingArguments
+from .described import described
+from .distributed import RankRows
+from .granularity import Grid
+from .objective import NestedBatch, Objective, Terms
+from .states import Pooling, check_pooling
+
+
+LARGEST_LEARNED_SCALE = 100.0
+NO_TEXT = -1
+
+
+@dataclass(frozen=True)
+class Matches:
+    """
+    The positive of each anchor in a batch, and the text ids that keep equal texts from being negatives.
+
+    Args:
+        rows ([`RankRows`]): How the pairs are distributed over ranks.
+        targets (`torch.Tensor` of shape `(batch,)`): Row of each anchor's positive among the positives of all ranks.
+        anchor_ids (`torch.Tensor` of shape `(batch, 2)`, *optional*): Text ids of each pair of this rank: positive,
+            anchor.
+        pair_ids (`torch.Tensor` of shape `(pairs of all ranks, 2)`, *optional*): The same for the pairs of all ranks.
+        candidate_ids (`torch.Tensor` of shape `(candidates of all ranks, 2)`, *optional*): The same for all
+            candidates. The second id of a hard negative is -1, because it has no anchor.
+    """
+
+    rows: RankRows
+    targets: torch.Tensor
+    anchor_ids: torch.Tensor | None = None
+    pair_ids: torch.Tensor | None = None
+    candidate_ids: torch.Tensor | None = None
+
+
+class EmbeddingObjective(Objective):
+    """
+    Base class of objectives that contrast pooled embeddings. The first text column holds the anchors, the second one
+    their positives. Further columns hold hard negatives, which are negatives of every anchor on every rank.
+
+    Args:
+        grid ([`Grid`]): The granularities to train.
+        temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
+        pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
+        symmetric (`bool`, *optional*, defaults to `False`): Average two losses: that of each anchor among all
+            candidates, and that of each positive among all anchors.
+        mask_duplicates (`bool`, *optional*, defaults to `True`): Exclude false negatives of an anchor: texts equal to
+            its own positive, and positives of an equal anchor. Needs the `text_ids` of a batch, which
+            [`TextColumnsCollator`] makes; without them nothing is masked.
+        learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
+            `temperature` and never below 0.01.
+
+    Raises:
+        ValueError: if an argument is out of range; in forward, for a batch of one pair without hard negatives.
+    """
+
+    pooling: Pooling
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        temperature: float = 0.05,
+        pooling: Pooling = "mean",
+        symmetric: bool = False,
+        mask_duplicates: bool = True,
+        learn_temperature: bool = False,
+    ):
+        super().__init__(grid)
+        if temperature <= 0:
+            raise ValueError(f"temperature={temperature} must be above 0.")
+        check_pooling(pooling)
+        self.pooling, self.symmetric, self.mask_duplicates = pooling, symmetric, mask_duplicates
+        self._temperature = temperature
+        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
+
+    @property
+    def temperature(self) -> float | torch.Tensor:
+        """The current tau. A learned tau below 0.01 is set back to 0.01."""
+        if self.log_scale is None:
+            return self._temperature
+        with torch.no_grad():  # a clamp inside the graph would stop the gradient, and tau would stay at the limit
+            self.log_scale.clamp_(max=math.log(LARGEST_LEARNED_SCALE))
+        return 1 / self.log_scale.exp()
+
+    def embeddings(self, batch: NestedBatch, layer: int) -> list[torch.Tensor]:
+        """Pooled embeddings of this rank's texts at a layer, one tensor `(batch, hidden_size)` per text column."""
+        return [text.pooled(layer, self.pooling) for text in batch.texts.values()]
+
+    def matches(self, batch: NestedBatch) -> Matches:
+        """
+        The positives and text ids of a batch, which are the same for every granularity.
+
+        Raises:
+            ValueError: if there are fewer than two text columns.
+        """
+        if len(batch.texts) < 2:
+            raise ValueError(f"A contrastive loss needs two text columns or more; got {', '.join(batch.texts)}.")
+        first = next(iter(batch.texts.values())).layers[self.layers[0]]
+        rows = RankRows.of(len(first), first.device)
+        targets = torch.arange(len(first), device=first.device) + rows.offset
+        if batch.text_ids is None or not self.mask_duplicates:
+            return Matches(rows, targets)
+        anchors, positives, *negatives = batch.text_ids.values()
+        anchor_ids = torch.stack([positives, anchors], dim=1)
+        pair_ids = rows.gather(anchor_ids)
+        without_anchor = [rows.gather(torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1)) for ids in negatives]
+        return Matches(rows, targets, anchor_ids, pair_ids, torch.cat([pair_ids, *without_anchor]))
+
+    def contrast(self, embeddings: Sequence[torch.Tensor], dims: Sequence[int], matches: Matches) -> torch.Tensor:
+        """
+        InfoNCE of one layer's embeddings at several dims, with the candidates of all ranks.
+
+        Args:
+            embeddings (`Sequence[torch.Tensor]`): One tensor of shape `(batch, hidden_size)` per text column.
+            dims (`Sequence[int]`): Prefix dims, ascending.
+            matches ([`Matches`]): Result of [`~EmbeddingObjective.matches`] for the batch.
+
+        Returns:
+            `torch.Tensor` of shape `(len(dims),)`: means over the batch; see [`RankRows.mean`].
+        """
+        anchors, *others = (vectors[:, : dims[-1]] for vectors in embeddings)
+        losses = nested_info_nce(
+            anchors,
+            torch.cat([matches.rows.gather(vectors) for vectors in others]),
+            dims=dims,
+            temperature=self.temperature,
+            targets=matches.targets,
+            anchor_ids=matches.anchor_ids,
+            candidate_ids=matches.candidate_ids,
+        )
+        if not self.symmetric:
+            return matches.rows.mean(losses)
+        backwards = nested_info_nce(
+            others[0],
+            matches.rows.gather(anchors),
+            dims=dims,
+            temperature=self.temperature,
+            targets=matches.targets,
+            anchor_ids=matches.anchor_ids,
+            candidate_ids=matches.pair_ids,
+        )
+        return matches.rows.mean((losses + backwards) / 2)
+
+    def contrast_grid(self, batch: NestedBatch, matches: Matches) -> Terms:
+        """InfoNCE terms, one per granularity of the grid."""
+        losses = {}
+        for layer in self.layers:
+            dims = self.grid.dims_of(layer)
+            losses[layer] = dict(
+                zip(dims, self.contrast(self.embeddings(batch, layer), dims, matches).unbind(), strict=True)
+            )
+        return {self.term(g): losses[g.layer][g.dim] for g in self.grid}
+
+
+@described
+@dataclass
+class EmbeddingConfig(NestedTrainingArguments):
+    """
+    Configuration that the trainers of all [`EmbeddingObjective`]s share.
+
+    Args:
+        temperature (`float`, *optional*, defaults to 0.05): Temperature tau; cosines are divided by it (m3BERT,
+            section 3.1).
+        learn_temperature (`bool`, *optional*, defaults to `False`): Train tau, starting from `temperature` and never
+            below 0.01.
+        pooling (`str`, *optional*, defaults to `"mean"`): Pooling of token states: `"mean"` over real tokens, `"cls"`
+            (the first token) or `"lasttoken"` (for causal backbones).
+        symmetric (`bool`, *optional*, defaults to `False`): Contrast in both directions: anchors among positives, and
+            positives among anchors.
+        mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
+        unsupervised (`bool`, *optional*, defaults to `False`): Train on one text column. The positive of a text is the
+            text itself under another dropout mask (SimCSE).
+        text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives.
+            `title+text` joins two columns. Default: all columns of the dataset, in their order.
+        field_separator (`str`, *optional*): Text between joined columns. Default: the tokenizer's separator token.
+        max_length (`int`, *optional*, defaults to 512): Maximum length of a text in tokens; longer texts are
+            truncated.
+        projection_dim (`int`, *optional*): Train a projection of the last layer's pooled embedding to this many dims
+            and publish it with the model ([`Projection`]). The dims of the grid are then prefixes of the projection.
+        mini_batch_size (`int`, *optional*): Number of texts to encode at a time, with cached gradients, so that the
+            encoder's memory does not grow with the batch. Default: encode all texts at once, which is faster.
+        learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
+        per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
+        dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because
+            it has fewer negatives.
+
+    Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and
+    `per_device_train_batch_size` 32 (m3BERT, section 3.1, public data sets), and `dataloader_drop_last`.
+
+    Negatives come from the batches of all devices. Gradient accumulation does not add negatives: it averages the
+    losses of smaller batches. For more negatives, raise `per_device_train_batch_size` and set `mini_batch_size`.
+
+    Raises:
+        ValueError: if a value is out of range, or a batch would hold one pair without negatives.
+    """
+
+    temperature: float = 0.05
+    learn_temperature: bool = False
+    pooling: Pooling = "mean"
+    symmetric: bool = False
+    mask_duplicates: bool = True
+    unsupervised: bool = False
+    text_columns: list[str] | None = None
+    field_separator: str | None = None
+    max_length: int = 512
+    projection_dim: int | None = None
+    mini_batch_size: int | None = None
+    learning_rate: float = 2e-5
+    per_device_train_batch_size: int = 32
+    dataloader_drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mini_batch_size is not None and self.mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size={self.mini_batch_size} must be 1 or more.")
+        if self.train_batch_size * self.world_size < 2 and len(self.text_columns or []) < 3:
+            raise ValueError(
+                "per_device_train_batch_size=1 leaves a contrastive loss without negatives; use 2 or more."
+            )
+
+    def grid_for(self, config: Any) -> Grid:
+        if self.projection_dim is not None and self.grid is None:
+            return Grid.product([config.num_hidden_layers], [self.projection_dim])
+        return super().grid_for(config)
+
+    def columns_of(self, *datasets: Any) -> list[str]:
+        """
+        The text columns to train on: `text_columns`, or all columns of the first dataset that knows its columns.
+
+        Raises:
+            ValueError: if the number of columns does not fit: one if `unsupervised`, otherwise two or more.
+        """
+        columns = self.named_columns(*datasets)
+        found = ", ".join(columns) or "none"
+        if self.unsupervised and len(columns) != 1:
+            raise ValueError(f"Unsupervised training takes one text column; found: {found}. Name one in text_columns.")
+        if not self.unsupervised and len(columns) < 2:
+            raise ValueError(f"Contrastive training needs two text columns or more; found: {found}.")
+        return columns
+
+    def named_columns(self, *datasets: Any) -> list[str]:
+        """`text_columns`, or all columns of the first dataset that knows its columns, unchecked."""
+        if self.text_columns is not None:
+            return self.text_columns
+        named = [list(dataset.column_names or []) for dataset in datasets if dataset is not None]
+        return next((names for names in named if names), [])

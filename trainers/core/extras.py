@@ -1,0 +1,28 @@
+"""Imports of optional dependencies, with an error that names the extra to install."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+
+def require_extra(module: str, extra: str, purpose: str) -> Any:
+    """
+    Import a module of an optional dependency.
+
+    Args:
+        module (`str`): Name of the module, such as `"sklearn.metrics"`.
+        extra (`str`): The extra of m3bert that installs it.
+        purpose (`str`): What needs the module, as the subject of the error message: `"Classification"`.
+
+    Returns:
+        `module`: the imported module.
+
+    Raises:
+        ValueError: if the module is not installed. The message says how to install it.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ValueError(f"{purpose} needs the package {package}: pip install 'm3bert[{extra}]'.") from error

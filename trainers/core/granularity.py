@@ -1,0 +1,232 @@
+"""Granularities and grids: the (layer, dim) sizes of a model, and their text form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, order=True)
+class Granularity:
+    """
+    One size of an encoder: the state after `layer` (1..depth), truncated to its first `dim` entries. Written `4x64`.
+
+    Args:
+        layer (`int`): Layer to read, counted from 1.
+        dim (`int`): Number of leading dims to keep.
+    """
+
+    layer: int
+    dim: int
+
+    def __str__(self) -> str:
+        return f"{self.layer}x{self.dim}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """
+    A set of granularities, sorted by layer, then by dim.
+
+    Args:
+        granularities (`tuple[Granularity, ...]`): The members, in any order.
+
+    Raises:
+        ValueError: if the set is empty, a member is repeated, or a layer or dim is below 1.
+
+    ```python
+    >>> from trainers import Grid
+
+    >>> [str(granularity) for granularity in Grid.parse("2,4x32,64")]
+    ['2x32', '2x64', '4x32', '4x64']
+    >>> str(Grid.parse("12x768, 2x16"))
+    '2x16,12x768'
+    ```
+    """
+
+    granularities: tuple[Granularity, ...]
+
+    def __post_init__(self) -> None:
+        members = tuple(sorted(self.granularities))
+        if not members:
+            raise ValueError("A grid needs at least one granularity.")
+        if len(set(members)) < len(members):
+            raise ValueError(f"The grid {self._spell(members)} names a granularity twice.")
+        if members[0].layer < 1 or min(member.dim for member in members) < 1:
+            raise ValueError(f"The grid {self._spell(members)} has a layer or dim below 1; both count from 1.")
+        object.__setattr__(self, "granularities", members)
+
+    @classmethod
+    def product(cls, layers: Iterable[int], dims: Iterable[int]) -> Grid:
+        """The grid of every layer with every dim."""
+        dims = list(dims)
+        return cls(tuple(Granularity(layer, dim) for layer in layers for dim in dims))
+
+    @classmethod
+    def parse(cls, text: str) -> Grid:
+        """
+        Parse a grid. Text with one `x` is the product of two lists: `4,8,12x32,64,768`. Text with several is a list
+        of granularities: `2x16,4x32,12x768`. Spaces are ignored.
+
+        Args:
+            text (`str`): The grid.
+
+        Returns:
+            [`Grid`]
+
+        Raises:
+            ValueError: if the text has neither form.
+        """
+        compact = re.sub(r"\s", "", text).lower()
+        numbers = r"\d+(,\d+)*"
+        if re.fullmatch(f"{numbers}x{numbers}", compact):
+            layers, dims = ([int(number) for number in half.split(",")] for half in compact.split("x"))
+            return cls.product(layers, dims)
+        if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", compact):
+            pairs = (pair.split("x") for pair in compact.split(","))
+            return cls(tuple(Granularity(int(layer), int(dim)) for layer, dim in pairs))
+        raise ValueError(
+            f"{text!r} is not a grid. Write layers x dims ('4,8,12x32,64,768') "
+            "or a list of granularities ('2x16,12x768')."
+        )
+
+    @classmethod
+    def of(cls, config: Any) -> Grid:
+        """
+        The default grid of a model: the granularities it was trained at. If its config does not name them, every
+        layer with 16, 32, 64, ... dims and the full width.
+
+        Args:
+            config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
+
+        Returns:
+            [`Grid`]
+        """
+        layers, dims = (getattr(config, name, None) for name in ("matryoshka_layers", "matryoshka_dims"))
+        depth, width = config.num_hidden_layers, getattr(config, "output_dim", None) or config.hidden_size
+        dims = [dim for dim in dims or () if dim <= width] or [2**power for power in range(4, 32) if 2**power < width]
+        return cls.product(sorted({*(layers or range(1, depth)), depth}), sorted({*dims, width}))
+
+    @classmethod
+    def full_size(cls, config: Any) -> Grid:
+        """The grid of one granularity: full depth and full width of a model of this config."""
+        return cls((Granularity(config.num_hidden_layers, config.hidden_size),))
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers of the grid, ascending."""
+        return sorted({member.layer for member in self})
+
+    @property
+    def dims(self) -> list[int]:
+        """Dims of the grid, ascending."""
+        return sorted({member.dim for member in self})
+
+    def dims_of(self, layer: int) -> list[int]:
+        """Dims of the grid at `layer`, ascending."""
+        return [member.dim for member in self if member.layer == layer]
+
+    @property
+    def full(self) -> Granularity:
+        """The deepest layer at the widest dim."""
+        return Granularity(self.layers[-1], self.dims[-1])
+
+    def require_full_size(self, config: Any) -> Grid:
+        """
+        Check that the grid has the full depth at full width, which teaches the other granularities.
+
+        Returns:
+            [`Grid`]: itself.
+
+        Raises:
+            ValueError: if the full size is missing.
+        """
+        (full,) = Grid.full_size(config)
+        if full not in self.granularities:
+            raise ValueError(f"The grid {self} needs the full size {full}: it is the teacher of the others.")
+        return self
+
+    def validate(self, config: Any) -> Grid:
+        """
+        Check that a model of this config has every granularity.
+
+        Args:
+            config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
+
+        Returns:
+            [`Grid`]: itself.
+
+        Raises:
+            ValueError: if a granularity is outside the model. The message names it and the model's size.
+        """
+        depth, width = config.num_hidden_layers, config.hidden_size
+        outside = [str(member) for member in self if member.layer > depth or member.dim > width]
+        if outside:
+            raise ValueError(
+                f"The model has layers 1..{depth} and dims 1..{width}; outside of it: {', '.join(outside)}."
+            )
+        return self
+
+    def pairs(self, text: str) -> list[tuple[Granularity, Granularity]]:
+        """
+        Parse teacher-student pairs: `12x768>4x64`, `12x768>4x32,64`, or `12x768>all` (all other granularities of this
+        grid). Semicolons separate several pairs.
+
+        Args:
+            text (`str`): The pairs, teachers first.
+
+        Returns:
+            `list[tuple[Granularity, Granularity]]`: (student, teacher) of each pair, in the order of the text.
+
+        Raises:
+            ValueError: if the text has another form, a granularity is not in the grid, or one teaches itself.
+        """
+        pairs: list[tuple[Granularity, Granularity]] = []
+        for part in text.split(";"):
+            if part.count(">") != 1:
+                raise ValueError(
+                    f"{part.strip()!r} is not a pair. Write teacher>student: '12x768>4x64', "
+                    "'12x768>4x32,64', '12x768>all'; separate several with ';'."
+                )
+            left, right = part.split(">")
+            teachers = Grid.parse(left)
+            if len(teachers) != 1:
+                raise ValueError(f"{part.strip()!r} names {len(teachers)} teachers; a pair has exactly one.")
+            (teacher,) = teachers
+            everyone = right.strip().lower() == "all"
+            students = [g for g in self if g != teacher] if everyone else list(Grid.parse(right))
+            outside = [str(g) for g in (teacher, *students) if g not in self.granularities]
+            if outside:
+                raise ValueError(
+                    f"{part.strip()!r} names granularities that the grid {self} lacks: {', '.join(outside)}."
+                )
+            if teacher in students or not students:
+                raise ValueError(f"{part.strip()!r} makes {teacher} teach itself.")
+            pairs += [(student, teacher) for student in students]
+        if len(set(pairs)) < len(pairs):
+            raise ValueError(f"{text!r} names a pair twice.")
+        return pairs
+
+    def __iter__(self) -> Iterator[Granularity]:
+        return iter(self.granularities)
+
+    def __len__(self) -> int:
+        return len(self.granularities)
+
+    def __str__(self) -> str:
+        product = [Granularity(layer, dim) for layer in self.layers for dim in self.dims]
+        if len(self) > 1 and product == list(self):
+            return f"{','.join(map(str, self.layers))}x{','.join(map(str, self.dims))}"
+        return self._spell(self.granularities)
+
+    @staticmethod
+    def _spell(members: Iterable[Granularity]) -> str:
+        return ",".join(map(str, members))
+
+
+def evenly_spaced(values: Sequence[int], count: int) -> list[int]:
+    """Up to `count` evenly spaced values, including the last one."""
+    count = min(count, len(values))
+    return [values[(step + 1) * len(values) // count - 1] for step in range(count)]

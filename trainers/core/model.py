@@ -1,0 +1,112 @@
+"""The module that the trainer trains: a backbone and an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .gradient_caching import cached_states
+from .objective import NestedBatch, Objective
+from .projection import Projection
+from .states import NestedStates, PooledStates, ProjectedStates, TextStates, nested_states
+
+
+NOT_INPUTS = ("text_ids", "teacher")  # entries of a text column that the encoder does not read
+
+
+class NestedModel(nn.Module):
+    """
+    Backbone and objective as one module. A wrapper (DDP, FSDP, torch.compile) then sees every parameter, and the
+    forward pass of the backbone runs inside the wrapper's.
+
+    Args:
+        backbone ([`~transformers.PreTrainedModel`] or peft model): Encoder, with or without a head.
+        objective ([`Objective`]): The objective to minimise.
+        mini_batch_size (`int`, *optional*): Number of texts to encode at a time, with cached gradients
+            ([`cached_states`]). Default: all texts at once.
+        projection ([`Projection`], *optional*): Projection of the last layer's pooled embedding. The objective reads
+            the projected embedding.
+
+    Raises:
+        ValueError: if `mini_batch_size` is below 1, or is given for an objective that reads token states.
+    """
+
+    def __init__(
+        self,
+        backbone: Any,
+        objective: Objective,
+        mini_batch_size: int | None = None,
+        projection: Projection | None = None,
+    ):
+        super().__init__()
+        if mini_batch_size is not None and mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size={mini_batch_size} must be 1 or more.")
+        if mini_batch_size is not None and objective.pooling is None:
+            raise ValueError(f"{type(objective).__name__} reads token states: its gradients cannot be cached.")
+        self.backbone: Any = backbone
+        self.objective: Objective = objective
+        self.mini_batch_size = mini_batch_size
+        self.projection = projection
+
+    @property
+    def config(self) -> Any:
+        return self.backbone.config
+
+    @property
+    def accepts_loss_kwargs(self) -> bool:
+        """Tells [`~transformers.Trainer`] whether the loss is already divided by `num_items_in_batch`."""
+        return self.objective.normalizes_by_num_items
+
+    def activation_checkpointing_enable(self, **kwargs: Any) -> None:
+        self.backbone.activation_checkpointing_enable(**kwargs)
+
+    def forward(
+        self,
+        labels: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        **inputs: Any,
+    ) -> dict[str, Any]:
+        """
+        Args:
+            labels (`torch.Tensor`, *optional*): Passed to the objective.
+            num_items_in_batch (`torch.Tensor` or `int`, *optional*): Passed to the objective.
+            inputs: Either one text per row (`input_ids`, `attention_mask`, ...), or several named text columns, each
+                a mapping of these tensors. A column may also have `text_ids`, which mark equal texts, and `teacher`,
+                the embeddings of a teacher.
+
+        Returns:
+            `dict`: `loss`, a scalar, and `terms`, the terms of the objective.
+        """
+        columns = inputs if all(isinstance(value, Mapping) for value in inputs.values()) else {"text": inputs}
+        batch = NestedBatch(
+            texts={name: self.encode(column) for name, column in columns.items()},
+            text_ids=of_all(columns, "text_ids"),
+            teacher=of_all(columns, "teacher"),
+            labels=labels,
+            output_embeddings=self.backbone.get_output_embeddings(),
+            num_items_in_batch=num_items_in_batch,
+        )
+        terms = self.objective(batch)
+        return {"loss": self.objective.total(terms), "terms": terms}
+
+    def encode(self, column: Mapping[str, torch.Tensor]) -> TextStates:
+        """The states of one text column that the objective reads."""
+        inputs = {name: value for name, value in column.items() if name not in NOT_INPUTS}
+        layers, pooling = self.objective.layers, self.objective.pooling
+        states: NestedStates | PooledStates
+        if self.mini_batch_size is None or pooling is None:
+            states = nested_states(self.backbone, inputs, layers)
+        else:
+            states = cached_states(self.backbone, inputs, layers, pooling, self.mini_batch_size)
+        if self.projection is None:
+            return states
+        return ProjectedStates(states, self.projection, self.config.num_hidden_layers)
+
+
+def of_all(columns: Mapping[str, Mapping[str, torch.Tensor]], name: str) -> dict[str, torch.Tensor] | None:
+    """Column -> its entry of this name; `None` unless every column has one."""
+    found = {column: values[name] for column, values in columns.items() if name in values}
+    return found if len(found) == len(columns) else None

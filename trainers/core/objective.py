@@ -1,0 +1,197 @@
+"""The base class of objectives: nested states of a batch in, scalar loss terms out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn
+
+from .granularity import Granularity, Grid
+from .papers import Paper
+from .states import Pooling, TextStates
+
+
+@dataclass(frozen=True)
+class Term:
+    """
+    Identifies one scalar term of a loss.
+
+    Args:
+        objective (`str`): Name of the objective, or of the part of a composition.
+        granularity ([`Granularity`], *optional*): Granularity of the term; `None` if it has no single one.
+        name (`str`, *optional*): Kind of term, for an objective with several kinds.
+        teacher ([`Granularity`], *optional*): Granularity of the teacher, for a distillation term.
+    """
+
+    objective: str
+    granularity: Granularity | None = None
+    name: str = ""
+    teacher: Granularity | None = None
+
+    def __str__(self) -> str:
+        """Name of the term in the log: `sia_cka_4x64`, `mlm_kl_12x768>4x64`."""
+        where = "" if self.granularity is None else str(self.granularity)
+        if self.teacher is not None:
+            where = f"{self.teacher}>{where}"
+        return "_".join(piece for piece in (self.objective, self.name, where) if piece)
+
+
+Terms = dict[Term, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Identity:
+    """
+    Description of an objective for training records and model cards.
+
+    Args:
+        name (`str`): Common name, such as `"SIA"`.
+        equation (`str`): What the objective computes, with the equation of the paper.
+        papers (`tuple[Paper, ...]`): Papers to cite.
+        tags (`tuple[str, ...]`): Tags for the Hub.
+        weight (`float`, *optional*, defaults to 1.0): Weight in the loss.
+        parts (`tuple[Identity, ...]`, *optional*): Parts of a composition, with their weights; empty for a single
+            objective.
+    """
+
+    name: str
+    equation: str
+    papers: tuple[Paper, ...]
+    tags: tuple[str, ...]
+    weight: float = 1.0
+    parts: tuple[Identity, ...] = ()
+
+
+@dataclass(frozen=True)
+class NestedBatch:
+    """
+    Input of an objective: one batch.
+
+    Args:
+        texts (`Mapping[str, NestedStates]`): Text column -> states, in the order of the columns. [`PooledStates`] if
+            gradients are cached, [`ProjectedStates`] if the model has a projection.
+        text_ids (`Mapping[str, torch.Tensor]`, *optional*): Text column -> one number per text `(batch,)`; equal
+            texts have equal numbers.
+        teacher (`Mapping[str, torch.Tensor]`, *optional*): Text column -> the teacher's embeddings of the texts,
+            `(batch, teacher_dim)`.
+        labels (`torch.Tensor`, *optional*): Labels from the collator.
+        output_embeddings (`nn.Module`, *optional*): Vocabulary projection of a backbone with a language-model head.
+        num_items_in_batch (`torch.Tensor` or `int`, *optional*): Labelled tokens of the whole optimizer step, over
+            all accumulated batches and devices.
+    """
+
+    texts: Mapping[str, TextStates]
+    text_ids: Mapping[str, torch.Tensor] | None = None
+    teacher: Mapping[str, torch.Tensor] | None = None
+    labels: torch.Tensor | None = None
+    output_embeddings: nn.Module | None = None
+    num_items_in_batch: torch.Tensor | int | None = None
+
+
+class Objective(nn.Module):
+    """
+    Base class of all objectives. An objective owns its auxiliary parameters (projectors). They are trained with the
+    backbone and saved in training checkpoints, but not published with the model.
+
+    Args:
+        grid ([`Grid`]): The granularities to train.
+
+    Class attributes:
+        name (`str`): Name of its terms in the log.
+        title (`str`): Name on a model card. Default: name of the class.
+        equation (`str`): What the objective computes, with the equation of the paper.
+        papers (`tuple[Paper, ...]`): Papers to cite.
+        tags (`tuple[str, ...]`): Tags for the Hub.
+        normalizes_by_num_items (`bool`): `True` for a sum over tokens, divided by `num_items_in_batch` if that is
+            given. `False` for a mean over the batch, which the trainer divides by the accumulation steps.
+        needs_full_size (`bool`): `True` if the full depth at full width is a teacher and must be in the grid.
+        pooling (`str`, *optional*): Pooling of an objective that reads only embeddings of one pooling; its gradients
+            can be cached. `None` for any other objective.
+    """
+
+    name: str = "objective"
+    title: ClassVar[str] = ""
+    equation: ClassVar[str] = ""
+    papers: tuple[Paper, ...] = ()
+    tags: ClassVar[tuple[str, ...]] = ()
+    normalizes_by_num_items = False
+    needs_full_size = False
+    pooling: Pooling | None = None
+
+    def __init__(self, grid: Grid):
+        super().__init__()
+        self.grid = grid
+
+    @classmethod
+    def for_grid(cls, grid: Grid, **arguments: Any) -> Self:
+        """
+        Build the objective for a model that is trained at `grid`. An objective that uses other granularities (a few
+        layers, a chain) derives them from `grid` here.
+
+        Args:
+            grid ([`Grid`]): The trained granularities.
+            arguments: Arguments named in [`~Objective.argument_names`].
+        """
+        return cls(grid, **arguments)
+
+    @classmethod
+    def argument_names(cls) -> list[str]:
+        """Names of the keyword arguments of [`~Objective.for_grid`], including those of base classes."""
+        names: dict[str, None] = {}
+        for function in ("for_grid", "__init__"):
+            for owner in (owner for owner in cls.__mro__ if function in vars(owner)):
+                parameters = inspect.signature(getattr(owner, function)).parameters.values()
+                names |= dict.fromkeys(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+                if all(p.kind is not p.VAR_KEYWORD for p in parameters):
+                    break
+        return list(names)
+
+    @property
+    def identity(self) -> Identity:
+        """Name, equation, papers and tags of this objective."""
+        return Identity(self.title or type(self).__name__, self.equation, self.papers, self.tags)
+
+    @property
+    def layers(self) -> list[int]:
+        """Layers whose states [`forward`] reads."""
+        return self.grid.layers
+
+    @property
+    def reads_token_states(self) -> bool:
+        """Whether [`forward`] reads token states, rather than only pooled embeddings."""
+        return self.pooling is None
+
+    def validate(self, config: Any) -> None:
+        """
+        Check that a backbone of this config has the granularities of the objective.
+
+        Raises:
+            ValueError: if a granularity is outside the model, or a required full size is missing from the grid.
+        """
+        self.grid.validate(config)
+        if self.needs_full_size:
+            self.grid.require_full_size(config)
+
+    def forward(self, batch: NestedBatch) -> Terms:
+        """The terms of the loss: unweighted scalars."""
+        raise NotImplementedError(f"{type(self).__name__} must define forward.")
+
+    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
+        """The loss: by default the sum of the terms."""
+        return torch.stack(list(terms.values())).sum()
+
+    def term(self, granularity: Granularity | None = None, name: str = "", teacher: Granularity | None = None) -> Term:
+        """Identifier of a term of this objective."""
+        return Term(self.name, granularity, name, teacher)
+
+
+def weighted_sum(terms: Mapping[Term, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:
+    """Sum of terms, each multiplied by the weight of its name. The default weight is 1."""
+    by_name: dict[str, list[torch.Tensor]] = {}
+    for term, value in terms.items():
+        by_name.setdefault(term.name, []).append(value)
+    return torch.stack([weights.get(name, 1.0) * torch.stack(values).sum() for name, values in by_name.items()]).sum()

@@ -1,0 +1,108 @@
+"""The papers that the objectives implement, as model cards cite them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Paper:
+    """
+    A paper on arXiv.
+
+    Args:
+        title (`str`): Title.
+        id (`str`): arXiv identifier, `YYMM.NNNNN`.
+        authors (`tuple[str, ...]`): Names of the authors, as printed in the paper.
+    """
+
+    title: str
+    id: str
+    authors: tuple[str, ...]
+
+    @property
+    def citation(self) -> str:
+        """BibTeX entry of the paper."""
+        key = f"{self.authors[0].split()[-1].lower()}20{self.id[:2]}"
+        values = {
+            "title": f"{{{self.title}}}",
+            "author": " and ".join(self.authors),
+            "year": f"20{self.id[:2]}",
+            "eprint": self.id,
+            "archivePrefix": "arXiv",
+        }
+        lines = (f"  {name} = {{{value}}}" for name, value in values.items())
+        return f"@misc{{{key},\n" + ",\n".join(lines) + "\n}"
+
+
+M3BERT = Paper(
+    "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder",
+    "2605.19568",
+    ("Wang", "Zuo", "Hu", "Ding", "Gong", "Jiao", "Su"),
+)
+MRL = Paper(
+    "Matryoshka Representation Learning",
+    "2205.13147",
+    (
+        "Aditya Kusupati",
+        "Gantavya Bhatt",
+        "Aniket Rege",
+        "Matthew Wallingford",
+        "Aditya Sinha",
+        "Vivek Ramanujan",
+        "William Howard-Snyder",
+        "Kaifeng Chen",
+        "Sham Kakade",
+        "Prateek Jain",
+        "Ali Farhadi",
+    ),
+)
+SIMCSE = Paper(
+    "SimCSE: Simple Contrastive Learning of Sentence Embeddings",
+    "2104.08821",
+    ("Tianyu Gao", "Xingcheng Yao", "Danqi Chen"),
+)
+ESE = Paper(
+    "ESE: Espresso Sentence Embeddings",
+    "2402.14776",
+    ("Xianming Li", "Zongxi Li", "Jing Li", "Haoran Xie", "Qing Li"),
+)
+STARBUCKS = Paper(
+    "Starbucks: Improved Training for 2D Matryoshka Embeddings",
+    "2410.13230",
+    ("Shengyao Zhuang", "Shuai Wang", "Fabio Zheng", "Bevan Koopman", "Guido Zuccon"),
+)
+MIPIC = Paper(
+    "MIPIC: Matryoshka Representation Learning via Self-Distilled Intra-Relational and Progressive Information "
+    "Chaining",
+    "2604.24374",
+    (
+        "Phung Gia Huy",
+        "Hai An Vu",
+        "Minh-Phuc Truong",
+        "Thang Duc Tran",
+        "Linh Ngo Van",
+        "Thanh Nguyen Hong",
+        "Trung Le",
+    ),
+)
+MIC = Paper(
+    "MIC: Maximizing Informational Capacity in Adaptive Representations via Isotropic Subspace Alignment",
+    "2605.29987",
+    ("Nguyen Hong Dang", "Nhi Ngoc-Yen Nguyen", "Huy-Hieu Pham"),
+)
+IBKD = Paper(
+    "Text Representation Distillation via Information Bottleneck Principle",
+    "2311.05472",
+    ("Yanzhao Zhang", "Dingkun Long", "Zehan Li", "Pengjun Xie"),
+)
+CRD = Paper(
+    "Contrastive Representation Distillation",
+    "1910.10699",
+    ("Yonglong Tian", "Dilip Krishnan", "Phillip Isola"),
+)
+HPD = Paper(
+    "Compressing Sentence Representation for Semantic Retrieval via Homomorphic Projective Distillation",
+    "2203.07687",
+    ("Xuandong Zhao", "Zhiguo Yu", "Ming Wu", "Lei Li"),
+)

@@ -1,0 +1,70 @@
+"""A linear projection of the pooled embedding, trained and published with the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..losses.precision import no_autocast, precise
+from .granularity import Grid
+from .objective import Objective
+from .states import width_of
+
+
+class Projection(nn.Linear):
+    """
+    `S' = W S`, from the last layer's pooled embedding to fewer dims (IBKD,
+    [2311.05472](https://huggingface.co/papers/2311.05472), Eq. 11). The rows of W are initialised orthonormal.
+    Published as a Dense module of sentence-transformers.
+
+    Args:
+        hidden_size (`int`): Width of the model.
+        dim (`int`): Dims of the projected embedding, at most `hidden_size`.
+
+    Raises:
+        ValueError: if `dim` is out of range.
+    """
+
+    def __init__(self, hidden_size: int, dim: int):
+        if not 0 < dim <= hidden_size:
+            raise ValueError(f"dim={dim} of a projection must be within 1..{hidden_size}, the model's width.")
+        super().__init__(hidden_size, dim, bias=False)
+        nn.init.orthogonal_(self.weight)
+
+    def forward(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Map `(..., hidden_size)` to `(..., dim)`, in float32 or wider, because the result is compared by cosine."""
+        with no_autocast(vectors):
+            return nn.functional.linear(precise(vectors), self.weight)
+
+    def validate(self, objective: Objective, config: Any) -> None:
+        """
+        Check that the projection gives everything that the objective reads, and that the published model gives the
+        full width that the projection reads.
+
+        Raises:
+            ValueError: if the objective reads token states, a layer other than the last, or more dims than the
+                projection has; or if the model's config has an `output_dim`.
+        """
+        if width_of(config) != self.in_features:
+            raise ValueError(
+                f"A projection reads the full width: unset output_dim={config.output_dim} in the model's config."
+            )
+        if objective.reads_token_states:
+            raise ValueError(f"{type(objective).__name__} reads token states, which a projection does not have.")
+        self.validate_grid(objective.grid, config)
+
+    def validate_grid(self, grid: Grid, config: Any) -> None:
+        """
+        Check that all granularities are at the last layer and within the dims of the projection.
+
+        Raises:
+            ValueError: if one is not. The message names it.
+        """
+        depth = config.num_hidden_layers
+        outside = [str(g) for g in grid if g.layer != depth or g.dim > self.out_features]
+        if outside:
+            raise ValueError(
+                f"The model projects layer {depth} to {self.out_features} dims; outside of it: {', '.join(outside)}."
+            )

@@ -1,0 +1,263 @@
+"""
+The only module that turns a backbone's outputs into nested states, prefixes and pooled embeddings.
+
+The *state* of a layer is the layer's output; in a pre-norm backbone it also passes through the model's final norm, at
+full width. States are truncated afterwards, so every granularity is a prefix of one tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from modeling_m3bert.conversion_m3bert import position_offset
+
+
+Pooling = Literal["mean", "cls", "lasttoken"]
+POOLINGS = ("mean", "cls", "lasttoken")
+
+
+@dataclass(frozen=True)
+class BackboneSpec:
+    """
+    Facts about a model type that nested states depend on.
+
+    Args:
+        final_norm (`str`, *optional*): Name of the norm module after the last layer; `None` for a post-norm backbone.
+        causal (`bool`, *optional*, defaults to `False`): Whether a token attends only to itself and earlier tokens.
+    """
+
+    final_norm: str | None = None
+    causal: bool = False
+
+
+BACKBONES = {
+    "m3bert": BackboneSpec(final_norm="norm"),  # the identity in a post-norm m3BERT
+    "modernbert": BackboneSpec(final_norm="final_norm"),
+    "eurobert": BackboneSpec(final_norm="norm"),
+    "qwen3": BackboneSpec(final_norm="norm", causal=True),
+    **dict.fromkeys(
+        (
+            "bert",
+            "roberta",
+            "xlm-roberta",
+            "camembert",
+            "data2vec-text",
+            "electra",
+            "distilbert",
+            "mpnet",
+        ),
+        BackboneSpec(),
+    ),
+}
+
+
+def check_pooling(pooling: str) -> None:
+    """
+    Check the name of a pooling.
+
+    Raises:
+        ValueError: if the pooling is unknown.
+    """
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling={pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
+
+
+@dataclass(frozen=True)
+class NestedStates:
+    """
+    The states of one batch of texts at the requested layers.
+
+    Args:
+        layers (`dict[int, torch.Tensor]`): Layer -> state of shape `(batch, tokens, hidden_size)`.
+        attention_mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
+        causal (`bool`, *optional*, defaults to `False`): Whether the backbone is causal.
+    """
+
+    layers: Mapping[int, torch.Tensor]
+    attention_mask: torch.Tensor
+    causal: bool = False
+
+    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+        """
+        One vector per text at full width; shorten it with [`truncate`]. The mean of an empty text is zero, not NaN.
+
+        Args:
+            layer (`int`): One of `layers`.
+            pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` (the first real
+                token) or `"lasttoken"` (the last real token).
+
+        Returns:
+            `torch.Tensor` of shape `(batch, hidden_size)`, in float32 or wider.
+
+        Raises:
+            ValueError: if the pooling is unknown, or is `"cls"` for a causal backbone, whose first token attends to
+                no other token.
+        """
+        check_pooling(pooling)
+        state = self.layers[layer]
+        # A mean over hundreds of tokens loses precision in float16 and bfloat16.
+        state = state.to(torch.promote_types(state.dtype, torch.float32))
+        mask = self.attention_mask
+        if pooling == "mean":
+            total = torch.einsum("btd,bt->bd", state, mask.to(state.dtype))
+            return total / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        if pooling == "cls" and self.causal:
+            raise ValueError(
+                "pooling='cls' reads the first token, which attends to no other token in a causal model: use "
+                "'lasttoken' or 'mean'."
+            )
+        positions = self.first_positions() if pooling == "cls" else self.last_positions()
+        return state[torch.arange(state.shape[0], device=state.device), positions]
+
+    def first_positions(self) -> torch.Tensor:
+        """Position of the first real token of each text, `(batch,)`."""
+        return self.attention_mask.to(torch.int8).argmax(dim=1)
+
+    def last_positions(self) -> torch.Tensor:
+        """Position of the last real token of each text, `(batch,)`."""
+        real = self.attention_mask.to(torch.int8)
+        return real.shape[1] - 1 - real.flip(1).argmax(dim=1)
+
+    def anchor_token_positions(self) -> torch.Tensor:
+        """Position of the token that attends to the whole text, `(batch,)`: the last real token in a causal backbone,
+        the first real token in any other."""
+        return self.last_positions() if self.causal else self.first_positions()
+
+
+@dataclass(frozen=True)
+class PooledStates:
+    """
+    The pooled embeddings of one batch of texts, for when the token states of [`NestedStates`] do not fit in memory.
+
+    Args:
+        layers (`dict[int, torch.Tensor]`): Layer -> pooled embeddings of shape `(batch, hidden_size)`.
+        pooling (`str`): How the embeddings were pooled.
+    """
+
+    layers: Mapping[int, torch.Tensor]
+    pooling: Pooling
+
+    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+        """
+        Same as [`NestedStates.pooled`].
+
+        Raises:
+            ValueError: if `pooling` is not the pooling of the embeddings.
+        """
+        if pooling != self.pooling:
+            raise ValueError(f"These embeddings were pooled with {self.pooling!r}; {pooling!r} needs token states.")
+        return self.layers[layer]
+
+
+@dataclass(frozen=True)
+class ProjectedStates:
+    """
+    States of a model with a projection: the pooled embedding of the last layer is projected.
+
+    Args:
+        states ([`NestedStates`] or [`PooledStates`]): States of the backbone.
+        projection (`nn.Module`): Maps `(batch, hidden_size)` to `(batch, dim)`.
+        depth (`int`): The layer whose pooled embedding is projected. Other layers are not changed.
+    """
+
+    states: TextStates
+    projection: nn.Module
+    depth: int
+
+    @property
+    def layers(self) -> Mapping[int, torch.Tensor]:
+        return self.states.layers
+
+    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+        """Same as [`NestedStates.pooled`], with the projection applied at the last layer."""
+        vectors = self.states.pooled(layer, pooling)
+        return self.projection(vectors) if layer == self.depth else vectors
+
+
+TextStates = NestedStates | PooledStates | ProjectedStates
+
+
+def truncate(vectors: torch.Tensor, dim: int, normalize: bool = False) -> torch.Tensor:
+    """
+    The first `dim` entries of `vectors` `(..., hidden_size)`, L2-normalised on request. Normalisation comes after
+    truncation, so that dot products of normalised prefixes are their cosines.
+    """
+    sliced = vectors[..., :dim]
+    return nn.functional.normalize(sliced, dim=-1) if normalize else sliced
+
+
+def unwrap_encoder(model: Any) -> PreTrainedModel:
+    """The encoder of a model, without its head and without the peft wrapper. Adapters inside it stay active."""
+    if not isinstance(model, PreTrainedModel):
+        model = model.get_base_model()
+    return model.base_model
+
+
+def backbone_spec(config: Any) -> BackboneSpec:
+    """
+    The [`BackboneSpec`] of a config's model type.
+
+    Raises:
+        ValueError: if the model type is unknown. A wrong guess of its final norm would change all states.
+    """
+    if config.model_type not in BACKBONES:
+        raise ValueError(f"model_type={config.model_type!r} is not supported; legal values: {', '.join(BACKBONES)}.")
+    return BACKBONES[config.model_type]
+
+
+def width_of(config: Any) -> int:
+    """Dims of the states that a model of this config returns by default."""
+    return config.resolve_granularity()[1] if config.model_type == "m3bert" else config.hidden_size
+
+
+def max_positions(config: Any) -> int:
+    """The longest text, in tokens, that a backbone of this config reads."""
+    return config.max_position_embeddings - position_offset(config)
+
+
+def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
+    """
+    Run a backbone once and return its states at several layers.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
+        inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer: `input_ids`, `attention_mask`, ...
+        layers (`Iterable[int]`): Layers to read, in 0..depth. 0 is the embedding layer; its state is its output,
+            without the final norm.
+
+    Returns:
+        [`NestedStates`]
+
+    Raises:
+        ValueError: if a layer is outside the model, or the model type is not supported.
+    """
+    encoder, layers = unwrap_encoder(model), sorted(set(layers))
+    spec, depth = backbone_spec(encoder.config), encoder.config.num_hidden_layers
+    if not layers or layers[0] < 0 or layers[-1] > depth:
+        raise ValueError(f"layers={layers} must be within 0..{depth}; 0 is the embedding layer.")
+
+    early_exit = {}
+    if encoder.config.model_type == "m3bert":
+        if layers[-1] in encoder.config.legal_layers:
+            depth = early_exit["output_layer"] = layers[-1]
+        early_exit["output_dim"] = encoder.config.hidden_size
+    outputs = encoder(**inputs, **early_exit, output_hidden_states=layers, return_dict=True)
+
+    norm = encoder.get_submodule(spec.final_norm) if spec.final_norm is not None else nn.Identity()
+    # transformers applies the final norm to the last hidden state only.
+    states = {layer: outputs.hidden_states[layer] for layer in layers if layer < depth}
+    states = {layer: norm(state) if layer else state for layer, state in states.items()}
+    if layers[-1] == depth:
+        states[depth] = outputs.last_hidden_state
+    mask = inputs.get("attention_mask")
+    if mask is None:
+        mask = torch.ones(
+            outputs.last_hidden_state.shape[:2], dtype=torch.long, device=outputs.last_hidden_state.device
+        )
+    return NestedStates(states, mask, spec.causal)

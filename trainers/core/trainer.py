@@ -1,0 +1,349 @@
+"""The trainer of all objectives: a `transformers.Trainer` whose model is a backbone with an objective."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers.trainer_utils import EvalLoopOutput
+
+from .arguments import NestedTrainingArguments
+from .dataset_checks import require_columns, require_one_batch
+from .distributed import world_size
+from .granularity import Grid
+from .model import NestedModel
+from .objective import Objective, Term
+from .optimization import set_apart, warm_up_apart
+from .projection import Projection
+from .states import unwrap_encoder
+
+
+OBJECTIVE_FILE = "objective.safetensors"
+TRAINING_ARGS_FILE = "training_args.json"
+
+
+class NestedTrainer(Trainer):
+    """
+    Trains a backbone with an [`Objective`]. Differences from [`~transformers.Trainer`]:
+
+    - The model is wrapped together with its objective ([`NestedModel`]).
+    - Each term of the loss is logged and evaluated in addition to the loss.
+    - A loss that is not finite stops the run before the update.
+    - A checkpoint has the backbone in the format of `from_pretrained`, and the objective's own parameters in a
+      separate file, which [`~NestedTrainer.save_model`] does not write.
+    - Only the optimizer's state is pickled, which is needed to resume.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or peft model): The backbone. [`~NestedTrainer.train`] writes the
+            trained grid into its config.
+        objective ([`Objective`]): The objective to minimise.
+        args ([`NestedTrainingArguments`]): Training arguments.
+        data_collator (`Callable`): Makes the inputs of [`NestedModel`] from rows of a dataset.
+        train_dataset ([`~datasets.Dataset`], *optional*): Training data.
+        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer, saved with the model.
+        callbacks (`list[TrainerCallback]`, *optional*): Additional callbacks.
+        optimizers (`tuple`, *optional*): Optimizer and scheduler that replace the default ones.
+        columns (`tuple[str, ...]`, *optional*): Columns that the collator reads; every dataset must have them.
+        mini_batch_size (`int`, *optional*): See [`NestedModel`].
+        projection ([`Projection`], *optional*): See [`NestedModel`]. Saved with the backbone, as a module of
+            sentence-transformers.
+
+    Raises:
+        ValueError: if a dataset is empty or lacks a column; if the training set is smaller than one batch and smaller
+            batches are dropped; if the grid is outside the model, or lacks the full size that the objective needs; if
+            the objective reads more than the projection has.
+    """
+
+    # Columns that the collator reads if a dataset has them.
+    _optional_columns: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        model: PreTrainedModel | nn.Module,
+        objective: Objective,
+        args: NestedTrainingArguments,
+        data_collator: Callable[[list[Any]], Mapping[str, Any]],
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        columns: tuple[str, ...] = (),
+        mini_batch_size: int | None = None,
+        projection: Projection | None = None,
+    ):
+        config = unwrap_encoder(model).config
+        objective.validate(config)
+        if projection is not None:
+            projection.validate(objective, config)
+        eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+        for dataset in (train_dataset, *eval_sets):
+            if dataset is not None:
+                require_columns(dataset, columns)
+        require_one_batch(train_dataset, args)
+        if projection is None:
+            declare_grid(copy.deepcopy(config), objective.grid)  # raise a ValueError before training, not after it
+        self.columns = columns
+        self.train_terms, self.eval_terms = TermMeter(), TermMeter()
+        self._finite: dict[Term | None, torch.Tensor] = {}
+        self._is_checkpoint = False
+        super().__init__(
+            model=NestedModel(model, objective, mini_batch_size, projection),
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            callbacks=callbacks,
+            optimizers=optimizers,
+        )
+
+    @property
+    def nested(self) -> NestedModel:
+        """Backbone and objective, without the wrappers of distributed training and compilation."""
+        return self.accelerator.unwrap_model(self.model, keep_torch_compile=False)
+
+    @property
+    def backbone(self) -> Any:
+        """The trained model, without its objective."""
+        return self.nested.backbone
+
+    @property
+    def projection(self) -> Projection | None:
+        """The projection that is trained with the model, if there is one."""
+        return self.nested.projection
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        self.declare_grid()
+        return super().train(*args, **kwargs)
+
+    def declare_grid(self) -> None:
+        """Write the trained grid into the backbone's config. Does nothing for a model with a projection, whose grid
+        has dims of the projection, not of the encoder's states."""
+        if self.projection is None:
+            declare_grid(unwrap_encoder(self.backbone).config, self.nested.objective.grid)
+
+    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
+        # Weight decay would pull a learned temperature towards 1, which does not regularise it.
+        scalars = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
+        return [name for name in super().get_decay_parameter_names(model) if name not in scalars]
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        fresh = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        if fresh and self.args.has_projector_schedule:
+            nested = self.nested
+            own = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
+            lr = self.args.projector_learning_rate
+            set_apart(optimizer, own, lr if lr is not None else self.args.learning_rate)
+        return optimizer
+
+    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
+        fresh = self.lr_scheduler is None
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        if fresh and self.args.projector_warmup_steps is not None:
+            warmup_steps = self.args.projector_warmup_steps_of(num_training_steps)
+            warm_up_apart(scheduler, self.args, warmup_steps, num_training_steps)
+        return scheduler
+
+    def _set_signature_columns_if_needed(self) -> None:
+        self._signature_columns = [*self.columns, *self._optional_columns]
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        terms = {term: value.detach().float() for term, value in outputs["terms"].items()}
+        if model.training:
+            self._watch(loss, terms)
+        if not model.training:
+            self.eval_terms.add(terms)
+        elif num_items_in_batch is not None and self.model_accepts_loss_kwargs:
+            # Each value is a share of one mean over the whole step: sum over its batches and over devices.
+            self.train_terms.add(terms, scale=world_size(), step=self.state.global_step)
+        else:
+            self.train_terms.add(
+                terms, scale=1 / self.current_gradient_accumulation_steps, step=self.state.global_step
+            )
+        return (loss, outputs) if return_outputs else loss
+
+    def _watch(self, loss: torch.Tensor, terms: Mapping[Term, torch.Tensor]) -> None:
+        """Raise a ValueError before an update with a loss that is not finite. Synchronises with the device once per
+        update, not once per accumulated batch."""
+        for term, value in [*terms.items(), (None, loss.detach())]:
+            is_finite = torch.isfinite(value)
+            self._finite[term] = self._finite[term] & is_finite if term in self._finite else is_finite
+        if not self.accelerator.sync_gradients:
+            return
+        finite, self._finite = self._finite, {}
+        if not torch.stack(list(finite.values())).all():
+            broken = [str(term) for term, was_finite in finite.items() if term is not None and not was_finite]
+            raise ValueError(
+                f"The loss is not finite at step {self.state.global_step + 1} (terms: {', '.join(broken) or 'loss'}). "
+                f"Training stops before the update; checkpoints in {self.args.output_dir} are not changed."
+            )
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs:
+            logs = {**logs, **self.train_terms.pop(self.accelerator)}
+        super().log(logs, start_time)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor, None, None]:
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs)
+        return loss.detach(), None, None
+
+    def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
+        self.eval_terms = TermMeter()
+        output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **kwargs)
+        means = self.eval_terms.pop(self.accelerator)
+        broken = [name for name, value in means.items() if not math.isfinite(value)]
+        if broken:
+            raise ValueError(f"The evaluation loss is not finite (terms: {', '.join(broken)}).")
+        output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in means.items()})
+        return output
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        self._is_checkpoint = _internal_call
+        super().save_model(output_dir, _internal_call)
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        if not self.args.should_save:
+            return
+        output_dir = output_dir if output_dir is not None else self.args.output_dir
+        os.makedirs(output_dir, exist_ok=True)
+        self.declare_grid()
+        if state_dict is None:
+            state_dict = self.nested.state_dict()
+        self.backbone.save_pretrained(output_dir, state_dict=part_of(state_dict, "backbone."))
+        self.save_modules(output_dir)
+        auxiliary = part_of(state_dict, "objective.")
+        if self._is_checkpoint and auxiliary:
+            save_file(
+                {name: tensor.contiguous() for name, tensor in auxiliary.items()},
+                os.path.join(output_dir, OBJECTIVE_FILE),
+            )
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(output_dir)
+        with open(os.path.join(output_dir, TRAINING_ARGS_FILE), "w", encoding="utf-8") as file:
+            file.write(self.args.to_json_string())
+
+    def save_modules(self, output_dir: str) -> None:
+        """Hook that writes further files next to the backbone: the training record and the modules of
+        sentence-transformers, in trainers that publish models. Writes nothing here."""
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        backbone = self.backbone
+        if isinstance(backbone, PreTrainedModel):
+            load_weights(backbone, resume_from_checkpoint)
+        else:
+            super()._load_from_checkpoint(resume_from_checkpoint, backbone)
+        if objective_state := self.model.objective.state_dict():
+            file = os.path.join(resume_from_checkpoint, OBJECTIVE_FILE)
+            if not os.path.isfile(file):
+                raise ValueError(
+                    f"{resume_from_checkpoint} has no parameters of {type(self.model.objective).__name__}: it lacks "
+                    f"{OBJECTIVE_FILE} with {', '.join(objective_state)}."
+                )
+            self.model.objective.load_state_dict(load_file(file))
+
+    def _load_best_model(self) -> None:
+        if self.is_fsdp_enabled or self.is_deepspeed_enabled:
+            super()._load_best_model()
+        else:
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+class TermMeter:
+    """Running means of terms. The sums stay on the device until [`pop`] reads them."""
+
+    def __init__(self) -> None:
+        self.sums: dict[Term, torch.Tensor] = {}
+        self.count = 0
+        self.last_step: int | None = None
+
+    def add(self, terms: Mapping[Term, torch.Tensor], scale: float = 1.0, step: int | None = None) -> None:
+        """Add terms. All calls with the same `step` (its accumulated batches) count as one."""
+        for term, value in terms.items():
+            self.sums[term] = self.sums.get(term, 0.0) + value * scale
+        if step is None or step != self.last_step:
+            self.count += 1
+        self.last_step = step
+
+    def pop(self, accelerator: Any) -> dict[str, float]:
+        """Return name of each term -> mean over steps and processes, and reset the sums."""
+        reduced = accelerator.reduce(self.sums, reduction="mean") if self.sums else {}
+        means = {str(term): (value / self.count).item() for term, value in reduced.items()}
+        self.sums, self.count, self.last_step = {}, 0, None
+        return means
+
+
+def declare_grid(config: Any, grid: Grid) -> None:
+    """
+    Write the trained grid into a model's config, under the names that m3BERT and serving engines read.
+
+    Raises:
+        ValueError: if the config's default granularity is not in the grid.
+    """
+    config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims
+    if config.model_type == "m3bert":
+        config.resolve_granularity()
+    else:  # m3BERT derives these two
+        config.is_matryoshka, config.matryoshka_dimensions = True, grid.dims
+
+
+def part_of(state_dict: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The entries whose names start with `prefix`, without the prefix."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
+
+
+def load_weights(model: PreTrainedModel, folder: str) -> None:
+    """
+    Load the weights in `folder` into `model`, one tensor at a time, without building a second model.
+
+    Raises:
+        ValueError: if a file cannot be read, a tensor is missing, or a tensor has the wrong shape.
+    """
+    targets = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    targets = {name: tensor for name, tensor in targets.items() if name in model.state_dict()}
+    found: set[int] = set()  # addresses of the loaded tensors: a file has only one of several tied weights
+    for file in sorted(Path(folder).glob("model*.safetensors")):
+        try:
+            with safe_open(file, "pt") as tensors, torch.no_grad():
+                for name in targets.keys() & set(tensors.keys()):
+                    if list(targets[name].shape) == tensors.get_slice(name).get_shape():
+                        targets[name].copy_(tensors.get_tensor(name))
+                        found.add(targets[name].data_ptr())
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read; it may be truncated: {error}.") from error
+    wrong = sorted(name for name, tensor in targets.items() if tensor.data_ptr() not in found)
+    if wrong:
+        raise ValueError(
+            f"The checkpoint {folder} lacks {len(wrong)} tensors of the model, or has them in another shape: "
+            f"{', '.join(wrong[:3])}, ..."
+        )

@@ -1,0 +1,111 @@
+"""Collators: turn rows of a dataset into batches for [`NestedModel`]."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from .teacher import TeacherEmbeddings
+
+
+def fields_of(column: str) -> list[str]:
+    """The dataset columns of a text column: `"title+text"` joins the fields `title` and `text`."""
+    return column.split("+")
+
+
+def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:
+    """
+    Default separator of joined fields: the tokenizer's separator token (m3BERT,
+    [2605.19568](https://huggingface.co/papers/2605.19568), appendix B, stage 3).
+
+    Raises:
+        ValueError: if a column joins fields and the tokenizer has no separator token.
+    """
+    joined = [column for column in columns if len(fields_of(column)) > 1]
+    if joined and tokenizer.sep_token is None:
+        raise ValueError(f"{joined[0]!r} needs a separator, and the tokenizer has none: pass one.")
+    return tokenizer.sep_token or ""
+
+
+def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:
+    """
+    The text of a row in a text column, with its fields joined. Fields that are empty or `None` are left out.
+
+    Raises:
+        ValueError: if the row lacks a field, or the field is not text.
+    """
+    fields = fields_of(column)
+    for field in fields:
+        value = row.get(field)
+        if not (isinstance(value, str) or (value is None and field in row and len(fields) > 1)):
+            raise ValueError(f"Column {field!r} of a row is not text: {value!r}; the row has {', '.join(row)}.")
+    return f" {separator} ".join(row[field] for field in fields if row[field])
+
+
+class TextColumnsCollator:
+    """
+    Tokenises text columns. Each column becomes a batch of token ids under its own name, with `text_ids`: one number
+    per text, which is the same for equal token ids on every rank and in every run.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the backbone.
+        columns (`Sequence[str]`): Text columns, in the order that the objective expects. `"title+text"` joins two
+            fields with the separator; fields that are empty or `None` are left out.
+        max_length (`int`): Maximum length of a text in tokens; longer texts are truncated.
+        separator (`str`, *optional*): Text between joined fields. Default: the tokenizer's separator token.
+        views (`int`, *optional*, defaults to 1): Number of copies of each column, with separate names. Two copies give
+            two dropout views of each text.
+        teacher ([`TeacherEmbeddings`], *optional*): Embeddings of a teacher, which are added to each column as
+            `teacher`.
+
+    Raises:
+        ValueError: if a column joins fields and there is no separator; on a call, if a row lacks a field or the field
+            is not text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        columns: Sequence[str],
+        max_length: int,
+        separator: str | None = None,
+        views: int = 1,
+        teacher: TeacherEmbeddings | None = None,
+    ):
+        self.tokenizer = tokenizer
+        self.columns = tuple(columns)
+        self.max_length = max_length
+        self.separator = separator_for(self.columns, tokenizer) if separator is None else separator
+        self.views, self.teacher = views, teacher
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, BatchEncoding]:
+        batch = {}
+        for column in self.columns:
+            texts = [joined_text(row, column, self.separator) for row in rows]
+            encoded = self.tokenizer(
+                texts,
+                padding=True,
+                truncation=True,
+                max_length=self.max_length,
+                return_token_type_ids=False,
+                return_tensors="pt",
+            )
+            encoded["text_ids"] = _text_ids(encoded["input_ids"], encoded["attention_mask"])
+            if self.teacher is not None:
+                encoded["teacher"] = self.teacher.of(texts)
+            for view in range(self.views):
+                batch[column if view == 0 else f"{column} (view {view + 1})"] = encoded
+        return batch
+
+
+def _text_ids(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """A 63-bit hash of the real tokens of each text."""
+    digests = [
+        blake2b(ids[mask.bool()].numpy().tobytes(), digest_size=8).digest()
+        for ids, mask in zip(input_ids, attention_mask, strict=True)
+    ]
+    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.long)

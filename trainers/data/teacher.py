@@ -1,0 +1,309 @@
+"""A frozen teacher: it embeds a corpus once, into a cache on disk that training reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers.utils.hub import cached_file, extract_commit_hash
+
+from ..core.distributed import rank, wait_for_all_ranks
+from .embedding_store import EmbeddingStore, fingerprint_of
+
+
+if TYPE_CHECKING:
+    from sentence_transformers import SentenceTransformer
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+ROWS_OF_A_BATCH = 1024  # texts that an interrupted run loses at most
+ROWS_OF_A_FIT = 40_000  # as in the released code of IBKD
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """
+    An embedding model with the settings for embedding texts. It is loaded through sentence-transformers, and only if
+    there are texts to embed.
+
+    Args:
+        name_or_path (`str`): Hub id or folder of a model of sentence-transformers, or of any encoder.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+        pooling (`str`, *optional*): Pooling of the token states, by its name in sentence-transformers: `"mean"`,
+            `"cls"`, `"lasttoken"`, ... Default: the pooling that the model was published with, or the mean if it was
+            published without one.
+        prompt (`str`, *optional*, defaults to `""`): Prompt before every text, in place of one that the model was
+            published with.
+        max_length (`int`, *optional*): Maximum length of a text in tokens. Default: the limit of the model.
+        dtype (`str`, *optional*, defaults to `"float32"`): Type of the stored embeddings: `"float32"` or `"float16"`.
+        trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run code from the model's repository.
+        batch_size (`int`, *optional*, defaults to 64): Number of texts to embed at a time.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    name_or_path: str
+    revision: str | None = None
+    pooling: str | None = None
+    prompt: str = ""
+    max_length: int | None = None
+    dtype: str = "float32"
+    trust_remote_code: bool = False
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} of a teacher is unknown; legal values: {', '.join(DTYPES)}.")
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size={self.batch_size} of a teacher must be 1 or more.")
+
+    @cached_property
+    def commit(self) -> str:
+        """
+        Identifies the weights without loading them: the commit of a model on the Hub, or a digest of the files in a
+        folder.
+
+        Raises:
+            OSError: if the model is not found.
+        """
+        folder = Path(self.name_or_path)
+        if not folder.is_dir():
+            try:
+                file = cached_file(self.name_or_path, "config.json", revision=self.revision)
+            except OSError as error:
+                raise OSError(
+                    f"The teacher {self.name_or_path!r} is not a folder, and was not found on the Hub."
+                ) from error
+            commit = extract_commit_hash(file, None)
+            if commit is None:
+                raise OSError(f"The commit of the teacher {self.name_or_path!r} is unknown.")
+            return commit
+        digest = blake2b(digest_size=16)
+        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+            name = file.relative_to(folder)
+            if any(part.startswith((".", "checkpoint-")) for part in name.parts):
+                continue  # files of a training run, not of the model
+            digest.update(str(name).encode())
+            with file.open("rb") as opened:
+                while part := opened.read(2**24):
+                    digest.update(part)
+        return digest.hexdigest()
+
+    def load(self) -> SentenceTransformer:
+        """
+        Load the model.
+
+        Raises:
+            ValueError: if sentence-transformers is not installed, or `max_length` is above the limit of the model.
+        """
+        library = require_sentence_transformers("A teacher")
+        # The commit that the cache is made for: the branch may have moved since then.
+        revision = None if Path(self.name_or_path).is_dir() else self.commit
+        options: dict[str, Any] = {"revision": revision, "trust_remote_code": self.trust_remote_code}
+        safe = {"use_safetensors": True}  # never load pickles
+        if self.pooling is None:
+            model = library.SentenceTransformer(self.name_or_path, model_kwargs=safe, **options)
+        else:
+            encoder = library.sentence_transformer.modules.Transformer(
+                self.name_or_path, model_kwargs=options | safe, processor_kwargs=options, config_kwargs=options
+            )
+            pooling = library.sentence_transformer.modules.Pooling(
+                encoder.get_embedding_dimension(), pooling_mode=self.pooling
+            )
+            model = library.SentenceTransformer(modules=[encoder, pooling])
+        if self.max_length is not None:
+            limit = model.max_seq_length
+            if limit is not None and not 0 < self.max_length <= limit:
+                raise ValueError(f"max_length={self.max_length} of the teacher must be within 1..{limit}.")
+            model.max_seq_length = self.max_length
+        return model
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that the embedding of a text depends on."""
+        settings = {name: getattr(self, name) for name in ("pooling", "prompt", "max_length", "dtype")}
+        return {"teacher": Path(self.name_or_path).name, "commit": self.commit, **settings}
+
+    def embed(self, texts: Iterable[str], cache_dir: str | Path, description: str | None = None) -> TeacherEmbeddings:
+        """
+        Embed texts, or read their embeddings from the cache. All processes share the work. A cache belongs to one
+        teacher (commit, pooling, prompt, maximum length, dtype) and one set of texts; changing any of these creates a
+        new cache. An interrupted run continues, and damaged parts are computed again.
+
+        Args:
+            texts (`Iterable[str]`): Texts in any order. Each different text is embedded once.
+            cache_dir (`Path`): Folder of all caches.
+            description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
+
+        Returns:
+            [`TeacherEmbeddings`]
+
+        Raises:
+            ValueError: if there are no texts, or an embedding is not finite. The message names a text.
+            OSError: if the disk is too small. Other caches are not changed.
+        """
+        # Longest texts first, so that batches have little padding; ties by text, so that every run has the same order.
+        texts = sorted(set(texts), key=lambda text: (-len(text), text))
+        if not texts:
+            raise ValueError("There is no text to embed.")
+        identity = self.identity() | {"texts": len(texts), "text_fingerprint": fingerprint_of(texts)}
+        key = blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
+        folder = Path(cache_dir) / f"{Path(self.name_or_path).name}-{key}"
+        manifest, model = folder / "manifest.json", None
+        if manifest.is_file():
+            width = json.loads(manifest.read_text(encoding="utf-8")).get("width")
+        else:
+            model = self.load()
+            width = model.encode(texts[-1:], show_progress_bar=False).shape[1]
+        batches = [
+            range(start, min(start + ROWS_OF_A_BATCH, len(texts))) for start in range(0, len(texts), ROWS_OF_A_BATCH)
+        ]
+        store = EmbeddingStore(folder, identity | {"width": width}, {"embeddings": width}, batches, DTYPES[self.dtype])
+        missing = store.missing()
+        if missing and model is None:
+            model = self.load()
+        bar = tqdm(
+            total=sum(len(batches[batch]) for batch in missing),
+            desc=description,
+            unit=" texts",
+            disable=description is None or rank() > 0,
+            leave=False,
+        )
+        with bar:
+            for batch in missing:
+                rows = texts[batches[batch].start : batches[batch].stop]
+                store.write(batch, {"embeddings": self._encode(model, rows)})
+                bar.update(len(rows))
+        wait_for_all_ranks()
+        return TeacherEmbeddings(texts, store.read()["embeddings"])
+
+    def _encode(self, model: Any, texts: list[str]) -> torch.Tensor:
+        """Embeddings `(texts, width)` in the dtype of the cache. Raises a ValueError if one is not finite."""
+        vectors = model.encode(
+            texts,
+            prompt=self.prompt or None,
+            batch_size=self.batch_size,
+            show_progress_bar=False,
+            convert_to_tensor=True,
+        )
+        vectors = vectors.to("cpu", DTYPES[self.dtype])
+        wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
+        if len(wrong):
+            raise ValueError(
+                f"The embeddings of {len(wrong)} of {len(texts)} texts by {self.name_or_path} are not finite as "
+                f"{self.dtype}, for example of {texts[int(wrong[0])][:80]!r}."
+            )
+        return vectors
+
+
+class TeacherEmbeddings:
+    """
+    A teacher's embeddings, looked up by text, so that teacher and student need not share a tokenizer. Worker processes
+    of a data loader share the memory-mapped file.
+
+    Args:
+        texts (`Sequence[str]`): Texts without duplicates.
+        vectors (`np.memmap` of shape `(texts, width)`): Embeddings of the texts.
+
+    Raises:
+        ValueError: if two texts are equal.
+    """
+
+    def __init__(self, texts: Sequence[str], vectors: np.memmap) -> None:
+        self._file = str(vectors.filename)
+        keys = np.fromiter(map(_key_of, texts), np.uint64, len(texts))
+        self._rows = keys.argsort()
+        self._keys = keys[self._rows]
+        if (self._keys[1:] == self._keys[:-1]).any():
+            raise ValueError("The texts of a teacher's cache must be different; two are equal.")
+
+    @cached_property
+    def vectors(self) -> np.ndarray:
+        """All embeddings `(texts, width)`, memory-mapped."""
+        return np.load(self._file, mmap_mode="r")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "vectors"}
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def width(self) -> int:
+        """Number of dims of an embedding."""
+        return self.vectors.shape[1]
+
+    def of(self, texts: Sequence[str]) -> torch.Tensor:
+        """
+        The embeddings of some texts.
+
+        Args:
+            texts (`Sequence[str]`): Texts, all of which must be in the cache.
+
+        Returns:
+            `torch.Tensor` of shape `(len(texts), width)`, float32.
+
+        Raises:
+            ValueError: if a text is not in the cache.
+        """
+        keys = np.fromiter(map(_key_of, texts), np.uint64, len(texts))
+        places = np.minimum(self._keys.searchsorted(keys), len(self._keys) - 1)
+        absent = (self._keys[places] != keys).nonzero()[0]
+        if len(absent):
+            raise ValueError(f"The teacher has no embedding of {texts[absent[0]][:80]!r}: embed all texts first.")
+        return torch.from_numpy(self.vectors[self._rows[places]].astype(np.float32))
+
+    def principal_components(self, dim: int) -> torch.Tensor:
+        """
+        The first principal components of the embeddings, to which HPD compresses its teacher
+        ([2203.07687](https://huggingface.co/papers/2203.07687)). From 80,000 embeddings on, they are computed from an
+        evenly spaced sample of at least 40,000.
+
+        Args:
+            dim (`int`): Number of components, at most the width.
+
+        Returns:
+            `torch.Tensor` of shape `(dim, width)`: orthonormal rows, by descending variance.
+
+        Raises:
+            ValueError: if `dim` is out of range.
+        """
+        if not 0 < dim <= self.width:
+            raise ValueError(f"dim={dim} must be within 1..{self.width}, the width of the teacher's embeddings.")
+        step = max(1, len(self) // ROWS_OF_A_FIT)
+        covariance = torch.cov(torch.from_numpy(self.vectors[::step].astype(np.float64)).T)
+        return torch.linalg.eigh(covariance)[1].flip(1)[:, :dim].T.float()
+
+
+def require_sentence_transformers(what: str) -> Any:
+    """
+    Import sentence-transformers, an optional dependency.
+
+    Args:
+        what (`str`): What needs it, as the subject of the error message: `"A teacher"`.
+
+    Returns:
+        `module`: sentence_transformers.
+
+    Raises:
+        ValueError: if it is not installed. The message says how to install it.
+    """
+    try:
+        import sentence_transformers
+        import sentence_transformers.sentence_transformer.modules  # not imported by the package itself
+    except ImportError as error:
+        raise ValueError(
+            f"{what} needs sentence-transformers: pip install 'm3bert[sentence-transformers]'."
+        ) from error
+    return sentence_transformers
+
+
+def _key_of(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,0 +1,235 @@
+"""
+Evaluators of the papers: the texts of a task, and how embeddings at one granularity become scores.
+
+An evaluator has the texts and gold labels of one task. `score` takes embeddings at one granularity. `score_layer`
+takes embeddings of one layer and scores all its prefixes, which some evaluators can do faster together.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from ..core.extras import require_extra
+from ..core.states import truncate
+from .classification import classification_scores, fit_classifier, require_classes
+from .encoding import Role
+from .geometry import alignment, geometry_scores, uniformity
+from .pairs import bitext_accuracy, pair_classification_scores, pair_cosines, require_both_labels, similarity_spearman
+from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank
+
+
+Vectors = Mapping[str, torch.Tensor]
+Scores = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluator(ABC):
+    """
+    Texts and gold labels of one task.
+
+    Args:
+        texts (`dict[str, Sequence[str]]`): Name -> texts. Texts named `documents` have the role `"document"`, all
+            others the role `"query"`.
+    """
+
+    task_type: ClassVar[str]
+    main_metric: ClassVar[str]
+
+    texts: Mapping[str, Sequence[str]]
+
+    @staticmethod
+    def role(name: str) -> Role:
+        """Role of the texts of this name, for encoders with prompts."""
+        return "document" if name == "documents" else "query"
+
+    @abstractmethod
+    def score(self, vectors: Vectors) -> Scores:
+        """
+        Metrics at one granularity.
+
+        Args:
+            vectors (`dict[str, torch.Tensor]`): Name -> embeddings `(texts, dim)`, not normalised.
+
+        Returns:
+            `dict[str, float]`: metric -> value.
+        """
+
+    def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
+        """Dim -> metrics, from embeddings of one layer at the widest of the dims."""
+        return {dim: self.score({name: truncate(side, dim) for name, side in vectors.items()}) for dim in dims}
+
+    def score_two_stages(self, vectors: Vectors, dims: Sequence[int]) -> list[dict[str, Any]]:
+        """
+        Measure two-stage searches of a retrieval task: search with a short prefix, then re-rank with a longer one, for
+        every pair of dims and every length in [`SHORTLISTS`] up to the size of the collection.
+
+        Args:
+            vectors (`dict[str, torch.Tensor]`): Embeddings of one layer at the widest of the dims.
+            dims (`Sequence[int]`): Dims of the prefixes, ascending.
+
+        Returns:
+            `list[dict[str, Any]]`: per search, the fields of a [`TwoStageSearch`] except task and layer. Empty for
+            other task types.
+        """
+        return []
+
+    def variances(self, vectors: Vectors) -> list[float]:
+        """Variance of each dim over the texts, for geometry; empty for other task types."""
+        return []
+
+
+@dataclass(frozen=True)
+class STS(Evaluator):
+    """Semantic textual similarity of `sentence1` and `sentence2`: Spearman correlation of cosines and `scores`."""
+
+    task_type: ClassVar[str] = "sts"
+    main_metric: ClassVar[str] = "spearman"
+
+    scores: Sequence[float]
+
+    def __post_init__(self) -> None:
+        if len(set(self.scores)) < 2:
+            raise ValueError(f"a correlation needs different scores; found only {sorted(set(self.scores))}.")
+
+    def score(self, vectors: Vectors) -> Scores:
+        cosines = pair_cosines(vectors["sentence1"], vectors["sentence2"])
+        return {"spearman": similarity_spearman(cosines, self.scores)}
+
+
+@dataclass(frozen=True)
+class PairClassification(Evaluator):
+    """Classification of pairs `sentence1`, `sentence2` by a threshold on their cosine. `labels` are 1 for positive and
+    0 for negative pairs."""
+
+    task_type: ClassVar[str] = "pair_classification"
+    main_metric: ClassVar[str] = "accuracy"
+
+    labels: Sequence[int]
+
+    def __post_init__(self) -> None:
+        require_both_labels(self.labels)
+
+    def score(self, vectors: Vectors) -> Scores:
+        return pair_classification_scores(pair_cosines(vectors["sentence1"], vectors["sentence2"]), self.labels)
+
+
+@dataclass(frozen=True)
+class Classification(Evaluator):
+    """Logistic regression on frozen embeddings, fitted on the texts `train` and tested on the texts `test`."""
+
+    task_type: ClassVar[str] = "classification"
+    main_metric: ClassVar[str] = "macro_f1"
+
+    train_labels: Sequence[int]
+    test_labels: Sequence[int]
+
+    def __post_init__(self) -> None:
+        require_classes(self.train_labels)
+
+    def score(self, vectors: Vectors) -> Scores:
+        classifier = fit_classifier(vectors["train"], self.train_labels)
+        return classification_scores(classifier.predict(vectors["test"].numpy()), self.test_labels)
+
+    def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
+        # A fit is many small products, which are two to six times slower with two threads: run one fit per core.
+        threadpoolctl = require_extra("threadpoolctl", "evaluation", "Classification")
+        with threadpoolctl.threadpool_limits(1), ThreadPoolExecutor(os.cpu_count()) as pool:
+            fits = {
+                dim: pool.submit(self.score, {name: truncate(side, dim) for name, side in vectors.items()})
+                for dim in sorted(dims, reverse=True)
+            }
+            return {dim: fits[dim].result() for dim in dims}
+
+
+@dataclass(frozen=True)
+class BitextMining(Evaluator):
+    """Find the translation of each sentence of `sentence1` among `sentence2`, and the reverse."""
+
+    task_type: ClassVar[str] = "bitext"
+    main_metric: ClassVar[str] = "accuracy"
+
+    def score(self, vectors: Vectors) -> Scores:
+        return bitext_accuracy(vectors["sentence1"], vectors["sentence2"])
+
+
+@dataclass(frozen=True)
+class Retrieval(Evaluator):
+    """Exact search of `documents` by `queries`. `relevant` maps, per query, the row of each relevant document to its
+    grade."""
+
+    task_type: ClassVar[str] = "retrieval"
+    main_metric: ClassVar[str] = "ndcg@10"
+
+    relevant: Sequence[Mapping[int, float]]
+
+    def __post_init__(self) -> None:
+        if not self.relevant or not all(self.relevant):
+            raise ValueError("retrieval needs queries, each with at least one relevant document.")
+
+    def score(self, vectors: Vectors) -> Scores:
+        return ranking_scores(exact_search(vectors["queries"], vectors["documents"], 100), self.relevant)
+
+    def score_two_stages(self, vectors: Vectors, dims: Sequence[int]) -> list[dict[str, Any]]:
+        queries, documents = vectors["queries"], vectors["documents"]
+        sizes = [size for size in SHORTLISTS if size <= len(documents)]
+        if not sizes:
+            return []
+        plans = []
+        for position, first in enumerate(dims[:-1]):
+            shortlist = exact_search(truncate(queries, first), truncate(documents, first), sizes[-1])
+            for second in dims[position + 1 :]:
+                for size, ranked in rerank(
+                    truncate(queries, second), truncate(documents, second), shortlist, sizes
+                ).items():
+                    plans.append(
+                        {
+                            "documents": len(documents),
+                            "first_dim": first,
+                            "second_dim": second,
+                            "shortlist": size,
+                            "products_share": products_share(len(documents), (first, second), size),
+                            "metric": self.main_metric,
+                            "value": ranking_scores(ranked, self.relevant)[self.main_metric],
+                        }
+                    )
+        return plans
+
+
+@dataclass(frozen=True)
+class Geometry(Evaluator):
+    """Geometry of the embeddings of `sentence1` and `sentence2`. `positives` are the rows of positive pairs."""
+
+    task_type: ClassVar[str] = "geometry"
+    main_metric: ClassVar[str] = "uniformity"
+
+    positives: Sequence[int]
+
+    def __post_init__(self) -> None:
+        if not self.positives:
+            raise ValueError("alignment needs at least one positive pair.")
+
+    def score(self, vectors: Vectors) -> Scores:
+        rows = list(self.positives)
+        return {
+            "alignment": alignment(vectors["sentence1"][rows], vectors["sentence2"][rows]),
+            "uniformity": uniformity(self._all(vectors)),
+        }
+
+    def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
+        geometry = geometry_scores(self._all(vectors), dims)
+        return {dim: scores | geometry[dim] for dim, scores in super().score_layer(vectors, dims).items()}
+
+    def variances(self, vectors: Vectors) -> list[float]:
+        return self._all(vectors).double().var(dim=0).tolist()
+
+    @staticmethod
+    def _all(vectors: Vectors) -> torch.Tensor:
+        """Embeddings of all texts, `(2 * pairs, dim)`."""
+        return torch.cat([vectors["sentence1"], vectors["sentence2"]])

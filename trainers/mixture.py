@@ -1,0 +1,91 @@
+"""Mixtures of a contrastive loss over a grid and regularisers: the base of MIPIC and MIC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .contrastive import Contrastive, ContrastiveConfig
+from .core.composition import Composition, mapping_of, part_arguments
+from .core.described import described
+from .core.granularity import Grid
+from .core.objective import Objective
+from .core.parts.pic import PIC
+from .core.parts.scr import SCR
+from .core.parts.sia import SIA
+from .core.parts.sir import SIR
+from .embedding import EmbeddingTrainer
+
+
+REGULARISERS: dict[str, type[Objective]] = {"sia": SIA, "pic": PIC, "scr": SCR, "sir": SIR}
+PARTS = ("mrl", *REGULARISERS)
+
+
+@described
+@dataclass
+class MixtureConfig(ContrastiveConfig):
+    """
+    Configuration of [`MixtureTrainer`], in addition to the fields of [`ContrastiveConfig`], which configure the part
+    `mrl`.
+
+    Args:
+        weights (`dict[str, float]`, *optional*): Weights of the parts of the loss, as JSON or a YAML mapping. The
+            parts are `mrl` (the contrastive loss over the grid), `sia`, `pic`, `scr` and `sir`. A weight replaces the
+            default of the method, and 0 leaves the part out: with MIPIC, `{sir: 0.3}` adds SIR and `{sia: 0}` leaves
+            out SIA.
+        sia (`dict`, *optional*): Arguments of [`SIA`], as JSON or a YAML mapping, such as `{layers: [4, 12]}`.
+        pic (`dict`, *optional*): Arguments of [`PIC`], as JSON or a YAML mapping, such as `{pooling: mean}` or
+            `{chain: "2x16,4x32,12x768"}`.
+        scr (`dict`, *optional*): Arguments of [`SCR`], as JSON or a YAML mapping, such as `{threshold: 0.2}`.
+        sir (`dict`, *optional*): Arguments of [`SIR`], as JSON or a YAML mapping, such as `{layers: [8, 10]}`.
+
+    The default grid is the last layer at 16, 32, 64, ... dims and the full width. The grid must include the full size.
+
+    Raises:
+        ValueError: if a part or one of its arguments is unknown, or a value is out of range.
+    """
+
+    weights: dict | str | None = None
+    sia: dict | str | None = None
+    pic: dict | str | None = None
+    scr: dict | str | None = None
+    sir: dict | str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.weights = mapping_of("weights", self.weights)
+        unknown = [str(name) for name in self.weights if name not in PARTS]
+        if unknown:
+            raise ValueError(f"weights names unknown parts: {', '.join(unknown)}; legal values: {', '.join(PARTS)}.")
+        for name, part in REGULARISERS.items():
+            setattr(self, name, part_arguments(name, getattr(self, name), part))
+
+    def method_weights(self) -> dict[str, float]:
+        """Default weights of the method; parts that are not named have the weight 0."""
+        return {"mrl": 1.0}
+
+    def part_weights(self) -> Mapping[str, float]:
+        """The weight of each part: from `weights`, or else the default of the method."""
+        return self.method_weights() | mapping_of("weights", self.weights)
+
+    def grid_for(self, config: Any) -> Grid:
+        if self.grid is not None:
+            return super().grid_for(config)
+        return Grid.product([config.num_hidden_layers], Grid.of(config).dims)
+
+    def build_objective(self, grid: Grid) -> Composition:
+        weights = self.part_weights()
+        parts: dict[str, tuple[float, Objective]] = {}
+        if weights.get("mrl"):
+            parts["mrl"] = (weights["mrl"], Contrastive(grid, **self.objective_arguments(Contrastive)))
+        shared = {"mask_duplicates": self.mask_duplicates}
+        for name, part in REGULARISERS.items():
+            if weights.get(name):
+                arguments = {key: value for key, value in shared.items() if key in part.argument_names()}
+                parts[name] = (weights[name], part.for_grid(grid, **arguments | getattr(self, name)))
+        return Composition(parts)
+
+
+class MixtureTrainer(EmbeddingTrainer):
+    """Trains an encoder with any mixture of MRL, SIA, PIC, SCR and SIR, and a [`MixtureConfig`]."""
