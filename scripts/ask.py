@@ -1,5 +1,5 @@
 """
-Answer questions from the folder that the quickstart wrote, as anybody would who found its checkpoint on the Hub: with
+Answer questions from the folder that the quickstart wrote, as a user would who got the checkpoint from the Hub: with
 transformers alone. The packages of this project are hidden from the process.
 
     python scripts/ask.py runs/quickstart "How do I join two paths?"
@@ -7,6 +7,7 @@ transformers alone. The packages of this project are hidden from the process.
 
 from __future__ import annotations
 
+import argparse
 import importlib.abc
 import json
 import logging
@@ -17,10 +18,10 @@ from typing import Any
 
 
 class HiddenProject(importlib.abc.MetaPathFinder):
-    """Makes the project's packages impossible to import, installed or not: the checkpoint must bring its own code."""
+    """Makes this project's packages impossible to import, so that the checkpoint must bring its own code."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        if name.split(".")[0] in ("modeling_m3bert", "trainers", "hub_cards", "scripts"):
+        if name.split(".")[0] in ("m3bert", "modeling_m3bert", "trainers", "hub_cards", "scripts"):
             raise ModuleNotFoundError(f"No module named {name!r} (hidden on purpose)")
 
 
@@ -30,7 +31,7 @@ COLUMN = 40
 
 
 def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[list[int]]:
-    """Rows of the documents nearest to each question, with the checkpoint loaded at one granularity."""
+    """For each question, the rows of the nearest documents, with the checkpoint loaded at one granularity."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModel, AutoTokenizer
@@ -48,13 +49,19 @@ def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[lis
 
 
 def fit(text: str) -> str:
-    """The text, shortened and padded to the width of a column."""
+    """The text, shortened or padded to the width of a column."""
     return (text if len(text) <= COLUMN - 2 else f"{text[: COLUMN - 3]}\u2026").ljust(COLUMN)
 
 
-def main(folder: Path, questions: list[str]) -> None:
+def answer(folder: Path, questions: list[str]) -> None:
+    """
+    Print the nearest documents to each question at several granularities, side by side.
+
+    Raises:
+        ValueError: if the folder holds no finished run.
+    """
     if not (folder / "index.safetensors").is_file():
-        raise ValueError(f"{folder} holds no finished run; make one first (make quickstart).")
+        raise ValueError(f"{folder} holds no finished run: run `m3bert quickstart` first.")
     with open(folder / "documents.jsonl", encoding="utf-8") as file:
         documents = [json.loads(line) for line in file]
     found = [search(folder, layer, dim, questions) for layer, dim in GRANULARITIES]
@@ -67,11 +74,19 @@ def main(folder: Path, questions: list[str]) -> None:
             print("  " + "".join(fit(f"  {cell['summary']}") for cell in cells))
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, help="folder of the quickstart's run")
+    parser.add_argument("questions", nargs="+", help="questions to answer")
+    options = parser.parse_args(arguments)
     sys.meta_path.insert(0, HiddenProject())
     logging.getLogger("transformers").setLevel(logging.ERROR)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    answer(options.folder, options.questions)
+
+
+if __name__ == "__main__":
     try:
-        main(Path(sys.argv[1]), sys.argv[2:])
+        main(sys.argv[1:])
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -1,26 +1,27 @@
 """
-Which granularity to deploy on a budget, by what an evaluation measured:
+Choose the granularity to deploy within a budget, from the results of an evaluation:
 
-    python -m scripts.choose runs/evaluation/results.json --documents 1000000 --memory_gb 0.5
-    python -m scripts.choose runs/evaluation/results.json --documents 1000000 --latency_ms 10 --min_quality 0.4
+    m3bert choose runs/evaluation/results.json --documents 1000000 --memory_gb 0.5
+    m3bert choose runs/evaluation/results.json --documents 1000000 --latency_ms 10 --min_quality 0.4
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from hub_cards.tables import two_stage_table
-from scripts._command import run_command
-from trainers.evaluation import GROUPS, GridResults
-from trainers.evaluation.selection import Budget, choose
+from trainers.evaluation.choice import Budget, choose
+from trainers.evaluation.results import GridResults
+from trainers.evaluation.tasks import GROUPS
+
+from .command import argument_parser, run_command
 
 
 def judges(results: GridResults, names: list[str]) -> list[str]:
-    """The tasks to judge by: those named, also by family or group; by default retrieval, where it was scored, else all
-    but geometry."""
+    """The tasks to judge by. Names may be tasks, task types or groups; without any, the retrieval tasks if there are
+    scores for them, otherwise all tasks but geometry."""
     if not names:
-        judged = [task for family in results.judged_families() for task in results.tasks(family)]
+        judged = [task for task_type in results.judged_task_types() for task in results.tasks(task_type)]
         return results.tasks("retrieval") or judged
     members: list[str] = []
     for name in names:
@@ -29,17 +30,23 @@ def judges(results: GridResults, names: list[str]) -> list[str]:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="results.json of scripts.evaluate")
-    parser.add_argument("--documents", type=int, required=True, help="vectors in the index")
-    parser.add_argument("--memory_gb", type=float, help="memory for them, in gigabytes, as float32")
-    parser.add_argument("--latency_ms", type=float, help="of a query, encoding and search, where it was measured")
+    parser = argument_parser(__doc__)
+    parser.add_argument("results", type=Path, help="results.json of `m3bert evaluate`")
+    parser.add_argument("--documents", type=int, required=True, help="number of vectors in the index")
+    parser.add_argument("--memory_gb", type=float, help="memory for the float32 vectors, in gigabytes")
     parser.add_argument(
-        "--min_quality", type=float, help="main metric that is good enough, in 0..1: then the cheapest"
+        "--latency_ms", type=float, help="ms per query, encoding and search together; needs measured latency"
     )
-    parser.add_argument("--tasks", nargs="+", default=[], help="tasks or families to judge by; default: retrieval")
-    parser.add_argument("--tolerance", type=float, default=0.01, help="quality that two stages may lose, as a share")
-    parser.add_argument("--plans", action="store_true", help="print every measured search in two stages as well")
+    parser.add_argument(
+        "--min_quality", type=float, help="mean main metric, in 0..1, that is good enough: take the cheapest with it"
+    )
+    parser.add_argument(
+        "--tasks", nargs="+", default=[], help="tasks, task types or groups to judge by; default: retrieval, or all"
+    )
+    parser.add_argument(
+        "--tolerance", type=float, default=0.01, help="share of the quality that a two-stage search may lose"
+    )
+    parser.add_argument("--plans", action="store_true", help="also print all measured two-stage searches")
     options = parser.parse_args(arguments)
     results = GridResults.load(options.results)
     tasks = judges(results, options.tasks)

@@ -1,20 +1,59 @@
-"""What the commands of this folder share: their help, and how they end when something is wrong: in one line."""
+"""What the commands share: reading options, and ending with a one-line error message."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 
-class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """A command's docstring as it is written, and every option's default."""
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Prints the description as written, and the default of every option that has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        default = action.default
+        if action.required or default is False or default in (None, "", [], argparse.SUPPRESS):
+            return action.help
+        return f"{action.help or ''} (default: %(default)s)".strip()
+
+
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
+    """An empty parser whose help begins with a description."""
+    return argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
+
+
+def parse_options(classes: Sequence[type], description: str | None, arguments: list[str]) -> tuple[Any, ...]:
+    """
+    Read options into dataclasses, one option per field.
+
+    Args:
+        classes (`Sequence[type]`): The dataclasses.
+        description (`str`, *optional*): Text above the options in the help.
+        arguments (`list[str]`): The command line.
+    """
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser(
+        classes, usage="%(prog)s [options]", description=description, formatter_class=HelpFormatter
+    )
+    return parser.parse_args_into_dataclasses(arguments)
 
 
 def run_command(main: Callable[[list[str]], None]) -> None:
-    """Call a command's `main` with the command line; what the user can mend is printed without a traceback."""
+    """Call a command's `main` with the command line. Errors that the user can fix are printed without a traceback."""
     try:
         main(sys.argv[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has enough: `m3bert recipes | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError) as error:
-        said = str(error).strip() or type(error).__name__
-        sys.exit(f"error: {said.splitlines()[0]}")  # libraries go on about it for a page
+        sys.exit(f"error: {one_line(error)}")
+
+
+def one_line(error: Exception) -> str:
+    """The first line of an error, since some libraries add a page of advice. For files: name and reason."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

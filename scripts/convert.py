@@ -1,42 +1,45 @@
 """
-Turn a BERT-family encoder into an elastic m3BERT with equal states at every layer:
+Convert a BERT-family encoder to an elastic m3BERT, whose states are the same at every layer:
 
-    python -m scripts.convert intfloat/multilingual-e5-base runs/m3bert-from-me5
+    m3bert convert intfloat/multilingual-e5-base runs/m3bert-from-me5
 
-An embedding model stays one: how sentence-transformers pools its states goes with them. `--encoder_only` leaves that
-out.
+An embedding model keeps its pooling and prompts, as modules of sentence-transformers; with --encoder_only it does not.
 """
 
 from __future__ import annotations
 
-import argparse
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transformers import AutoModel, AutoTokenizer
+from .command import argument_parser, run_command
 
-from modeling_m3bert import M3BertModel, convert_to_m3bert
-from scripts._command import run_command
-from trainers import Projection
-from trainers.embedding_modules import published_options, published_pooling, width_of, write_modules
+
+if TYPE_CHECKING:
+    from modeling_m3bert import M3BertModel
 
 
 def convert(source: str, output_dir: str, revision: str | None = None, *, encoder_only: bool = False) -> M3BertModel:
     """
-    Convert the encoder `source` and write it, its code and its tokenizer to `output_dir`, and how it was published as
-    an embedding model, if it was.
+    Convert an encoder and save it with its code and tokenizer. The modules of an embedding model (pooling, projection,
+    prompts) are saved, too.
 
     Args:
-        source (`str`): Folder or Hub id.
-        output_dir (`str`): Where to write.
+        source (`str`): Folder or Hub id of the encoder.
+        output_dir (`str`): Folder for the m3BERT.
         revision (`str`, *optional*): Branch, tag or commit of the source.
-        encoder_only (`bool`, *optional*, defaults to `False`): Write nothing of the embedding model.
+        encoder_only (`bool`, *optional*, defaults to `False`): Leave out the modules of an embedding model.
 
     Raises:
-        ValueError: if the encoder is of another family, or its embedding is more than a mean or a first token and a
-            matrix.
+        ValueError: if the encoder cannot be converted exactly, or has modules other than a known pooling and one
+            projection.
     """
-    pooling = None if encoder_only else published_pooling(source, causal=False, revision=revision)
-    projection = None if pooling is None else Projection.find(source, revision=revision)
+    from transformers import AutoModel, AutoTokenizer
+
+    from modeling_m3bert import convert_to_m3bert
+    from trainers.core.states import width_of
+    from trainers.hub.modules import find_projection, published_options, published_pooling, write_modules
+
+    pooling = None if encoder_only else published_pooling(source, revision=revision)
+    projection = None if pooling is None else find_projection(source, revision=revision)
     model = convert_to_m3bert(AutoModel.from_pretrained(source, revision=revision, use_safetensors=True))
     tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
     model.save_pretrained(output_dir)
@@ -49,8 +52,7 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
 
 
 def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:
-    """The tokenizer of a converted model: without token types, and with as many positions as the source has after its
-    offset."""
+    """The tokenizer of a converted model: without token types, and limited to the model's positions."""
     tokenizer.model_input_names = ["input_ids", "attention_mask"]
     tokenizer.init_kwargs["model_input_names"] = tokenizer.model_input_names  # only what is in here is saved
     tokenizer.model_max_length = min(tokenizer.model_max_length, model.config.max_position_embeddings)
@@ -58,13 +60,11 @@ def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("source", help="folder or Hub id of a BERT, RoBERTa, XLM-R, ... encoder")
-    parser.add_argument("output_dir", help="where to write the m3BERT")
+    parser.add_argument("output_dir", help="folder for the m3BERT")
     parser.add_argument("--revision", help="branch, tag or commit of the source")
-    parser.add_argument(
-        "--encoder_only", action="store_true", help="leave out how the source was published as an embedding model"
-    )
+    parser.add_argument("--encoder_only", action="store_true", help="leave out pooling, projection and prompts")
     options = parser.parse_args(arguments)
     model = convert(options.source, options.output_dir, options.revision, encoder_only=options.encoder_only)
     print(

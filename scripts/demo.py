@@ -1,11 +1,11 @@
 """
-A page to try an elastic encoder: what depth, width and bits cost, and what they give.
+A page to try an elastic encoder: what each depth, width and precision finds, and what it costs.
 
-    python -m scripts.demo                                        # the quickstart's encoder, documents and vectors
-    python -m scripts.demo --model_name_or_path user/model        # any other, which encodes 800 documents first
-    python -m scripts.demo --model_name_or_path user/model --space runs/space     # a folder to publish as a Space
+    m3bert demo                                                   # the encoder and documents of the quickstart
+    m3bert demo --model_name_or_path user/model                   # any encoder; it embeds 800 documents first
+    m3bert demo --model_name_or_path user/model --space runs/space     # write a folder to publish as a Space
 
-Needs the extra `demo`. Documents are those of Python's standard library, or what is written on the page.
+Searches the documentation of Python's standard library, or texts entered on the page. Needs the extra `demo`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
-from transformers import HfArgumentParser
 
-from scripts._command import HelpFormatter, run_command
-from scripts._encoder import EncoderArguments, grid_of, load_encoder
-from scripts._space import write_space
-from scripts.stdlib_docs import split_by_module, stdlib_pairs
 from trainers import Granularity, Grid
+from trainers.core.states import unwrap_encoder
+from trainers.data.stdlib_docs import split_by_module, stdlib_pairs
+from trainers.data.teacher import require_sentence_transformers
 from trainers.evaluation import GridEmbeddings, GridEncoder
 from trainers.evaluation.encoding import Role
 from trainers.evaluation.precision import BITS, Search, Setting, search_at
-from trainers.nested import unwrap_encoder
-from trainers.teacher import require_sentence_transformers
+
+from .command import parse_options, run_command
+from .encoder import EncoderArguments, grid_of, load_encoder
+from .space import write_space
 
 
 if TYPE_CHECKING:
@@ -63,21 +63,22 @@ li.shared, .problem { border-left: 3px solid var(--color-accent); }
 .problem { padding: 0.3rem 0.8rem; }
 """
 EXPLANATION = """
-A coloured line marks what both sides found. Scores are cosines: with 32 bits, of the vectors as they are; with 8 bits,
-of the query as it is and documents that are rounded; with 1 bit, of the signs of both, by Hamming distance. A search
-compares all documents. Times are of one query on this machine, medians of five.
+A coloured line marks documents that both sides found. Scores are cosines. With 8 bits, the numbers of the documents
+are rounded; with 1 bit, only the signs of query and documents are kept, and compared by Hamming distance. Each search
+is exact: it compares the query with all documents. Times are for one query on this machine, the median of five runs.
 """
 
 
 @dataclass
 class DemoArguments:
-    """The page."""
+    """How to serve the page."""
 
-    host: str = field(default="127.0.0.1", metadata={"help": "Address to serve at; 0.0.0.0 lets other machines in."})
+    host: str = field(default="127.0.0.1", metadata={"help": "Address to serve at; 0.0.0.0 accepts other machines."})
     port: int = field(default=7860, metadata={"help": "Port to serve at."})
-    share: bool = field(default=False, metadata={"help": "Make a public link, through gradio's servers."})
+    share: bool = field(default=False, metadata={"help": "Create a public link through gradio's servers."})
     space: str | None = field(
-        default=None, metadata={"help": "Serve nothing; write a new folder to publish as a Space of the Hub."}
+        default=None,
+        metadata={"help": "Do not serve the page, but write this new folder to publish as a Space of the Hub."},
     )
 
 
@@ -87,10 +88,10 @@ class Corpus:
     Documents to search.
 
     Args:
-        names (`list[str]`): What each is called.
-        texts (`list[str]`): What is shown of each.
-        embeddings ([`GridEmbeddings`]): At every granularity.
-        notes (`list[str]`): What a reader has to know of them.
+        names (`list[str]`): Name of each document.
+        texts (`list[str]`): Text to show for each.
+        embeddings ([`GridEmbeddings`]): Embeddings at every granularity.
+        notes (`list[str]`): Remarks to show with the results.
     """
 
     names: list[str]
@@ -101,10 +102,10 @@ class Corpus:
 
 def kept_corpus(run: Path, grid: Grid) -> Corpus:
     """
-    The documents of a run of the quickstart, with the vectors that it kept.
+    The documents of the quickstart's run, with the vectors that it saved.
 
     Raises:
-        ValueError: if it kept none at some granularity.
+        ValueError: if it saved no vectors for some granularity.
     """
     with open(run / "documents.jsonl", encoding="utf-8") as file:
         documents = [json.loads(line) for line in file]
@@ -114,62 +115,62 @@ def kept_corpus(run: Path, grid: Grid) -> Corpus:
     missing = [str(g) for g in grid if g.layer not in kept or g.dim > kept[g.layer].shape[1]]
     if missing:
         raise ValueError(
-            f"{run} keeps no vectors at {', '.join(missing)}. To encode documents anew, name its model: "
-            f"--model_name_or_path {run / 'model'}"
+            f"{run} has no vectors at {', '.join(missing)}. To embed the documents again, pass "
+            f"--model_name_or_path {run / 'model'}."
         )
     names, texts = ([document[key] for document in documents] for key in ("name", "summary"))
     return Corpus(names, texts, GridEmbeddings(grid, kept))
 
 
 def library_corpus(encoder: GridEncoder) -> Corpus:
-    """The documentation of Python's standard library that the quickstart measures with, encoded now."""
+    """The part of Python's documentation that the quickstart evaluates on, embedded now."""
     _, pairs = split_by_module(stdlib_pairs())
     texts = [f"{pair.summary} {pair.body}" for pair in pairs]
-    embeddings = encoder.encode(texts, role="document", description="Encoding the library").require_finite()
+    embeddings = encoder.encode(texts, role="document", description="Embedding the library").require_finite()
     return Corpus([pair.name for pair in pairs], [pair.summary for pair in pairs], embeddings)
 
 
 def own_corpus(encoder: GridEncoder, text: str) -> Corpus:
     """
-    The lines of a text as documents, each once.
+    The distinct lines of a text as documents.
 
     Raises:
-        ValueError: if there is none, or too many to wait for.
+        ValueError: if there is none, or too many.
     """
     lines = {number: line.strip() for number, line in enumerate(text.splitlines(), start=1) if line.strip()}
     if not lines:
-        raise ValueError("There is no document: write some texts, one a line.")
+        raise ValueError("There are no texts: enter some, one per line.")
     if len(lines) > MOST_LINES:
-        raise ValueError(f"{len(lines):,} lines are more than this page encodes: {MOST_LINES:,} at most.")
+        raise ValueError(f"{len(lines):,} lines are too many: this page takes {MOST_LINES:,} at most.")
     first: dict[str, int] = {}
     for number, line in lines.items():
         first.setdefault(line, number)
     texts, repeated = list(first), len(lines) - len(first)
     notes = cut_notes(encoder, texts, "document")
     if repeated:
-        notes.append(f"Lines that repeat another are left out: {repeated}.")
+        notes.append(f"Repeated lines, left out: {repeated}.")
     embeddings = encoder.encode(texts, role="document").require_finite()
     return Corpus([f"line {number}" for number in first.values()], texts, embeddings, notes)
 
 
 def cut_notes(encoder: GridEncoder, texts: Sequence[str], role: Role) -> list[str]:
-    """A line that says how many texts are longer than the encoder reads, where some are."""
+    """A remark on texts that are longer than the encoder's limit, if there are any."""
     prompted = [encoder.prompts.get(role, "") + text for text in texts]
-    limit: int = encoder.max_length  # type: ignore[assignment]  # an encoder has one, also where none was named
+    limit: int = encoder.max_length  # type: ignore[assignment]  # an encoder always has one
     cut = sum(len(ids) > limit for ids in encoder.tokenizer(prompted, verbose=False)["input_ids"])
-    what = "The query is" if role == "query" else f"Documents: {cut} of {len(texts)} are"
-    return [f"{what} longer than {limit} tokens; what is beyond was not read."] if cut else []
+    what = "The query was" if role == "query" else f"{cut} of {len(texts)} documents were"
+    return [f"{what} truncated to {limit} tokens."] if cut else []
 
 
 def answer(encoder: GridEncoder, corpus: Corpus, query: str, setting: Setting) -> str:
     """
-    What a query finds and costs at a setting, beside the full size at 32 bits.
+    What a query finds and costs at a setting, side by side with the full size at 32 bits.
 
     Args:
-        encoder ([`GridEncoder`]): Its deepest layer's widest dim is the full size.
-        corpus ([`Corpus`]): Encoded by it.
-        query (`str`): Text.
-        setting ([`Setting`]): Granularity and bits.
+        encoder ([`GridEncoder`]): The encoder; the last granularity of its grid is the full size.
+        corpus ([`Corpus`]): Documents, embedded by this encoder.
+        query (`str`): The query.
+        setting ([`Setting`]): Granularity and bits per number.
 
     Returns:
         `str`: HTML.
@@ -179,18 +180,18 @@ def answer(encoder: GridEncoder, corpus: Corpus, query: str, setting: Setting) -
     """
     query = query.strip()
     if not query:
-        raise ValueError("There is no query: write what to look for.")
+        raise ValueError("There is no query: enter one.")
     full = Setting(encoder.grid.granularities[-1], 32)
     chosen, largest = search_at(encoder, corpus.embeddings, query, [setting, full], k=SHOWN)
     notes = [*corpus.notes, *cut_notes(encoder, [query], "query")]
     padding = -setting.granularity.dim % 8
     if setting.bits == 1 and padding:
-        notes.append(f"{setting.granularity.dim} dims do not fill whole bytes: {padding} bits a vector are empty.")
+        notes.append(f"{setting.granularity.dim} dims do not fill whole bytes: {padding} bits per vector are unused.")
     return render(corpus, chosen, largest, notes)
 
 
 def render(corpus: Corpus, chosen: Search, full: Search, notes: Sequence[str] = ()) -> str:
-    """Two searches side by side, and what they have in common, as HTML."""
+    """Two searches side by side as HTML, with a summary of their overlap."""
     shared = set(chosen.rows) & set(full.rows)
     bytes_share = chosen.index_bytes / full.index_bytes
     time_share = (chosen.encode_ms + chosen.search_ms) / (full.encode_ms + full.search_ms)
@@ -216,7 +217,7 @@ def costs_of(found: Search, documents: int) -> str:
     costs = {
         "encode": f"{found.encode_ms:.1f} ms",
         "search": f"{found.search_ms:.2f} ms",
-        "vector": size(found.bytes_a_vector),
+        "vector": size(found.bytes_per_vector),
         f"all {documents:,}": size(found.index_bytes),
     }
     return f"<dl>{''.join(f'<div><dt>{name}</dt><dd>{value}</dd></div>' for name, value in costs.items())}</dl>"
@@ -241,7 +242,7 @@ def size(count: int) -> str:
 
 def require_gradio() -> Any:
     """
-    The library, which is an extra, told to report nothing to its makers.
+    The package gradio, with its analytics switched off.
 
     Raises:
         ValueError: if it is not installed.
@@ -259,11 +260,11 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
     The page.
 
     Args:
-        encoder ([`GridEncoder`]): Its grid is what can be chosen.
-        corpus ([`Corpus`]): Documents to begin with, encoded by it.
+        encoder ([`GridEncoder`]): The encoder; users choose from its grid.
+        corpus ([`Corpus`]): The documents to start with, embedded by this encoder.
 
     Returns:
-        `gradio.Blocks`: to be launched, see [`serve`].
+        `gradio.Blocks`: to launch with [`serve`].
     """
     gr = require_gradio()
     layers, dims = encoder.grid.layers, encoder.grid.dims
@@ -273,7 +274,7 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
         return f"{name}: {values[position - 1]} of {values[-1]}"
 
     def slider(name: str, values: list[int], elem_id: str) -> Any:
-        # Depths and widths do not lie at equal distances: the slider counts them, its label says which one it is.
+        # Depths and widths are not evenly spaced, so the slider holds positions and its label shows the value.
         position = (len(values) + 1) // 2
         first = 1 if len(values) > 1 else 0
         control = gr.Slider(
@@ -306,19 +307,19 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
 
     with gr.Blocks(title="An elastic encoder", analytics_enabled=False) as demo:
         gr.Markdown(
-            "# One encoder, many sizes\nThe same query at a depth, width and precision that you choose, and at the "
-            "full size: what both find, and what that takes."
+            "# One encoder, many sizes\nSearch with the same query at a depth, width and precision of your choice, "
+            "and at the full size. Compare what they find, and what it costs."
         )
         query = gr.Textbox(EXAMPLE, label="Query", elem_id="query")
         with gr.Row():
             layer = slider("Layers", layers, "layer")
             dim = slider("Dims", dims, "dim")
-            bits = gr.Radio(list(BITS), value=8, label="Bits a number", elem_id="bits")
+            bits = gr.Radio(list(BITS), value=8, label="Bits per number", elem_id="bits")
         source = gr.Radio(
             [(f"{LIBRARY} ({len(corpus.names):,})", LIBRARY), OWN], value=LIBRARY, label="Documents", elem_id="source"
         )
         texts = gr.Textbox(
-            label="Texts, one a line", lines=6, max_lines=12, visible=False, elem_id="texts", placeholder="One a line"
+            label="Texts", lines=6, max_lines=12, visible=False, elem_id="texts", placeholder="One text per line"
         )
         button = gr.Button("Compare", variant="primary", elem_id="compare")
         result = gr.HTML(css_template=RESULT_CSS, elem_id="result")
@@ -342,7 +343,7 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
 
 
 def serve(demo: gradio.Blocks, options: DemoArguments, **launch: Any) -> None:
-    """Serve a page with the fonts of the reader's system: nothing is loaded from elsewhere."""
+    """Serve a page. It uses system fonts, so that a browser loads nothing from other servers."""
     gr = require_gradio()
     demo.launch(
         server_name=options.host,
@@ -358,30 +359,31 @@ def serve(demo: gradio.Blocks, options: DemoArguments, **launch: Any) -> None:
 
 def load(encoding: EncoderArguments) -> tuple[GridEncoder, Corpus]:
     """
-    The encoder that the options name, by default the quickstart's, and documents for it.
+    The encoder that the options name, by default the quickstart's, and its documents.
 
     Raises:
-        ValueError: if there is no run of the quickstart to take by default.
+        ValueError: if no encoder is named and there is no run of the quickstart.
     """
     is_kept = encoding == EncoderArguments()
     if encoding.model_name_or_path is None:
         if not (QUICKSTART / "index.safetensors").is_file():
-            raise ValueError(f"{QUICKSTART} holds no finished run: `make quickstart`, or --model_name_or_path HUB_ID.")
+            raise ValueError(
+                f"{QUICKSTART} holds no finished run: run `m3bert quickstart`, or pass --model_name_or_path HUB_ID."
+            )
         encoding = replace(encoding, model_name_or_path=str(QUICKSTART / "model"))
     encoder = load_encoder(encoding)
     full = grid_of(None, unwrap_encoder(encoder.model).config, encoder.projection).full
-    encoder = replace(encoder, grid=Grid(tuple({*encoder.grid, full})))  # a grid that was named may lack it
+    encoder = replace(encoder, grid=Grid(tuple({*encoder.grid, full})))  # a given grid may lack it
     return encoder, kept_corpus(QUICKSTART, encoder.grid) if is_kept else library_corpus(encoder)
 
 
 def main(arguments: list[str]) -> None:
-    parser = HfArgumentParser((EncoderArguments, DemoArguments), description=__doc__, formatter_class=HelpFormatter)
-    encoding, options = parser.parse_args_into_dataclasses(arguments)
+    encoding, options = parse_options((EncoderArguments, DemoArguments), __doc__, arguments)
     require_gradio()
     require_sentence_transformers("The page")
     if options.space:
         write_space(Path(options.space), encoding)
-        print(f"{options.space}: publish it with `hf upload user/name {options.space} --repo-type space`")
+        print(f"{options.space}: publish it with `hf upload user/name {options.space} --repo-type space`.")
         return
     serve(build_demo(*load(encoding)), options)
 

@@ -1,11 +1,11 @@
 """
-Embed texts at every granularity of a grid, once, into files:
+Embed texts at every granularity of a grid, in one pass, to files:
 
-    python -m scripts.embed --files corpus.jsonl --grid "2,4,6x64,384" --output_dir runs/vectors
-    accelerate launch --num_processes 2 --cpu -m scripts.embed ...          # several processes fill the same arrays
+    m3bert embed --files corpus.jsonl --grid "2,4,6x64,384" --output_dir runs/vectors
+    accelerate launch --num_processes 2 --cpu -m m3bert embed ...           # several processes fill the same arrays
 
-A layer has one vector a text, as wide as its widest dim; every dim is a prefix of it. An interrupted run goes on where
-it stopped when it is started again.
+There is one vector per text and layer, as wide as the layer's widest dim; smaller dims are prefixes of it. To resume
+an interrupted run, start it again.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from datasets import Dataset, Features, List, Value
-from transformers import HfArgumentParser
 
-from scripts._command import HelpFormatter, run_command
-from scripts._encoder import EncoderArguments, load_encoder
-from trainers import Granularity, prefix
-from trainers.collators import fields_of, joined_text, separator_for
-from trainers.data import load_files, require_columns
+from trainers import Granularity, truncate
+from trainers.core.dataset_checks import require_columns
+from trainers.data.collators import fields_of, joined_text, separator_for
+from trainers.data.files import load_files
 from trainers.evaluation import GridEmbeddings
+
+from .command import parse_options, run_command
+from .encoder import EncoderArguments, load_encoder
 
 
 FORMATS = ("npy", "datasets", "parquet")
@@ -35,48 +36,50 @@ ROWS_AT_ONCE = 1000
 
 @dataclass
 class EmbeddingArguments:
-    """What to embed, and where to write it."""
+    """What to embed, and where to."""
 
-    files: list[str] = field(default_factory=list, metadata={"help": ".txt, .jsonl, .csv or .parquet, also .gz."})
+    files: list[str] = field(
+        default_factory=list, metadata={"help": "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped."}
+    )
     text_column: str = field(
         default="text",
-        metadata={"help": "Column with the text; title+text joins two with the separator, as training does."},
+        metadata={"help": "Column with the text; title+text joins two columns with the separator, as in training."},
     )
-    output_dir: str = field(default="runs/vectors", metadata={"help": "Where the vectors go."})
+    output_dir: str = field(default="runs/vectors", metadata={"help": "Folder for the vectors."})
     format: str = field(
         default="npy",
         metadata={
-            "help": "npy: an array a layer, to be memory-mapped. datasets, parquet: the rows of the files with a "
-            "column a layer."
+            "help": "npy: one array per layer, for memory-mapping. datasets, parquet: the rows of the files, with one "
+            "column per layer added."
         },
     )
     dtype: str = field(default="float32", metadata={"help": "float32 or float16."})
-    document: bool = field(default=False, metadata={"help": "The texts are documents: use --document_prompt."})
+    document: bool = field(default=False, metadata={"help": "Treat the texts as documents: use --document_prompt."})
     normalize: bool = field(
         default=False,
-        metadata={"help": "L2-normalise. Only with one dim a layer: a prefix is normalised after cutting."},
+        metadata={"help": "L2-normalise the vectors. Needs a grid with one dim per layer, and datasets or parquet."},
     )
 
 
 def check(options: EmbeddingArguments) -> None:
     """
-    Refuse what cannot be, before any work is done.
+    Check the options before any work is done.
 
     Raises:
         ValueError: names the option and its legal values.
     """
     if not options.files:
-        raise ValueError("Name what to embed: --files FILE ...")
+        raise ValueError("Nothing to embed: pass --files FILE ...")
     if options.format not in FORMATS:
         raise ValueError(f"--format {options.format} is unknown; legal values: {', '.join(FORMATS)}.")
     if options.dtype not in DTYPES:
         raise ValueError(f"--dtype {options.dtype} is unknown; legal values: {', '.join(DTYPES)}.")
     if options.normalize and options.format == "npy":
-        raise ValueError("--normalize needs --format datasets or parquet: arrays are kept as they come.")
+        raise ValueError("--normalize needs --format datasets or --format parquet.")
 
 
 def with_vectors(dataset: Dataset, embeddings: GridEmbeddings, normalize: bool, dtype: str) -> Dataset:
-    """The rows with a column `layer_{l}` a layer; nothing is held in memory whole."""
+    """The rows with one column `layer_{l}` per layer, made in batches so that little memory is used."""
     widest = {layer: Granularity(layer, embeddings.grid.dims_of(layer)[-1]) for layer in embeddings.grid.layers}
     features = Features(
         {**dataset.features, **{f"layer_{layer}": List(Value(dtype), length=g.dim) for layer, g in widest.items()}}
@@ -84,7 +87,7 @@ def with_vectors(dataset: Dataset, embeddings: GridEmbeddings, normalize: bool, 
 
     def add(batch: dict[str, Any], rows: list[int]) -> dict[str, Any]:
         return {
-            f"layer_{layer}": prefix(embeddings.at(g, rows), g.dim, normalize).numpy().astype(dtype)
+            f"layer_{layer}": truncate(embeddings.at(g, rows), g.dim, normalize).numpy().astype(dtype)
             for layer, g in widest.items()
         }
 
@@ -93,19 +96,19 @@ def with_vectors(dataset: Dataset, embeddings: GridEmbeddings, normalize: bool, 
     )
 
 
-def main(arguments: list[str]) -> None:
-    parser = HfArgumentParser(
-        (EncoderArguments, EmbeddingArguments), description=__doc__, formatter_class=HelpFormatter
-    )
-    encoding, options = parser.parse_args_into_dataclasses(arguments)
-    check(options)
-    state = PartialState(cpu=not torch.cuda.is_available())
+def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: PartialState) -> None:
+    """
+    Embed the texts of all files, by all processes together.
+
+    Raises:
+        ValueError: if the encoder or the texts do not suit the options.
+    """
     with state.main_process_first():
         dataset = load_files(options.files)
     require_columns(dataset, fields_of(options.text_column))
     encoder = load_encoder(encoding, DTYPES[options.dtype])
     if options.normalize and any(len(encoder.grid.dims_of(layer)) > 1 for layer in encoder.grid.layers):
-        raise ValueError(f"--normalize needs one dim a layer; the grid is {encoder.grid}.")
+        raise ValueError(f"--normalize needs a grid with one dim per layer; this grid is {encoder.grid}.")
     separator = separator_for([options.text_column], encoder.tokenizer)
     texts = [joined_text(row, options.text_column, separator) for row in dataset]
     folder = Path(options.output_dir)
@@ -125,6 +128,15 @@ def main(arguments: list[str]) -> None:
     print(f"{folder}: {len(texts):,} texts at {encoder.grid}")
 
 
+def main(arguments: list[str]) -> None:
+    encoding, options = parse_options((EncoderArguments, EmbeddingArguments), __doc__, arguments)
+    check(options)
+    state = PartialState(cpu=not torch.cuda.is_available())
+    try:
+        embed(encoding, options, state)
+    finally:  # at exit, torch complains of a process group that is still there
+        state.destroy_process_group()
+
+
 if __name__ == "__main__":
     run_command(main)
-    PartialState().destroy_process_group()

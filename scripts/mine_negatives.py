@@ -1,12 +1,13 @@
 """
-Find hard negatives of pairs with a teacher: texts that it takes to be close to a query and that are not its answer.
+Find hard negatives for pairs with a teacher model: texts that are close to a query but do not answer it.
 
-    python -m scripts.mine_negatives --teacher_name_or_path BAAI/bge-m3 --files pairs.jsonl --output triplets.jsonl
-    python -m scripts.train ibkd-finetuning --train_files triplets.jsonl ...
+    m3bert mine --teacher_name_or_path BAAI/bge-m3 --files pairs.jsonl --output triplets.jsonl
+    m3bert train ibkd-finetuning --train_files triplets.jsonl ...
 
-Candidates are all positives of the file, and the texts of --corpus_files. The search is sentence-transformers'
-`mine_hard_negatives` with an exact faiss index. The result has a row a pair: query, positive, negative_1, negative_2,
-...; pairs with fewer negatives than asked for are left out.
+Candidates are all positives in the files, and the texts of --corpus_files. The search is `mine_hard_negatives` of
+sentence-transformers with an exact faiss index. The result has one row per pair: query, positive, negative_1,
+negative_2, ... Pairs with fewer negatives than asked for are dropped. Needs the extras `sentence-transformers` and
+`evaluation`.
 """
 
 from __future__ import annotations
@@ -17,55 +18,69 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
-from transformers import HfArgumentParser
 
-from scripts._command import HelpFormatter, run_command
-from trainers import Teacher, require_columns
-from trainers.data import load_files
-from trainers.teacher import require_sentence_transformers
+from trainers import Teacher
+from trainers.core.dataset_checks import require_columns
+from trainers.core.extras import require_extra
+from trainers.data.files import load_files
+from trainers.data.teacher import require_sentence_transformers
+
+from .command import parse_options, run_command
 
 
 @dataclass
 class MiningArguments:
-    """Which negatives of what."""
+    """Which pairs, which teacher, and which negatives."""
 
     teacher_name_or_path: str | None = field(default=None, metadata={"help": "Folder or Hub id of the teacher."})
-    teacher_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit."})
-    teacher_pooling: str | None = field(default=None, metadata={"help": "mean, cls, ... Default: as published."})
-    teacher_max_length: int | None = field(default=None, metadata={"help": "Longest text in tokens."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the teacher."})
-    batch_size: int = field(default=64, metadata={"help": "Texts at a time."})
-    query_prompt: str | None = field(default=None, metadata={"help": "Words before queries."})
-    document_prompt: str | None = field(default=None, metadata={"help": "Words before candidates."})
-    files: list[str] = field(default_factory=list, metadata={"help": "Pairs: .jsonl, .csv or .parquet, also .gz."})
-    query_column: str = field(default="anchor", metadata={"help": "Column with the queries."})
-    positive_column: str = field(default="positive", metadata={"help": "Column with their answers."})
-    corpus_files: list[str] | None = field(default=None, metadata={"help": "More candidates, beside all positives."})
-    corpus_column: str = field(default="text", metadata={"help": "Column with the candidates."})
-    negatives: int = field(default=8, metadata={"help": "Of each pair (IBKD: 8)."})
-    range_min: int = field(default=0, metadata={"help": "Leave out so many of the closest, which may be answers."})
-    range_max: int | None = field(default=None, metadata={"help": "Take none beyond the so many closest."})
-    relative_margin: float | None = field(
-        default=0.05, metadata={"help": "Take none closer than this share below the positive's similarity."}
+    teacher_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the teacher."})
+    teacher_pooling: str | None = field(
+        default=None, metadata={"help": "Pooling of the teacher: mean, cls, lasttoken, ... Default: as published."}
     )
-    sampling: str = field(default="top", metadata={"help": "top: the closest of the range; random: any of it."})
-    seed: int = field(default=0, metadata={"help": "Of random sampling."})
+    teacher_max_length: int | None = field(
+        default=None, metadata={"help": "Longest text of the teacher in tokens. Default: the teacher's limit."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the teacher."})
+    batch_size: int = field(default=64, metadata={"help": "Texts per batch."})
+    query_prompt: str | None = field(default=None, metadata={"help": "Prompt for queries."})
+    document_prompt: str | None = field(default=None, metadata={"help": "Prompt for candidates."})
+    files: list[str] = field(
+        default_factory=list, metadata={"help": "Pairs: .jsonl, .csv or .parquet files, also gzipped."}
+    )
+    query_column: str = field(default="anchor", metadata={"help": "Column with the queries."})
+    positive_column: str = field(default="positive", metadata={"help": "Column with the positives."})
+    corpus_files: list[str] | None = field(default=None, metadata={"help": "Files with further candidates."})
+    corpus_column: str = field(default="text", metadata={"help": "Column with the candidates in --corpus_files."})
+    negatives: int = field(default=8, metadata={"help": "Negatives per pair (IBKD: 8)."})
+    range_min: int = field(
+        default=0, metadata={"help": "Skip this many nearest candidates, which may be answers as well."}
+    )
+    range_max: int | None = field(default=None, metadata={"help": "Consider only this many nearest candidates."})
+    relative_margin: float | None = field(
+        default=0.05,
+        metadata={"help": "Skip candidates with more than (1 - margin) times the similarity of the positive."},
+    )
+    sampling: str = field(
+        default="top", metadata={"help": "top: take the nearest candidates in range; random: a random sample of them."}
+    )
+    seed: int = field(default=0, metadata={"help": "Random seed, for --sampling random."})
     output: str = field(default="runs/negatives.jsonl", metadata={"help": "JSON Lines file to write."})
 
 
 def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: list[str] | None = None) -> Dataset:
     """
-    The pairs with their negatives, a column each.
+    The pairs with their negatives, in one column per negative.
 
     Raises:
-        ValueError: if a column is missing, or an option out of range.
+        ValueError: if a column is missing, an option is out of range, or an extra is not installed.
     """
     require_columns(pairs, [options.query_column, options.positive_column])
     if options.negatives < 1:
-        raise ValueError(f"negatives={options.negatives} must be 1 or more.")
+        raise ValueError(f"--negatives {options.negatives} must be 1 or more.")
     if options.sampling not in ("top", "random"):
-        raise ValueError(f"sampling={options.sampling!r} is unknown; legal values: top, random.")
+        raise ValueError(f"--sampling {options.sampling} is unknown; legal values: top, random.")
     require_sentence_transformers("Mining")
+    require_extra("faiss", "evaluation", "Mining")
     from sentence_transformers.util import mine_hard_negatives
 
     random.seed(options.seed)
@@ -91,10 +106,9 @@ def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: lis
 
 
 def main(arguments: list[str]) -> None:
-    parser = HfArgumentParser(MiningArguments, description=__doc__, formatter_class=HelpFormatter)
-    (options,) = parser.parse_args_into_dataclasses(arguments)
+    (options,) = parse_options((MiningArguments,), __doc__, arguments)
     if options.teacher_name_or_path is None or not options.files:
-        raise ValueError("Name a teacher and pairs: --teacher_name_or_path MODEL --files FILE ...")
+        raise ValueError("Mining needs --teacher_name_or_path MODEL and --files FILE ...")
     teacher = Teacher(
         options.teacher_name_or_path,
         revision=options.teacher_revision,
@@ -113,7 +127,7 @@ def main(arguments: list[str]) -> None:
     file = Path(options.output)
     file.parent.mkdir(parents=True, exist_ok=True)
     found.to_json(str(file))
-    print(f"{file}: {len(found):,} of {len(pairs):,} pairs, {options.negatives} negatives each")
+    print(f"{file}: {len(found):,} of {len(pairs):,} pairs, {options.negatives} negatives per pair")
 
 
 if __name__ == "__main__":

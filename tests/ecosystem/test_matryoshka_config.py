@@ -35,12 +35,12 @@ def backbone_of(kind: str) -> M3BertModel | BertModel:
 
 
 @pytest.mark.parametrize("kind", ["m3bert", "bert"])
-def test_trained_dims_are_declared_wherever_the_checkpoint_goes(kind, tiny_tokenizer, sentences, tmp_path):
+def test_trained_dims_are_declared_wherever_the_checkpoint_goes(
+    kind, tiny_tokenizer, sentences, tmp_path, quiet_arguments
+):
     """Trained, read and saved by transformers, by sentence-transformers, and cut."""
-    args = ContrastiveConfig(
-        output_dir=str(tmp_path / "trained"), grid="2,4,6x8,24,32", max_steps=1, per_device_train_batch_size=8,
-        report_to="none", use_cpu=True, disable_tqdm=True, save_strategy="no",
-    )  # fmt: skip
+    changes = {"grid": "2,4,6x8,24,32", "max_steps": 1, "per_device_train_batch_size": 8}
+    args = ContrastiveConfig(**quiet_arguments(tmp_path / "trained", **changes))
     rows = Dataset.from_dict({"anchor": sentences[:24], "positive": sentences[24:]})
     trainer = ContrastiveTrainer(backbone_of(kind), args, tiny_tokenizer, rows)
     trainer.train()

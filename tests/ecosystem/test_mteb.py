@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 
 from modeling_m3bert import M3BertModel
-from tests.ecosystem.test_sentence_transformers import LONGEST, published  # noqa: F401  (a fixture)
+from tests.ecosystem.conftest import LONGEST
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
 
@@ -24,7 +24,7 @@ from mteb.models import SentenceTransformerEncoderWrapper  # noqa: E402
 from mteb.models.get_model_meta import MODEL_REGISTRY  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 
-from tests.trainers.evaluation.test_mteb_models import metadata as metadata_of  # noqa: E402
+from tests.trainers.evaluation.local_mteb import metadata as metadata_of  # noqa: E402
 from trainers.evaluation.mteb_models import model_meta, mteb_models  # noqa: E402
 
 
@@ -52,7 +52,7 @@ class LocalRetrieval(AbsTaskRetrieval):
 
 
 @pytest.fixture
-def encoder(published) -> GridEncoder:  # noqa: F811
+def encoder(published) -> GridEncoder:
     return GridEncoder(
         M3BertModel.from_pretrained(published), AutoTokenizer.from_pretrained(published), GRID, max_length=LONGEST,
         prompts=PROMPTS,
@@ -73,7 +73,7 @@ def score(sentences, tmp_path):
     return run
 
 
-def test_a_registered_model_runs_by_name_at_any_granularity(published, encoder, score, tmp_path, monkeypatch):  # noqa: F811
+def test_a_registered_model_runs_by_name_at_any_granularity(published, encoder, score, tmp_path, monkeypatch):
     """Of the kind that is contributed to MTEB; a folder of this name stands for the Hub."""
     (tmp_path / "user").mkdir()
     shutil.copytree(published, tmp_path / NAME, copy_function=os.link)
@@ -98,7 +98,7 @@ def test_a_registered_model_runs_by_name_at_any_granularity(published, encoder, 
     assert len({round(value, 4) for value in found.values()}) == 3, "granularities differ"
 
 
-def test_a_sentence_transformer_is_evaluated_as_it_is(published, encoder, score):  # noqa: F811
+def test_a_sentence_transformer_is_evaluated_as_it_is(published, encoder, score):
     """Which is how a folder that is on no Hub is evaluated: MTEB's `get_model` takes no paths."""
     model = SentenceTransformer(
         str(published), trust_remote_code=True, truncate_dim=64, model_kwargs={"output_layer": 4}, device="cpu",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +12,10 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from modeling_m3bert import M3BertModel
-from scripts.convert import convert
+from tests.ecosystem.conftest import LONGEST, linked
 from trainers import Granularity, Grid, Projection
-from trainers.embedding_modules import write_modules
 from trainers.evaluation import GridEncoder
+from trainers.hub.modules import write_modules
 
 
 pytest.importorskip("sentence_transformers")
@@ -29,7 +28,6 @@ TEXTS = [
     "A text that is too long, " + "and longer, " * 200,
     "Seven words are in this short sentence.",
 ]
-LONGEST = 256  # what all-MiniLM-L6-v2 was published with
 SIZES = [Granularity(2, 128), Granularity(4, 64), Granularity(6, 384)]
 # Folder, what SentenceTransformer is told, and the name of the vectors that it must give.
 READINGS = [
@@ -37,8 +35,8 @@ READINGS = [
     *(("mean", {"truncate_dim": g.dim, "model_kwargs": {"output_layer": g.layer}}, f"mean {g}") for g in SIZES),
     ("mean", {"model_kwargs": {"output_layer": 4, "output_dim": 64}}, "mean 4x64"),
     ("mean", {"truncate_dim": 64, "model_kwargs": {"output_dim": 64, "output_layer": 4}}, "mean 4x64"),
-    ("anchor", {}, "anchor 6x384"),
-    ("anchor", {"truncate_dim": 128, "model_kwargs": {"output_layer": 2}}, "anchor 2x128"),
+    ("cls", {}, "cls 6x384"),
+    ("cls", {"truncate_dim": 128, "model_kwargs": {"output_layer": 2}}, "cls 2x128"),
     ("projected", {}, "projected 6x48"),
     ("projected", {"truncate_dim": 16}, "projected 6x16"),
 ]
@@ -64,34 +62,17 @@ for folder, options, name in {readings}:
 """
 
 
-@pytest.fixture(scope="session")
-def published(minilm, tmp_path_factory) -> Path:
-    """The real encoder as an m3BERT, with everything that it was published with."""
-    folder = tmp_path_factory.mktemp("published") / "minilm"
-    convert(minilm, str(folder))
-    return folder
-
-
-def linked(folder: Path, copy: Path) -> Path:
-    """The same checkpoint in another folder, without the room for it."""
-    shutil.copytree(folder, copy, copy_function=os.link)
-    shutil.rmtree(copy / "1_Pooling")
-    for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
-        (copy / name).unlink()
-    return copy
-
-
 def test_any_granularity_is_encoded_alike(published, tmp_path, run_bare):
     projection = Projection(384, 48)
     shutil.copytree(published, tmp_path / "mean", copy_function=os.link)
     options = {"width": 384, "max_length": LONGEST}
-    write_modules(linked(published, tmp_path / "anchor"), pooling="anchor", **options)
+    write_modules(linked(published, tmp_path / "cls"), pooling="cls", **options)
     write_modules(linked(published, tmp_path / "projected"), projection=projection, **options)
     model, tokenizer = M3BertModel.from_pretrained(published), AutoTokenizer.from_pretrained(published)
     expected = {}
     for name, grid, settings in (
         ("mean", "2,4,6x64,128,384", {}),
-        ("anchor", "2,6x128,384", {"pooling": "anchor"}),
+        ("cls", "2,6x128,384", {"pooling": "cls"}),
         ("projected", "6x16,48", {"projection": projection}),
     ):
         encoder = GridEncoder(model, tokenizer, Grid.parse(grid), max_length=LONGEST, batch_size=4, **settings)
@@ -102,7 +83,7 @@ def test_any_granularity_is_encoded_alike(published, tmp_path, run_bare):
 
     whole = GridEncoder(model, tokenizer, Grid.parse("6x384")).encode(TEXTS[4:5]).at(SIZES[-1], normalize=True)
     assert (whole - expected["mean 6x384"][4:5]).abs().max() > 1e-3, "the longest text is cut"
-    assert (expected["mean 6x384"] - expected["anchor 6x384"]).abs().max() > 1e-2
+    assert (expected["mean 6x384"] - expected["cls 6x384"]).abs().max() > 1e-2
 
     printed = run_bare(BARE.format(readings=READINGS))
     assert printed.count("PASSED") == len(READINGS)

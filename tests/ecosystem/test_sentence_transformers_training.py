@@ -12,8 +12,8 @@ from transformers import AutoTokenizer
 from modeling_m3bert import M3BertModel
 from tests.conftest import tiny_config
 from trainers import Grid
-from trainers.embedding_modules import published_pooling, write_modules
 from trainers.evaluation import GridEncoder
+from trainers.hub.modules import published_pooling, write_modules
 
 
 pytest.importorskip("sentence_transformers")
@@ -54,7 +54,7 @@ save_file(vectors, "vectors.safetensors")
 
 
 def test_their_trainer_trains_and_saves_it(tiny_tokenizer, sentences, tmp_path, run_bare):
-    pooling = "anchor"  # which is not their default
+    pooling = "cls"  # which is not their default
     before = M3BertModel(tiny_config())
     before.save_pretrained(tmp_path / "untrained")
     tiny_tokenizer.save_pretrained(tmp_path / "untrained")

@@ -1,34 +1,25 @@
-"""The page: what it shows equals direct searches, also in a browser that sees only this machine, and as a Space."""
+"""The page: what it shows equals direct searches, also in a browser that sees only this machine."""
 
 from __future__ import annotations
 
-import ast
-import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
-import time
-import urllib.request
 from collections.abc import Iterator
 from html import unescape
-from importlib.metadata import packages_distributions
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 import torch
-from huggingface_hub import SpaceCard
-from huggingface_hub.errors import HFValidationError
 
 from modeling_m3bert import M3BertModel
 from scripts import demo, quickstart
-from scripts._encoder import EncoderArguments
-from scripts.demo import Corpus, DemoArguments, answer, kept_corpus, load, main, own_corpus, write_space
-from scripts.stdlib_docs import Pair
+from scripts.demo import Corpus, DemoArguments, answer, kept_corpus, load, main, own_corpus
+from scripts.encoder import EncoderArguments
 from tests.conftest import tiny_config
 from trainers import Granularity, Grid
+from trainers.data.stdlib_docs import Pair
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.precision import Setting
 
@@ -36,7 +27,6 @@ from trainers.evaluation.precision import Setting
 pytest.importorskip("sentence_transformers", reason="vectors in 8 bits or 1 need sentence-transformers")
 GRID = Grid.parse("2,4,6x8,12,32")
 QUERY = "read the list"
-STARTED_SECONDS = 100
 
 
 @pytest.fixture
@@ -108,7 +98,7 @@ def test_costs_are_shown(encoder, corpus):
 
 
 def test_dims_that_do_not_fill_bytes_are_explained(encoder, corpus):
-    note = "12 dims do not fill whole bytes: 4 bits a vector are empty."
+    note = "12 dims do not fill whole bytes: 4 bits per vector are unused."
     assert note in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 1))
     assert "vector 2 bytes" in text_of(answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 1)))
     assert note not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 8))
@@ -129,14 +119,14 @@ def test_one_document_is_found(encoder, bits):
 def test_lines_count_once_and_keep_their_numbers(encoder):
     found = own_corpus(encoder, "\nopen a file\n\n  open a file\nread a list\nopen a file")
     assert found.texts == ["open a file", "read a list"] and found.names == ["line 2", "line 5"]
-    assert found.notes == ["Lines that repeat another are left out: 2."]
+    assert found.notes == ["Repeated lines, left out: 2."]
 
 
 def test_long_texts_are_cut_and_counted(encoder):
     found = own_corpus(encoder, f"{'read ' * 50_000}\nopen a file")
-    assert found.notes == ["Documents: 1 of 2 are longer than 48 tokens; what is beyond was not read."]
+    assert found.notes == ["1 of 2 documents were truncated to 48 tokens."]
     html = answer(encoder, found, "open " * 60, Setting(Granularity(4, 12), 8))
-    assert "The query is longer than 48 tokens; what is beyond was not read." in html
+    assert "The query was truncated to 48 tokens." in html
     assert len(html) < 5000, "a document of a quarter million letters is shown by its beginning"
 
 
@@ -149,9 +139,9 @@ def test_texts_are_shown_as_they_are_not_run(encoder):
 def test_what_is_missing_is_said(encoder, corpus):
     with pytest.raises(ValueError, match="There is no query"):
         answer(encoder, corpus, " \n", Setting(Granularity(4, 12), 8))
-    with pytest.raises(ValueError, match="There is no document"):
+    with pytest.raises(ValueError, match="There are no texts: enter some"):
         own_corpus(encoder, " \n\n")
-    with pytest.raises(ValueError, match="1,001 lines are more than this page encodes: 1,000 at most"):
+    with pytest.raises(ValueError, match="1,001 lines are too many: this page takes 1,000 at most"):
         own_corpus(encoder, "\n".join(f"line {number}" for number in range(1001)))
     with pytest.raises(ValueError, match="4x16 is not among the encoded granularities"):
         answer(encoder, corpus, QUERY, Setting(Granularity(4, 16), 8))
@@ -167,13 +157,13 @@ def test_a_run_of_the_quickstart_is_read(encoder, sentences, tmp_path, monkeypat
     fresh = encoder.encode([f"{pair.summary} {pair.body}" for pair in pairs], role="document")
     for g in GRID:
         torch.testing.assert_close(found.embeddings.at(g), fresh.at(g))
-    with pytest.raises(ValueError, match="keeps no vectors at 3x8, 6x64"):
+    with pytest.raises(ValueError, match="has no vectors at 3x8, 6x64"):
         kept_corpus(tmp_path, Grid.parse("2x8,3x8,6x64"))
 
 
 def test_without_a_run_the_quickstart_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="make quickstart"):
+    with pytest.raises(ValueError, match="run `m3bert quickstart`, or pass --model_name_or_path HUB_ID"):
         load(EncoderArguments())
 
 
@@ -191,124 +181,10 @@ def test_missing_gradio_is_named(monkeypatch):
         main(["--model_name_or_path", "user/model"])
 
 
-def published(cache: Path, tokenizer: object) -> str:
-    """A model as it lies in the cache of the Hub's client after a download."""
-    repository = cache / "models--user--tiny"
-    snapshot = repository / "snapshots" / ("0" * 40)
-    M3BertModel(tiny_config()).save_pretrained(snapshot)
-    tokenizer.save_pretrained(snapshot)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text("0" * 40)
-    return "user/tiny"
-
-
-def as_in_an_index(distribution: str) -> str:
-    return re.sub(r"[-_.]+", "-", distribution).lower()
-
-
-@pytest.fixture
-def space(tmp_path) -> Path:
-    pytest.importorskip("gradio", reason="the page needs gradio")
-    folder = tmp_path / "space"
-    main(["--model_name_or_path", "user/tiny", "--query_prompt", "find ", "--space", str(folder)])
-    return folder
-
-
-def test_a_space_has_a_card_that_the_hub_reads(space):
-    data = SpaceCard.load(space / "README.md").data
-    assert (data.sdk, data.app_file, data.models, data.license) == ("gradio", "app.py", ["user/tiny"], "apache-2.0")
-    assert f"gradio=={data.sdk_version}" in (space / "requirements.txt").read_text().splitlines()
-    assert (space / data.app_file).is_file() and not list(space.rglob("__pycache__"))
-    assert "--query_prompt=find " in (space / "app.py").read_text()
-
-
-def test_a_space_requires_what_its_code_imports(space):
-    pins = [line.split("==") for line in (space / "requirements.txt").read_text().splitlines()]
-    required = {name for name, _ in pins}
-    own = {"modeling_m3bert", "trainers", "scripts", *sys.stdlib_module_names}
-    optional = {"mteb"}  # of a module that is imported by its name alone
-    imported = set()
-    for file in space.rglob("*.py"):
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.Import):
-                imported |= {alias.name.split(".")[0] for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.level == 0:
-                imported.add(node.module.split(".")[0])
-    distributions = packages_distributions()
-    known_as = {name: {as_in_an_index(found) for found in distributions[name]} for name in imported - own - optional}
-    assert not {name for name, found in known_as.items() if not required & found}
-    assert all(re.fullmatch(r"[\d.]+", pin) for _, pin in pins), "a local build is in no index"
-
-
-@pytest.mark.parametrize("model", [None, "."])
-def test_a_space_needs_a_published_model(tmp_path, model):
-    with pytest.raises(ValueError, match="A Space reads its model from the Hub"):
-        write_space(tmp_path / "space", EncoderArguments(model_name_or_path=model))
-    assert not (tmp_path / "space").exists()
-
-
-def test_a_space_overwrites_nothing(tmp_path):
-    (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty"):
-        write_space(tmp_path, EncoderArguments(model_name_or_path="user/model"))
-    with pytest.raises(HFValidationError):
-        write_space(tmp_path / "space", EncoderArguments(model_name_or_path="not/an/id"))
-    assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
-
-
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
-
-
-# The project's packages that the folder has no copy of stay hidden, also where they are installed.
-START = """
-import importlib.abc, runpy, sys
-from pathlib import Path
-class Hidden(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        top = name.split(".")[0]
-        own = top in ("modeling_m3bert", "trainers", "hub_cards", "scripts", "tests", "benchmarks")
-        if own and not Path(top).exists():
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Hidden())
-sys.path.insert(0, str(Path.cwd()))
-runpy.run_path("app.py", run_name="__main__")
-"""
-
-
-def test_a_space_starts_where_there_is_nothing_but_its_folder(space, tmp_path, tiny_tokenizer):
-    client = pytest.importorskip("gradio_client", reason="comes with gradio")
-    published(tmp_path / "hub", tiny_tokenizer)
-    port = free_port()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment.update(HF_HUB_CACHE=str(tmp_path / "hub"), HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1")
-    with open(tmp_path / "log", "w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", START, f"--port={port}", "--host=127.0.0.1"],
-            cwd=space,
-            env=environment,
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        deadline = time.monotonic() + STARTED_SECONDS
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/config", timeout=5).close()
-                break
-            except OSError:
-                assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-                time.sleep(0.2)
-        page = client.Client(f"http://127.0.0.1:{port}/", verbose=False, analytics_enabled=False)
-        html = page.predict(demo.OWN, "open a file\nread a list", "read a list", 1, 2, 8, api_name="/compare")
-        assert "2 layers, 16 dims, 8 bits" in html and {"line 1", "line 2"} == {name for _, name in hits(html)[:2]}
-        html = page.predict(demo.LIBRARY, "", "read a list", 3, 3, 1, api_name="/compare")
-        assert "6 layers, 32 dims, 1 bit<" in html and "all 800" in text_of(html)
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
 
 
 CHROMIUM_OPTIONS = (
@@ -387,11 +263,11 @@ def test_what_is_missing_is_a_line_on_the_page(page):
     shown(page, "Chosen", "Full size")
     page.get_by_label("My own texts").check()
     page.locator("#compare").click()
-    page.get_by_text("There is no document: write some texts, one a line.").wait_for()
+    page.get_by_text("There are no texts: enter some, one per line.").wait_for()
     page.locator("#texts textarea").fill("open a file")
     page.locator("#query textarea, #query input").fill("")
     page.locator("#compare").click()
-    page.get_by_text("There is no query: write what to look for.").wait_for()
+    page.get_by_text("There is no query: enter one.").wait_for()
     assert page.locator("#result h3").count() == 0, (
         "results of another query would stand there as if they were its own"
     )

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from scripts import mine_negatives
-from tests.trainers.test_teacher import encoder_folder  # noqa: F401  (a fixture)
 
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -25,7 +24,7 @@ def run(*options: object) -> None:
     mine_negatives.main([str(option) for option in options])
 
 
-def test_negatives_are_the_closest_that_are_no_answer(encoder_folder, pairs, tmp_path, capsys):  # noqa: F811
+def test_negatives_are_the_closest_that_are_no_answer(encoder_folder, pairs, tmp_path, capsys):
     file, rows = pairs
     output = tmp_path / "out" / "triplets.jsonl"
     run(
@@ -34,7 +33,7 @@ def test_negatives_are_the_closest_that_are_no_answer(encoder_folder, pairs, tmp
     )  # fmt: skip
     found = [json.loads(line) for line in output.read_text().splitlines()]
     assert found
-    assert f"{output}: {len(found)} of 20 pairs, 3 negatives each" in capsys.readouterr().out
+    assert f"{output}: {len(found)} of 20 pairs, 3 negatives per pair" in capsys.readouterr().out
     teacher = sentence_transformers.SentenceTransformer(str(encoder_folder))
     candidates = sorted({row["positive"] for row in rows})
     similarities = teacher.similarity(teacher.encode([row["anchor"] for row in found]), teacher.encode(candidates))
@@ -46,7 +45,7 @@ def test_negatives_are_the_closest_that_are_no_answer(encoder_folder, pairs, tmp
         assert [row[f"negative_{n}"] for n in (1, 2, 3)] == order[:3]
 
 
-def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):  # noqa: F811
+def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(sentences[44:48]))
     output = tmp_path / "triplets.jsonl"
@@ -63,13 +62,13 @@ def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ([], "Name a teacher and pairs"),
-        (["--negatives", "0"], "negatives=0 must be 1 or more"),
-        (["--sampling", "best"], "sampling='best' is unknown"),
+        ([], "Mining needs --teacher_name_or_path MODEL and --files FILE"),
+        (["--negatives", "0"], "--negatives 0 must be 1 or more"),
+        (["--sampling", "best"], "--sampling best is unknown; legal values: top, random"),
         (["--query_column", "question"], "lacks the column.* question; it has anchor, positive"),
     ],
 )
-def test_bad_input(encoder_folder, pairs, tmp_path, change, message):  # noqa: F811
+def test_bad_input(encoder_folder, pairs, tmp_path, change, message):
     named = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output", tmp_path / "x.jsonl"]
     with pytest.raises(ValueError, match=message):
         run(*(named if change else []), *change)

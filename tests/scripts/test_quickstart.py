@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.stdlib_docs import split_by_module, split_docstring, stdlib_pairs
+from trainers.data.stdlib_docs import split_by_module, split_docstring, stdlib_pairs
 
 
 ROOT = Path(__file__).resolve().parents[2]

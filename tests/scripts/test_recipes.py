@@ -1,93 +1,46 @@
-"""The recipe files end to end, on local data: a few steps of a small model in place of the real one."""
+"""The recipes: the command that lists them, the papers' values, and runs of a small model on real data."""
 
 from __future__ import annotations
 
-import gzip
 import json
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
-from transformers import AutoTokenizer, BertConfig, Qwen3Config, Qwen3Model, XLMRobertaConfig
+from transformers import AutoTokenizer, BertConfig, Qwen3Config, XLMRobertaConfig
 
-from modeling_m3bert import M3BertConfig, M3BertModel
-from scripts.train import OBJECTIVES, main, parse
-from tests.conftest import tiny_config
+from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
+from scripts import recipes, train
 from trainers import Composition
 
 
-RECIPES = Path(__file__).resolve().parents[2] / "scripts" / "recipes"
-LOCALLY = ["--use_cpu", "--max_steps", "20", "--per_device_train_batch_size", "8", "--disable_tqdm", "true"]
+def run(*arguments: object) -> None:
+    train.main([str(argument) for argument in arguments])
 
 
-def read(file: Path, limit: int | None = None) -> list[dict]:
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in islice(lines, limit)]
-
-
-def triplets(data: Path) -> list[dict[str, str]]:
-    """Queries of MS MARCO with a passage of the best grade, its first sentence as a title, and one of no grade."""
-    folder = data / "msmarco-mini"
-    passages = {row["id"]: row["text"] for row in read(folder / "corpus.jsonl.gz")}
-    queries = {row["id"]: row["text"] for row in read(folder / "queries.jsonl.gz")}
-    with gzip.open(folder / "qrels.tsv.gz", "rt", encoding="utf-8") as lines:
-        judged = [line.rstrip("\n").split("\t") for line in islice(lines, 1, None)]
-    judged = [(query, passage) for query, passage, grade in judged if int(grade) == 3 and passage in passages]
-    others = list(passages.values())
-    return [
-        {
-            "query": queries[query],
-            "positive": passages[passage],
-            "negative": others[index],
-            "document": passages[passage],
-            "title": passages[passage].split(".")[0],
-            "description": passages[passage],
-        }
-        for index, (query, passage) in enumerate(judged)
-    ]
-
-
-@pytest.fixture
-def folder(tmp_path, data_folder, minilm) -> Path:
-    """A small model with the real encoder's tokenizer, and files of the kinds that the recipes take."""
-    tokenizer = AutoTokenizer.from_pretrained(minilm)
-    tokenizer.save_pretrained(tmp_path / "model")
-    config = tiny_config(vocab_size=len(tokenizer), max_position_embeddings=512, pad_token_id=tokenizer.pad_token_id)
-    M3BertModel(config).save_pretrained(tmp_path / "model")
-    rows = triplets(data_folder)
-    assert len(rows) > 100
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows + rows[:5])))
-    sentences = [row["sentence1"] for row in read(data_folder / "snli" / "dev.jsonl.gz", limit=400)]
-    (tmp_path / "sentences.txt").write_text("\n".join(sentences))
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("objective", "recipe", "file", "grid", "term"),
-    [
-        ("contrastive", "m3bert_stage3", "rows.jsonl", "2,6 x 8,16", "contrastive_2x8"),
-        ("contrastive", "m3bert_finetune_pairs", "rows.jsonl", "2,6 x 8,32", "contrastive_6x32"),
-        ("contrastive", "msmarco_triplets", "rows.jsonl", "2,4,6 x 8,32", "contrastive_4x8"),
-        ("simcse", "unsupervised_simcse", "sentences.txt", None, "simcse_6x32"),
-    ],
-)
-def test_a_recipe_runs(folder, capsys, objective, recipe, file, grid, term):
-    output = folder / "out"
-    arguments = [objective, "--config", RECIPES / f"{recipe}.yaml", "--model_name_or_path", folder / "model"]
-    arguments += ["--train_files", folder / file, "--output_dir", output, *LOCALLY]
-    main([str(argument) for argument in arguments + (["--grid", grid] if grid else [])])
-    printed = capsys.readouterr().out
+def logged(output: Path) -> list[dict[str, float]]:
     (checkpoint,) = output.glob("checkpoint-*")
-    state = json.loads((checkpoint / "trainer_state.json").read_text())
-    assert state["global_step"] == 20
-    assert term in state["log_history"][0]
-    trained = M3BertModel.from_pretrained(output)
-    assert trained.config.matryoshka_layers == ([2, 4, 6] if recipe == "msmarco_triplets" else [2, 6] if grid else [6])
-    assert ("dropped" in printed) == (recipe == "m3bert_stage3")
+    return json.loads((checkpoint / "trainer_state.json").read_text())["log_history"]
 
 
+def args_of(tmp_path: Path, method: str, *names: str, **changes: object) -> Any:
+    """The config that recipes make, on a machine without a GPU."""
+    arguments = [word for name in names for word in ("--config", name)]
+    arguments += ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false", "--train_files", "x.txt"]
+    arguments += [word for name, value in changes.items() for word in (f"--{name}", str(value))]
+    _, _, args = train.parse(train.method_of(method)[0], arguments)
+    return args
+
+
+# Recipes of Matryoshka training and SimCSE: method, file to train on, grid of the tiny model, and a term of the log.
+FIRST_RECIPES = {
+    "m3bert_stage3": ("contrastive", "rows.jsonl", "2,6 x 8,16", "contrastive_2x8"),
+    "m3bert_finetune_pairs": ("contrastive", "rows.jsonl", "2,6 x 8,32", "contrastive_6x32"),
+    "msmarco_triplets": ("contrastive", "rows.jsonl", "2,4,6 x 8,32", "contrastive_4x8"),
+    "unsupervised_simcse": ("simcse", "sentences.txt", None, "simcse_6x32"),
+}
 # The published encoders: what a recipe may rely on.
 BACKBONES = {
     "tinybert": BertConfig(num_hidden_layers=6),
@@ -106,6 +59,7 @@ MIPIC_PAPER = {
 }
 MIPIC_PAPER |= {"qwen3_lora": MIPIC_PAPER["qwen3"], "m3bert": MIPIC_PAPER["bert"]}
 MIC_PAPER = {"tinybert": [2, 4], "bert": [8, 10], "bge_m3": [4, 7, 11], "m3bert": [8, 10]}
+# Overlay -> what it goes on top of, and the parts that are left.
 ABLATIONS = {
     "mipic_without_sia": ("mipic_bert", {"mrl", "pic"}),
     "mipic_without_pic": ("mipic_bert", {"mrl", "sia"}),
@@ -115,38 +69,113 @@ ABLATIONS = {
     "mic_first_layer": ("mic_bert", {"mrl", "scr", "sir"}),
     "mic_last_layer_bert": ("mic_bert", {"mrl", "scr", "sir"}),
 }
+STUDIED = {
+    "mipic_chain_of_means_bert": ("mipic_bert", {"mrl": 1, "sia": 0.1, "pic": 1}),
+    "mic_with_pic_bert": ("mic_bert", {"mrl": 1, "scr": 0.01, "sir": 0.01, "pic": 0.14}),
+}
+# Table 1 of IBKD (2311.05472): learning rate, batch size, epochs, tau; section 4.3: gamma and the two beta.
+IBKD_PAPER = {
+    "ibkd_sts": (1e-4, 256, 10, 0.1, 1.0),
+    "ibkd_sts_finetuning": (3e-5, 256, 3, 0.05, 0.5),
+    "ibkd_retrieval": (1e-4, 128, 3, 0.1, 1.0),
+    "ibkd_retrieval_finetuning": (1e-5, 128, 3, 0.05, 0.5),
+}
+IBKD_HSIC = {"kernel": "rbf", "gamma": 0.5, "input_layer": 0}
+IBKD_OVERLAYS = {
+    "ablations/ibkd_ckd": {"method": "ckd"},
+    "ablations/ibkd_mse": {"method": "mse"},
+    "ablations/ibkd_crd": {"method": "crd"},
+    "ablations/ibkd_hpd": {"method": "hpd", "projection_dim": 128},
+    "ablations/ibkd_linear_kernel": {"hsic": {**IBKD_HSIC, "kernel": "linear"}},
+    "ablations/ibkd_imq_kernel": {"hsic": {**IBKD_HSIC, "kernel": "imq"}},
+    "studied/ibkd_normalised": {"hsic": {**IBKD_HSIC, "normalize": True}, "beta": 100.0},
+}
 
 
-def parts_of(tmp_path: Path, method: str, backbone: str, *recipes: str) -> tuple[Any, dict[str, Any]]:
-    """The configuration and the parts that recipes make for a published encoder, checked against its sizes."""
-    arguments = [argument for recipe in recipes for argument in ("--config", str(RECIPES / f"{recipe}.yaml"))]
-    arguments += ["--output_dir", str(tmp_path), "--use_cpu", "--bf16", "false", "--train_files", "sentences.txt"]
-    _, args = parse(OBJECTIVES[method][0], arguments)
-    parts = args.parts(args.grid_for(BACKBONES[backbone]))
-    Composition(parts).validate(BACKBONES[backbone])
-    return args, parts
+def test_every_recipe_is_tested():
+    tested = {*FIRST_RECIPES, *IBKD_PAPER, *IBKD_OVERLAYS, "m3bert_matryoshka_distillation"}
+    tested |= {f"mipic_{name}" for name in MIPIC_PAPER} | {f"mic_{name}" for name in MIC_PAPER}
+    tested |= {f"ablations/{name}" for name in ABLATIONS} | {f"studied/{name}" for name in STUDIED}
+    assert set(recipes.recipe_names()) == tested
+
+
+@pytest.mark.parametrize("name", recipes.recipe_names())
+def test_a_recipe_says_what_it_is_and_how_to_run_it(name):
+    file = recipes.find_recipe(name)
+    first, *lines = file.read_text().splitlines()
+    assert first.startswith("# ") and first.endswith(".") and not (lines and lines[0].startswith("# "))
+    options = yaml.safe_load(file.read_text())
+    assert "output_dir" not in options, "where to write is the user's to say"
+    if "/" in name:
+        assert first.startswith("# On top of ")
+    else:
+        assert f"--config {name} " in file.read_text()
+    for named in (word for line in lines for word in line.split() if "--config" in line):
+        if named in ("mipic_bert", "mic_bert") or named.startswith(("ablations/", "studied/", "ibkd_", "m3bert_")):
+            recipes.find_recipe(named)
+
+
+def test_the_command_lists_all_and_prints_one(capsys):
+    recipes.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == recipes.recipe_names()
+    assert "MIC for BERT-base (2605.29987, Table 4 and appendix D)" in next(
+        line for line in lines if "mic_bert " in line
+    )
+    recipes.main(["ablations/mic_scr_only"])
+    assert capsys.readouterr().out == recipes.find_recipe("ablations/mic_scr_only").read_text()
+    with pytest.raises(ValueError, match="^poetry is neither a recipe nor a file; recipes: ibkd_retrieval, "):
+        recipes.main(["poetry"])
+
+
+@pytest.mark.parametrize("recipe", FIRST_RECIPES)
+def test_a_recipe_runs(real_files, capsys, quick_options, recipe):
+    method, file, grid, term = FIRST_RECIPES[recipe]
+    output = real_files / "out"
+    run(
+        method, "--config", recipe, "--model_name_or_path", real_files / "model", "--train_files", real_files / file,
+        "--output_dir", output, *quick_options(max_steps=20, logging_steps=10), "--per_device_train_batch_size", 8,
+        *(["--grid", grid] if grid else []),
+    )  # fmt: skip
+    printed = capsys.readouterr().out
+    (checkpoint,) = output.glob("checkpoint-*")
+    assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 20
+    assert term in logged(output)[0]
+    trained = M3BertModel.from_pretrained(output)
+    assert trained.config.matryoshka_layers == ([2, 4, 6] if recipe == "msmarco_triplets" else [2, 6] if grid else [6])
+    assert ("dropped" in printed) == (recipe == "m3bert_stage3")
+
+
+def parts_of(tmp_path: Path, backbone: str, *names: str) -> tuple[Any, dict[str, Any], dict[str, float]]:
+    """The config, the parts and their weights that recipes of MIPIC or MIC make for a published encoder."""
+    args = args_of(tmp_path, names[0].partition("_")[0], *names)
+    objective = args.build_objective(args.grid_for(BACKBONES[backbone]))
+    assert isinstance(objective, Composition)
+    objective.validate(BACKBONES[backbone])
+    return args, dict(objective.parts), objective.weights
 
 
 @pytest.mark.parametrize("backbone", list(MIPIC_PAPER))
 def test_recipes_of_mipic_are_the_papers(tmp_path, backbone):
-    layers, checkpoints, alpha = MIPIC_PAPER[backbone]
-    args, parts = parts_of(tmp_path, "mipic", backbone, f"mipic_{backbone}")
-    weights = {name: weight for name, (weight, _) in parts.items()}
+    layers, chain, alpha = MIPIC_PAPER[backbone]
+    args, parts, weights = parts_of(tmp_path, backbone, f"mipic_{backbone}")
     assert weights == pytest.approx({"mrl": alpha, "sia": 1 - alpha, "pic": 1 - alpha})
-    mrl, sia, pic = (objective for _, objective in parts.values())
+    mrl, sia, pic = parts.values()
     width = BACKBONES[backbone].hidden_size
     assert mrl.grid.dims == sia.grid.dims == [16, 32, 64, 128, 256, 512, width] and mrl.layers == [layers[-1]]
-    assert (sia.layers, str(pic.grid)) == (layers, checkpoints)
+    assert (sia.layers, str(pic.grid)) == (layers, chain)
     assert (sia.token_shares, sia.smallest_token_count) == ([0.2, 0.3, 0.4, 0.5, 0.6, 0.7], 8)
     assert sia.temperature == pic.temperature == mrl.temperature == 0.05 and args.per_device_train_batch_size == 16
-    assert args.unsupervised and args.pooling == "anchor" and args.num_train_epochs == 5
+    pooling = "lasttoken" if backbone.startswith("qwen3") else "cls"
+    assert args.pooling == mrl.pooling == pic.pooling == pooling
+    assert args.unsupervised and args.num_train_epochs == 5
 
 
 @pytest.mark.parametrize("backbone", list(MIC_PAPER))
 def test_recipes_of_mic_are_the_papers(tmp_path, backbone):
-    args, parts = parts_of(tmp_path, "mic", backbone, f"mic_{backbone}")
-    assert {name: weight for name, (weight, _) in parts.items()} == {"mrl": 1.0, "scr": 0.6, "sir": 0.6}
-    mrl, scr, sir = (objective for _, objective in parts.values())
+    args, parts, weights = parts_of(tmp_path, backbone, f"mic_{backbone}")
+    assert weights == {"mrl": 1.0, "scr": 0.6, "sir": 0.6}
+    mrl, scr, sir = parts.values()
     assert scr.layers == sir.layers == MIC_PAPER[backbone] and mrl.reduction == "mean"
     assert scr.grid.dims == sir.grid.dims == [16, 32, 64, 128, 256, 512, BACKBONES[backbone].hidden_size]
     assert (scr.threshold, scr.variance_weight, sir.scale) == (0.1, 0.1, 2.0)
@@ -156,93 +185,120 @@ def test_recipes_of_mic_are_the_papers(tmp_path, backbone):
 @pytest.mark.parametrize("ablation", list(ABLATIONS))
 def test_ablations_go_over_a_recipe(tmp_path, ablation):
     recipe, expected = ABLATIONS[ablation]
-    method = recipe.split("_")[0]
-    _, parts = parts_of(tmp_path, method, "bert", recipe, f"ablations/{ablation}")
-    assert set(parts) == expected
-    _, whole = parts_of(tmp_path, method, "bert", recipe)
-    assert {name: weight for name, (weight, _) in parts.items()}.items() <= {
-        name: weight for name, (weight, _) in whole.items()
-    }.items()
-    layers = {name: objective.layers for name, (_, objective) in parts.items()}
+    _, parts, weights = parts_of(tmp_path, "bert", recipe, f"ablations/{ablation}")
+    _, whole, whole_weights = parts_of(tmp_path, "bert", recipe)
+    assert set(parts) == expected and weights.items() <= whole_weights.items()
     if "layer" in ablation:
-        assert layers["scr"] == layers["sir"] == ([1] if "first" in ablation else [12])
+        assert parts["scr"].layers == parts["sir"].layers == ([1] if "first" in ablation else [12])
+        assert (parts["scr"].threshold, parts["sir"].scale) == (0.1, 2.0), "other arguments stay"
     if "full_width" in ablation:
-        chained = parts["pic"][1].grid
-        assert chained.dims == [768] and chained.layers == whole["pic"][1].grid.layers
+        assert parts["pic"].grid.dims == [768] and parts["pic"].grid.layers == whole["pic"].grid.layers
+        assert parts["pic"].temperature == 0.05
 
 
-@pytest.mark.parametrize(
-    ("recipe", "studied", "weights"),
-    [
-        ("mipic_bert", "mipic_chain_of_means_bert", {"mrl": 1, "sia": 0.1, "pic": 1}),
-        ("mic_bert", "mic_with_pic_bert", {"mrl": 1, "scr": 0.01, "sir": 0.01, "pic": 0.14}),
-    ],
-)
-def test_what_was_studied_goes_over_a_recipe(tmp_path, recipe, studied, weights):
-    args, parts = parts_of(tmp_path, recipe.split("_")[0], "bert", recipe, f"studied/{studied}")
-    assert {name: weight for name, (weight, _) in parts.items()} == weights and args.pooling == "mean"
-    (layers,) = {tuple(parts[name][1].layers) for name in ("sia", "scr", "sir") if name in parts}
+@pytest.mark.parametrize("studied", list(STUDIED))
+def test_what_was_studied_goes_over_a_recipe(tmp_path, studied):
+    recipe, expected = STUDIED[studied]
+    args, parts, weights = parts_of(tmp_path, "bert", recipe, f"studied/{studied}")
+    assert weights == expected and args.pooling == "mean"
+    (layers,) = {tuple(parts[name].layers) for name in ("sia", "scr", "sir") if name in parts}
     assert layers == (12,)
-    assert parts["pic"][1].detach_target and parts["pic"][1].pooling == "mean"
-    assert "sia" not in parts or not parts["sia"][1].projections, "of SIA, CKA alone"
+    assert parts["pic"].detach_target and parts["pic"].pooling == "mean"
+    assert "sia" not in parts or not parts["sia"].projections, "of SIA, CKA alone"
 
 
 # Sizes of the tiny model in place of the published one's.
 TINY = {
-    "mipic": ["--grid", "6x8,32", "--sia_layers", "2", "6", "--pic_checkpoints", "2x8,6x32"],
-    "mic": ["--grid", "6x8,32", "--isotropy_layers", "2", "4"],
+    "mipic": ["--grid", "6x8,32", "--sia", "{layers: [2, 6], token_shares: [0.2]}", "--pic", "{chain: '2x8,6x32'}"],
+    "mic": ["--grid", "6x8,32", "--scr", "{layers: [2, 4]}", "--sir", "{layers: [2, 4]}"],
 }
 
 
-@pytest.mark.parametrize(
-    ("recipe", "changes"),
-    [("mipic_bert", ["--sia_token_shares", "0.2"]), ("mipic_m3bert", ["--sia_token_shares", "0.2"]), ("mic_bert", [])],
-)
-def test_a_recipe_of_mipic_and_mic_trains(folder, recipe, changes):
-    method = recipe.split("_")[0]
-    output = folder / "out"
-    arguments = [method, "--config", RECIPES / f"{recipe}.yaml", "--model_name_or_path", folder / "model"]
-    arguments += ["--train_files", folder / "sentences.txt", "--output_dir", output, *LOCALLY, *TINY[method], *changes]
-    main([str(argument) for argument in arguments])
-    (checkpoint,) = output.glob("checkpoint-*")
-    first = json.loads((checkpoint / "trainer_state.json").read_text())["log_history"][0]
-    assert {"contrastive_6x8", {"mipic": "sia_cka_2x8", "mic": "sir_variation_2x8"}[method]} <= set(first)
+@pytest.mark.parametrize("recipe", ["mipic_bert", "mipic_m3bert", "mic_bert"])
+def test_a_recipe_of_mipic_and_mic_trains(real_files, quick_options, recipe):
+    method, output = recipe.partition("_")[0], real_files / "out"
+    run(
+        method, "--config", recipe, "--model_name_or_path", real_files / "model", "--train_files",
+        real_files / "sentences.txt", "--output_dir", output, *quick_options(max_steps=10),
+        "--per_device_train_batch_size", 8, *TINY[method],
+    )  # fmt: skip
+    assert {"mrl_6x8", {"mipic": "sia_cka_2x8", "mic": "sir_variation_2x8"}[method]} <= set(logged(output)[0])
     assert M3BertModel.from_pretrained(output).config.matryoshka_layers == [6]
+    (checkpoint,) = output.glob("checkpoint-*")
     assert (checkpoint / "objective.safetensors").exists() == (method == "mipic")
 
 
-def test_a_backbone_without_dropout_gets_some(folder):
-    """As in the recipes of Qwen3: through an adapter, or through a value of the config."""
-    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    tiny = Qwen3Config(vocab_size=len(tokenizer), num_key_value_heads=2, head_dim=8, **sizes)
-    Qwen3Model(tiny).save_pretrained(folder / "qwen")
-    tokenizer.save_pretrained(folder / "qwen")
-    for recipe in ("mipic_qwen3", "mipic_qwen3_lora"):
-        arguments = ["mipic", "--config", RECIPES / f"{recipe}.yaml", "--model_name_or_path", folder / "qwen"]
-        arguments += ["--train_files", folder / "sentences.txt", "--output_dir", folder / recipe, *LOCALLY, "--bf16"]
-        arguments += ["false", "--max_steps", "2", "--sia_token_shares", "0.2", *TINY["mipic"]]
-        main([str(argument) for argument in arguments])
-    assert (folder / "mipic_qwen3" / "model.safetensors").is_file()
-    assert (folder / "mipic_qwen3_lora" / "adapter_model.safetensors").is_file()
-    wrong = ["mipic", "--model_name_or_path", folder / "qwen", "--train_files", folder / "sentences.txt"]
-    wrong += ["--output_dir", folder / "wrong", "--use_cpu"]
-    with pytest.raises(ValueError, match="Qwen3Model has no dropout"):
-        main([str(argument) for argument in wrong])
-    with pytest.raises(ValueError, match="values that qwen3 does not have: atention_dropout"):
-        main([str(argument) for argument in [*wrong, "--model_config", "{atention_dropout: 0.1}"]])
+def ibkd_args(tmp_path: Path, *names: str) -> Any:
+    return args_of(tmp_path, "ibkd-finetuning" if names[0].endswith("finetuning") else "ibkd", *names)
 
 
-def test_every_recipe_is_tested():
-    from tests.scripts.test_distillation_recipes import OVERLAYS, RECIPE_NAMES  # which imports from here
+@pytest.mark.parametrize("recipe", list(IBKD_PAPER))
+def test_recipes_of_ibkd_are_the_papers(tmp_path, recipe):
+    args = ibkd_args(tmp_path, recipe)
+    found = (args.learning_rate, args.per_device_train_batch_size, args.num_train_epochs, args.temperature, args.beta)
+    assert found == IBKD_PAPER[recipe]
+    assert args.hsic == IBKD_HSIC
 
-    names = {path.stem for path in RECIPES.glob("*.yaml")}
-    (marks,) = (mark for mark in test_a_recipe_runs.pytestmark if mark.name == "parametrize")
-    tested = {arguments[1] for arguments in marks.args[1]}
-    tested |= {f"mipic_{name}" for name in MIPIC_PAPER} | {f"mic_{name}" for name in MIC_PAPER}
-    assert names == tested | RECIPE_NAMES
-    overlays = {path.parent.name + "/" + path.stem for path in RECIPES.glob("*/*.yaml")}
-    studied = {f"studied/{name}" for name in ("mipic_chain_of_means_bert", "mic_with_pic_bert")}
-    assert overlays == {f"ablations/{name}" for name in ABLATIONS} | studied | set(OVERLAYS)
-    for path in RECIPES.rglob("*.yaml"):
-        assert "output_dir" not in yaml.safe_load(path.read_text()), "where to write is the user's to say"
+
+@pytest.mark.parametrize("overlay", list(IBKD_OVERLAYS))
+def test_overlays_of_ibkd_change_what_they_say(tmp_path, overlay):
+    before, after = ibkd_args(tmp_path, "ibkd_sts"), ibkd_args(tmp_path, "ibkd_sts", overlay)
+    changed = {name for name, value in after.to_dict().items() if before.to_dict()[name] != value}
+    assert changed - {"logging_dir"} == IBKD_OVERLAYS[overlay].keys()
+    assert {name: getattr(after, name) for name in IBKD_OVERLAYS[overlay]} == IBKD_OVERLAYS[overlay]
+
+
+def test_both_stages_of_ibkd_train_a_cut_of_the_teacher(real_files, minilm, quick_options):
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    sentences = (real_files / "sentences.txt").read_text().splitlines()[:64]
+    (real_files / "few.txt").write_text("\n".join(sentences))
+    first, second = real_files / "first", real_files / "second"
+    run(
+        "ibkd", "--config", "ibkd_sts", "--teacher_name_or_path", minilm, "--student_layers", 2,
+        "--teacher_cache_dir", real_files / "teachers", "--train_files", real_files / "few.txt", "--output_dir", first,
+        "--teacher_pooling", "mean", "--bf16", "false", "--per_device_train_batch_size", 8, *quick_options(),
+    )  # fmt: skip
+    assert {"infonce_2x384", "hsic_2x384"} <= logged(first)[0].keys()
+    student = M3BertModel.from_pretrained(first)
+    assert (len(student.layers), student.config.hidden_size) == (2, 384)
+    triples = zip(sentences[:21], sentences[21:42], sentences[42:63], strict=True)
+    rows = [dict(zip(("anchor", "positive", "negative"), triple, strict=True)) for triple in triples]
+    (real_files / "negatives.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run(
+        "ibkd-finetuning", "--config", "ibkd_sts_finetuning", "--model_name_or_path", first, "--train_files",
+        real_files / "negatives.jsonl", "--output_dir", second, "--projection_dim", 16, "--bf16", "false",
+        "--per_device_train_batch_size", 8, *quick_options(max_steps=2),
+    )  # fmt: skip
+    assert {"contrastive_2x16", "hsic_2x16"} <= logged(second)[0].keys()
+    model = sentence_transformers.SentenceTransformer(str(second), trust_remote_code=True)
+    assert model.encode(["a text"]).shape == (1, 16)
+
+
+def test_matryoshka_distillation_goes_on_from_a_trained_model(real_files, quick_options):
+    encoder = M3BertModel.from_pretrained(real_files / "model")
+    model = M3BertForMaskedLM(encoder.config)
+    with torch.no_grad():  # in place of pretraining: it knows which words there are
+        model.get_output_embeddings().weight.mul_(0.01)
+        tokenizer = AutoTokenizer.from_pretrained(real_files / "model")
+        words = tokenizer((real_files / "sentences.txt").read_text())["input_ids"]
+        model.get_output_embeddings().bias.fill_(-8)
+        model.get_output_embeddings().bias[torch.tensor(words)] = 0
+    model.save_pretrained(real_files / "pretrained")
+    arguments = [
+        "matryoshka-distillation", "--config", "m3bert_matryoshka_distillation", "--tokenizer_name",
+        real_files / "model", "--train_files", real_files / "sentences.txt", "--output_dir", real_files / "out",
+        "--grid", "2,6x8,32", "--pairs", "6x32>2x8", "--bf16", "false", "--per_device_train_batch_size", 8,
+        *quick_options(max_steps=2),
+    ]  # fmt: skip
+    run(*arguments, "--model_name_or_path", real_files / "pretrained")
+    assert "mlm_kl_6x32>2x8" in logged(real_files / "out")[0]
+    config = '{"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}'
+    with pytest.raises(ValueError, match="untrained teacher"):
+        run(*arguments, "--model_config", config)
+
+
+def test_the_pairs_of_matryoshka_distillation_are_the_papers(tmp_path):
+    args = args_of(tmp_path, "matryoshka-distillation", "m3bert_matryoshka_distillation")
+    assert (args.pairs, args.distillation_weight, args.distillation_temperature) == ("12x768>4x64", 1.0, 1.0)
+    assert (args.distillation_direction, args.max_steps, args.mlm_probability) == ("reverse", 50_000, 0.15)
+    assert args.grid == "4,8,12 x 32,64,128,768"

@@ -1,115 +1,86 @@
-"""The training command, end to end in its own process, and its errors."""
+"""The training command, end to end: methods, an objective of one's own, recipes over recipes, and errors."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
-import sys
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from peft import PeftModel
 
+from hub_cards.publication import Options, write_card
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from scripts import train
 from tests.conftest import padded_batch, tiny_config
 
 
-ROOT = Path(__file__).resolve().parents[2]
-QUICK = ["--use_cpu", "--max_steps", "3", "--logging_steps", "1", "--report_to", "none", "--disable_tqdm", "true"]
+MLM_TERMS = {"mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32"}
 
 
-def command(*arguments: object, module: str = "scripts.train") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+def run(*arguments: object) -> None:
+    train.main([str(argument) for argument in arguments])
 
 
 def logged(output_dir: Path) -> list[dict]:
-    state = json.loads((output_dir / "checkpoint-3" / "trainer_state.json").read_text())
+    (checkpoint,) = output_dir.glob("checkpoint-3")
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
     return [entry for entry in state["log_history"] if "loss" in entry]
 
 
-@pytest.fixture
-def folder(tmp_path, tiny_tokenizer, sentences) -> Path:
-    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
-    (tmp_path / "en.txt").write_text("\n".join(sentences[:32]))
-    (tmp_path / "de.txt").write_text("\n".join(sentences[32:40]))
-    pairs = [{"query": a, "answer": b} for a, b in zip(sentences[:24], sentences[24:], strict=True)]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, pairs)))
-    return tmp_path
+def model_config() -> dict[str, int]:
+    names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
+    return {name: getattr(tiny_config(), name) for name in names}
 
 
-def test_masked_lm_of_a_new_model_in_two_languages(folder):
-    config = {
-        key: value for key, value in tiny_config().to_dict().items() if key in ("hidden_size", "intermediate_size")
-    }
-    config |= {"num_hidden_layers": 6, "num_attention_heads": 4, "max_position_embeddings": 48}
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(
-        json.dumps(
-            {"model_config": config, "warmup_steps": 1, "mlm_probability": 0.3, "grid": "9x9", "max_length": 32}
-        )
-    )
-    done = command(
-        "multigranular-mlm", "--config", recipe, "--tokenizer_name", folder / "tokenizer", "--grid", "2,6x8,32",
-        "--train_files", folder / "en.txt", folder / "de.txt", "--language_exponent", "0.7",
-        "--eval_files", folder / "de.txt", "--output_dir", folder / "out", *QUICK,
+def test_masked_lm_of_a_new_model_in_two_languages(text_files, quick_options, run_module):
+    recipe = text_files / "recipe.yaml"
+    values = {"warmup_steps": 1, "mlm_probability": 0.3, "grid": "9x9", "max_length": 32}
+    recipe.write_text(json.dumps({"model_config": model_config(), **values}))
+    done = run_module(
+        "scripts.train", "multigranular-mlm", "--config", recipe, "--tokenizer_name", text_files / "tokenizer",
+        "--grid", "2,6x8,32", "--train_files", text_files / "en.txt", text_files / "de.txt", "--language_exponent",
+        "0.7", "--eval_files", text_files / "de.txt", "--output_dir", text_files / "out", *quick_options(),
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    logs = logged(folder / "out")
+    logs = logged(text_files / "out")
     assert len(logs) == 3
-    assert {"mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32"} <= set(logs[0])
-    assert "eval_mlm_2x8" in json.loads((folder / "out" / "eval_results.json").read_text())
-    loaded = M3BertForMaskedLM.from_pretrained(folder / "out", output_layer=2, output_dim=8)
+    assert set(logs[0]) >= MLM_TERMS
+    assert "eval_mlm_2x8" in json.loads((text_files / "out" / "eval_results.json").read_text())
+    loaded = M3BertForMaskedLM.from_pretrained(text_files / "out", output_layer=2, output_dim=8)
     assert loaded.config.matryoshka_dims == [8, 32]
 
 
-def test_contrastive_of_a_checkpoint_and_resuming(folder, tiny_model):
-    tiny_model.save_pretrained(folder / "model")
+def test_contrastive_of_a_checkpoint_and_resuming(text_files, tiny_checkpoint, quick_options):
     arguments = [
-        "contrastive", "--model_name_or_path", folder / "model", "--tokenizer_name", folder / "tokenizer",
-        "--train_files", folder / "pairs.jsonl", "--output_dir", folder / "out", "--save_steps", "1",
-        "--per_device_train_batch_size", "8", *QUICK,
+        "contrastive", "--model_name_or_path", tiny_checkpoint, "--train_files", text_files / "pairs.jsonl",
+        "--output_dir", text_files / "out", "--per_device_train_batch_size", 8, *quick_options(save_steps=1),
     ]  # fmt: skip
-    done = command(*arguments)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "contrastive_4x16" in logged(folder / "out")[0]
-    final = M3BertModel.from_pretrained(folder / "out").state_dict()
-    done = command(*arguments, "--resume_from_checkpoint", folder / "out" / "checkpoint-2")
-    assert done.returncode == 0, done.stderr[-3000:]
-    for name, tensor in M3BertModel.from_pretrained(folder / "out").state_dict().items():
+    run(*arguments)
+    assert "contrastive_4x16" in logged(text_files / "out")[0]
+    final = M3BertModel.from_pretrained(text_files / "out").state_dict()
+    run(*arguments, "--resume_from_checkpoint", text_files / "out" / "checkpoint-2")
+    for name, tensor in M3BertModel.from_pretrained(text_files / "out").state_dict().items():
         assert tensor.allclose(final[name], atol=1e-6), name
 
 
-@pytest.mark.parametrize("objective", ["contrastive", "espresso", "2dmse", "starbucks"])
-def test_an_adapter_is_saved_alone_or_merged(folder, tiny_model, objective):
-    from peft import PeftModel
-
-    from scripts.train import main
-
-    tiny_model.save_pretrained(folder / "model")
-    grid = "2x8,6x32" if objective == "starbucks" else "2,6x8,32"
+@pytest.mark.parametrize("method", ["contrastive", "espresso", "2dmse", "starbucks"])
+def test_an_adapter_is_saved_alone_or_merged(text_files, tiny_model, tiny_checkpoint, quick_options, method):
     arguments = [
-        objective, "--model_name_or_path", folder / "model", "--tokenizer_name", folder / "tokenizer", "--grid", grid,
-        "--train_files", folder / "pairs.jsonl", "--per_device_train_batch_size", "8", "--learning_rate", "0.1",
-        "--peft", "lora", "--lora_r", "2", *QUICK,
+        method, "--model_name_or_path", tiny_checkpoint, "--grid", "2x8,6x32" if method == "starbucks" else "2,6x8,32",
+        "--train_files", text_files / "pairs.jsonl", "--per_device_train_batch_size", 8, "--learning_rate", 0.1,
+        "--peft", "lora", "--lora_r", 2, *quick_options(),
     ]  # fmt: skip
-    main([*map(str, arguments), "--output_dir", str(folder / "adapter")])
-    assert (folder / "adapter" / "adapter_model.safetensors").is_file()
-    assert not (folder / "adapter" / "model.safetensors").is_file()
-    adapted = PeftModel.from_pretrained(M3BertModel.from_pretrained(folder / "model"), folder / "adapter").eval()
-    evaluation = ["--eval_files", str(folder / "pairs.jsonl")]
-    main([*map(str, arguments), "--output_dir", str(folder / "merged"), "--merge_adapter", *evaluation])
-    assert "eval_loss" in json.loads((folder / "merged" / "eval_results.json").read_text())
-    merged = M3BertModel.from_pretrained(folder / "merged").eval()
+    run(*arguments, "--output_dir", text_files / "adapter")
+    assert (text_files / "adapter" / "adapter_model.safetensors").is_file()
+    assert not (text_files / "adapter" / "model.safetensors").is_file()
+    adapted = PeftModel.from_pretrained(M3BertModel.from_pretrained(tiny_checkpoint), text_files / "adapter").eval()
+    evaluation = ["--eval_files", text_files / "pairs.jsonl"]
+    run(*arguments, "--output_dir", text_files / "merged", "--merge_adapter", *evaluation)
+    assert "eval_loss" in json.loads((text_files / "merged" / "eval_results.json").read_text())
+    merged = M3BertModel.from_pretrained(text_files / "merged").eval()
     inputs = padded_batch()
     states = [model(**inputs).last_hidden_state for model in (adapted, merged, tiny_model.eval())]
     torch.testing.assert_close(states[0], states[1], atol=1e-5, rtol=1e-4)
@@ -117,108 +88,242 @@ def test_an_adapter_is_saved_alone_or_merged(folder, tiny_model, objective):
     assert merged.config.matryoshka_dims == [8, 32]
 
 
+# What a user writes: an objective on pooled embeddings with an argument, one on masked tokens, and their configs.
+OWN = '''
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.nn.functional import normalize
+
+from m3bert import (
+    EmbeddingConfig, EmbeddingObjective, Identity, MultigranularMLM, MultigranularMLMConfig, Paper, truncate,
+)
+
+
+class Alignment(EmbeddingObjective):
+    """Squared distance between the unit vectors of a pair."""
+
+    name = "alignment"
+    title = "Pairwise alignment"
+    equation = "mean squared distance of unit vectors"
+    papers = (Paper("Understanding Alignment and Uniformity", "2005.10242", ("Tongzhou Wang", "Phillip Isola")),)
+    tags = ("alignment",)
+
+    def __init__(self, grid, *, power: float = 2.0, **kwargs):
+        super().__init__(grid, **kwargs)
+        self.power = power
+
+    def forward(self, batch):
+        terms = {}
+        for g in self.grid:
+            left, right = (normalize(truncate(vectors, g.dim)) for vectors in self.embeddings(batch, g.layer))
+            terms[self.term(g)] = (left - right).norm(dim=1).pow(self.power).mean()
+        return terms
+
+
+@dataclass
+class AlignmentConfig(EmbeddingConfig):
+    objective_class = Alignment
+
+    power: float = 2.0
+
+
+class DeepestFirst(MultigranularMLM):
+    title = "Deepest first"
+    equation = "masked-token cross-entropy, weighted with the depth"
+
+    def total(self, terms):
+        return sum(term.granularity.layer * value for term, value in terms.items())
+
+
+@dataclass
+class DeepestFirstConfig(MultigranularMLMConfig):
+    objective_class = DeepestFirst
+
+
+class Stranger:
+    pass
+'''
+
+
+@pytest.fixture
+def own_file(text_files) -> Path:
+    file = text_files / "mine.py"
+    file.write_text(OWN)
+    return file
+
+
+def test_an_embedding_objective_of_ones_own(own_file, text_files, tiny_checkpoint, quick_options):
+    """It trains, logs its terms under their names, evaluates, saves, and card and record name it."""
+    out = text_files / "out"
+    run(
+        f"{own_file}:AlignmentConfig", "--power", 3.0, "--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8,32",
+        "--train_files", text_files / "pairs.jsonl", "--eval_files", text_files / "pairs.jsonl", "--output_dir", out,
+        "--per_device_train_batch_size", 8, "--learning_rate", 1e-3, *quick_options(max_steps=3),
+    )  # fmt: skip
+    terms = {"alignment_2x8", "alignment_2x32", "alignment_6x8", "alignment_6x32"}
+    logs = logged(out)
+    assert set(logs[0]) >= terms
+    assert logs[0]["loss"] == pytest.approx(sum(logs[0][term] for term in terms), rel=1e-3)
+    assert logs[-1]["loss"] < logs[0]["loss"]
+    assert {f"eval_{term}" for term in terms} < set(json.loads((out / "eval_results.json").read_text()))
+    assert M3BertModel.from_pretrained(out).config.matryoshka_layers == [2, 6]
+    record = json.loads((out / "training.json").read_text())
+    assert record["objective"] == "Pairwise alignment" and record["tags"] == ["alignment"]
+    (part,) = record["parts"]
+    assert part["equation"] == "mean squared distance of unit vectors" and part["papers"][0]["id"] == "2005.10242"
+    assert record["settings"]["power"] == 3.0
+
+    write_card(out, "user/model", Options(), None)
+    card = (out / "README.md").read_text()
+    assert (
+        "Pairwise alignment" in card and "mean squared distance of unit vectors" in card and "@misc{wang2020" in card
+    )
+
+
+def test_a_masked_lm_objective_of_ones_own(own_file, text_files, quick_options):
+    out = text_files / "out"
+    run(
+        f"{own_file}:DeepestFirstConfig", "--tokenizer_name", text_files / "tokenizer", "--model_config",
+        json.dumps(model_config()), "--grid", "2,6x8,32", "--train_files", text_files / "en.txt", "--eval_files",
+        text_files / "de.txt", "--max_length", 32, "--output_dir", out, *quick_options(),
+    )  # fmt: skip
+    first = logged(out)[0]
+    assert set(first) >= MLM_TERMS
+    weighted = sum(int(name[4]) * value for name, value in first.items() if name in MLM_TERMS)
+    assert first["loss"] == pytest.approx(weighted, rel=1e-3)
+    assert "eval_mlm_6x32" in json.loads((out / "eval_results.json").read_text())
+    assert json.loads((out / "training.json").read_text())["objective"] == "Deepest first"
+    M3BertForMaskedLM.from_pretrained(out)
+
+
+def test_a_config_of_ones_own_may_extend_a_method(text_files):
+    from trainers import IBKDConfig, IBKDTrainer
+
+    file = text_files / "student.py"
+    file.write_text("from m3bert import IBKDConfig\nclass StudentConfig(IBKDConfig):\n    pass\n")
+    config, trainer = train.method_of(f"{file}:StudentConfig")
+    assert issubclass(config, IBKDConfig) and trainer is IBKDTrainer
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("FOLDER/yours.py:AlignmentConfig", "yours.py does not exist."),
+        ("FOLDER/mine.py:Config", "mine.py has no class 'Config'; its classes: Alignment, AlignmentConfig, Deepest"),
+        ("FOLDER/mine.py:", "mine.py has no class ''; its classes: Alignment, "),
+        ("FOLDER/mine.py:OWN", "mine.py has no class 'OWN'"),
+        (
+            "FOLDER/mine.py:Stranger",
+            "Stranger in .*mine.py must derive from EmbeddingConfig or MultigranularMLMConfig",
+        ),
+        ("FOLDER/mine.py", "mine.py' is not a method; methods: multigranular-mlm, .*, or path/to/mine.py:MyConfig."),
+        ("contrastiv", "'contrastiv' is not a method; methods: multigranular-mlm, matryoshka-distillation, contr"),
+    ],
+)
+def test_what_is_no_method_is_said_in_one_line(own_file, method, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        run(method.replace("FOLDER", str(own_file.parent)), "--output_dir", own_file.parent / "out")
+    assert "\n" not in str(caught.value)
+
+
+def options_of(method: str, *arguments: object) -> tuple:
+    return train.parse(train.method_of(method)[0], [str(argument) for argument in arguments])
+
+
+def test_a_later_recipe_wins_and_the_command_line_wins_over_all(tmp_path):
+    (tmp_path / "first.yaml").write_text("temperature: 0.1\nmax_length: 64\npic: {pooling: mean, temperature: 0.2}\n")
+    (tmp_path / "second.yaml").write_text("temperature: 0.3\npic: {temperature: 0.4}\nsia: {layers: [2, 4]}\n")
+    files = ["--config", tmp_path / "first.yaml", "--config", tmp_path / "second.yaml"]
+    *_, args = options_of("mixture", *files, "--output_dir", tmp_path)
+    assert (args.temperature, args.max_length) == (0.3, 64)
+    assert args.pic == {"pooling": "mean", "temperature": 0.4} and args.sia == {"layers": [2, 4]}
+    more = ["--temperature", 0.5, "--pic", "{detach_target: true, temperature: 0.6}", "--scr", "{threshold: 0.2}"]
+    *_, args = options_of("mixture", *files, "--output_dir", tmp_path, *more)
+    assert args.temperature == 0.5 and args.scr == {"threshold": 0.2} and args.sia == {"layers": [2, 4]}
+    assert args.pic == {"pooling": "mean", "temperature": 0.6, "detach_target": True}
+
+
+def test_a_recipe_is_a_name_or_a_file(tmp_path):
+    (tmp_path / "mine.yaml").write_text("max_length: 77\n")
+    names = ["--config", "msmarco_triplets", "--config", tmp_path / "mine.yaml"]
+    _, data, args = options_of("contrastive", *names, "--output_dir", tmp_path, "--bf16", "false", "--use_cpu")
+    assert args.max_length == 77 and args.text_columns == ["query", "positive", "negative"]
+    assert not data.train_files
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("temprature: 0.1", "--config has unknown options: temprature."),
+        ("[1, 2]", "--config .*bad.yaml must map options to values."),
+        ("a: b: c", "--config .*bad.yaml is not YAML: mapping values are not allowed"),
+        (None, "--config .*bad.yaml is neither a recipe nor a file; recipes: ibkd_retrieval, .*, ablations/ibkd_ckd"),
+    ],
+)
+def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "bad.yaml").write_text(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        options_of("contrastive", "--config", tmp_path / "bad.yaml", "--output_dir", tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["nothing"], "Name an objective first: multigranular-mlm, matryoshka-distillation, contrastive"),
         (["contrastive", "--output_dir", "OUT"], "Training needs --train_files"),
         (["contrastive", "FILES", "missing.jsonl"], "missing.jsonl does not exist"),
         (["contrastive", "FILES", "en.txt"], "needs two text columns or more; found: text"),
         (["contrastive", "FILES", "empty.jsonl"], "The dataset is empty"),
-        (["contrastive", "FILES", "nothing.jsonl.gz"], "The dataset is empty: nothing in"),
-        (["contrastive", "FILES", "notes.pdf"], "notes.pdf is of an unknown kind; known: .txt, .jsonl"),
-        (["contrastive", "FILES", "en.txt", "FOLDER/pairs.jsonl"], "Give files of one kind; got json, text"),
+        (["contrastive", "FILES", "nothing.jsonl.gz"], "nothing.jsonl.gz"),
+        (["contrastive", "FILES", "notes.pdf"], "notes.pdf .*\\.txt, \\.jsonl"),
+        (["contrastive", "FILES", "en.txt", "FOLDER/pairs.jsonl"], "got json, text"),
         (["contrastive", "FILES", "pairs.jsonl", "--grid", "2,9x8"], "outside of it: 9x8"),
         (["contrastive", "FILES", "pairs.jsonl", "--text_columns", "query", "reply"], "lacks the column(s) reply"),
         (["contrastive", "FILES", "pairs.jsonl", "--per_device_train_batch_size", "1"], "without negatives"),
-        (["contrastive", "FILES", "pairs.jsonl", "--config", "FOLDER/bad.yaml"], "unknown options: temprature"),
-        (["contrastive", "FILES", "pairs.jsonl", "--peft", "prefix"], "peft='prefix' is unknown; legal values: lora"),
+        (["contrastive", "FILES", "pairs.jsonl", "--peft", "prefix"], "--peft prefix is unknown; legal values: lora"),
         (["contrastive", "FILES", "pairs.jsonl", "--mini_batch_size", "0"], "mini_batch_size=0 must be 1 or more"),
         (["contrastive", "FILES", "pairs.jsonl", "--grid", "2,6x8,64"], "outside of it: 2x64, 6x64"),
         (["contrastive", "FILES", "pairs.jsonl", "--streaming"], "max_steps has to be specified"),
-        (["contrastive", "FILES", "pairs.jsonl", "--clean_pairs", "--max_pairs_per_query", "0"], "must be 1 or more"),
+        (["contrastive", "FILES", "pairs.jsonl", "--clean_pairs", "--max_pairs_per_query", "0"], "query 0 must be 1"),
+        (["contrastive", "FILES", "pairs.jsonl", "--language_exponent", "0.7"], "--language_exponent is for masked"),
+        (["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--push_to_hub"], "--push_to_hub does not publish"),
+        (["contrastive", "FILES", "pairs.jsonl", "--model_config", "5"], "--model_config='5' must be a mapping"),
         (["simcse", "FILES", "pairs.jsonl"], "takes one text column; found: query, answer"),
-        (["simcse", "FILES", "en.txt", "--clean_pairs"], "--clean_pairs cleans pairs, and this objective trains on"),
-        (["multigranular-mlm", "FILES", "en.txt", "--streaming"], "--streaming is for the contrastive objectives"),
+        (["simcse", "FILES", "en.txt", "--clean_pairs"], "--clean_pairs is for pairs; this method trains on single"),
+        (["multigranular-mlm", "FILES", "en.txt", "--streaming"], "--streaming is not available for masked LMs"),
         (["contrastive", "FILES", "pairs.jsonl", "--max_pairs_per_query", "2"], "needs --clean_pairs"),
         (["contrastive", "FILES", "pairs.jsonl", "--merge_adapter"], "needs an adapter: pass --peft lora"),
         (["espresso", "FILES", "pairs.jsonl", "--grid", "2,4x8,16"], "needs the full size 6x32"),
         (["2dmse", "FILES", "pairs.jsonl", "--grid", "6x8,32"], "2DMSE needs layers x dims"),
-        (["starbucks", "FILES", "pairs.jsonl", "--grid", "2,6x8,32"], "grow in layer and dim together"),
+        (["starbucks", "FILES", "pairs.jsonl", "--grid", "2,6x8,32"], "sizes whose layer and dim increase together"),
         (["starbucks", "FILES", "pairs.jsonl", "--per_device_train_batch_size", "1"], "without negatives"),
         (["multigranular-mlm", "FILES", "pairs.jsonl"], "lacks the column(s) text; it has query, answer"),
         (["multigranular-mlm", "FILES", "empty.txt"], "The dataset is empty"),
         (["contrastive", "FILES", "broken.jsonl"], "Cannot read .*broken.jsonl: "),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(folder, tiny_model, change, message, monkeypatch):
-    from scripts.train import main
-
-    tiny_model.save_pretrained(folder / "model")
+def test_what_is_wrong_is_said_in_one_line(text_files, tiny_checkpoint, change, message):
     for name in ("empty.jsonl", "empty.txt", "notes.pdf"):
-        (folder / name).write_text("")
-    (folder / "nothing.jsonl.gz").write_bytes(gzip.compress(b""))
-    (folder / "broken.jsonl").write_text('{"query": "a", "ans')
-    (folder / "bad.yaml").write_text("temprature: 0.1")
-    arguments = []
+        (text_files / name).write_text("")
+    (text_files / "nothing.jsonl.gz").write_bytes(gzip.compress(b""))
+    (text_files / "broken.jsonl").write_text('{"query": "a", "ans')
+    arguments: list[str] = []
     for word in change:
         if word == "FILES":
-            arguments += ["--model_name_or_path", "FOLDER/model", "--tokenizer_name", "FOLDER/tokenizer"]
-            arguments += ["--output_dir", "OUT", "--use_cpu", "--train_files"]
+            arguments += ["--model_name_or_path", tiny_checkpoint, "--output_dir", "OUT", "--use_cpu", "--train_files"]
         else:
             arguments.append(f"FOLDER/{word}" if arguments[-1:] == ["--train_files"] else word)
-    arguments = [word.replace("FOLDER", str(folder)).replace("OUT", str(folder / "out")) for word in arguments]
-    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")) as caught:
-        main(arguments)
+    arguments = [word.replace("FOLDER", str(text_files)).replace("OUT", str(text_files / "out")) for word in arguments]
+    with pytest.raises(ValueError, match=re.sub(r"([()])", r"\\\1", message)) as caught:
+        run(*arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_the_command_prints_an_error_and_no_traceback():
-    done = command("nothing")
+def test_the_command_prints_an_error_and_no_traceback(run_module):
+    done = run_module("scripts.train", "nothing")
     assert done.returncode == 1
-    objectives = (
-        "multigranular-mlm, matryoshka-distillation, contrastive, simcse, espresso, 2dmse, starbucks, mipic, mic"
-    )
-    assert (
-        done.stderr.strip().splitlines()[-1] == f"error: Name an objective first: {objectives}, ibkd, ibkd-finetuning."
-    )
-
-
-def test_convert_writes_an_elastic_checkpoint(minilm, tmp_path, run_bare):
-    done = command(minilm, tmp_path / "model", module="scripts.convert")
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert "6 layers, width 384" in done.stdout
-    printed = run_bare(
-        """
-        from transformers import AutoModel, AutoTokenizer
-        tokenizer = AutoTokenizer.from_pretrained("model", trust_remote_code=True)
-        model = AutoModel.from_pretrained("model", trust_remote_code=True, output_layer=4, output_dim=64)
-        print(tuple(model(**tokenizer("a short text", return_tensors="pt")).last_hidden_state.shape))
-        """
-    )
-    assert "(1, 5, 64)" in printed
-
-
-def test_convert_says_why_it_cannot(tmp_path):
-    import transformers
-
-    config = transformers.ModernBertConfig(
-        vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
-        pad_token_id=0, cls_token_id=0, sep_token_id=0, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    transformers.ModernBertModel(config).save_pretrained(tmp_path / "source")
-    from tests.conftest import tiny_tokenizer
-
-    tiny_tokenizer.__wrapped__().save_pretrained(tmp_path / "source")
-    done = command(tmp_path / "source", tmp_path / "out", module="scripts.convert")
-    assert done.returncode == 1
-    assert "ModernBertConfig cannot be converted exactly: it alternates local and global attention" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_source_that_is_not_there_is_said_in_one_line(tmp_path):
-    done = command(tmp_path / "nowhere", tmp_path / "out", module="scripts.convert")
-    assert done.returncode == 1
-    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
-    assert "nowhere" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: 'nothing' is not a method; methods: multigranular-mlm, ")
+    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1

@@ -1,0 +1,47 @@
+"""
+m3BERT: elastic text encoders. One checkpoint, loaded at the depth and width that you can afford.
+
+All public names are here: the architecture, the conversion, the trainers and the evaluation. Each is imported when it
+is first used, so `import m3bert` imports no torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import trainers
+import trainers.evaluation
+
+
+if TYPE_CHECKING:
+    from modeling_m3bert import *  # noqa: F403
+    from trainers import *  # noqa: F403
+    from trainers.evaluation import *  # noqa: F403
+
+__version__ = "0.2.0"
+
+# Importing the architecture imports torch, so its names are spelled out.
+ARCHITECTURE = (
+    "M3BertConfig",
+    "M3BertForMaskedLM",
+    "M3BertForMultipleChoice",
+    "M3BertForQuestionAnswering",
+    "M3BertForSequenceClassification",
+    "M3BertForTokenClassification",
+    "M3BertModel",
+    "M3BertPreTrainedModel",
+    "convert_to_m3bert",
+)
+__all__ = ["__version__", *ARCHITECTURE, *trainers.__all__, *trainers.evaluation.__all__]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ARCHITECTURE:
+        return getattr(import_module("modeling_m3bert"), name)
+    for package in (trainers, trainers.evaluation):
+        if name in package.__all__:
+            return getattr(package, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

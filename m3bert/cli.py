@@ -1,0 +1,63 @@
+"""The console command `m3bert`. It imports a command's module only when that command is called."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+
+# Command -> its module in `m3bert.commands` (the folder `scripts/` of a checkout), and what it does.
+COMMANDS = {
+    "convert": ("convert", "convert a BERT-family encoder to an elastic m3BERT, exactly"),
+    "train": ("train", "train an encoder with one of the methods, or with an objective of your own"),
+    "recipes": ("recipes", "list the recipes for `train --config NAME`, or print one"),
+    "mine": ("mine_negatives", "find hard negatives for pairs with a teacher model"),
+    "embed": ("embed", "embed texts at every granularity of a grid, to files"),
+    "evaluate": ("evaluate", "score every granularity of an encoder"),
+    "choose": ("choose", "choose the granularity to deploy within a budget"),
+    "geometry": ("geometry", "plot the geometry of an encoder's embeddings"),
+    "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),
+    "export": ("export_onnx", "export an encoder to ONNX, one file per granularity"),
+    "demo": ("demo", "open a page to try an encoder at any depth, width and precision"),
+    "quickstart": ("quickstart", "convert, train, evaluate and query a real encoder (5 to 10 minutes)"),
+}
+
+
+def usage() -> str:
+    """The help text: one line per command."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: m3bert COMMAND [options]",
+            "",
+            "Elastic text encoders: one checkpoint, loaded at the depth and width that you can afford.",
+            "",
+            *lines,
+            "",
+            "`m3bert COMMAND --help` prints the options of a command, `m3bert --version` the version.",
+        ]
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """
+    Run a command.
+
+    Args:
+        arguments (`list[str]`, *optional*): The command and its options. Default: the command line.
+    """
+    name, *options = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(usage())
+        return
+    if name in ("-V", "--version"):
+        from m3bert import __version__
+
+        print(__version__)
+        return
+    if name not in COMMANDS:
+        sys.exit(f"error: unknown command {name!r}; commands: {', '.join(COMMANDS)}.")
+    sys.argv = [f"m3bert {name}", *options]  # what argparse shows as the name of the program
+    module = import_module(f"m3bert.commands.{COMMANDS[name][0]}")
+    import_module("m3bert.commands.command").run_command(module.main)

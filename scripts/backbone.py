@@ -1,0 +1,127 @@
+"""The model to train: a checkpoint, its first layers, or a new m3BERT; with or without an adapter."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import AutoConfig, AutoModel, AutoTokenizer
+
+from modeling_m3bert import convert_to_m3bert
+from trainers.core.composition import mapping_of
+
+from .convert import for_m3bert
+
+
+@dataclass
+class BackboneArguments:
+    """Which model to train."""
+
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id of the backbone. Default: a new m3BERT."}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id of the tokenizer. Default: that of the model."}
+    )
+    model_config: dict | str | None = field(
+        default=None,
+        metadata={
+            "help": "Values for the config of the backbone, or of a new m3BERT, as JSON or a YAML mapping: "
+            "{attention_dropout: 0.1}."
+        },
+    )
+    student_layers: int | None = field(
+        default=None, metadata={"help": "Convert the model to m3BERT and train only its first N layers."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    peft: str | None = field(
+        default=None, metadata={"help": "Train an adapter instead of the whole model; legal value: lora."}
+    )
+    lora_r: int = field(default=16, metadata={"help": "Rank of the LoRA adapter."})
+    lora_alpha: int = field(
+        default=32, metadata={"help": "Alpha of the LoRA adapter: its output is multiplied with alpha / rank."}
+    )
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on the input of the LoRA adapter."})
+    lora_target_modules: list[str] | None = field(
+        default=None, metadata={"help": "Names of the modules to adapt. Default: every linear layer."}
+    )
+    merge_adapter: bool = field(
+        default=False, metadata={"help": "Merge the adapter into the model and save the whole model."}
+    )
+
+
+def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any]:
+    """
+    The model and its tokenizer.
+
+    Raises:
+        ValueError: if an option is missing or unknown, or does not suit the model.
+    """
+    tokenizer_name = options.tokenizer_name or options.model_name_or_path
+    if tokenizer_name is None:
+        raise ValueError("A new m3BERT needs --tokenizer_name.")
+    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=options.trust_remote_code)
+    values = mapping_of("--model_config", options.model_config)
+    if options.model_name_or_path is not None:
+        known = AutoConfig.from_pretrained(options.model_name_or_path, trust_remote_code=options.trust_remote_code)
+        unknown = [name for name in values if not hasattr(known, name)]
+        if unknown:
+            raise ValueError(
+                f"--model_config has values that the config of {known.model_type} lacks: {', '.join(unknown)}."
+            )
+        loading = {"trust_remote_code": options.trust_remote_code, "use_safetensors": True, **values}
+        if options.student_layers is None:
+            model = auto_class.from_pretrained(options.model_name_or_path, **loading)
+        else:
+            model = first_layers(options.model_name_or_path, options.student_layers, auto_class, loading)
+            tokenizer = for_m3bert(tokenizer, model)
+        return with_adapter(model, options), tokenizer
+    if options.student_layers is not None:
+        raise ValueError("--student_layers needs a model to take layers from: pass --model_name_or_path.")
+    if options.peft is not None:
+        raise ValueError("--peft needs a trained model to adapt: pass --model_name_or_path.")
+    special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
+    config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **values})
+    return auto_class.from_config(config), tokenizer
+
+
+def first_layers(name: str, layers: int, auto_class: Any, loading: dict[str, Any]) -> Any:
+    """
+    The first layers of a model, as an m3BERT. An m3BERT is cut at loading; any other encoder is converted first.
+
+    Raises:
+        ValueError: if the model has fewer layers, or cannot be converted.
+    """
+    config = AutoConfig.from_pretrained(name, trust_remote_code=loading["trust_remote_code"])
+    if not 0 < layers <= config.num_hidden_layers:
+        raise ValueError(
+            f"--student_layers {layers} must be within 1..{config.num_hidden_layers}, the depth of {name}."
+        )
+    if config.model_type == "m3bert":
+        return auto_class.from_pretrained(name, output_layer=layers, **loading)
+    if auto_class is not AutoModel:
+        raise ValueError("--student_layers cannot convert a model with a head: use an m3BERT, or train embeddings.")
+    with tempfile.TemporaryDirectory() as folder:
+        convert_to_m3bert(auto_class.from_pretrained(name, **loading)).save_pretrained(folder)
+        model = auto_class.from_pretrained(folder, output_layer=layers)
+    model.config.name_or_path = name  # its origin, not the temporary folder
+    return model
+
+
+def with_adapter(model: Any, options: BackboneArguments) -> Any:
+    """The model with the adapter that the options ask for, if any."""
+    if options.peft is None:
+        return model
+    if options.peft != "lora":
+        raise ValueError(f"--peft {options.peft} is unknown; legal values: lora.")
+    from peft import LoraConfig, get_peft_model
+
+    modules = options.lora_target_modules
+    config = LoraConfig(
+        r=options.lora_r,
+        lora_alpha=options.lora_alpha,
+        lora_dropout=options.lora_dropout,
+        target_modules=modules if modules is not None else "all-linear",
+    )
+    return get_peft_model(model, config)

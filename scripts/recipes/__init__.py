@@ -1,0 +1,90 @@
+"""
+List the recipes for `m3bert train METHOD --config NAME`, or print one:
+
+    m3bert recipes
+    m3bert recipes mipic_bert
+
+A recipe is a YAML file of options. `--config` can be repeated: later files override earlier ones, and options on the
+command line override all files. Recipes in `ablations/` and `studied/` are made to go on top of another recipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..command import argument_parser
+
+
+FOLDER = Path(__file__).parent
+
+
+def recipe_names() -> list[str]:
+    """Names of the recipes in this package, such as `mipic_bert` and `ablations/mic_scr_only`."""
+    files = sorted(FOLDER.rglob("*.yaml"), key=lambda file: (file.parent != FOLDER, file))
+    return [file.relative_to(FOLDER).with_suffix("").as_posix() for file in files]
+
+
+def find_recipe(name: str, option: str = "") -> Path:
+    """
+    The file of a recipe.
+
+    Args:
+        name (`str`): One of [`recipe_names`], or the path of a YAML file.
+        option (`str`, *optional*): The command's option that takes the name, for the error message.
+
+    Raises:
+        ValueError: if there is no such recipe or file.
+    """
+    for file in (Path(name), FOLDER / f"{name}.yaml"):
+        if file.is_file():
+            return file
+    given = f"{option} {name}".strip()
+    raise ValueError(f"{given} is neither a recipe nor a file; recipes: {', '.join(recipe_names())}.")
+
+
+def read_recipes(names: Iterable[str], option: str = "--config") -> dict[str, Any]:
+    """
+    The options of several recipes together. Later ones override earlier ones; mappings, such as the arguments of a
+    part (`pic: {pooling: mean}`), are merged.
+
+    Args:
+        names (`Iterable[str]`): Recipes or files, see [`find_recipe`].
+        option (`str`, *optional*, defaults to `"--config"`): As for [`find_recipe`].
+
+    Raises:
+        ValueError: if one is not found, or does not map options to values.
+    """
+    from trainers.core.composition import merged
+
+    options: dict[str, Any] = {}
+    for name in names:
+        file = find_recipe(name, option)
+        try:
+            content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ValueError(f"{option} {file} is not YAML: {' '.join(str(error).split())}.") from error
+        if not isinstance(content, Mapping | None):
+            raise ValueError(f"{option} {file} must map options to values.")
+        options = merged(options, content or {})
+    return options
+
+
+def title_of(file: Path) -> str:
+    """The first comment line of a recipe: what it is."""
+    return file.read_text(encoding="utf-8").splitlines()[0].removeprefix("# ").rstrip(".")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("name", nargs="?", help="print this recipe")
+    options = parser.parse_args(arguments)
+    if options.name is not None:
+        print(find_recipe(options.name).read_text(encoding="utf-8"), end="")
+        return
+    width = max(map(len, recipe_names()))
+    for name in recipe_names():
+        print(f"{name:<{width}}  {title_of(FOLDER / f'{name}.yaml')}")

@@ -1,0 +1,153 @@
+"""The console command `m3bert`: what it prints, what it imports, and how it fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import entry_points, version
+from pathlib import Path
+
+import pytest
+
+from m3bert.cli import COMMANDS, main
+
+
+ROOT = Path(__file__).resolve().parents[2]
+# Runs a command and prints the top-level packages that it imported, after a mark.
+IMPORTS = """
+import sys
+from m3bert.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as end:
+    if end.code and end.code is not True:
+        print(end.code)
+print("LOADED", *{name.partition(".")[0] for name in sys.modules})
+"""
+
+
+def process(*arguments: object, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)], cwd=folder, capture_output=True, text=True, timeout=300
+    )
+
+
+def run_and_list(*arguments: object, folder: Path = ROOT) -> tuple[str, set[str]]:
+    """What a command printed, and the packages that it imported."""
+    done = process("-c", IMPORTS, *arguments, folder=folder)
+    assert done.returncode == 0, done.stderr
+    printed, _, loaded = done.stdout.rpartition("LOADED")
+    return printed, set(loaded.split())
+
+
+def test_the_installed_script_is_this_function():
+    (script,) = entry_points(group="console_scripts", name="m3bert")
+    assert script.load() is main
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_with_a_main(name):
+    module, text = COMMANDS[name]
+    assert callable(import_module(f"m3bert.commands.{module}").main)
+    assert text[0].islower() and not text.endswith(".")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help_under_its_name(name, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", sys.argv)  # which the command line changes
+    arguments = [name, *(["contrastive"] if name == "train" else []), "--help"]
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert not end.value.code
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"usage: m3bert {name} ")
+    assert f"m3bert {name}" in printed.partition("options:")[0].split("\n", 1)[1], "an example"
+    assert "python -m scripts" not in printed and "(default: None)" not in printed
+
+
+def test_help_lists_every_command(capsys):
+    for arguments in ([], ["--help"], ["-h"], ["help"]):
+        main(arguments)
+        printed = capsys.readouterr().out
+        assert printed.startswith("usage: m3bert COMMAND")
+        listed = [line.split()[0] for line in printed.splitlines() if line.startswith("  ")]
+        assert listed == list(COMMANDS)
+
+
+def test_the_version_is_printed(capsys):
+    for option in ("--version", "-V"):
+        main([option])
+        assert capsys.readouterr().out.strip() == version("m3bert")
+
+
+def test_an_unknown_command_is_one_line():
+    with pytest.raises(SystemExit) as end:
+        main(["fly"])
+    assert end.value.code == f"error: unknown command 'fly'; commands: {', '.join(COMMANDS)}."
+
+
+def test_training_without_a_method_lists_the_methods(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    main(["train", "--help"])
+    printed = capsys.readouterr().out
+    assert "Methods: multigranular-mlm, matryoshka-distillation, contrastive, " in printed
+
+
+HEAVY = {"torch", "transformers", "numpy", "datasets", "accelerate", "huggingface_hub", "matplotlib", "faiss"}
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["recipes"],
+        ["recipes", "mic_bert"],
+        ["train", "--help"],
+        ["choose", "--help"],
+        ["convert", "--help"],
+        ["push", "--help"],
+        ["fly"],
+    ],
+    ids=" ".join,
+)
+def test_what_needs_no_model_imports_no_torch(arguments):
+    printed, loaded = run_and_list(*arguments)
+    assert printed and not loaded & HEAVY
+
+
+def test_choosing_imports_no_torch(tmp_path):
+    printed, loaded = run_and_list("choose", "missing.json", "--documents", "1000", folder=tmp_path)
+    assert printed == "error: missing.json: No such file or directory\n"
+    assert not loaded & HEAVY
+
+
+@pytest.mark.parametrize("arguments", [["train", "starbucks", "--help"], ["evaluate", "--help"]], ids=" ".join)
+def test_optional_packages_are_imported_where_they_are_used(arguments):
+    _, loaded = run_and_list(*arguments)
+    assert "torch" in loaded
+    assert not loaded & {"faiss", "matplotlib", "sklearn", "sentence_transformers", "gradio", "onnxruntime"}
+
+
+def test_an_error_is_one_line_and_no_traceback(tmp_path):
+    done = process("-m", "m3bert", "recipes", "poetry")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("error: poetry is neither a recipe nor a file; recipes: ibkd_retrieval, ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    command = f"{sys.executable} -m m3bert recipes mipic_bert | true"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {command}"], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.returncode == 0 and done.stderr == ""
+
+
+@pytest.mark.parametrize("module", ["choose", "convert", "push_to_hub", "recipes", "ask"])
+def test_a_checkout_runs_the_same_modules(module):
+    done = process("-m", f"scripts.{module}", "--help")
+    assert done.returncode == 0, done.stderr
+    assert "usage: " in done.stdout

@@ -1,0 +1,54 @@
+"""The public names of `m3bert`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+import m3bert
+import modeling_m3bert
+import trainers
+import trainers.evaluation
+
+
+def test_the_names_are_those_of_the_architecture_the_trainers_and_the_evaluation():
+    assert sorted(m3bert.ARCHITECTURE) == sorted(modeling_m3bert.__all__)
+    exported = [*m3bert.ARCHITECTURE, *trainers.__all__, *trainers.evaluation.__all__]
+    assert sorted(m3bert.__all__) == sorted(["__version__", *exported])
+    assert len(set(m3bert.__all__)) == len(m3bert.__all__), "a name means one thing"
+    assert dir(m3bert) == sorted(m3bert.__all__)
+
+
+@pytest.mark.parametrize("name", m3bert.__all__)
+def test_every_name_is_there(name):
+    found = getattr(m3bert, name)
+    owners = [owner for owner in (modeling_m3bert, trainers, trainers.evaluation) if name in owner.__all__]
+    assert name == "__version__" or [getattr(owner, name) for owner in owners] == [found]
+
+
+def test_all_names_can_be_imported_at_once():
+    namespace: dict[str, object] = {}
+    exec("from m3bert import *", namespace)
+    assert set(m3bert.__all__) <= set(namespace)
+
+
+def test_another_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'm3bert' has no attribute 'M3BertForPoetry'"):
+        m3bert.M3BertForPoetry  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'ContrastivTrainer' from 'm3bert'"):
+        exec("from m3bert import ContrastivTrainer")
+
+
+def test_the_version_is_that_of_the_distribution():
+    assert m3bert.__version__ == version("m3bert")
+
+
+def test_importing_it_imports_nothing_heavy():
+    code = "import sys, m3bert; dir(m3bert); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "m3bert" in loaded
+    assert not loaded & {"torch", "transformers", "numpy", "datasets", "huggingface_hub"}

@@ -1,0 +1,88 @@
+"""The command that chooses a granularity, from a results file."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scripts import choose
+from trainers.evaluation import GridResults, Latency, Score
+
+
+@pytest.fixture
+def results(tmp_path) -> GridResults:
+    """Two retrieval tasks and one of similarity, at four granularities; the deeper and the wider, the better."""
+    scores = [
+        Score(task, task_type, "test", metric, True, f"{layer}x{dim}", base + layer / 100 + dim / 1000)
+        for task, task_type, metric, base in (
+            ("cranfield", "retrieval", "ndcg@10", 0.4),
+            ("msmarco", "retrieval", "ndcg@10", 0.3),
+            ("stsb", "sts", "spearman", 0.7),
+        )
+        for layer in (2, 6)
+        for dim in (8, 32)
+    ]
+    return GridResults(
+        model="user/model", revision=None, grid="2,6x8,32", seed=0, date="2026-01-01", machine="test", versions={},
+        settings={}, scores=scores,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def file(results, tmp_path) -> str:
+    results.save(tmp_path / "results.json")
+    return str(tmp_path / "results.json")
+
+
+@pytest.mark.parametrize(
+    ("options", "beginning"),
+    [
+        ([], "Judged by cranfield, msmarco. Deploy 6x32: "),
+        (["--tasks", "sts"], "Judged by stsb. Deploy 6x32: "),
+        (["--tasks", "stsb", "cranfield", "sts"], "Judged by stsb, cranfield. Deploy 6x32: "),
+        (["--memory_gb", "0.00004"], "Judged by cranfield, msmarco. Deploy 6x8: "),
+        (["--min_quality", "0.38"], "Judged by cranfield, msmarco. Deploy 6x8: "),
+        (["--min_quality", "0.37"], "Judged by cranfield, msmarco. Deploy 2x8: "),
+    ],
+)
+def test_the_choice_is_printed_with_its_reason(file, options, beginning, capsys):
+    choose.main([file, "--documents", "1000", *options])
+    assert capsys.readouterr().out.startswith(beginning)
+
+
+def test_all_tasks_but_geometry_count_where_there_is_no_retrieval(results, tmp_path, capsys):
+    results.scores = [score for score in results.scores if score.task == "stsb"]
+    results.scores.append(Score("stsb-geometry", "geometry", "test", "effective_rank", True, "2x8", 3.0))
+    results.save(tmp_path / "other.json")
+    choose.main([str(tmp_path / "other.json"), "--documents", "1000"])
+    assert capsys.readouterr().out.startswith("Judged by stsb. Deploy 6x32")
+
+
+def test_latency_counts_where_it_was_measured(results, tmp_path, capsys):
+    rerank = {dim: {"100": 0.01} for dim in ("8", "32")}
+    results.latency = Latency({"2": 1.0, "6": 3.0}, {"8": 0.1, "32": 0.4}, rerank, 1000, "m3bert", 1)
+    results.save(tmp_path / "timed.json")
+    choose.main([str(tmp_path / "timed.json"), "--documents", "1000", "--latency_ms", "2"])
+    assert capsys.readouterr().out.startswith("Judged by cranfield, msmarco. Deploy 2x32: ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--documents", "1000", "--tasks", "snli"], "No scores .*snli"),
+        (["--documents", "1000", "--latency_ms", "5"], "[Ll]atency"),
+        (["--documents", "0"], "documents=0 must be above 0"),
+        (["--documents", "1000", "--min_quality", "0.99"], "No granularity fits"),
+    ],
+)
+def test_what_cannot_be_chosen_is_said_in_one_line(file, options, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        choose.main([file, *options])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_no_evaluation_is_said_in_one_line(tmp_path):
+    (tmp_path / "other.json").write_text(json.dumps({"scores": 3}))
+    with pytest.raises(ValueError, match="other.json"):
+        choose.main([str(tmp_path / "other.json"), "--documents", "1000"])

