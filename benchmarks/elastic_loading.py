@@ -1,10 +1,10 @@
 """
-Loading a third of the layers of one checkpoint against loading all of it: memory that the load and a forward add.
+Loading a third of a checkpoint's layers against loading all of them: the memory that loading and one forward pass add.
 
     python -m benchmarks.elastic_loading
 
-Sizes are the paper's base model (12 layers, width 768), with a vocabulary of 32,000 so that the embeddings do not hide
-the layers. The last line printed is one JSON object. Half a minute, 2 GB.
+The model has the size of the paper's base model (12 layers, width 768), with a vocabulary of 32,000 so that the
+embeddings do not dominate the layers. The last line printed is a JSON object. Takes half a minute, and 2 GB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ARGUMENTS = {"full": {}, "4 layers": {"output_layer": 4}}
 
 
 def report_added(folder: str, name: str) -> None:
-    """Print by how many megabytes loading one variant, and running it once, raises this process's memory."""
+    """Print the memory, in megabytes, that loading one variant and running it once add to this process."""
     before = resident_megabytes()
     model = M3BertModel.from_pretrained(folder, **ARGUMENTS[name])
     with torch.no_grad():
@@ -35,13 +35,13 @@ def report_added(folder: str, name: str) -> None:
 
 
 def added_megabytes(folder: str, name: str) -> float:
-    """The same, in a process of its own."""
+    """The same, measured in a separate process."""
     command = [sys.executable, "-m", "benchmarks.elastic_loading", "--folder", folder, "--memory", name]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
 
 def measure() -> dict[str, float]:
-    """Megabytes added by each variant."""
+    """The memory that each variant adds, in megabytes."""
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(SEED)
         M3BertModel(M3BertConfig(vocab_size=32_000)).save_pretrained(folder)
@@ -50,8 +50,8 @@ def measure() -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", help="checkpoint to load")
-    parser.add_argument("--memory", choices=list(ARGUMENTS), help="print one variant's memory and stop")
+    parser.add_argument("--folder", help="checkpoint to load, for --memory")
+    parser.add_argument("--memory", choices=list(ARGUMENTS), help="print the memory of one variant only")
     options = parser.parse_args()
     if options.memory:
         report_added(options.folder, options.memory)

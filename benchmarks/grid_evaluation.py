@@ -1,12 +1,13 @@
 """
-Scoring a whole grid against encoding once: STS-B's test set, every layer of the real encoder (extra `quickstart`) by
+Scoring a whole grid against encoding once: STS-B's test set, every layer of the real encoder (extra `quickstart`) x
 six dims, from texts to 36 Spearman correlations.
 
-    python -m benchmarks.grid_evaluation                  # three minutes on two cores; needs M3BERT_DATA
+    python -m benchmarks.grid_evaluation                  # takes three minutes on two cores; needs M3BERT_DATA
 
-The last line is JSON. `grid_vs_one_encode`: time of all 36 scores against one encode of the same texts at full depth
-and width with the same settings. `grid_vs_each_alone`: against loading each granularity alone and scoring it.
-`largest_difference`: of a score from the grid to the score of that granularity loaded alone.
+The last line printed is a JSON object. `grid_vs_one_encode`: time of all 36 scores relative to encoding the same texts
+once at full depth and width with the same settings. `grid_vs_each_alone`: the same time relative to loading and
+scoring each granularity alone. `largest_difference`: the largest difference between a granularity's score from the
+grid and its score when loaded alone.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from transformers.utils import logging
 
 from benchmarks._measure import about
 from modeling_m3bert import M3BertModel
-from scripts._command import run_command
-from scripts._sources import data_folder, default_base
+from scripts.command import run_command
 from scripts.convert import convert
+from scripts.sources import data_folder, default_base
 from trainers import Granularity, Grid, NestedStates
-from trainers.evaluation import STS, GridEncoder, find_task, score_grid, seconds_in_turn
+from trainers.evaluation import STS, GridEncoder, find_task, score_grid
+from trainers.evaluation.latency import seconds_in_turn
+from trainers.evaluation.readers import load_task
 
 
 GRID = Grid.parse("1,2,3,4,5,6 x 16,32,64,128,256,384")
@@ -36,11 +39,11 @@ SETTINGS: dict[str, Any] = {"batch_size": 64, "max_length": 128}
 
 
 @torch.no_grad()
-def score_alone(folder: Path, granularity: Granularity, protocol: STS) -> float:
-    """The score of one granularity, loaded alone from the checkpoint and run by itself, in batches of equal length."""
+def score_alone(folder: Path, granularity: Granularity, evaluator: STS) -> float:
+    """The score of one granularity, loaded alone from the checkpoint; batches hold texts of similar length."""
     model = M3BertModel.from_pretrained(folder, output_layer=granularity.layer, output_dim=granularity.dim).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    sides = [protocol.texts[side] for side in ("sentence1", "sentence2")]
+    sides = [evaluator.texts[side] for side in ("sentence1", "sentence2")]
     texts = list(dict.fromkeys([*sides[0], *sides[1]]))
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]), reverse=True)
     vectors = torch.empty(len(texts), granularity.dim)
@@ -57,36 +60,36 @@ def score_alone(folder: Path, granularity: Granularity, protocol: STS) -> float:
         vectors[rows] = states.pooled(0)
     position = {text: row for row, text in enumerate(texts)}
     first, second = (vectors[[position[text] for text in side]] for side in sides)
-    return protocol.score({"sentence1": first, "sentence2": second})["spearman"]
+    return evaluator.score({"sentence1": first, "sentence2": second})["spearman"]
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=7, help="timings of each variant")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     options = parser.parse_args(arguments)
     set_seed(options.seed)
     logging.disable_progress_bar()
-    protocol = find_task("stsb").load(data_folder())
-    assert isinstance(protocol, STS)
+    evaluator = load_task(find_task("stsb"), data_folder())
+    assert isinstance(evaluator, STS)
     tokenizer = AutoTokenizer.from_pretrained(default_base())
 
     model = AutoModel.from_pretrained(default_base())
     whole = GridEncoder(model, tokenizer, GRID, **SETTINGS)
     full = GridEncoder(model, tokenizer, Grid((GRID.full,)), **SETTINGS)
-    texts = list(dict.fromkeys([*protocol.texts["sentence1"], *protocol.texts["sentence2"]]))
+    texts = list(dict.fromkeys([*evaluator.texts["sentence1"], *evaluator.texts["sentence2"]]))
     seconds = seconds_in_turn(
-        {"one encode": lambda: full.encode(texts), "grid": lambda: score_grid(whole, protocol)}, options.rounds
+        {"one encode": lambda: full.encode(texts), "grid": lambda: score_grid(whole, evaluator)}, options.rounds
     )
 
     with tempfile.TemporaryDirectory() as folder:
         elastic = convert(default_base(), folder)
-        scores = score_grid(GridEncoder(elastic, AutoTokenizer.from_pretrained(folder), GRID, **SETTINGS), protocol)
+        scores = score_grid(GridEncoder(elastic, AutoTokenizer.from_pretrained(folder), GRID, **SETTINGS), evaluator)
         start = time.perf_counter()
-        alone = {g: score_alone(Path(folder), g, protocol) for g in GRID}
+        alone = {g: score_alone(Path(folder), g, evaluator) for g in GRID}
         each_alone = time.perf_counter() - start
     for g in GRID:
-        print(f"{g}: {scores[g]['spearman']:.6f}, alone {alone[g]:.6f}")
+        print(f"{g}: {scores[g]['spearman']:.6f}, loaded alone {alone[g]:.6f}")
     result = {
         "grid_vs_one_encode": round(seconds["grid"] / seconds["one encode"], 3),
         "grid_vs_each_alone": round(seconds["grid"] / each_alone, 3),

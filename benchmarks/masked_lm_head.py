@@ -1,11 +1,11 @@
 """
-The multigranular masked-LM head against the double loop over (layer, dim) that it replaces, and against one plain
-head of full width: time, peak memory, and the same losses and gradients. Then whole training steps of the base model.
+The multigranular masked-LM head against the double loop over (layer, dim) that it replaces, and against a plain head
+of full width: time, peak memory, and equality of losses and gradients. Then whole training steps of the base model.
 
     python -m benchmarks.masked_lm_head
 
 Sizes are the paper's: vocabulary 250,002, width 768, layers 4, 8, 12, dims 32, 64, 128, 768; 1,024 tokens, 15% masked.
-The last line printed is one JSON object. About ten minutes on two cores, 12 GB.
+The last line printed is a JSON object. Takes about ten minutes on two cores, and 12 GB.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.nn import functional
 from benchmarks._measure import about, peak_megabytes, report_peak
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from trainers import Grid, MultigranularMLM, NestedModel
-from trainers.evaluation import seconds_in_turn
+from trainers.evaluation.latency import seconds_in_turn
 from trainers.losses import nested_cross_entropy
 
 
@@ -31,7 +31,7 @@ SEED = 0
 
 
 class Head:
-    """Inputs of a head, and three ways to the losses and gradients of it."""
+    """The inputs of a head, and three ways to compute its losses and gradients."""
 
     def __init__(self) -> None:
         torch.manual_seed(SEED)
@@ -62,7 +62,7 @@ class Head:
 
 
 def check_equal(head: Head) -> float:
-    """The largest relative difference of losses and gradients, each against the largest entry of the double loop's."""
+    """The largest difference from the double loop's losses and gradients, relative to the largest entry of each."""
     worst = 0.0
     for ours, reference in zip(head.nested(), head.double_loop(), strict=True):
         worst = max(worst, ((ours - reference).abs().max() / reference.abs().max()).item())
@@ -70,7 +70,7 @@ def check_equal(head: Head) -> float:
 
 
 def time_steps(rounds: int) -> dict[str, float]:
-    """Seconds of a whole training step of the base model: forward, backward, AdamW."""
+    """Seconds per training step of the base model: forward, backward, AdamW."""
     torch.manual_seed(SEED)
     model = M3BertForMaskedLM(M3BertConfig(sparse_prediction=True)).train()
     multigranular = NestedModel(model, MultigranularMLM(GRID))
@@ -90,9 +90,9 @@ def time_steps(rounds: int) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each variant is timed")
+    parser.add_argument("--rounds", type=int, default=5, help="timings of each variant")
     parser.add_argument(
-        "--memory", choices=["nested", "double_loop", "plain"], help="print one variant's peak and stop"
+        "--memory", choices=["nested", "double_loop", "plain"], help="print the peak memory of one variant only"
     )
     options = parser.parse_args()
     if options.memory:
@@ -103,7 +103,7 @@ def main() -> None:
     print("peak memory, MB:", {name: round(value) for name, value in memory.items()}, flush=True)
     head = Head()
     difference = check_equal(head)
-    print(f"largest relative difference to the double loop: {difference:.1e}", flush=True)
+    print(f"largest relative difference from the double loop: {difference:.1e}", flush=True)
     if difference > 1e-5:
         raise ValueError(f"The nested head differs from the double loop by {difference:.1e}, more than 1e-5.")
     variants = {"nested": head.nested, "double_loop": head.double_loop, "plain": head.plain}

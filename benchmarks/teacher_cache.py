@@ -1,12 +1,12 @@
 """
-A teacher's cache against the teacher itself: embedding texts into a fresh cache, and calling the model on all of them
-at once, in turn; then reading the cache again.
+Filling a teacher's cache against calling the teacher's model directly on all texts, measured in turn; then reading the
+full cache.
 
     python -m benchmarks.teacher_cache
 
-Teacher: all-MiniLM-L6-v2 through sentence-transformers (extras `quickstart`, `sentence-transformers`); 2,048 texts of
-3 to 60 random words, batches of 64. The teacher is loaded once, for both: `teacher` is the time without a cache. The
-last line printed is one JSON object. About four minutes on two cores.
+Teacher: all-MiniLM-L6-v2 with sentence-transformers (extras `quickstart`, `sentence-transformers`); 2,048 texts of 3
+to 60 random words, batches of 64. Both use the same loaded teacher; `teacher` is the time without a cache. The last
+line printed is a JSON object. Takes about four minutes on two cores.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from unittest import mock
 from transformers import AutoTokenizer
 
 from benchmarks._measure import about
-from scripts._command import run_command
-from scripts._sources import default_base
+from scripts.command import run_command
+from scripts.sources import default_base
 from trainers import Teacher
-from trainers.evaluation import seconds_in_turn
+from trainers.evaluation.latency import seconds_in_turn
 
 
 SEED = 0
@@ -33,8 +33,8 @@ SEED = 0
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=2048)
-    parser.add_argument("--rounds", type=int, default=5, help="how often each is timed")
+    parser.add_argument("--texts", type=int, default=2048, help="number of texts")
+    parser.add_argument("--rounds", type=int, default=5, help="timings of each variant")
     options = parser.parse_args(arguments)
     teacher = Teacher(default_base())
     model = teacher.load()

@@ -1,22 +1,22 @@
 """
-IBKD and its baselines (IBKD, Tables 2 to 4, Figures 4 and 5), at our scale: all-MiniLM-L6-v2 teaches its own first
+IBKD and its baselines (IBKD, Tables 2 to 4, Figures 4 and 5) at our scale: all-MiniLM-L6-v2 teaches its own first
 three layers.
 
     python -m benchmarks.reproduction.ibkd --seeds 0 1               # adds to the results file
-    python -m benchmarks.reproduction.ibkd --table                   # print the table of the results file
+    python -m benchmarks.reproduction.ibkd --table                   # print the table
     python -m benchmarks.reproduction.ibkd --figures                 # draw the students of seed 0
     python -m benchmarks.reproduction.ibkd --prefixes                # score their prefixes
-    python -m benchmarks.reproduction.ibkd --terms                   # each term's gradient at the start
+    python -m benchmarks.reproduction.ibkd --terms                   # each term before training
     python -m benchmarks.reproduction.ibkd --development --steps 150 --runs CKD "IBKD, beta 100"
 
 Student: the first three layers (extra `quickstart`), converted to m3BERT, mean pooling. Stage 1: sentences of SNLI,
-captions of multi30k, and lines of news of at most 20 words, without any that occurs in an evaluation set. Stage 2: all
-entailed pairs of SNLI with one hard negative, the contradiction of the same premise where there is one, otherwise one
-that the teacher mined. bfloat16; all runs of a seed see the same texts in the same order.
+captions of multi30k, and lines of news of at most 20 words, without those that occur in an evaluation set. Stage 2:
+all entailed pairs of SNLI, each with one hard negative: a contradiction of the same premise where there is one,
+otherwise a text that the teacher mined. bfloat16; all runs with the same seed see the same texts in the same order.
 
-Tests: STS-B, STS12 to STS16, SICK (Spearman); Cranfield and CISI (nDCG@10, Recall@100, 128 tokens a text); alignment
-and uniformity on STS-B. What every run is stands in FIRST and SECOND; settings were chosen on the development sets of
-STS-B and SICK (`--development --steps 150`); the figures read the students that runs leave in runs/ibkd.
+Tests: STS-B, STS12 to STS16, SICK (Spearman); Cranfield and CISI (nDCG@10, Recall@100, 128 tokens per text); alignment
+and uniformity on STS-B. FIRST and SECOND define the runs. Settings were chosen on the development sets of STS-B and
+SICK (`--development --steps 150`). The figures show the students that the runs save in runs/ibkd.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction._study import Run, Scores, add_results, held_out_sentences, print_gradients
+from benchmarks.reproduction.study import Run, Scores, add_results, held_out_sentences, print_gradients
 from hub_cards.figures import draw_alignment_and_uniformity, draw_covariances
 from modeling_m3bert import convert_to_m3bert
-from scripts._command import run_command
-from scripts._sources import data_folder, default_base
+from scripts.command import run_command
 from scripts.mine_negatives import MiningArguments, mine
+from scripts.sources import data_folder, default_base
 from trainers import (
     HSIC,
     Granularity,
@@ -57,7 +57,9 @@ from trainers import (
     TeacherEmbeddings,
     TextColumnsCollator,
 )
-from trainers.evaluation import STS, GridEncoder, Task, evaluate_grid, feature_covariance, find_tasks, read_rows
+from trainers.evaluation import GridEncoder, Task, evaluate_grid, find_tasks
+from trainers.evaluation.geometry import feature_covariance
+from trainers.evaluation.readers import read_rows
 
 
 STUDENT_LAYERS = 3
@@ -77,7 +79,7 @@ RESULTS = Path(__file__).with_name("results")
 TEXTS = {"snli": 24_000, "captions": 12_000, "news": 24_000}
 LONGEST_NEWS = 20  # words
 
-OURS = {"hsic_normalize": True, "beta": 100.0}
+OURS: dict[str, Any] = {"hsic": {"normalize": True}, "beta": 100.0}
 PREFIXES = Grid.product([STUDENT_LAYERS], [16, 32, 64, 128, 384])
 FIRST = {
     "MSE": Run(IBKDConfig, IBKDTrainer, {"method": "mse"}),
@@ -91,15 +93,15 @@ FIRST = {
     "IBKD (ours)": Run(IBKDConfig, IBKDTrainer, OURS),
     "IBKD (ours), nested": Run(IBKDConfig, IBKDTrainer, OURS | {"grid": str(PREFIXES)}),
 }
-# What goes on from "IBKD (ours)" of the same seed.
+# Second stages, which continue "IBKD (ours)" of the same seed.
 SECOND = {
     "IBKD (ours), fine-tuned": Run(IBKDFinetuningConfig, IBKDFinetuningTrainer),
     "IBKD (ours), fine-tuned, 128": Run(IBKDFinetuningConfig, IBKDFinetuningTrainer, {"projection_dim": 128}),
 }
-# What was tried on the way.
+# Tried on the development sets.
 VARIANTS = {
-    f"IBKD, {name}beta {beta}": Run(IBKDConfig, IBKDTrainer, {"hsic_normalize": True, "beta": float(beta)} | settings)
-    for name, settings in (("", {}), ("input detached, ", {"hsic_detach_input": True}))
+    f"IBKD, {name}beta {beta}": Run(IBKDConfig, IBKDTrainer, {"hsic": hsic, "beta": float(beta)})
+    for name, hsic in (("", {"normalize": True}), ("input detached, ", {"normalize": True, "detach_input": True}))
     for beta in (10, 30, 100, 300, 1000)
 }
 
@@ -111,7 +113,7 @@ def held_out(data: Path) -> set[str]:
 
 
 def unlabelled(data: Path) -> list[str]:
-    """The texts of stage 1, each once, in an order of their own."""
+    """The distinct texts of stage 1, in a fixed random order."""
     with gzip.open(data / "text-english" / "news.txt.gz", "rt", encoding="utf-8") as file:
         news = {line.strip() for line in file if 0 < len(line.split()) <= LONGEST_NEWS}
     found = {
@@ -137,7 +139,7 @@ def snli(data: Path) -> list[dict[str, Any]]:
 
 
 def triplets(data: Path) -> Dataset:
-    """The pairs of stage 2 with their hard negative."""
+    """The pairs of stage 2, each with a hard negative."""
     excluded = held_out(data)
     by_premise: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for row in snli(data):
@@ -164,7 +166,7 @@ def triplets(data: Path) -> Dataset:
 
 
 def untrained_student() -> Any:
-    """The teacher's first layers, read elastically from its conversion."""
+    """The teacher's first layers, loaded alone from the converted teacher."""
     folder = FOLDER / "converted"
     if not folder.is_dir():
         convert_to_m3bert(AutoModel.from_pretrained(default_base())).save_pretrained(folder)
@@ -174,7 +176,7 @@ def untrained_student() -> Any:
 def measure(
     model: Any, tokenizer: Any, data: Path, tasks: list[Task], projection: Projection | None = None
 ) -> dict[str, Scores]:
-    """Every measure at the model's full size, or that of its projection; weights in bfloat16."""
+    """Every measure at the full size of the model, or of its projection, with weights in bfloat16."""
     granularity = Granularity(
         model.config.num_hidden_layers, projection.out_features if projection else model.config.hidden_size
     )
@@ -188,12 +190,12 @@ def measure(
 
 
 def development_tasks() -> list[Task]:
-    tasks = [Task(f"{name}-dev", STS, folder=name, splits=("dev",)) for name in ("stsb", "sick")]
+    tasks = [Task(f"{name}-dev", "sts", folder=name, splits=("dev",)) for name in ("stsb", "sick")]
     return [*tasks, *find_tasks(["msmarco-mini"])]
 
 
 def mean_of(results: dict[str, Any], name: str, measures: list[str]) -> list[float]:
-    """A run's means over measures, a number a seed."""
+    """The mean of a run over some measures, one number per seed."""
     return [
         statistics.mean(next(iter(seed[measure].values())) for measure in measures)
         for seed in results["scores"][name].values()
@@ -201,7 +203,7 @@ def mean_of(results: dict[str, Any], name: str, measures: list[str]) -> list[flo
 
 
 def print_rows(results: dict[str, Any]) -> None:
-    """A row a run, means over seeds, and of the STS tests the mean of each seed."""
+    """Print one row per run: means over seeds, and for the STS tests also the mean of each seed."""
     others = [name for name in MEASURES if name not in STS_TESTS and "msmarco" not in name]
     print("| run | size | STS (7) | each seed | " + " | ".join(others) + " |")
     print("| --- | --- | --: | --- |" + " --: |" * len(others))
@@ -215,7 +217,7 @@ def print_rows(results: dict[str, Any]) -> None:
 
 
 def print_prefixes(data: Path, tokenizer: Any) -> None:
-    """The mean over the STS tests at prefixes of the last layer, of the students of seed 0."""
+    """Print the mean over the STS tests of the students of seed 0 at prefixes of the last layer."""
     tasks = find_tasks(STS_TESTS)
     print("| run | " + " | ".join(map(str, PREFIXES)) + " |\n| --- |" + " --: |" * len(PREFIXES))
     for name in ("MSE, normalised", "CKD", "IBKD (ours)", "IBKD (ours), nested"):
@@ -226,7 +228,7 @@ def print_prefixes(data: Path, tokenizer: Any) -> None:
 
 
 def draw(results: dict[str, Any], data: Path, tokenizer: Any) -> None:
-    """Figures 4 and 5 of the paper: covariances of the first dims on SNLI, alignment and uniformity on STS-B."""
+    """Draw the paper's Figures 4 and 5: covariances of the first dims on SNLI, alignment and uniformity on STS-B."""
     draw_state = random.Random(0)
     sentences = draw_state.sample(sorted({row["sentence1"] for row in snli(data)}), 10_000)
     covariances = {}
@@ -247,7 +249,7 @@ def draw(results: dict[str, Any], data: Path, tokenizer: Any) -> None:
 
 
 class Study:
-    """What all runs share."""
+    """The data, teacher and settings that all runs share."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.data = options, data_folder()
@@ -268,11 +270,11 @@ class Study:
         return whole.embed(self.texts, "runs/teachers", description="Teacher")
 
     def print_terms(self, batches: int = 8) -> None:
-        """Each term of IBKD before training, with the kernels as the paper has them and on normalised vectors."""
+        """Print each term of IBKD before training: the paper's kernels, on vectors as they are and L2-normalised."""
         teacher, grid, size = self.teacher(), Grid.parse(f"{STUDENT_LAYERS}x384"), self.options.batch_size
         objectives: dict[str, Objective] = {"InfoNCE": TeacherContrast(grid, teacher_dim=teacher.width)}
         for kernel, normalize in itertools.product(("rbf", "imq", "linear"), (False, True)):
-            if not (kernel == "linear" and normalize):  # which normalises by itself
+            if not (kernel == "linear" and normalize):  # the linear kernel always normalises
                 name = f"HSIC, {kernel}{', normalised' if normalize else ''}"
                 objectives[name] = HSIC(grid, kernel=kernel, normalize=normalize)
         collator = TextColumnsCollator(self.tokenizer, ["text"], 64, teacher=teacher)
@@ -284,7 +286,7 @@ class Study:
         )
 
     def train(self, name: str, seed: int) -> tuple[Any, Projection | None]:
-        """The student after a run, which is kept on disk."""
+        """The student after training, which is also saved on disk, and its projection."""
         set_seed(seed)
         if name in SECOND:
             if self.pairs is None:
@@ -304,16 +306,22 @@ class Study:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=250, help="of stage 1")
-    parser.add_argument("--second-steps", type=int, default=60, help="of stage 2")
-    parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--runs", nargs="+", default=[*FIRST, *SECOND], choices=[*FIRST, *SECOND, *VARIANTS])
-    parser.add_argument("--development", action="store_true", help="score development sets, write nothing")
-    parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
-    parser.add_argument("--prefixes", action="store_true", help="score prefixes of the students of seed 0 and stop")
-    parser.add_argument("--terms", action="store_true", help="print each term's gradient at the start, and stop")
-    parser.add_argument("--figures", action="store_true", help="draw the students of seed 0 and stop")
+    parser.add_argument("--steps", type=int, default=250, help="training steps of stage 1")
+    parser.add_argument("--second-steps", type=int, default=60, help="training steps of stage 2")
+    parser.add_argument("--batch-size", type=int, default=128, help="texts or pairs per batch")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds to train with")
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        default=[*FIRST, *SECOND],
+        choices=[*FIRST, *SECOND, *VARIANTS],
+        help="runs to train",
+    )
+    parser.add_argument("--development", action="store_true", help="score development sets and write nothing")
+    parser.add_argument("--table", action="store_true", help="print the table of the results file")
+    parser.add_argument("--prefixes", action="store_true", help="score prefixes of the students of seed 0")
+    parser.add_argument("--terms", action="store_true", help="print each term and its gradient before training")
+    parser.add_argument("--figures", action="store_true", help="draw the figures of the students of seed 0")
     options = parser.parse_args(arguments)
     file = RESULTS / "ibkd.json"
     if options.table or options.figures:

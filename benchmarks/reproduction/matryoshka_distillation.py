@@ -1,16 +1,16 @@
 """
-Matryoshka distillation inside one model (m3BERT, Table 5), at our scale: a small m3BERT is pretrained with
-multigranular MLM, then trained on for as many steps with and without distillation.
+Matryoshka distillation inside one model (m3BERT, Table 5) at our scale: a small m3BERT is pretrained with
+multigranular MLM, then trained for the same number of further steps with and without distillation.
 
-    python -m benchmarks.reproduction.matryoshka_distillation --pretrain    # 40 minutes on one CPU core
+    python -m benchmarks.reproduction.matryoshka_distillation --pretrain    # takes 40 minutes on one CPU core
     python -m benchmarks.reproduction.matryoshka_distillation --seeds 0 1   # adds to the results file
-    python -m benchmarks.reproduction.matryoshka_distillation --table       # print the tables of the results file
+    python -m benchmarks.reproduction.matryoshka_distillation --table       # print the tables
 
-Model: all-MiniLM-L6-v2 (extra `quickstart`) converted to m3BERT, with its token embeddings as the first weights of the
-MLM projection; layers 2, 4, 6 x dims 16, 32, 64, 384. Text: `text-english` of `M3BERT_DATA`, in pieces of 64 tokens;
-4,000 lines are held out. The student is 2x32, the shallowest layer at a small dim, as the paper's 4x64 of twelve
-layers; constant learning rate, bfloat16. Measures of every granularity: cross-entropy of masked tokens of held-out
-text, the same mask for all runs; and Spearman correlation on STS-B, STS13 and STS16 after the same fine-tuning on
+Model: all-MiniLM-L6-v2 (extra `quickstart`) converted to m3BERT, with the MLM projection initialised from its token
+embeddings; layers 2, 4, 6 x dims 16, 32, 64, 384. Text: `text-english` of `M3BERT_DATA`, in pieces of 64 tokens; 4,000
+lines are held out. The student is 2x32, the shallowest layer at a small dim, like the paper's 4x64 of twelve layers.
+Constant learning rate, bfloat16. Measures at every granularity: the cross-entropy of masked tokens of held-out text,
+with the same masks for all runs; and the Spearman correlation on STS-B, STS13 and STS16 after the same fine-tuning on
 pairs (MRL over the whole grid).
 """
 
@@ -28,11 +28,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction._study import Run, Scores, add_results, print_table
 from benchmarks.reproduction.sts_finetuning import training_pairs
+from benchmarks.reproduction.study import Run, Scores, add_results, print_table
 from modeling_m3bert import M3BertForMaskedLM, convert_to_m3bert
-from scripts._command import run_command
-from scripts._sources import data_folder, default_base
+from scripts.command import run_command
+from scripts.sources import data_folder, default_base
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
@@ -43,7 +43,7 @@ from trainers import (
     MultigranularMLMConfig,
     MultigranularMLMTrainer,
 )
-from trainers.data import load_files, tokenize_texts
+from trainers.data.files import load_files, tokenize_texts
 from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks
 
 
@@ -66,7 +66,7 @@ RUNS = {
         {"pairs": "6x384>2x32", "distillation_direction": "forward"},
     ),
 }
-# Of pretraining, and of all runs that go on from it.
+# Shared by the pretraining and all runs that continue it.
 SETTINGS: dict[str, Any] = {
     "per_device_train_batch_size": 32,
     "learning_rate": 3e-4,
@@ -87,26 +87,26 @@ def corpus(data: Path) -> tuple[list[str], list[str]]:
 
 
 def pieces(texts: list[str], tokenizer: Any) -> Dataset:
-    """The texts one after the other, cut into pieces of equal length."""
+    """The concatenated texts, cut into pieces of equal length."""
     rows = tokenize_texts(Dataset.from_dict({"text": texts}), tokenizer, max_length=TOKENS)["input_ids"]
     ids = [token for row in rows for token in row]
     return Dataset.from_dict({"input_ids": [ids[start : start + TOKENS] for start in range(0, len(ids), TOKENS)][:-1]})
 
 
 def untrained_head() -> M3BertForMaskedLM:
-    """The encoder, converted, with its token embeddings as the first weights of the projection."""
+    """The converted encoder with an MLM projection that starts as its token embeddings."""
     encoder = convert_to_m3bert(AutoModel.from_pretrained(default_base()))
     encoder.config.tie_word_embeddings = False
     encoder.config.matryoshka_layers, encoder.config.matryoshka_dims = GRID.layers, GRID.dims
     model = M3BertForMaskedLM(encoder.config)
     model.model = encoder
     with torch.no_grad():
-        model.get_output_embeddings().weight.copy_(encoder.embed_tokens.weight)
+        model.lm_head.weight.copy_(encoder.embed_tokens.weight)
     return model
 
 
 def pretrain(folder: Path, texts: list[str], tokenizer: Any, steps: int) -> None:
-    """Multigranular MLM, kept in `folder`."""
+    """Train with multigranular MLM and save the model in `folder`."""
     set_seed(0)
     args = MultigranularMLMConfig(
         output_dir=str(folder), max_steps=steps, warmup_steps=200, logging_steps=100, save_steps=500, **SETTINGS
@@ -123,7 +123,7 @@ def masked_loss(model: Any, tokenizer: Any, texts: Dataset, folder: Path) -> Sco
         disable_tqdm=True,
     )  # fmt: skip
     trainer = MultigranularMLMTrainer(model, args, tokenizer, eval_dataset=texts)
-    set_seed(0)  # the same masks for all
+    set_seed(0)  # the same masks for all runs
     metrics = trainer.evaluate()
     return {g: metrics[f"eval_mlm_{g}"] for g in GRID}
 
@@ -155,13 +155,15 @@ def print_tables(results: dict[str, Any]) -> None:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pretrain", action="store_true", help="pretrain the model and stop")
-    parser.add_argument("--folder", type=Path, default=Path("runs/matryoshka_distillation"), help="of the model")
-    parser.add_argument("--pretraining-steps", type=int, default=1500)
-    parser.add_argument("--steps", type=int, default=200, help="of every run that goes on from it")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS))
-    parser.add_argument("--table", action="store_true", help="print the tables of the results file and stop")
+    parser.add_argument("--pretrain", action="store_true", help="pretrain the model, and train no run")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("runs/matryoshka_distillation"), help="folder of the model"
+    )
+    parser.add_argument("--pretraining-steps", type=int, default=1500, help="steps of pretraining")
+    parser.add_argument("--steps", type=int, default=200, help="steps of every run after it")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds to train with")
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=list(RUNS), help="runs to train")
+    parser.add_argument("--table", action="store_true", help="print the tables of the results file")
     options = parser.parse_args(arguments)
     if options.table:
         print_tables(json.loads(RESULTS.read_text(encoding="utf-8")))

@@ -1,21 +1,21 @@
 """
-MIPIC and MIC against SimCSE, MRL and ESE, with the papers' corpus and protocol at our scale: what they do to the
+MIPIC and MIC against SimCSE, MRL and ESE, with the papers' corpus and protocol at our scale: how they change the
 prefixes of an encoder's last layer.
 
     python -m benchmarks.reproduction.regularizers --encoder reinitialised --seeds 0 1 2
-    python -m benchmarks.reproduction.regularizers --encoder reinitialised --pooling anchor --steps 300 --runs MRL
+    python -m benchmarks.reproduction.regularizers --encoder reinitialised --pooling cls --steps 300 --runs MRL
     python -m benchmarks.reproduction.regularizers --encoder contrastive --steps 300 --runs MRL "MIPIC (paper)"
-    python -m benchmarks.reproduction.regularizers --encoder reinitialised --terms       # each term at the start
-    python -m benchmarks.reproduction.regularizers --encoder reinitialised --table       # print the results file
+    python -m benchmarks.reproduction.regularizers --encoder reinitialised --terms       # each term before training
+    python -m benchmarks.reproduction.regularizers --encoder reinitialised --table       # print the tables
 
-Encoders: `contrastive` is all-MiniLM-L6-v2 (extra `quickstart`), trained on pairs already; `reinitialised` are its
-first four layers, the fourth drawn anew, which were never read as an embedding. Corpus: sentences of the training sets
-of Banking77, TweetEval (sentiment), STS-B, SICK, MRPC and WiC, up to 4,000 each, without any that occurs in an
-evaluation set. Two dropout views a text, batches of 16, cosine schedule, bfloat16; all runs of a seed see the same
-texts in the same order. Tests: seven of semantic similarity, three of classification, three of pairs, all
-dims of the last layer.
+Encoders: `contrastive` is all-MiniLM-L6-v2 (extra `quickstart`), which was already trained on pairs; `reinitialised`
+is its first four layers with the fourth reinitialised, which were never trained as an embedding. Corpus: sentences of
+the training sets of Banking77, TweetEval (sentiment), STS-B, SICK, MRPC and WiC, up to 4,000 per set, without those
+that occur in an evaluation set. Two dropout views per text, batches of 16, cosine schedule, bfloat16; all runs with
+the same seed see the same texts in the same order. Tests: seven of semantic similarity, three of classification, three
+of pairs, at all dims of the last layer.
 
-What every run is stands in RUNS; what was tried, and why, in NOTES.md.
+RUNS defines the runs; NOTES.md says what was tried and why.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from benchmarks._measure import about
-from benchmarks.reproduction._study import (
+from benchmarks.reproduction.study import (
     Run,
     Scores,
     add_results,
@@ -45,8 +45,8 @@ from benchmarks.reproduction._study import (
     print_gradients,
     print_table,
 )
-from scripts._command import run_command
-from scripts._sources import data_folder, default_base
+from scripts.command import run_command
+from scripts.sources import data_folder, default_base
 from trainers import (
     PIC,
     SCR,
@@ -67,18 +67,10 @@ from trainers import (
     SimCSETrainer,
     TextColumnsCollator,
 )
-from trainers.evaluation import (
-    STS,
-    Classification,
-    GridEncoder,
-    PairClassification,
-    Task,
-    evaluate_grid,
-    find_tasks,
-    read_rows,
-)
-from trainers.nested import Pooling
-from trainers.regularized import chain
+from trainers.core.parts.pic import default_chain
+from trainers.core.states import Pooling
+from trainers.evaluation import GridEncoder, Task, evaluate_grid, find_tasks
+from trainers.evaluation.readers import read_rows
 
 
 DIMS = [16, 32, 64, 128, 256, 384]
@@ -94,11 +86,11 @@ SOURCES = [
     ("tweeteval-sentiment", "train_reconstructed"),
     *((name, "train") for name in ("stsb", "sick", "mrpc", "wic")),
 ]
-TEXTS_OF_A_SOURCE = 4000
+TEXTS_PER_SOURCE = 4000
 
 
 def corpus(data: Path) -> list[str]:
-    """The training sentences, in an order of their own, each once."""
+    """The distinct training sentences, in a fixed random order."""
     held_out = held_out_sentences(
         row
         for name in TESTS
@@ -112,7 +104,7 @@ def corpus(data: Path) -> list[str]:
         rows = read_rows(data / name / f"{split}.jsonl.gz")
         found = {row[side].strip() for row in rows for side in ("text", "sentence1", "sentence2") if side in row}
         own = sorted(text for text in found if text.lower() not in held_out)
-        texts += draw.sample(own, min(TEXTS_OF_A_SOURCE, len(own)))
+        texts += draw.sample(own, min(TEXTS_PER_SOURCE, len(own)))
     texts = sorted(set(texts))
     draw.shuffle(texts)
     return texts
@@ -123,11 +115,11 @@ def contrastive() -> Any:
 
 
 def reinitialised() -> Any:
-    """The first four layers, the fourth with BERT's initial weights."""
+    """The first four layers, the fourth initialised as BERT's are."""
     model = contrastive()
     model.config.num_hidden_layers = 4
     model.encoder.layer = model.encoder.layer[:4]
-    torch.manual_seed(1234)  # one encoder, whatever the seed of the training
+    torch.manual_seed(1234)  # the same encoder for every training seed
     for module in model.encoder.layer[-1].modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=model.config.initializer_range)
@@ -138,82 +130,83 @@ def reinitialised() -> Any:
 
 
 ENCODERS = {"contrastive": contrastive, "reinitialised": reinitialised}
-# About where the papers have them in their encoders (MIC, appendix D: layers 2 and 4 of TinyBERT's 6).
+# At about the papers' relative depth (MIC, appendix D: layers 2 and 4 of TinyBERT's 6).
 ISOTROPY_LAYERS = {"contrastive": [2, 4], "reinitialised": [2, 3]}
-# The papers' 2e-5, and where MRL was better with it on the development sets, 1e-4.
-LEARNING_RATES = {("contrastive", "mean"): 2e-5, ("reinitialised", "mean"): 1e-4, ("reinitialised", "anchor"): 2e-5}
-# A chain of means to targets without gradient, with projectors that learn fast enough to be of use.
-CHAIN = {"pic_pooling": "mean", "pic_detach_target": True, "projector_learning_rate": 1e-3}
-# Of SIR the uniformity alone, wider: with t = 2 the nearest texts of a batch are what is driven apart.
-SPREAD = {"sir_variation_weight": 0.0, "sir_scale": 0.5}
-CKA = {"sia_attention_weight": 0.0}  # of SIA, CKA alone
+# The papers' 2e-5, or 1e-4 where it was better for MRL on the development sets.
+LEARNING_RATES = {("contrastive", "mean"): 2e-5, ("reinitialised", "mean"): 1e-4, ("reinitialised", "cls"): 2e-5}
+# PIC on mean-pooled embeddings, without gradient to its targets, with projectors that learn fast enough to be useful.
+CHAIN = {"pic": {"pooling": "mean", "detach_target": True}, "projector_learning_rate": 1e-3}
+# SIR's uniformity alone, with a wide kernel: t = 2 mostly drives the nearest texts of a batch apart.
+SPREAD = {"variation_weight": 0.0, "scale": 0.5}
+CKA = {"attention_weight": 0.0}  # SIA's CKA alone
 RUNS = {
     "SimCSE": Run(SimCSEConfig, SimCSETrainer),
     "MRL": Run(ContrastiveConfig, ContrastiveTrainer),
     "ESE": Run(EspressoConfig, EspressoTrainer),
     "MIPIC (paper)": Run(MIPICConfig, MIPICTrainer),
     "MIC (paper)": Run(MICConfig, MICTrainer),
-    "MIPIC (ours)": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.1, "pic": 1}, **CHAIN, **CKA}),
-    "MIC (ours)": Run(MICConfig, MICTrainer, {"gamma": 0.1, "scr_variance_weight": 0.0}),
-    # MRL is averaged over six dims here: PIC counts as much beside it as it does in MIPIC (ours).
+    "MIPIC (ours)": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.1, "pic": 1}, **CHAIN, "sia": CKA}),
+    "MIC (ours)": Run(MICConfig, MICTrainer, {"gamma": 0.1, "scr": {"variance_weight": 0.0}}),
+    # MIC averages MRL over the six dims: this weight gives PIC the same share as in MIPIC (ours).
     "MIC with PIC (ours)": Run(
         MICConfig,
         MICTrainer,
         {
             "gamma": 0.01,
             "weights": {"pic": 0.17},
-            "scr_variance_weight": 0.0,
-            "sir_variation_weight": 0.0,
+            "scr": {"variance_weight": 0.0},
+            "sir": {"variation_weight": 0.0},
             **CHAIN,
         },
     ),
 }
-# What was tried on the way, on the development sets.
+# Tried on the development sets.
 VARIANTS = {
-    "CKA 1": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 1, "pic": 0}, **CKA}),
-    "CKA 0.3": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.3, "pic": 0}, **CKA}),
+    "CKA 1": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 1, "pic": 0}, "sia": CKA}),
+    "CKA 0.3": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.3, "pic": 0}, "sia": CKA}),
     "CKA 1, all tokens": Run(
         MIPICConfig,
         MIPICTrainer,
-        {"weights": {"mrl": 1, "sia": 1, "pic": 0}, **CKA, "sia_token_shares": [1.0] * 5},
+        {"weights": {"mrl": 1, "sia": 1, "pic": 0}, "sia": {**CKA, "token_shares": [1.0] * 5}},
     ),
     "attention 1, tau 1": Run(
         MIPICConfig,
         MIPICTrainer,
         {
             "weights": {"mrl": 1, "sia": 1, "pic": 0},
-            "sia_cka_weight": 0.0,
-            "sia_temperature": 1.0,
+            "sia": {"cka_weight": 0.0, "temperature": 1.0},
             "projector_learning_rate": 1e-3,
         },
     ),
     "PIC 0.3": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0, "pic": 0.3}, **CHAIN}),
     "PIC 1": Run(MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0, "pic": 1}, **CHAIN}),
     "PIC 0.3, CKA 0.3": Run(
-        MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.3, "pic": 0.3}, **CHAIN, **CKA}
+        MIPICConfig, MIPICTrainer, {"weights": {"mrl": 1, "sia": 0.3, "pic": 0.3}, **CHAIN, "sia": CKA}
     ),
     "SIR 0.1": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.1}),
     "SIR 0.3": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3}),
     "SIR 0.03": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.03}),
     "SIR 0.3, variation": Run(
-        MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir_uniformity_weight": 0.0}
+        MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir": {"uniformity_weight": 0.0}}
     ),
     "SIR 0.3, uniformity": Run(
-        MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir_variation_weight": 0.0}
+        MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir": {"variation_weight": 0.0}}
     ),
-    "SIR 0.3, uniformity, t 0.5": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, **SPREAD}),
+    "SIR 0.3, uniformity, t 0.5": Run(MICConfig, MICTrainer, {"weights": {"scr": 0}, "gamma": 0.3, "sir": SPREAD}),
     "MIC, SIR 0.02, uniformity": Run(
-        MICConfig, MICTrainer, {"gamma": 0.02, "scr_variance_weight": 0.0, "sir_variation_weight": 0.0}
+        MICConfig, MICTrainer, {"gamma": 0.02, "scr": {"variance_weight": 0.0}, "sir": {"variation_weight": 0.0}}
     ),
-    "MIC, SIR 0.3, t 0.5": Run(MICConfig, MICTrainer, {"gamma": 0.3, "scr_variance_weight": 0.0, **SPREAD}),
-    "MIC, SIR 0.3, t 0.5, floor": Run(MICConfig, MICTrainer, {"weights": {"scr": 0.1, "sir": 0.3}, **SPREAD}),
-    "SCR 0.6, floor 1": Run(MICConfig, MICTrainer, {"weights": {"sir": 0}, "gamma": 0.6, "scr_variance_weight": 1.0}),
+    "MIC, SIR 0.3, t 0.5": Run(MICConfig, MICTrainer, {"gamma": 0.3, "scr": {"variance_weight": 0.0}, "sir": SPREAD}),
+    "MIC, SIR 0.3, t 0.5, floor": Run(MICConfig, MICTrainer, {"weights": {"scr": 0.1, "sir": 0.3}, "sir": SPREAD}),
+    "SCR 0.6, floor 1": Run(
+        MICConfig, MICTrainer, {"weights": {"sir": 0}, "gamma": 0.6, "scr": {"variance_weight": 1.0}}
+    ),
 }
-IN_THE_LAST_LAYER = {"MIPIC (ours)", "MIC (ours)", "MIC with PIC (ours)", *VARIANTS}
+AT_THE_LAST_LAYER = {"MIPIC (ours)", "MIC (ours)", "MIC with PIC (ours)", *VARIANTS}
 
 
 def development_tasks(data: Path, folder: Path) -> list[Task]:
-    """Parts of development sets, and of training sets where there are none, written to a folder of their own."""
+    """Write parts of development sets, or of training sets where there are none, to `folder`, and return them."""
     draw = random.Random(3)
 
     def write(name: str, source: str, **parts: slice) -> None:
@@ -230,13 +223,14 @@ def development_tasks(data: Path, folder: Path) -> list[Task]:
     for name, size in (("stsb", 1000), ("sick", 500), ("scitail", 700)):
         write(name, "dev", dev=slice(size))
     write("mrpc", "train", dev=slice(600))
-    protocols: dict[str, Any] = {"stsb": STS, "sick": STS, "scitail": PairClassification, "mrpc": PairClassification}
-    protocols |= {"banking77": Classification, "emotion": Classification}
-    return [Task(f"{name}-dev", protocol, folder=name, splits=("dev",)) for name, protocol in protocols.items()]
+    pairs = "pair_classification"
+    types = {"stsb": "sts", "sick": "sts", "scitail": pairs, "mrpc": pairs}
+    types |= {"banking77": "classification", "emotion": "classification"}
+    return [Task(f"{name}-dev", task_type, folder=name, splits=("dev",)) for name, task_type in types.items()]
 
 
 def measure(model: Any, tokenizer: Any, data: Path, tasks: list[Task], pooling: Pooling = "mean") -> dict[str, Scores]:
-    """The main score of each data set at every dim of the last layer, weights in bfloat16."""
+    """The main score of each data set at every dim of the last layer, with weights in bfloat16."""
     grid = Grid.product([model.config.num_hidden_layers], DIMS)
     encoder = GridEncoder(model.to(torch.bfloat16), tokenizer, grid, pooling=pooling, batch_size=128, max_length=128)
     results = evaluate_grid(encoder, tasks, data)
@@ -249,16 +243,18 @@ def average(scores: dict[str, Scores]) -> dict[int, float]:
 
 
 def settings_of(name: str, options: argparse.Namespace, depth: int, seed: int) -> dict[str, Any]:
-    """What all runs have in common, and the layers that depend on the encoder."""
-    layers: dict[str, Any] = {}
-    if name in IN_THE_LAST_LAYER:
-        layers = {"sia_layers": [depth], "isotropy_layers": [depth], "sir_pooling": options.pooling}
+    """What all runs share, and the layers of the regularisers, which depend on the encoder."""
+    parts: dict[str, Any] = {}
+    if name in AT_THE_LAST_LAYER:
+        layers = {"layers": [depth]}
+        parts = {"sia": layers, "scr": layers, "sir": layers | {"pooling": options.pooling}}
     elif name == "MIC (paper)":
-        layers = {"isotropy_layers": ISOTROPY_LAYERS[options.encoder]}
-    # SimCSE's own default is the full size; ESE expresses more in every layer.
+        layers = {"layers": ISOTROPY_LAYERS[options.encoder]}
+        parts = {"scr": layers, "sir": layers}
+    # SimCSE trains the full size by default; ESE trains every layer.
     layers_of_grid = range(1, depth + 1) if name == "ESE" else [depth]
     return {
-        **layers,
+        **parts,
         "grid": None if name == "SimCSE" else str(Grid.product(layers_of_grid, DIMS)),
         "unsupervised": True,
         "pooling": options.pooling,
@@ -274,7 +270,7 @@ def settings_of(name: str, options: argparse.Namespace, depth: int, seed: int) -
 
 
 def train(name: str, tokenizer: Any, texts: list[str], options: argparse.Namespace, seed: int) -> Any:
-    """The encoder after a run."""
+    """The encoder after training."""
     model = ENCODERS[options.encoder]()
     settings = settings_of(name, options, model.config.num_hidden_layers, seed)
     set_seed(seed)
@@ -283,17 +279,17 @@ def train(name: str, tokenizer: Any, texts: list[str], options: argparse.Namespa
 
 
 def terms_alone(grid: Grid, layers: list[int]) -> dict[str, Objective]:
-    """Each term of MIPIC and MIC by itself, with its paper's settings, and the variants that were looked at."""
+    """Each term of MIPIC and MIC alone, with its paper's settings, and the variants that were tried."""
     every = Grid.product(range(1, grid.full.layer + 1), grid.dims)
-    links = chain(grid.full.layer, grid.dims)
+    chain = default_chain(grid)
     return {
         "MRL (sum over dims)": Contrastive(grid),
         "SIA, attention, tau 0.05": SIA(every, cka_weight=0.0),
         "SIA, attention, tau 1": SIA(every, cka_weight=0.0, temperature=1.0),
         "SIA, CKA": SIA(every, attention_weight=0.0),
-        "PIC": PIC(links),
-        "PIC, target detached": PIC(links, detach_target=True),
-        "PIC, of means, target detached": PIC(links, detach_target=True, pooling="mean"),
+        "PIC": PIC(chain),
+        "PIC, target detached": PIC(chain, detach_target=True),
+        "PIC, mean pooling, target detached": PIC(chain, detach_target=True, pooling="mean"),
         "SCR": SCR(Grid.product(layers, grid.dims)),
         "SIR": SIR(Grid.product(layers, grid.dims)),
         "SIR at the last layer": SIR(grid),
@@ -301,7 +297,7 @@ def terms_alone(grid: Grid, layers: list[int]) -> dict[str, Objective]:
 
 
 def print_terms(options: argparse.Namespace, tokenizer: Any, texts: list[str], batches: int = 8) -> None:
-    """Each term before training."""
+    """Print every term, and its gradient, before training."""
     model = ENCODERS[options.encoder]()
     depth = model.config.num_hidden_layers
     set_seed(options.seeds[0])
@@ -318,19 +314,21 @@ def print_terms(options: argparse.Namespace, tokenizer: Any, texts: list[str], b
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--encoder", choices=list(ENCODERS), default="reinitialised")
-    parser.add_argument("--pooling", choices=["mean", "anchor"], default="mean")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=[*RUNS, *VARIANTS])
-    parser.add_argument("--development", action="store_true", help="score parts of development and training sets")
-    parser.add_argument("--terms", action="store_true", help="print each term and its gradient at the start, and stop")
-    parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
+    parser.add_argument("--encoder", choices=list(ENCODERS), default="reinitialised", help="encoder to train")
+    parser.add_argument("--pooling", choices=["mean", "cls"], default="mean", help="pooling of all runs")
+    parser.add_argument("--steps", type=int, default=400, help="training steps")
+    parser.add_argument("--batch-size", type=int, default=16, help="texts per batch")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds to train with")
+    parser.add_argument("--runs", nargs="+", default=list(RUNS), choices=[*RUNS, *VARIANTS], help="runs to train")
+    parser.add_argument(
+        "--development", action="store_true", help="score parts of development and training sets instead"
+    )
+    parser.add_argument("--terms", action="store_true", help="print each term and its gradient before training")
+    parser.add_argument("--table", action="store_true", help="print the tables of the results file")
     options = parser.parse_args(arguments)
     if (options.encoder, options.pooling) not in LEARNING_RATES:
         known = ", ".join(" ".join(pair) for pair in LEARNING_RATES)
-        raise ValueError(f"No learning rate was looked for here; there is one for: {known}.")
+        raise ValueError(f"There is no learning rate for {options.encoder} {options.pooling}, only for: {known}.")
     study_name = options.encoder if options.pooling == "mean" else f"{options.encoder}_{options.pooling}"
     file = RESULTS / f"regularizers_{study_name}.json"
     if options.table:

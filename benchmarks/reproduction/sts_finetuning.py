@@ -1,18 +1,18 @@
 """
-Fine-tuning a real encoder on pairs, with every contrastive objective: what it does to semantic similarity, at every
-layer and dim of a grid.
+Fine-tuning a real encoder on pairs with every contrastive objective: how it changes semantic similarity at every layer
+and dim of a grid.
 
-    python -m benchmarks.reproduction.sts_finetuning                  # half an hour on two CPU cores
-    python -m benchmarks.reproduction.sts_finetuning --seeds 1        # another seed, added to the results file
-    python -m benchmarks.reproduction.sts_finetuning --table          # print the tables of the results file
+    python -m benchmarks.reproduction.sts_finetuning                  # takes half an hour on two CPU cores
+    python -m benchmarks.reproduction.sts_finetuning --seeds 1        # adds another seed to the results file
+    python -m benchmarks.reproduction.sts_finetuning --table          # print the tables
 
-Encoder: all-MiniLM-L6-v2 (extra `quickstart`), mean pooling. Pairs: entailed sentences of SNLI and captions of one
-image of multi30k, without any that has a sentence of an evaluation set. Tests: STS-B, STS12 to STS16, SICK, from the
-data sets of `M3BERT_DATA`. All objectives see the same pairs in the same order, at the same learning rate, batch size
-and number of steps, which were checked on STS-B's development set (`--development`, MRL over three layers and ESE).
-MRL trains the dims of the full depth, as its papers do, and, as a run of its own, those of three layers; SimCSE the
-full size alone; ESE and 2DMSE three layers; Starbucks its own sizes, 1x16, 2x32, 3x64, 4x128, 5x256, 6x384, and none
-of the others of the table. What else was run stands in NOTES.md.
+Encoder: all-MiniLM-L6-v2 (extra `quickstart`), mean pooling. Pairs: entailed sentences of SNLI, and two captions of
+the same image of multi30k, without pairs that have a sentence of an evaluation set. Tests: STS-B, STS12 to STS16 and
+SICK, from the data sets in `M3BERT_DATA`. All objectives see the same pairs in the same order, with the same learning
+rate, batch size and number of steps, which were checked on STS-B's development set (`--development`, MRL over three
+layers and ESE). MRL trains the dims of the full depth, as its papers do; a second run, the dims of three layers.
+SimCSE trains the full size alone; ESE and 2DMSE train three layers; Starbucks trains its own sizes, 1x16, 2x32, 3x64,
+4x128, 5x256 and 6x384, and no other granularity of the table. NOTES.md lists the other runs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from typing import Any
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction._study import Run, Scores, add_results, held_out_sentences, print_table
-from scripts._command import run_command
-from scripts._sources import data_folder, default_base
+from benchmarks.reproduction.study import Run, Scores, add_results, held_out_sentences, print_table
+from scripts.command import run_command
+from scripts.sources import data_folder, default_base
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
@@ -45,7 +45,8 @@ from trainers import (
     StarbucksConfig,
     StarbucksTrainer,
 )
-from trainers.evaluation import STS, GridEncoder, Task, evaluate_grid, find_tasks, read_rows
+from trainers.evaluation import GridEncoder, Task, evaluate_grid, find_tasks
+from trainers.evaluation.readers import read_rows
 
 
 GRID = Grid.parse("2,4,6 x 16,32,64,128,256,384")
@@ -64,7 +65,7 @@ RUNS = {
 
 
 def training_pairs(data: Path) -> list[Pair]:
-    """Entailed pairs of SNLI and one pair of captions an image, none with a sentence of an evaluation set."""
+    """Entailed pairs of SNLI and one pair of captions per image, none with a sentence of an evaluation set."""
     held_out = held_out_sentences(
         row
         for name, split in [("stsb", "dev"), *((name, "test") for name in TESTS)]
@@ -101,21 +102,21 @@ def print_tables(results: dict[str, Any]) -> None:
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--learning-rate", type=float, default=5e-5)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--objectives", nargs="+", default=list(RUNS), choices=list(RUNS))
+    parser.add_argument("--steps", type=int, default=100, help="training steps")
+    parser.add_argument("--batch-size", type=int, default=64, help="pairs per batch")
+    parser.add_argument("--learning-rate", type=float, default=5e-5, help="of AdamW")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds to train with")
+    parser.add_argument("--objectives", nargs="+", default=list(RUNS), choices=list(RUNS), help="runs to train")
     parser.add_argument("--results", type=Path, default=RESULTS, help="file to add the scores to")
-    parser.add_argument("--development", action="store_true", help="score STS-B's development set, write nothing")
-    parser.add_argument("--table", action="store_true", help="print the table of the results file and stop")
+    parser.add_argument("--development", action="store_true", help="score STS-B's development set and write nothing")
+    parser.add_argument("--table", action="store_true", help="print the tables of the results file")
     options = parser.parse_args(arguments)
     if options.table:
         print_tables(json.loads(options.results.read_text(encoding="utf-8")))
         return
 
     data, base = data_folder(), default_base()
-    tasks = [Task("stsb-dev", STS, folder="stsb", splits=("dev",))] if options.development else find_tasks(TESTS)
+    tasks = [Task("stsb-dev", "sts", folder="stsb", splits=("dev",))] if options.development else find_tasks(TESTS)
     pairs = training_pairs(data)
     dataset = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [p for _, p in pairs]})
     print(f"{len(dataset)} pairs")

@@ -1,4 +1,4 @@
-"""What the studies share: training a run, and a results file that several processes may add to."""
+"""What the studies share: training a run, a results file that several processes can add to, and tables."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from datasets import Dataset
 from torch import nn
 
 from trainers import Granularity, Grid, NestedModel, Objective
+from trainers.core.composition import merged
 
 
 Scores = dict[Granularity, float]
@@ -32,7 +33,7 @@ class Run:
     Args:
         config_class (`type`): Configuration of the trainer.
         trainer_class (`type`): The trainer.
-        settings (`dict`, *optional*): What differs from the configuration's defaults.
+        settings (`dict`, *optional*): Where the run differs from the configuration's defaults.
     """
 
     config_class: type
@@ -42,33 +43,44 @@ class Run:
     def train(
         self, model: Any, tokenizer: Any, dataset: Dataset, objects: Mapping[str, Any] | None = None, **shared: Any
     ) -> Any:
-        """Train `model` in place, with settings that all runs of a study share, and objects that the trainer takes
-        (such as a teacher); returns the trainer."""
+        """
+        Train `model` in place.
+
+        Args:
+            model (`Any`): The model.
+            tokenizer (`Any`): Its tokenizer.
+            dataset ([`~datasets.Dataset`]): The training data.
+            objects (`dict`, *optional*): Further arguments of the trainer, such as a teacher.
+            shared (`Any`): Settings that all runs of a study share; those of the run override them.
+
+        Returns:
+            The trainer.
+        """
         quiet = {"logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
         with tempfile.TemporaryDirectory() as folder:
-            args = self.config_class(output_dir=folder, **{**quiet, **shared, **self.settings})
+            args = self.config_class(output_dir=folder, **merged({**quiet, **shared}, self.settings))
             trainer = self.trainer_class(model, args, tokenizer, dataset, **(objects or {}))
             trainer.train()
         return trainer
 
 
 def held_out_sentences(rows: Iterable[dict[str, Any]]) -> set[str]:
-    """Sentences that no training text may be equal to, up to case and outer spaces."""
+    """The sentences that training texts must not equal, ignoring case and surrounding spaces."""
     return {row[side].strip().lower() for row in rows for side in ("sentence1", "sentence2", "text") if side in row}
 
 
 def add_results(file: Path, scores: dict[str, dict[str, dict[str, Scores]]], about: dict[str, Any]) -> dict[str, Any]:
     """
-    Add run -> seed -> test set -> granularity -> score to a file. What the file has of the same study stays, and of
-    another (other settings, machine or versions) does not; one process writes at a time.
+    Add scores to a file. Earlier scores of the same study are kept; those of another study (other settings, machine
+    or versions) are dropped. Only one process writes at a time.
 
     Args:
-        file (`Path`): JSON file; made where there is none.
-        scores (`dict`): What was measured.
-        about (`dict`): What was done: the command, settings, and what the scores are.
+        file (`Path`): JSON file, which is created if it does not exist.
+        scores (`dict`): Run -> seed -> test set -> granularity -> score.
+        about (`dict`): What identifies the study: the command, the settings, and what the scores are.
 
     Returns:
-        `dict`: what the file holds now.
+        `dict`: The new content of the file.
     """
     about = {
         **about,
@@ -98,14 +110,21 @@ def add_results(file: Path, scores: dict[str, dict[str, dict[str, Scores]]], abo
 
 
 def print_gradients(model: Any, objectives: Mapping[str, Objective], batches: Sequence[Mapping[str, Any]]) -> None:
-    """What objectives ask of a model before training: the value of each, the norm of its gradient in the model's
-    weights as a multiple of the first one's, and the cosine of the two gradients; means over batches."""
+    """
+    Print a table of objectives before training, each value a mean over the batches: the loss, the norm of its gradient
+    with respect to the model's weights relative to that of the first objective, and the cosine of the two gradients.
+
+    Args:
+        model (`Any`): The model.
+        objectives (`dict`): Name -> objective; the first is the reference.
+        batches (`Sequence`): Inputs of the model.
+    """
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in objectives}
     weights = list(model.parameters())
     for number, batch in enumerate(batches):
         reference: torch.Tensor | None = None
         for name, objective in objectives.items():
-            torch.manual_seed(number)  # the same dropout for every term
+            torch.manual_seed(number)  # the same dropout for every objective
             loss = NestedModel(model, objective).train()(**batch)["loss"]
             parts = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
             gradient = torch.cat([part.flatten() for part in parts])
@@ -113,7 +132,7 @@ def print_gradients(model: Any, objectives: Mapping[str, Objective], batches: Se
             cosine = nn.functional.cosine_similarity(gradient, reference, dim=0)
             found[name].append((loss.item(), (gradient.norm() / reference.norm()).item(), cosine.item()))
     first = next(iter(objectives))
-    print(f"| term | value | gradient / that of {first} | cosine with it |\n| --- | --: | --: | --: |")
+    print(f"| term | value | gradient norm / {first}'s | cosine with {first}'s |\n| --- | --: | --: | --: |")
     for name, rows in found.items():
         value, ratio, cosine = (statistics.mean(column) for column in zip(*rows, strict=True))
         print(f"| {name} | {value:.3g} | {ratio:.3g} | {cosine:.2f} |")
@@ -128,8 +147,17 @@ def print_table(
     percent: bool = True,
     best: Callable[[list[float]], float] = max,
 ) -> None:
-    """Mean over some test sets, and over seeds, of each run, a row a granularity, in percent or as it is; the best is
-    bold."""
+    """
+    Print the mean of each run over seeds and test sets: one column per run, one row per granularity, the best in bold.
+
+    Args:
+        results (`dict`): Content of a results file.
+        names (`Sequence[str]`): Runs; those without results are left out.
+        tests (`Sequence[str]`): Test sets.
+        grid ([`Grid`]): Granularities.
+        percent (`bool`, *optional*, defaults to `True`): Print percentages.
+        best (`Callable`, *optional*, defaults to `max`): Picks the best value of a row.
+    """
     print(f"\n{', '.join(tests)}:\n")
     names = [name for name in names if name in results["scores"]]
     print("| granularity | " + " | ".join(names) + " |")

@@ -1,4 +1,4 @@
-"""The studies of distillation: no sentence of their tests, students that are what they are said to be, figures."""
+"""The distillation studies: training data without test sentences, students, tables and figures."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from matplotlib.image import imread
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction import ibkd, matryoshka_distillation
-from benchmarks.reproduction._study import print_table
+from benchmarks.reproduction.study import print_table
 from hub_cards.figures import draw_alignment_and_uniformity, draw_covariances
 from tests.conftest import padded_batch
 from trainers import Granularity, Grid, Teacher
-from trainers.evaluation import read_rows
+from trainers.evaluation.readers import read_rows
 
 
 def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
@@ -63,7 +63,7 @@ def test_every_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
 def test_every_run_of_matryoshka_distillation_trains(name, minilm):
     model = matryoshka_distillation.untrained_head()
     torch.testing.assert_close(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
-    with torch.no_grad():  # in place of pretraining
+    with torch.no_grad():  # instead of pretraining
         model.get_output_embeddings().weight.mul_(0.01)
         model.get_output_embeddings().bias.fill_(-8)
         model.get_output_embeddings().bias[1000:9000] = 0
@@ -75,7 +75,7 @@ def test_every_run_of_matryoshka_distillation_trains(name, minilm):
     assert trainer.state.global_step == 1
 
 
-def test_tables_in_percent_and_as_they_are(capsys):
+def test_tables_print_percentages_or_plain_values(capsys):
     g = Granularity(2, 16)
     results = {
         "scores": {"a": {"0": {"t": {"2x16": 0.5}}}, "b": {"0": {"t": {"2x16": 0.25}}, "1": {"t": {"2x16": 0.75}}}}

@@ -1,16 +1,18 @@
-"""The study of regularisers: no sentence of its tests, one encoder whatever the seed, results that add up."""
+"""The study of regularisers: training data without test sentences, one encoder for all seeds, stored results."""
 
 from __future__ import annotations
+
+from argparse import Namespace
 
 import pytest
 import torch
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from benchmarks.reproduction._study import add_results
-from benchmarks.reproduction.regularizers import DIMS, ENCODERS, RUNS, TESTS, corpus
+from benchmarks.reproduction.regularizers import DIMS, ENCODERS, RUNS, TESTS, corpus, settings_of
+from benchmarks.reproduction.study import add_results
 from trainers import Granularity
-from trainers.evaluation import read_rows
+from trainers.evaluation.readers import read_rows
 
 
 def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
@@ -25,7 +27,7 @@ def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
             }
 
 
-def test_the_reinitialised_encoder_is_always_the_same_one(minilm):
+def test_the_reinitialised_encoder_is_the_same_for_every_seed(minilm):
     torch.manual_seed(1)
     first = ENCODERS["reinitialised"]().state_dict()
     torch.manual_seed(2)
@@ -48,7 +50,18 @@ def test_every_run_trains(name, minilm):
     assert any(not torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
-def test_results_of_one_study_add_up_and_others_go(tmp_path):
+def test_settings_of_a_study_do_not_replace_the_arguments_of_a_run(minilm):
+    name, options = "MIC with PIC (ours)", Namespace(encoder="reinitialised", pooling="cls", steps=1, batch_size=4)
+    texts = Dataset.from_dict({"text": [f"sentence number {row}" for row in range(8)]})
+    tokenizer, settings = AutoTokenizer.from_pretrained(minilm), settings_of(name, options, 4, seed=0)
+    trainer = RUNS[name].train(ENCODERS["reinitialised"](), tokenizer, texts, **settings)
+    parts = trainer.accelerator.unwrap_model(trainer.model).objective.parts
+    assert parts["scr"].layers == parts["sir"].layers == [4]
+    assert (parts["scr"].variance_weight, parts["sir"].weights["variation"], parts["sir"].pooling) == (0.0, 0.0, "cls")
+    assert (parts["pic"].pooling, parts["pic"].detach_target) == ("mean", True)
+
+
+def test_results_of_one_study_are_kept_and_those_of_others_dropped(tmp_path):
     file, about = tmp_path / "results" / "study.json", {"command": "c", "settings": {"steps": 1}}
     scores = {"stsb": {Granularity(4, dim): dim / 1000 for dim in DIMS}}
     add_results(file, {"MRL": {"0": scores}}, about)

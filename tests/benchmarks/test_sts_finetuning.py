@@ -1,9 +1,9 @@
-"""The study's pairs: none of a sentence that it is evaluated on."""
+"""The study's training pairs have no sentence of an evaluation set."""
 
 from __future__ import annotations
 
 from benchmarks.reproduction.sts_finetuning import TESTS, training_pairs
-from trainers.evaluation import read_rows
+from trainers.evaluation.readers import read_rows
 
 
 def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
