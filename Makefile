@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart demo test test-slow lint format bench clean
+.PHONY: help quickstart demo test test-slow lint format docs wheel bench clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -23,17 +23,17 @@ help:  ## List the targets
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-quickstart: .venv/installed  ## Fine-tune a real encoder at 12 granularities and ask it questions (5 to 10 minutes)
-	$(BIN)/python -m scripts.quickstart
+quickstart: .venv/installed  ## Fine-tune a real encoder at 12 granularities and query it (5 to 10 minutes)
+	$(BIN)/m3bert quickstart
 
-demo: .venv/installed-demo  ## Open a page to try what the quickstart made
-	$(BIN)/python -m scripts.demo
+demo: .venv/installed-demo  ## Open a page to try the quickstart's encoder
+	$(BIN)/m3bert demo
 
 test: .venv/installed-dev  ## Run the tests
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 test-slow: .venv/installed-dev  ## Run the tests that take minutes
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/installed-dev  ## Check style and types
 	$(BIN)/ruff check .
@@ -44,8 +44,14 @@ format: .venv/installed-dev  ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: .venv/installed-dev  ## Build the documentation into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+wheel: .venv/installed-dev  ## Build the wheel into dist
+	$(BIN)/python -m build --wheel
+
 bench: .venv/installed-dev  ## Run the benchmarks
 	for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
 
-clean:  ## Remove the environment and what runs left behind
-	rm -rf .venv build runs *.egg-info
+clean:  ## Remove the environment and the output of runs
+	rm -rf .venv build dist runs *.egg-info

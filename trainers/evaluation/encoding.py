@@ -122,7 +122,7 @@ class GridEncoder:
         if not texts:
             raise ValueError("There is no text to encode.")
         if world_size() > 1 and folder is None:
-            raise ValueError("Several processes can only encode into a folder: pass folder.")
+            raise ValueError("Several processes need a folder to encode into: pass folder.")
         texts = [self.prompts.get(role, "") + text for text in texts]
         widths = {layer: self.grid.dims_of(layer)[-1] for layer in self.grid.layers}
         # Texts of similar length share a batch, which keeps padding small. The longest come first, so that a batch
