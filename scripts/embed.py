@@ -131,11 +131,13 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Partia
 def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, EmbeddingArguments), __doc__, arguments)
     check(options)
+    is_ours = not torch.distributed.is_initialized()
     state = PartialState(cpu=not torch.cuda.is_available())
     try:
         embed(encoding, options, state)
-    finally:  # at exit, torch complains of a process group that is still there
-        state.destroy_process_group()
+    finally:
+        if is_ours:  # a process group that is left over ends some runs with warnings or an abort
+            state.destroy_process_group()
 
 
 if __name__ == "__main__":

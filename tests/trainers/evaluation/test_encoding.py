@@ -133,6 +133,7 @@ def test_two_processes_fill_one_folder(encoder, sentences, tmp_path):
 TWO_PROCESSES_OF_THE_COMMAND = """
 from scripts import embed
 import torch.distributed
+torch.distributed.init_process_group("gloo")  # the command leaves a group of its caller's alone
 folder = Path(sys.argv[1])
 embed.main(
     ["--model_name_or_path", str(folder / "model"), "--files", str(folder / "texts.txt"), "--grid", "2,6x8,32"]
