@@ -33,7 +33,7 @@ HIDE_PROJECT = """
 import importlib.abc, sys
 class HiddenProject(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("modeling_m3bert", "trainers", "hub_cards", "scripts", "tests"):
+        if name.split(".")[0] in ("m3bert", "modeling_m3bert", "trainers", "hub_cards", "scripts", "tests"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, HiddenProject())
 """

@@ -42,6 +42,7 @@ def test_the_project_is_hidden(name):
     assert ask.HiddenProject().find_spec("transformers_modules.model.modeling_m3bert") is None
 
 
+@pytest.mark.slow
 def test_a_question_is_answered_without_the_project(finished_run, sentences, monkeypatch):
     monkeypatch.setenv("HF_MODULES_CACHE", str(finished_run / "modules"))
     smaller = SCRIPT.read_text().replace("((2, 64), (4, 64), (6, 384))", "((2, 8), (4, 8), (6, 32))")

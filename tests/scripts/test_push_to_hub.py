@@ -100,6 +100,7 @@ def error_line(done: subprocess.CompletedProcess) -> str:
     return lines[0]
 
 
+@pytest.mark.slow
 def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push, in_process, tmp_path):
     """And the examples of its card run, as they stand there."""
     pytest.importorskip("torchao", reason="the extra quantization is not installed")
@@ -223,6 +224,7 @@ def test_what_a_person_edits_on_the_hub_stays(run, hub, push, in_process):
     assert "- Not for poetry." in card and "license: mit" in card
 
 
+@pytest.mark.slow
 def test_figures_and_graphs_of_an_earlier_push_go_with_what_they_showed(run, hub, push):
     output = run / "output"
     assert push([output, "user/model", "--results", run / "results.json", "--onnx", "2x8"]).returncode == 0

@@ -97,6 +97,7 @@ def test_a_space_requires_what_the_extra_demo_installs(space):
     assert found == set(REQUIREMENTS) and len(REQUIREMENTS) == len(found)
 
 
+@pytest.mark.slow
 def test_a_space_can_be_written_from_an_installed_package(space, tmp_path):
     """And by a Space itself: nothing is looked for in a checkout."""
     code = f"""

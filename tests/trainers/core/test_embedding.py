@@ -110,7 +110,7 @@ def test_a_learned_temperature(leaves):
     [
         (lambda: SimCSE(Grid.parse("2x4,8")), r"SimCSE trains one granularity, but the grid 2x4,8 has 2"),
         (lambda: Matryoshka2d(Grid.parse("2,3x8")), "2DMSE needs a grid of two or more layers x two or more dims"),
-        (lambda: Matryoshka2d(Grid.parse("1x2,2x8,3x8")), "2DMSE needs layers x dims"),
+        (lambda: Matryoshka2d(Grid.parse("1x2,2x8,3x8")), "2DMSE needs a grid of two or more layers x two"),
         (lambda: Matryoshka2d(Grid.parse("2,3x4,8"), kl_temperature=0), "kl_temperature=0 must be above 0"),
         (lambda: Starbucks(Grid.parse("2,3x4,8")), "sizes whose layer and dim increase together.*is 2,3x4,8"),
         (lambda: Starbucks(Grid.parse("2x8,3x4")), "sizes whose layer and dim increase together"),

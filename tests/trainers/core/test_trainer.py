@@ -57,6 +57,7 @@ def test_the_models_config_is_its_owners_until_it_is_trained(tiny_tokenizer, tmp
             model = quiet_model(matryoshka_layers=[], matryoshka_dims=[])
         else:
             model = BertForMaskedLM(BertConfig(vocab_size=99, **SIZES))
+        model.config.use_cache = False  # transformers' own Trainer sets that
         before = copy.deepcopy(model.config.to_dict())
         trainer = mlm_trainer(tiny_tokenizer, tmp_path / use, model=model, max_steps=1)
         assert model.config.to_dict() == before

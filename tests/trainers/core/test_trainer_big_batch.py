@@ -90,7 +90,7 @@ os._exit(0)
 def test_two_processes_equal_the_big_batch(tmp_path):
     script = tmp_path / "run_two.py"
     script.write_text(RUN_TWO)
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
     command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}

@@ -213,14 +213,14 @@ def test_only_a_matrix_is_a_projection(tmp_path, change):
     file = tmp_path / (MODULES_FILE if change == "twice" else f"{PROJECTION_FOLDER}/config.json")
     content = json.loads(file.read_text())
     file.write_text(json.dumps([*content, content[-1]] if change == "twice" else content | change))
-    with pytest.raises(ValueError, match="has more behind its pooling than one matrix"):
+    with pytest.raises(ValueError, match="has more after its pooling than one linear map without bias"):
         find_projection(str(tmp_path))
 
 
 def test_bad_input_is_refused(tmp_path):
     with pytest.raises(ValueError, match="pooling='max' is unknown; legal values: mean, cls, lasttoken"):
         write_modules(tmp_path, width=32, pooling="max")
-    with pytest.raises(ValueError, match="The projection reads 32 dims; the encoder gives 16"):
+    with pytest.raises(ValueError, match="The projection takes 32 dims; width=16"):
         write_modules(tmp_path, width=16, projection=Projection(32, 6))
     assert not list(tmp_path.iterdir())
 
