@@ -115,7 +115,7 @@ def test_bfloat16_trains_close_to_float32(tiny_tokenizer, tmp_path):
     assert losses[1] == pytest.approx(losses[0], rel=0.03)
 
 
-@pytest.mark.parametrize("option", ["activation_checkpointing", "torch_compile"])
+@pytest.mark.parametrize("option", ["activation_checkpointing", pytest.param("torch_compile", marks=pytest.mark.slow)])
 def test_checkpointing_and_compiling_change_no_number(tiny_tokenizer, tmp_path, option):
     runs = []
     for changes in ({}, {option: True}):
