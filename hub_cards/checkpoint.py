@@ -17,10 +17,9 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
-from modeling_m3bert.conversion_m3bert import position_offset
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
-from trainers.core.states import Pooling
+from trainers.core.states import Pooling, max_positions
 from trainers.evaluation.encoding import GridEncoder, Role
 from trainers.hub.modules import find_projection, published_options, published_pooling
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord
@@ -179,7 +178,7 @@ class Checkpoint:
     @property
     def max_length(self) -> int:
         """Longest text in tokens."""
-        positions = self.config.max_position_embeddings - position_offset(self.config)
+        positions = max_positions(self.config)
         return min(positions, self.tokenizer.model_max_length, self.published["max_length"] or positions)
 
     def load(self, **options: Any) -> PreTrainedModel:

@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
-from modeling_m3bert.conversion_m3bert import position_offset
 from trainers.core.granularity import Granularity
+from trainers.core.states import max_positions
 
 
 TOKENS = 128  # length of the text whose operations are counted, where the model reads that many tokens
@@ -44,7 +44,7 @@ class Cost:
 
 def tokens_counted(config: Any) -> int:
     """Length in tokens of the text whose operations are counted."""
-    return min(TOKENS, config.max_position_embeddings - position_offset(config))
+    return min(TOKENS, max_positions(config))
 
 
 def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity, Cost]:

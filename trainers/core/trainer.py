@@ -330,7 +330,8 @@ def load_weights(model: PreTrainedModel, folder: str) -> None:
         ValueError: if a file cannot be read, a tensor is missing, or a tensor has the wrong shape.
     """
     targets = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    targets = {name: tensor for name, tensor in targets.items() if name in model.state_dict()}
+    saved = model.state_dict().keys()  # without buffers that are not persistent
+    targets = {name: tensor for name, tensor in targets.items() if name in saved}
     found: set[int] = set()  # addresses of the loaded tensors: a file has only one of several tied weights
     for file in sorted(Path(folder).glob("model*.safetensors")):
         try:

@@ -23,7 +23,7 @@ from tests.trainers.tiny_run import (
 
 
 def naive_step(learning_rate: float) -> M3BertForMaskedLM:
-    """One SGD step on all data: the sum over the grid of the mean over labelled tokens, a product a granularity."""
+    """One SGD step on all data: the sum over the grid of the mean over labelled tokens, size by size."""
     model = quiet_model()
     totals: dict[str, torch.Tensor] = {}
     count = 0
