@@ -65,7 +65,7 @@ def test_damage_is_found_and_mended(encoder_folder, sentences, tmp_path, encoded
         after = Teacher(str(encoder_folder)).embed(sentences, tmp_path).of(sentences)
     assert 0 < len(encoded) <= 16
     assert ("damaged" if damage == "a flipped byte" else "is truncated") in caplog.text
-    torch.testing.assert_close(after, before, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(after, before, atol=1e-6, rtol=1e-6)
 
 
 def test_a_file_without_its_head_is_an_error(encoder_folder, sentences, tmp_path):
