@@ -9,6 +9,7 @@ from importlib import import_module
 # Command -> its module in `m3bert.commands` (the folder `scripts/` of a checkout), and what it does.
 COMMANDS = {
     "convert": ("convert", "convert a BERT-family encoder to an elastic m3BERT, exactly"),
+    "fit_exits": ("fit_exits", "make every depth of an m3BERT embed into one space, without training"),
     "train": ("train", "train an encoder with one of the methods, or with an objective of your own"),
     "recipes": ("recipes", "list the recipes for `train --config NAME`, or print one"),
     "mine": ("mine_negatives", "find hard negatives for pairs with a teacher model"),

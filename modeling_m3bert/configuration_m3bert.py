@@ -63,13 +63,17 @@ class M3BertConfig(PreTrainedConfig):
         matryoshka_dims (`list[int]`, *optional*): Prefix dims trained as outputs, ascending. `None` selects
             `hidden_size` and those of 32, 64, 128 below it. An empty list means that no prefix was trained; every dim
             is then legal.
+        exit_layers (`list[int]`, *optional*): Layers with an exit, ascending: an affine map from the layer's state to
+            the embedding space of the last layer. 0 is the embedding layer. Default: none.
+        exit_fit (`dict`, *optional*): How the exits were fitted: pooling, basis, texts, and the quality of each exit.
         converted_from (`str`, *optional*): Hub id of the encoder that the weights were converted from.
         output_layer (`int`, *optional*): Output layer. Models are built with this many layers. `None` means the last.
+            0, the embedding layer, is legal if it has an exit.
         output_dim (`int`, *optional*): Number of dimensions to return. `None` means all.
 
     Raises:
-        ValueError: if a switch has an unknown value, a matryoshka layer or dim is outside the model, or `output_layer`
-            or `output_dim` is not legal. The message names the legal values.
+        ValueError: if a switch has an unknown value, a matryoshka layer or dim or an exit layer is outside the model,
+            or `output_layer` or `output_dim` is not legal. The message names the legal values.
 
     ```python
     >>> from modeling_m3bert import M3BertConfig, M3BertModel
@@ -111,6 +115,8 @@ class M3BertConfig(PreTrainedConfig):
     eos_token_id: int | None = 2
     matryoshka_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     matryoshka_dims: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    exit_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    exit_fit: dict | None = None
     converted_from: str | None = None
     output_layer: int | None = None
     output_dim: int | None = None
@@ -124,6 +130,8 @@ class M3BertConfig(PreTrainedConfig):
         depth, width = self.num_hidden_layers, self.hidden_size
         if self.matryoshka_layers is None:
             self.matryoshka_layers = [depth // 3, 2 * depth // 3, depth] if depth % 3 == 0 else [depth]
+        if self.exit_layers is None:
+            self.exit_layers = []
         if self.matryoshka_dims is None:
             self.matryoshka_dims = [dim for dim in (32, 64, 128) if dim < width] + [width]
         super().__post_init__(**kwargs)
@@ -148,12 +156,13 @@ class M3BertConfig(PreTrainedConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}."
             )
-        for name, values, largest in (
-            ("matryoshka_layers", self.matryoshka_layers, self.num_hidden_layers),
-            ("matryoshka_dims", self.matryoshka_dims, self.hidden_size),
+        for name, values, smallest, largest in (
+            ("matryoshka_layers", self.matryoshka_layers, 0 if 0 in self.exit_layers else 1, self.num_hidden_layers),
+            ("matryoshka_dims", self.matryoshka_dims, 1, self.hidden_size),
+            ("exit_layers", self.exit_layers, 0, self.num_hidden_layers),
         ):
-            if sorted(set(values)) != list(values) or any(not 1 <= value <= largest for value in values):
-                raise ValueError(f"{name}={values} must be ascending and within 1..{largest}.")
+            if sorted(set(values)) != list(values) or any(not smallest <= value <= largest for value in values):
+                raise ValueError(f"{name}={values} must be ascending and within {smallest}..{largest}.")
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
@@ -178,8 +187,10 @@ class M3BertConfig(PreTrainedConfig):
 
     @property
     def legal_layers(self) -> list[int]:
-        """Legal output layers: the trained ones and the last, or every layer if none was trained."""
-        return _legal(self.matryoshka_layers, self.num_hidden_layers)
+        """Legal output layers: the trained ones, those with an exit, and the last; or every layer if none was
+        trained. 0 is legal only with an exit."""
+        layers = _legal(self.matryoshka_layers, self.num_hidden_layers)
+        return sorted({*layers, *self.exit_layers})
 
     @property
     def legal_dims(self) -> list[int]:
@@ -195,7 +206,7 @@ class M3BertConfig(PreTrainedConfig):
             output_dim (`int`, *optional*): Number of dimensions to return.
 
         Returns:
-            `tuple[int, int]`: layer in 1..num_hidden_layers, dim in 1..hidden_size.
+            `tuple[int, int]`: layer in 0..num_hidden_layers, dim in 1..hidden_size.
 
         Raises:
             ValueError: if a value is not legal. The message names the legal values.
@@ -214,7 +225,8 @@ class M3BertConfig(PreTrainedConfig):
 
     def cut(self) -> M3BertConfig:
         """
-        Reduce the depth to `output_layer`. Models are built from the result and saved with it.
+        Reduce the depth to `output_layer`. Models are built from the result and saved with it. A cut keeps the exit of
+        its last layer and no other, so layers whose exit is gone are no longer legal.
 
         Returns:
             [`M3BertConfig`]: a shallower copy, or this config if it has no deeper layers.
@@ -224,7 +236,11 @@ class M3BertConfig(PreTrainedConfig):
             return self
         config = copy.deepcopy(self)
         config.num_hidden_layers = depth
-        config.matryoshka_layers = [layer for layer in self.matryoshka_layers if layer <= depth]
+        config.exit_layers = [layer for layer in self.exit_layers if layer == depth]
+        gone = {*self.exit_layers} - {depth}
+        # Without lost exits, an empty list goes on meaning that every layer is legal.
+        layers = [layer for layer in self.legal_layers if layer not in gone] if gone else self.matryoshka_layers
+        config.matryoshka_layers = [layer for layer in layers if layer <= depth]
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -232,6 +248,8 @@ class M3BertConfig(PreTrainedConfig):
         values = super().to_dict()
         if self.position_embedding_type != "rope":
             values.pop("rope_parameters", None)
+        if not self.exit_layers:
+            del values["exit_layers"], values["exit_fit"]
         derived = {"is_matryoshka": self.is_matryoshka, "matryoshka_dimensions": self.matryoshka_dimensions}
         return {**values, **derived}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
+from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.configuration_utils import PreTrainedConfig
 from transformers.masking_utils import create_bidirectional_mask
@@ -40,6 +41,23 @@ class NestedLinear(nn.Linear):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return nn.functional.linear(x, self.weight[:, : x.shape[-1]], self.bias)
+
+
+class M3BertExit(nn.Linear):
+    """
+    The exit of a layer: an affine map from the layer's state to the embedding space of the last layer. It starts as
+    the identity. `d` output dims use the first `d` rows of the weight.
+    """
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__(config.hidden_size, config.hidden_size)
+
+    def reset_parameters(self) -> None:
+        nn.init.eye_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, x: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
 
 
 class M3BertRotaryEmbedding(nn.Module):
@@ -223,6 +241,14 @@ class M3BertPreTrainedModel(PreTrainedModel):
     def __init__(self, config: M3BertConfig, *args: Any, **kwargs: Any):
         super().__init__(config.cut(), *args, **kwargs)
 
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, M3BertExit):
+            init.eye_(module.weight)
+            init.zeros_(module.bias)
+        else:
+            super()._init_weights(module)
+
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
         """
@@ -298,15 +324,17 @@ class M3BertModel(M3BertPreTrainedModel):
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList([M3BertLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.exits = nn.ModuleDict({str(layer): M3BertExit(config) for layer in config.exit_layers})
         self.gradient_checkpointing = False
         if config.output_layer is not None:
-            # The caller limited the depth, so loading should not report the deeper layers in the checkpoint.
-            built = "|".join(str(index) for index in range(config.num_hidden_layers))
-            deeper = rf"^(model\.)?layers\.(?!({built})\.)"
-            self._keys_to_ignore_on_load_unexpected = [*self._keys_to_ignore_on_load_unexpected, deeper]
+            # The caller limited the depth, so loading should not report deeper layers and other exits in the
+            # checkpoint.
+            parts = {"layers": range(config.num_hidden_layers), "exits": config.exit_layers}
+            left_out = [rf"^(model\.)?{part}\.(?!({'|'.join(map(str, built))})\.)" for part, built in parts.items()]
+            self._keys_to_ignore_on_load_unexpected = [*self._keys_to_ignore_on_load_unexpected, *left_out]
         self.post_init()
 
-    @capture_outputs
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
@@ -335,14 +363,77 @@ class M3BertModel(M3BertPreTrainedModel):
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
-            output_dim)`. In `hidden_states`, entry 0 is the embeddings after `input_norm`, entry l the raw output of
-            layer l at full width, and the last entry is `last_hidden_state`.
+            output_dim)`, after the exit of the output layer if it has one. In `hidden_states`, entry 0 is the
+            embeddings after `input_norm` and entry l the raw output of layer l, all at full width and before any
+            exit; the last entry is normalised.
 
         Raises:
             ValueError: if the granularity is not legal, the input is longer than `max_position_embeddings`, both or
                 neither of `input_ids` and `inputs_embeds` are given, or a token type is not 0.
         """
         depth, dim = self.config.resolve_granularity(output_layer, output_dim)
+        outputs = self.run_layers(
+            depth, input_ids, attention_mask, position_ids, inputs_embeds, token_type_ids, return_dict=True, **kwargs
+        )
+        outputs.last_hidden_state = self.exit_state(depth, outputs.last_hidden_state, dim)
+        return outputs
+
+    def exit_state(self, layer: int, state: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+        """
+        Apply the exit of a layer and truncate the result. A layer without an exit is only truncated.
+
+        Args:
+            layer (`int`): Layer of the state.
+            state (`torch.Tensor` of shape `(..., hidden_size)`): Output of the layer, normalised in a pre-norm model.
+            dim (`int`, *optional*): Number of dimensions to compute. `None` means all.
+
+        Returns:
+            `torch.Tensor` of shape `(..., dim)`.
+        """
+        name = str(layer)
+        return self.exits[name](state, dim) if name in self.exits else state[..., :dim]
+
+    def set_exits(self, exits: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """
+        Replace all exits of the model.
+
+        Args:
+            exits (`Mapping[int, tuple[torch.Tensor, torch.Tensor]]`): Layer -> weight `(hidden_size, hidden_size)` and
+                bias `(hidden_size,)`, which map a state x to `weight @ x + bias`.
+
+        Raises:
+            ValueError: if a layer is outside the model.
+        """
+        config = copy.deepcopy(self.config)
+        config.exit_layers = sorted(exits)
+        config.validate_architecture()
+        like = self.embed_tokens.weight
+        self.config.exit_layers = config.exit_layers
+        self.exits = nn.ModuleDict({str(layer): M3BertExit(self.config) for layer in sorted(exits)})
+        with torch.no_grad():
+            for layer, (weight, bias) in exits.items():
+                self.exits[str(layer)].weight.copy_(weight)
+                self.exits[str(layer)].bias.copy_(bias)
+        self.exits.to(device=like.device, dtype=like.dtype)
+
+    @capture_outputs
+    def run_layers(
+        self,
+        depth: int,
+        input_ids: torch.LongTensor | None,
+        attention_mask: torch.Tensor | None,
+        position_ids: torch.LongTensor | None,
+        inputs_embeds: torch.Tensor | None,
+        token_type_ids: torch.LongTensor | None,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """
+        Run the first `depth` layers; the arguments are those of `forward`.
+
+        Returns:
+            [`~transformers.modeling_outputs.BaseModelOutput`]: the raw state of the last of these layers as
+            `last_hidden_state`, of shape `(batch, tokens, hidden_size)`.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
         if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
@@ -356,7 +447,8 @@ class M3BertModel(M3BertPreTrainedModel):
             hidden_states = layer(
                 hidden_states, attention_mask=mask, position_embeddings=position_embeddings, **kwargs
             )
-        return BaseModelOutput(last_hidden_state=self.norm(hidden_states)[..., :dim])
+        # The embeddings are normalised already.
+        return BaseModelOutput(last_hidden_state=self.norm(hidden_states) if depth else hidden_states)
 
     def embed(
         self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor | None

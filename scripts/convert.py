@@ -4,6 +4,9 @@ Convert a BERT-family encoder to an elastic m3BERT, whose states are the same at
     m3bert convert intfloat/multilingual-e5-base runs/m3bert-from-me5
 
 An embedding model keeps its pooling and prompts, as modules of sentence-transformers; with --encoder_only it does not.
+With --fit_exits, shallow layers embed into the space of the last one (see `m3bert fit_exits`):
+
+    m3bert convert intfloat/multilingual-e5-base runs/elastic --fit_exits texts.txt queries.txt --exit_layers 2 4 8
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .command import argument_parser, run_command
+from .fit_exits import add_exit_options, report, save_with_exits
 
 
 if TYPE_CHECKING:
@@ -32,16 +36,12 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
         ValueError: if the encoder cannot be converted exactly, or has modules other than a known pooling and one
             projection.
     """
-    from transformers import AutoModel, AutoTokenizer
-
-    from modeling_m3bert import convert_to_m3bert
     from trainers.core.states import width_of
     from trainers.hub.modules import find_projection, published_options, published_pooling, write_modules
 
     pooling = None if encoder_only else published_pooling(source, revision=revision)
     projection = None if pooling is None else find_projection(source, revision=revision)
-    model = convert_to_m3bert(AutoModel.from_pretrained(source, revision=revision, use_safetensors=True))
-    tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
+    model, tokenizer = converted(source, revision)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     if pooling is not None:
@@ -49,6 +49,16 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
         options["max_length"] = min(options["max_length"] or limit, limit)
         write_modules(output_dir, width=width_of(model.config), pooling=pooling, projection=projection, **options)
     return model
+
+
+def converted(source: str, revision: str | None = None) -> tuple[M3BertModel, Any]:
+    """The m3BERT of an encoder, and its tokenizer. Raises a ValueError if it cannot be converted exactly."""
+    from transformers import AutoModel, AutoTokenizer
+
+    from modeling_m3bert import convert_to_m3bert
+
+    model = convert_to_m3bert(AutoModel.from_pretrained(source, revision=revision, use_safetensors=True))
+    return model, for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
 
 
 def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:
@@ -65,8 +75,27 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("output_dir", help="folder for the m3BERT")
     parser.add_argument("--revision", help="branch, tag or commit of the source")
     parser.add_argument("--encoder_only", action="store_true", help="leave out pooling, projection and prompts")
+    parser.add_argument(
+        "--fit_exits", nargs="+", help="files with texts to fit exits to; the options below are for it"
+    )
+    add_exit_options(parser)
     options = parser.parse_args(arguments)
-    model = convert(options.source, options.output_dir, options.revision, encoder_only=options.encoder_only)
+    if options.fit_exits and options.encoder_only:
+        raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
+    if options.fit_exits:
+        model, tokenizer = converted(options.source, options.revision)
+        fit = save_with_exits(
+            model,
+            tokenizer,
+            options.output_dir,
+            options.fit_exits,
+            options,
+            source=options.source,
+            revision=options.revision,
+        )
+        print(report(fit))
+    else:
+        model = convert(options.source, options.output_dir, options.revision, encoder_only=options.encoder_only)
     print(
         f"{options.output_dir}: {model.config.num_hidden_layers} layers, width {model.config.hidden_size}, "
         f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({options.output_dir!r}, "

@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from .espresso import Espresso as Espresso
     from .espresso import EspressoConfig as EspressoConfig
     from .espresso import EspressoTrainer as EspressoTrainer
+    from .exits import ExitFit as ExitFit
+    from .exits import fit_exits as fit_exits
     from .ibkd import (
         IBKDConfig as IBKDConfig,
     )

@@ -324,7 +324,7 @@ def test_every_head_returns_hidden_states_and_attentions_on_request(model_class)
     model.set_attn_implementation("eager")
     batch, _ = batch_and_embeddings(model)
     outputs = model(**batch, output_layer=4, output_dim=8, output_hidden_states=True, output_attentions=True)
-    assert [state.shape for state in outputs.hidden_states] == [(4, 7, 32)] * 4 + [(4, 7, 8)]
+    assert [state.shape for state in outputs.hidden_states] == [(4, 7, 32)] * 5
     assert [attention.shape for attention in outputs.attentions] == [(4, 4, 7, 7)] * 4
     plain = model(**batch)
     assert plain.hidden_states is None and plain.attentions is None

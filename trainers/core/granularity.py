@@ -11,10 +11,10 @@ from typing import Any
 @dataclass(frozen=True, order=True)
 class Granularity:
     """
-    One size of an encoder: the state after `layer` (1..depth), truncated to its first `dim` entries. Written `4x64`.
+    One size of an encoder: the state after `layer`, truncated to its first `dim` entries. Written `4x64`.
 
     Args:
-        layer (`int`): Layer to read, counted from 1.
+        layer (`int`): Layer to read, counted from 1. 0 is the embedding layer, which must have an exit.
         dim (`int`): Number of leading dims to keep.
     """
 
@@ -34,7 +34,7 @@ class Grid:
         granularities (`tuple[Granularity, ...]`): The members, in any order.
 
     Raises:
-        ValueError: if the set is empty, a member is repeated, or a layer or dim is below 1.
+        ValueError: if the set is empty, a member is repeated, or a layer is below 0 or a dim below 1.
 
     ```python
     >>> from trainers import Grid
@@ -54,8 +54,8 @@ class Grid:
             raise ValueError("A grid needs at least one granularity.")
         if len(set(members)) < len(members):
             raise ValueError(f"The grid {self._spell(members)} names a granularity twice.")
-        if members[0].layer < 1 or min(member.dim for member in members) < 1:
-            raise ValueError(f"The grid {self._spell(members)} has a layer or dim below 1; both count from 1.")
+        if members[0].layer < 0 or min(member.dim for member in members) < 1:
+            raise ValueError(f"The grid {self._spell(members)} has a layer below 0 or a dim below 1.")
         object.__setattr__(self, "granularities", members)
 
     @classmethod
@@ -162,10 +162,11 @@ class Grid:
             ValueError: if a granularity is outside the model. The message names it and the model's size.
         """
         depth, width = config.num_hidden_layers, config.hidden_size
-        outside = [str(member) for member in self if member.layer > depth or member.dim > width]
+        first = 0 if 0 in getattr(config, "exit_layers", ()) else 1
+        outside = [str(member) for member in self if not first <= member.layer <= depth or member.dim > width]
         if outside:
             raise ValueError(
-                f"The model has layers 1..{depth} and dims 1..{width}; outside of it: {', '.join(outside)}."
+                f"The model has layers {first}..{depth} and dims 1..{width}; outside of it: {', '.join(outside)}."
             )
         return self
 

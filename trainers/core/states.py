@@ -2,7 +2,8 @@
 The only module that turns a backbone's outputs into nested states, prefixes and pooled embeddings.
 
 The *state* of a layer is the layer's output; in a pre-norm backbone it also passes through the model's final norm, at
-full width. States are truncated afterwards, so every granularity is a prefix of one tensor.
+full width, and in an m3BERT through the exit of the layer, if it has one. States are truncated afterwards, so every
+granularity is a prefix of one tensor.
 """
 
 from __future__ import annotations
@@ -57,15 +58,24 @@ BACKBONES = {
 }
 
 
-def check_pooling(pooling: str) -> None:
+def check_pooling(pooling: str, config: Any = None) -> None:
     """
-    Check the name of a pooling.
+    Check a pooling, and that the exits of a model were fitted with it.
+
+    Args:
+        pooling (`str`): Name of the pooling.
+        config ([`~transformers.PreTrainedConfig`], *optional*): Config of the model; `None` checks the name only.
 
     Raises:
-        ValueError: if the pooling is unknown.
+        ValueError: if the pooling is unknown, or is not that of the model's exits.
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling={pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
+    fitted = (getattr(config, "exit_fit", None) or {}).get("pooling", pooling)
+    if fitted != pooling:
+        raise ValueError(
+            f"The exits were fitted with pooling={fitted!r}, not {pooling!r}: use {fitted!r}, or fit again."
+        )
 
 
 @dataclass(frozen=True)
@@ -253,6 +263,8 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
     # transformers applies the final norm to the last hidden state only.
     states = {layer: outputs.hidden_states[layer] for layer in layers if layer < depth}
     states = {layer: norm(state) if layer else state for layer, state in states.items()}
+    if encoder.config.model_type == "m3bert":
+        states = {layer: encoder.exit_state(layer, state) for layer, state in states.items()}
     if layers[-1] == depth:
         states[depth] = outputs.last_hidden_state
     mask = inputs.get("attention_mask")

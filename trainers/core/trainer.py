@@ -25,7 +25,7 @@ from .model import NestedModel
 from .objective import Objective, Term
 from .optimization import set_apart, warm_up_apart
 from .projection import Projection
-from .states import unwrap_encoder
+from .states import check_pooling, unwrap_encoder
 
 
 OBJECTIVE_FILE = "objective.safetensors"
@@ -60,7 +60,8 @@ class NestedTrainer(Trainer):
             sentence-transformers.
 
     Raises:
-        ValueError: if a dataset is empty or lacks a column; if the training set is smaller than one batch and smaller
+        ValueError: if a dataset is empty or lacks a column; if the pooling is not that of the model's exits; if the
+            training set is smaller than one batch and smaller
             batches are dropped; if the grid is outside the model, or lacks the full size that the objective needs; if
             the objective reads more than the projection has.
     """
@@ -85,6 +86,8 @@ class NestedTrainer(Trainer):
     ):
         config = unwrap_encoder(model).config
         objective.validate(config)
+        if objective.pooling is not None:
+            check_pooling(objective.pooling, config)
         if projection is not None:
             projection.validate(objective, config)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]

@@ -84,7 +84,7 @@ class GridEncoder:
         self.grid.validate(config)
         if self.projection is not None:
             self.projection.validate_grid(self.grid, config)
-        check_pooling(self.pooling)
+        check_pooling(self.pooling, config)
         if self.dtype not in (torch.float32, torch.float16):
             raise ValueError(f"dtype={self.dtype} is not available here; legal values: float32 or float16.")
         limit = self.tokenizer.model_max_length

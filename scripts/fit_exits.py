@@ -1,0 +1,147 @@
+"""
+Fit exits: affine maps, one per layer, from the layer's state to the embedding of the last layer. Every depth of the
+encoder then embeds into one space. A fit is a linear solve on unlabelled texts and needs no training:
+
+    m3bert fit_exits runs/m3bert-from-me5 runs/elastic --texts sentences.txt passages.jsonl queries.txt
+
+Each file is a source of its own, which helps to choose the penalty. A few thousand texts are enough; take texts like
+those that will be searched, and queries like those that will be asked. `m3bert convert SOURCE OUTPUT --fit_exits FILE`
+converts and fits at once.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .command import argument_parser, run_command
+
+
+if TYPE_CHECKING:
+    from modeling_m3bert import M3BertModel
+    from trainers.exits import ExitFit
+
+
+def add_exit_options(parser: ArgumentParser) -> None:
+    """Add the options of a fit, which `convert` has, too."""
+    parser.add_argument(
+        "--exit_layers", type=int, nargs="+", help="layers to give an exit; default: all below the last"
+    )
+    parser.add_argument("--text_column", default="text", help="column with the texts, for files with columns")
+    parser.add_argument(
+        "--basis",
+        default="last_layer",
+        help="last_layer leaves the last layer as it is; principal rotates the embeddings to their principal components",
+    )
+    parser.add_argument("--teacher", help="folder or Hub id of another encoder, whose embeddings the exits predict")
+    parser.add_argument("--teacher_cache_dir", default="runs/teachers", help="folder for the teacher's embeddings")
+    parser.add_argument("--max_length", type=int, help="longest text in tokens; default: the model's limit")
+    parser.add_argument("--batch_size", type=int, default=64, help="texts per batch")
+
+
+def save_with_exits(
+    model: M3BertModel,
+    tokenizer: Any,
+    output_dir: str,
+    files: list[str],
+    options: Namespace,
+    *,
+    source: str,
+    revision: str | None = None,
+) -> ExitFit:
+    """
+    Fit the exits of an m3BERT to the texts in some files, and save it with its tokenizer and modules.
+
+    Args:
+        model ([`M3BertModel`]): The encoder; changed in place.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
+        output_dir (`str`): Folder to write.
+        files (`list[str]`): Data files with the texts.
+        options (`Namespace`): Values of [`add_exit_options`].
+        source (`str`): Folder or Hub id that the model comes from, for its pooling, projection and prompts.
+        revision (`str`, *optional*): Branch, tag or commit of the source.
+
+    Raises:
+        ValueError: as [`fit_exits`], or if a file cannot be read or lacks the column.
+    """
+    from trainers.core.dataset_checks import require_columns
+    from trainers.core.states import width_of
+    from trainers.data.files import load_files
+    from trainers.data.teacher import Teacher
+    from trainers.exits import fit_exits
+    from trainers.hub.modules import find_projection, published_options, published_pooling, write_modules
+
+    datasets = {file: load_files([file], streaming=True) for file in files}
+    for dataset in datasets.values():
+        require_columns(dataset, [options.text_column])
+
+    def texts_of(dataset: Any) -> Iterator[str]:
+        return (row[options.text_column] or "" for row in dataset)
+
+    published = published_options(source, revision=revision)
+    pooling = published_pooling(source, revision=revision) or "mean"
+    teacher = None
+    if options.teacher is not None:
+        every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())
+        teacher = Teacher(options.teacher).embed(every, options.teacher_cache_dir, description="Teacher")
+    fit = fit_exits(
+        model,
+        tokenizer,
+        {Path(file).name: texts_of(dataset) for file, dataset in datasets.items()},
+        layers=options.exit_layers,
+        pooling=pooling,
+        basis=options.basis,
+        projection=find_projection(source, revision=revision) if teacher is None else None,
+        teacher=teacher,
+        teacher_name=Path(options.teacher).name if options.teacher else "teacher",
+        max_length=options.max_length,
+        prompts=list(dict.fromkeys(published["prompts"].values())) or [""],
+        batch_size=options.batch_size,
+        description="Fitting exits",
+    )
+    model.save_pretrained(output_dir)
+    tokenizer.save_pretrained(output_dir)
+    limit = min(published["max_length"] or tokenizer.model_max_length, tokenizer.model_max_length)
+    width = width_of(model.config)
+    write_modules(output_dir, width=width, pooling=pooling, max_length=limit, prompts=published["prompts"])
+    return fit
+
+
+def report(fit: ExitFit) -> str:
+    """The fit as a table."""
+    lines = [
+        f"Exits fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}):"
+    ]
+    lines += ["layer  penalty  held-out R^2  mean cosine to the target"]
+    lines += [
+        f"{layer:>5}  {its.penalty:>7.2g}  {its.r_squared:>12.3f}  {its.cosine:>25.3f}"
+        for layer, its in fit.layers.items()
+    ]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("source", help="folder or Hub id of an m3BERT")
+    parser.add_argument("output_dir", help="folder for the m3BERT with exits")
+    parser.add_argument("--texts", nargs="+", required=True, help=".txt, .jsonl, .csv or .parquet files, also gzipped")
+    parser.add_argument("--revision", help="branch, tag or commit of the source")
+    add_exit_options(parser)
+    options = parser.parse_args(arguments)
+
+    from transformers import AutoModel, AutoTokenizer
+
+    import modeling_m3bert  # noqa: F401  # registers m3BERT
+
+    model = AutoModel.from_pretrained(options.source, revision=options.revision, use_safetensors=True)
+    tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
+    fit = save_with_exits(
+        model, tokenizer, options.output_dir, options.texts, options, source=options.source, revision=options.revision
+    )
+    print(f"{report(fit)}\nSaved to {options.output_dir}.")
+
+
+if __name__ == "__main__":
+    run_command(main)
