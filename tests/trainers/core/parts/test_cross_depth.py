@@ -1,0 +1,124 @@
+"""Anchors at any depth against positives at the last layer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from tests.conftest import padded_batch, tiny_config
+from tests.trainers.pooled_texts import TAU, batch_of
+from tests.trainers.pooled_texts import assert_same as assert_same_as
+from tests.trainers.tiny_run import named
+from trainers import Composition, Contrastive, Grid, NestedBatch, NestedModel
+from trainers.core.parts.cross_depth import CrossDepth
+
+
+GRID = Grid.parse("1,3x2,8")
+
+
+def naive_term(columns, dim, excluded=()):
+    """One pair at a time: slice, normalise, compare with every positive and negative."""
+    anchors, *others = columns
+    candidates = [row[:dim] / row[:dim].norm() for column in others for row in column]
+    losses = []
+    for number, anchor in enumerate(anchors):
+        query = anchor[:dim] / anchor[:dim].norm()
+        kept = [place for place in range(len(candidates)) if (number, place) not in excluded]
+        scores = torch.stack([query @ candidates[place] for place in kept]) / TAU
+        losses.append(torch.logsumexp(scores, 0) - scores[kept.index(number)])
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize(("grid", "document_layer"), [("1,3x2,8", None), ("1x4,2x2", 3), ("1x2,3x8", None)])
+def test_terms_and_gradients_equal_a_loop(leaves, grid, document_layer, reduction):
+    grid = Grid.parse(grid)
+    objective = CrossDepth(grid, document_layer=document_layer, reduction=reduction, temperature=TAU)
+    terms = {g: naive_term([leaves[g.layer][0], *leaves[3][1:]], g.dim) for g in grid}
+    actual = named(objective(batch_of(leaves)))
+    assert list(actual) == [f"cross_depth_{g}" for g in grid]
+    for g, value in terms.items():
+        torch.testing.assert_close(actual[f"cross_depth_{g}"], value)
+    total = sum(terms.values())
+    assert_same_as(objective, leaves, total / len(grid) if reduction == "mean" else total)
+
+
+def test_both_sides_learn_each_at_its_own_layer(leaves):
+    loss = CrossDepth(Grid.parse("1x4"), document_layer=3, temperature=TAU)(batch_of(leaves))
+    gradients = torch.autograd.grad(sum(loss.values()), [*leaves[1], *leaves[3]], allow_unused=True)
+    # Of layer 1 the anchors, of layer 3 the positives and negatives.
+    assert [gradient is not None for gradient in gradients] == [True, False, False, False, True, True]
+    assert all(gradient.abs().sum() > 0 for gradient in gradients if gradient is not None)
+    assert gradients[0][:, 4:].count_nonzero() == 0, "only the prefix learns"
+
+
+def test_equal_texts_are_no_negatives(leaves):
+    """Anchors 0 and 3 have the same positive, anchors 1 and 2 are the same text, a negative is 4's positive."""
+    ids = {"anchor": [10, 11, 11, 13, 14], "positive": [20, 21, 22, 20, 24], "negative": [30, 24, 32, 33, 34]}
+    ids = {name: torch.tensor(value) for name, value in ids.items()}
+    batch = NestedBatch(texts=batch_of(leaves).texts, text_ids=ids)
+    grid = Grid.parse("1x4")
+    columns = [leaves[1][0], *leaves[3][1:]]
+    masked, unmasked = (
+        named(CrossDepth(grid, document_layer=3, temperature=TAU, mask_duplicates=mask)(batch))["cross_depth_1x4"]
+        for mask in (True, False)
+    )
+    expected = naive_term(columns, 4, excluded={(0, 3), (3, 0), (1, 2), (2, 1), (4, 6)})
+    torch.testing.assert_close(masked, expected)
+    torch.testing.assert_close(unmasked, naive_term(columns, 4))
+    inputs = [leaf for layer in (1, 3) for leaf in leaves[layer]]
+    for one, other in zip(
+        torch.autograd.grad(masked, inputs, materialize_grads=True),
+        torch.autograd.grad(expected, inputs, materialize_grads=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
+
+
+def test_both_directions(leaves):
+    """Also each positive at the last layer among the anchors of the shallow one."""
+    objective = CrossDepth(Grid.parse("1x8"), document_layer=3, temperature=TAU, symmetric=True)
+    anchors, positives = leaves[1][0], leaves[3][1]
+    backwards = functional.normalize(positives, dim=1) @ functional.normalize(anchors, dim=1).T / TAU
+    forwards = naive_term([anchors, *leaves[3][1:]], 8)
+    assert_same_as(objective, leaves, (forwards + functional.cross_entropy(backwards, torch.arange(5))) / 2)
+
+
+def test_at_the_document_layer_it_is_the_plain_loss(leaves):
+    grid, batch = Grid.parse("3x2,8"), batch_of(leaves)
+    crossed, plain = CrossDepth(grid)(batch), Contrastive(grid)(batch)
+    assert torch.equal(torch.stack(list(crossed.values())), torch.stack(list(plain.values())))
+
+
+@pytest.mark.parametrize("mini_batch_size", [1, 3])
+def test_gradients_can_be_cached(tiny_model, mini_batch_size):
+    """In a composition, too: values and gradients are those of encoding the whole batch at once."""
+    model, grid = tiny_model.double(), Grid.parse("2,6x8,32")
+    objective = Composition({"own": (1.0, Contrastive(grid)), "cross": (0.5, CrossDepth(grid))})
+    texts = {name: padded_batch(lengths=(7, 3, 1, 5)) for name in ("anchor", "positive")}
+    results = []
+    for size in (None, mini_batch_size):
+        model.zero_grad(set_to_none=True)
+        outputs = NestedModel(model, objective, size)(**texts)
+        outputs["loss"].backward()
+        results.append((named(outputs["terms"]), [parameter.grad for parameter in model.parameters()]))
+    (expected, wanted), (actual, ours) = results
+    assert actual.keys() == expected.keys() and {"own_2x8", "cross_2x8"} <= actual.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(actual[name], value)
+    for one, other in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-9)
+
+
+def test_identity_and_bad_arguments():
+    identity = CrossDepth(GRID).identity
+    assert identity.name == "CrossDepth" and identity.papers == () and "sentence-similarity" in identity.tags
+    assert identity.equation.endswith("against positives at layer 3, sum over the grid")
+    assert CrossDepth(Grid.parse("1,2x8"), document_layer=3).layers == [1, 2, 3]
+    with pytest.raises(ValueError, match="reduction='max' is unknown; legal values: sum, mean"):
+        CrossDepth(GRID, reduction="max")
+    with pytest.raises(ValueError, match="document_layer=2 must be 3 or more, the deepest of the grid"):
+        CrossDepth(GRID, document_layer=2)
+    with pytest.raises(ValueError, match="document_layer=9 is outside the model, which has 6 layers"):
+        CrossDepth(GRID, document_layer=9).validate(tiny_config())
