@@ -25,10 +25,11 @@ class Cost:
     What one granularity costs.
 
     Args:
-        parameters (`int`): Parameters of the encoder up to its layer, embeddings included.
+        parameters (`int`): Parameters of the encoder up to its layer, embeddings and the exit of this layer included.
         layer_parameters (`int`): The same without the token and position tables.
         flops_per_token (`int`): Operations of matrix products per token of a text of [`tokens_counted`] tokens; a
-            multiplication and an addition count as two. Attention costs more per token in longer texts.
+            multiplication and an addition count as two. Attention costs more per token in longer texts. Of an exit,
+            only the rows of `dim` are computed.
         dim (`int`): Numbers per vector.
     """
 
@@ -59,29 +60,34 @@ def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity
         `dict[Granularity, Cost]`
     """
     granularities = list(granularities)
-    by_layer = {layer: _counts(config, layer) for layer in sorted({g.layer for g in granularities})}
-    return {g: Cost(**by_layer[g.layer], dim=g.dim) for g in granularities}
+    by_layer = {
+        layer: _counts(config, layer, {g.dim for g in granularities if g.layer == layer})
+        for layer in sorted({g.layer for g in granularities})
+    }
+    return {g: by_layer[g.layer][g.dim] for g in granularities}
 
 
 @torch.no_grad()
-def _counts(config: Any, layers: int) -> dict[str, int]:
-    """The costs that depend on depth."""
+def _counts(config: Any, layers: int, dims: Iterable[int]) -> dict[int, Cost]:
+    """Dim -> cost at one layer."""
     shallow = copy.deepcopy(config)
     shallow.num_hidden_layers = layers
-    if config.model_type == "m3bert":
+    elastic = config.model_type == "m3bert"
+    if elastic:
         shallow.num_hidden_layers, shallow.output_layer = config.num_hidden_layers, layers
-        shallow.matryoshka_layers, shallow.output_dim = [], None  # any layer can be counted, trained or not
+        # Any granularity can be counted, trained or not.
+        shallow.matryoshka_layers, shallow.matryoshka_dims, shallow.output_dim = [], [], None
     tokens = tokens_counted(config)
     with torch.device("meta"):
         # Eager attention consists of matrix products, which the counter knows on every device.
         model = AutoModel.from_config(shallow, attn_implementation="eager").eval()
-        counter = FlopCounterMode(display=False)
-        with counter:
-            model(input_ids=torch.ones(1, tokens, dtype=torch.long))
+        ids = torch.ones(1, tokens, dtype=torch.long)
     tables = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Embedding))
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {
-        "parameters": parameters,
-        "layer_parameters": parameters - tables,
-        "flops_per_token": counter.get_total_flops() // tokens,
-    }
+    found = {}
+    for dim in dims:
+        with FlopCounterMode(display=False) as counter:
+            # A projection may have more dims than the states that it reads.
+            model(input_ids=ids, **({"output_dim": min(dim, config.hidden_size)} if elastic else {}))
+        found[dim] = Cost(parameters, parameters - tables, counter.get_total_flops() // tokens, dim)
+    return found

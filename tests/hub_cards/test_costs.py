@@ -25,6 +25,26 @@ def test_costs_are_those_of_the_model_that_is_built():
         assert cost.flops_per_token == 2 * weights + g.layer * 4 * tokens * width
 
 
+def test_an_exit_counts_where_it_is_and_only_the_rows_that_are_computed():
+    """One matrix and bias, and two operations per number of the rows, beside what the layer costs without it."""
+    config, width = tiny_config(exit_layers=[0, 2]), 32
+    grid = Grid.parse("0,2,4x8,32")
+    found = costs(config, grid)
+    plain = costs(tiny_config(), Grid.parse("2,4x8,32"))
+    for g in grid:
+        model = M3BertModel(tiny_config(exit_layers=[0, 2], output_layer=g.layer))
+        assert found[g].parameters == sum(p.numel() for p in model.parameters())
+        if g.layer == 4:
+            assert found[g] == plain[g], "it has no exit, and the others are not read"
+        if g.layer == 2:
+            assert found[g].parameters - plain[g].parameters == width**2 + width
+            assert found[g].layer_parameters - plain[g].layer_parameters == width**2 + width
+            assert found[g].flops_per_token - plain[g].flops_per_token == 2 * width * g.dim
+        if g.layer == 0:
+            assert found[g].layer_parameters == width**2 + width + 2 * width, "the exit and two norms"
+            assert found[g].flops_per_token == 2 * width * g.dim
+
+
 @pytest.mark.parametrize("kind, expected", [("float32", 32), ("int8", 8), ("1 bit", 1)])
 def test_bytes_per_vector(kind, expected):
     (cost,) = costs(tiny_config(), [Granularity(2, 8)]).values()
