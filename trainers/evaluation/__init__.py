@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from .latency import measure_latency as measure_latency
     from .readers import load_task as load_task
     from .results import (
+        AsymmetricSearch as AsymmetricSearch,
+    )
+    from .results import (
         GridResults as GridResults,
     )
     from .results import (

@@ -12,7 +12,7 @@ from typing import Any
 from ..core.granularity import Granularity, Grid
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,30 @@ class TwoStageSearch:
     second_dim: int
     shortlist: int
     products_share: float
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class AsymmetricSearch:
+    """
+    A measured exact search whose queries and documents are embedded at different layers.
+
+    Args:
+        task (`str`): Name of the retrieval task.
+        documents (`int`): Number of documents in its collection.
+        query_layer (`int`): Layer of the query vectors.
+        document_layer (`int`): Layer of the document vectors.
+        dim (`int`): Dim of both.
+        metric (`str`): Name of the metric.
+        value (`float`): Value of the metric.
+    """
+
+    task: str
+    documents: int
+    query_layer: int
+    document_layer: int
+    dim: int
     metric: str
     value: float
 
@@ -124,6 +148,8 @@ class GridResults:
         seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
             (`score`).
         two_stage_searches (`list[TwoStageSearch]`, *optional*): Measured two-stage searches.
+        asymmetric_searches (`list[AsymmetricSearch]`, *optional*): Measured searches with queries and documents at
+            different layers.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
         latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
         weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
@@ -141,6 +167,7 @@ class GridResults:
     scores: list[Score] = field(default_factory=list)
     seconds: dict[str, dict[str, float]] = field(default_factory=dict)
     two_stage_searches: list[TwoStageSearch] = field(default_factory=list)
+    asymmetric_searches: list[AsymmetricSearch] = field(default_factory=list)
     variances: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     latency: Latency | None = None
     weights: str | None = None
@@ -171,6 +198,7 @@ class GridResults:
             raise ValueError(f"{file} lacks {', '.join(missing)}.")
         content["scores"] = [Score(**score) for score in content["scores"]]
         content["two_stage_searches"] = [TwoStageSearch(**search) for search in content["two_stage_searches"]]
+        content["asymmetric_searches"] = [AsymmetricSearch(**search) for search in content["asymmetric_searches"]]
         content["latency"] = Latency(**content["latency"]) if content["latency"] else None
         return cls(**content)
 
@@ -196,6 +224,11 @@ class GridResults:
             scores=[score for score in self.scores if score.granularity in names],
             two_stage_searches=[
                 search for search in self.two_stage_searches if f"{search.layer}x{search.second_dim}" in names
+            ],
+            asymmetric_searches=[
+                search
+                for search in self.asymmetric_searches
+                if {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
             ],
             variances={
                 task: {layer: values[: size.dim] for layer, values in spectra.items() if int(layer) <= size.layer}
@@ -234,3 +267,22 @@ class GridResults:
             (score.task, score.granularity): score.value for score in self.scores if score.main
         }
         return {g: mean(values[task, str(g)] for task in tasks) for g in self.granularities}
+
+    def asymmetric_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, int], float]:
+        """
+        Mean of the main metrics of asymmetric searches over several tasks.
+
+        Args:
+            tasks (`Iterable[str]`): Names of the tasks.
+
+        Returns:
+            `dict[tuple[Granularity, int], float]`: granularity of the documents and layer of the queries -> mean. Only
+            pairs that were measured on every task are in it: none if a task is not a retrieval task.
+        """
+        tasks = set(tasks)
+        values: dict[tuple[Granularity, int], dict[str, float]] = {}
+        for search in self.asymmetric_searches:
+            pair = Granularity(search.document_layer, search.dim), search.query_layer
+            if search.task in tasks:
+                values.setdefault(pair, {})[search.task] = search.value
+        return {pair: mean(found.values()) for pair, found in values.items() if found.keys() == tasks}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
 from trainers import Granularity, Grid
 from trainers.evaluation import (
+    AsymmetricSearch,
     GridResults,
     evaluate_grid,
     find_tasks,
@@ -36,6 +37,7 @@ def test_results_say_what_was_run_and_survive_a_file(encoder, data, tmp_path):
     assert results.settings["pooling"] == "mean" and results.settings["max_length"] == 48
     assert set(results.variances["stsb-geometry"]) == {"2", "6"}
     assert all(0 <= score.value <= 1 for score in results.scores if score.task_type in ("retrieval", "bitext"))
+    results.asymmetric_searches = [AsymmetricSearch("cranfield", 48, 2, 6, 8, "ndcg@10", 0.5)]
     results.save(tmp_path / "out" / "results.json")
     assert GridResults.load(tmp_path / "out" / "results.json") == results
     mains = {score.task: score.value for score in results.scores if score.main and score.granularity == "2x8"}
@@ -44,8 +46,38 @@ def test_results_say_what_was_run_and_survive_a_file(encoder, data, tmp_path):
         results.quality(["snli"])
     broken = asdict(results) | {"schema_version": 99}
     (tmp_path / "old.json").write_text(json.dumps(broken))
-    with pytest.raises(ValueError, match="schema version 99; this version of m3bert reads 2"):
+    with pytest.raises(ValueError, match="schema version 99; this version of m3bert reads 3"):
         GridResults.load(tmp_path / "old.json")
     (tmp_path / "cut.json").write_text('{"model": ')
     with pytest.raises(ValueError, match="cut.json is not JSON"):
         GridResults.load(tmp_path / "cut.json")
+
+
+def test_a_cut_keeps_the_asymmetric_searches_whose_layers_are_both_within(encoder, data):
+    results = evaluate_grid(replace(encoder, grid=Grid.parse("2,4,6x8,32")), find_tasks(["cranfield"]), data)
+    results.asymmetric_searches = [
+        AsymmetricSearch("cranfield", 48, queries, documents, dim, "ndcg@10", 0.5)
+        for queries, documents in ((2, 4), (4, 2), (2, 6), (6, 4))
+        for dim in (8, 32)
+    ]
+    kept = results.within(Granularity(4, 8)).asymmetric_searches
+    assert [(search.query_layer, search.document_layer, search.dim) for search in kept] == [(2, 4, 8), (4, 2, 8)]
+    assert results.within(Granularity(6, 32)).asymmetric_searches == results.asymmetric_searches
+
+
+def test_the_quality_of_a_pair_of_layers_needs_every_task(results_of_pairs):
+    quality = results_of_pairs.asymmetric_quality(["cranfield", "cisi"])
+    assert quality == {(Granularity(6, 8), 2): pytest.approx(0.4)}
+    assert set(results_of_pairs.asymmetric_quality(["cranfield"])) == {(Granularity(6, 8), 2), (Granularity(6, 32), 2)}
+    assert results_of_pairs.asymmetric_quality(["cranfield", "stsb"]) == {}
+    assert results_of_pairs.asymmetric_quality([]) == {}
+
+
+@pytest.fixture
+def results_of_pairs() -> GridResults:
+    """Asymmetric searches of two tasks, one of them at one dim only."""
+    searches = [("cranfield", 8, 0.3), ("cranfield", 32, 0.7), ("cisi", 8, 0.5)]
+    return GridResults(
+        model="m", revision=None, grid="2,6x8,32", seed=0, date="", machine="", versions={}, settings={},
+        asymmetric_searches=[AsymmetricSearch(task, 48, 2, 6, dim, "ndcg@10", value) for task, dim, value in searches],
+    )  # fmt: skip
