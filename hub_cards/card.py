@@ -17,6 +17,7 @@ from trainers.evaluation.results import GridResults
 
 from .checkpoint import Checkpoint
 from .costs import BYTES_PER_NUMBER, costs, tokens_counted
+from .exits import exit_values, in_words
 from .figures import TITLES
 from .metadata import Statements, card_data, kept
 from .sections import generated, join, merge, parse
@@ -31,6 +32,21 @@ PIPELINES = {
     "AutoModelForTokenClassification": "token-classification",
     "AutoModelForQuestionAnswering": "question-answering",
     "AutoModelForMultipleChoice": "multiple-choice",
+}
+# How the examples turn the states of a model into one vector per text.
+POOLING_CODE = {
+    "mean": """
+    real = inputs["attention_mask"].unsqueeze(-1)
+    vectors = (states * real).sum(dim=1) / real.sum(dim=1)
+""",
+    "lasttoken": """
+    last = inputs["attention_mask"].cumsum(dim=1).argmax(dim=1)  # the last token of each text
+    vectors = states[torch.arange(len(states)), last]
+""",
+    "cls": """
+    first = inputs["attention_mask"].argmax(dim=1)  # the first token of each text
+    vectors = states[torch.arange(len(states)), first]
+""",
 }
 # Heads with a pipeline in transformers that takes one text.
 WITH_PIPELINE = ("AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
@@ -155,12 +171,16 @@ def context(source: CardSource) -> dict[str, Any]:
         "elastic": checkpoint.elastic and checkpoint.projection is None,
         "trained": checkpoint.trained,
         "grid": str(checkpoint.trained_grid),
-        "example_words": in_words(small or checkpoint.full),
+        "fitted": checkpoint.fitted,
+        "exits": exit_values(checkpoint),
+        "asymmetric": None,
+        "example_words": meaning_of(small or checkpoint.full),
         "cut": source.cut,
         "quantized": checkpoint.quantized,
         "head": checkpoint.head,
         "projection": checkpoint.projection is not None,
         "pooling": checkpoint.pooling,
+        "pooling_code": POOLING_CODE[checkpoint.pooling].strip("\n"),
         "remote": checkpoint.elastic,
         "trust": ", trust_remote_code=True" if checkpoint.elastic else "",
         "onnx": list(source.onnx),
@@ -214,7 +234,7 @@ def titled(task_type: str) -> str:
     return task_type if title.startswith(task_type.replace("_", " ")) else f"{task_type} ({title})"
 
 
-def in_words(granularity: Granularity) -> str:
+def meaning_of(granularity: Granularity) -> str:
     """What a granularity such as `4x64` means, for readers who see one for the first time."""
     return f"`{granularity}` means: read layer {granularity.layer}, keep the first {granularity.dim} numbers."
 
@@ -306,13 +326,15 @@ def limits(source: CardSource) -> list[str]:
     trained_length = checkpoint.record.settings.get("max_length") if checkpoint.record else None
     if trained_length is not None and trained_length < checkpoint.max_length:
         found.append(f"It was trained on texts of up to {trained_length} tokens.")
-    if checkpoint.projection is None and not checkpoint.trained:
+    if checkpoint.fitted:
+        found.append("Its exits were fitted without training: expect lower quality with fewer layers.")
+    elif checkpoint.projection is None and not checkpoint.trained:
         found.append("Only the full size was trained, as far as is known: expect lower quality at smaller sizes.")
     elif checkpoint.projection is None:
         found.append(f"Only these granularities were trained: `{checkpoint.trained_grid}`.")
     if checkpoint.elastic and checkpoint.trained and checkpoint.projection is None:
-        layers = ", ".join(str(layer) for layer in checkpoint.config.legal_layers if layer <= full.layer)
-        dims = ", ".join(str(dim) for dim in checkpoint.config.legal_dims if dim <= full.dim)
+        layers = in_words([layer for layer in checkpoint.config.legal_layers if layer <= full.layer])
+        dims = in_words([dim for dim in checkpoint.config.legal_dims if dim <= full.dim])
         found.append(f"Legal values: `output_layer` {layers}; `output_dim` {dims}.")
     if checkpoint.projection is not None:
         found.append("The projection belongs to the last layer. `AutoModel` returns the states before the projection.")

@@ -158,11 +158,28 @@ class Checkpoint:
         """Whether it was trained at a granularity below the full one."""
         return self.trained_grid is not None and set(self.trained_grid) != {self.full}
 
+    @property
+    def exit_layers(self) -> list[int]:
+        """Layers with an exit, ascending."""
+        return list(self.config.exit_layers) if self.elastic else []
+
+    @property
+    def query_layers(self) -> list[int]:
+        """Layers below the last with an exit: their vectors can be compared with those of the last layer."""
+        return [layer for layer in self.exit_layers if layer < self.full.layer]
+
+    @property
+    def fitted(self) -> bool:
+        """Whether it owes its smaller depths to exits that were fitted, and not to training on record."""
+        return bool(self.exit_layers) and self.record is None
+
     @cached_property
     def grid(self) -> Grid:
-        """The granularities to show: those it was trained at, or a sample if unknown; and the full one."""
-        members = [g for g in self.trained_grid or Grid.of(self.config) if g.dim <= self.full.dim]
-        return Grid(tuple(dict.fromkeys([*members, self.full])))
+        """The granularities to show: those it was trained at, or a sample if unknown; every exit; and the full one."""
+        members = [g for g in self.trained_grid or Grid.of(self.config) if g.dim <= self.full.dim] + [self.full]
+        dims = Grid(tuple(dict.fromkeys(members))).dims
+        exits = [Granularity(layer, dim) for layer in self.exit_layers for dim in dims]
+        return Grid(tuple(dict.fromkeys([*members, *exits])))
 
     @cached_property
     def published(self) -> dict[str, Any]:

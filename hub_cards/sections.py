@@ -57,7 +57,8 @@ def digest_of(text: str) -> str:
 
 def generated(template: str, render: Callable[[str], str]) -> list[Section]:
     """
-    The sections of a template, rendered. Each starts with its comment and ends where the next one starts.
+    The sections of a template, rendered. Each starts with its comment and ends where the next one starts. A section
+    without text is left out.
 
     Args:
         template (`str`): The template.
@@ -65,7 +66,7 @@ def generated(template: str, render: Callable[[str], str]) -> list[Section]:
     """
     _, *parts = TEMPLATE_START.split(template)
     names, texts = parts[::2], [f"{render(part).strip()}\n" for part in parts[1::2]]
-    return [Section(text, name, digest_of(text)) for name, text in zip(names, texts, strict=True)]
+    return [Section(text, name, digest_of(text)) for name, text in zip(names, texts, strict=True) if text.strip()]
 
 
 def parse(text: str) -> list[Section]:

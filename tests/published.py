@@ -14,6 +14,8 @@ from tests.conftest import quiet, tiny_config
 from tests.evaluation_data import write_data
 from trainers import ContrastiveConfig, ContrastiveTrainer, Grid
 from trainers.evaluation import GridResults, evaluate_grid, find_tasks, measure_latency
+from trainers.exits import fit_exits
+from trainers.hub.modules import write_modules
 
 
 GRID = "2,4,6x8,16,32"
@@ -46,3 +48,15 @@ def evaluated(folder: Path, data: Path, sentences: Sequence[str], latency: bool 
     if latency:
         results.latency = measure_latency(encoder, sentences[:2], documents=300, rounds=2)
     return results
+
+
+def save_with_exits(folder: Path, tokenizer: Any, sentences: Sequence[str], **changes: Any) -> M3BertModel:
+    """A tiny model with fitted exits at layers 0, 1, 2 and 4 of 6 and a rotated last layer, saved with its tokenizer
+    and modules; `changes` are arguments of its config."""
+    model = M3BertModel(tiny_config(**changes)).eval()
+    sources = {"words.txt": sentences[:24], "names.txt": sentences[24:]}
+    fit_exits(model, tokenizer, sources, layers=[0, 1, 2, 4], basis="principal")
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    write_modules(folder, width=model.config.hidden_size)
+    return model
