@@ -1,5 +1,6 @@
 """
-A page to try an elastic encoder: what each depth, width and precision finds, and what it costs.
+A page to try an elastic encoder: what each depth, width and precision finds, and what it costs. For a model with
+exits, documents are embedded once, with all layers, and the page chooses the depth of the query.
 
     m3bert demo                                                   # the encoder and documents of the quickstart
     m3bert demo --model_name_or_path user/model                   # any encoder; it embeds 800 documents first
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
+from modeling_m3bert import M3BertConfig
 from trainers import Granularity, Grid
 from trainers.core.states import unwrap_encoder
 from trainers.data.stdlib_docs import split_by_module, stdlib_pairs
@@ -45,7 +47,7 @@ LONGEST_SHOWN = 300  # characters of a document
 MOST_LINES = 1000
 KEPT_CORPORA = 8  # of texts from the page
 PAGE_CSS = """
-:is(#layer, #dim) :is(.tab-like-container, .min_value, .max_value) { display: none; }
+:is(#layer, #dim, #full_layer) :is(.tab-like-container, .min_value, .max_value) { display: none; }
 #result .html-container { padding: 0; }
 """
 RESULT_CSS = """
@@ -66,6 +68,17 @@ EXPLANATION = """
 A coloured line marks documents that both sides found. Scores are cosines. With 8 bits, the numbers of the documents
 are rounded; with 1 bit, only the signs of query and documents are kept, and compared by Hamming distance. Each search
 is exact: it compares the query with all documents. Times are for one query on this machine, the median of five runs.
+"""
+
+
+INTRODUCTION = """
+# One encoder, many sizes
+Search with the same query at a depth, width and precision of your choice, and at the full size. Compare what they
+find, and what it costs.
+"""
+ABOUT_EXITS = """
+The documents are embedded once, with all layers. Only the query is read at fewer layers: an exit takes it into the
+space of the documents. With 0 layers, the query is embedded by looking up its tokens in a table.
 """
 
 
@@ -162,7 +175,19 @@ def cut_notes(encoder: GridEncoder, texts: Sequence[str], role: Role) -> list[st
     return [f"{what} truncated to {limit} tokens."] if cut else []
 
 
-def answer(encoder: GridEncoder, corpus: Corpus, query: str, setting: Setting) -> str:
+def query_layers(encoder: GridEncoder) -> list[int]:
+    """The layers that a query may read to search documents at the deepest layer of the encoder's grid, ascending:
+    those with an exit, and that layer itself. Without exits below it there are none."""
+    config, documents = unwrap_encoder(encoder.model).config, encoder.grid.layers[-1]
+    if config.model_type != M3BertConfig.model_type:
+        return []
+    below = [layer for layer in config.exit_layers if layer < documents]
+    return [*below, documents] if below else []
+
+
+def answer(
+    encoder: GridEncoder, corpus: Corpus, query: str, setting: Setting, full_query_layer: int | None = None
+) -> str:
     """
     What a query finds and costs at a setting, side by side with the full size at 32 bits.
 
@@ -170,7 +195,8 @@ def answer(encoder: GridEncoder, corpus: Corpus, query: str, setting: Setting) -
         encoder ([`GridEncoder`]): The encoder; the last granularity of its grid is the full size.
         corpus ([`Corpus`]): Documents, embedded by this encoder.
         query (`str`): The query.
-        setting ([`Setting`]): Granularity and bits per number.
+        setting ([`Setting`]): Granularity, bits per number and, for an encoder with exits, layer of the query.
+        full_query_layer (`int`, *optional*): Layer of the query at the full size, for an encoder with exits.
 
     Returns:
         `str`: HTML.
@@ -181,7 +207,7 @@ def answer(encoder: GridEncoder, corpus: Corpus, query: str, setting: Setting) -
     query = query.strip()
     if not query:
         raise ValueError("There is no query: enter one.")
-    full = Setting(encoder.grid.granularities[-1], 32)
+    full = Setting(encoder.grid.granularities[-1], 32, full_query_layer)
     chosen, largest = search_at(encoder, corpus.embeddings, query, [setting, full], k=SHOWN)
     notes = [*corpus.notes, *cut_notes(encoder, [query], "query")]
     padding = -setting.granularity.dim % 8
@@ -195,22 +221,24 @@ def render(corpus: Corpus, chosen: Search, full: Search, notes: Sequence[str] = 
     shared = set(chosen.rows) & set(full.rows)
     bytes_share = chosen.index_bytes / full.index_bytes
     time_share = (chosen.encode_ms + chosen.search_ms) / (full.encode_ms + full.search_ms)
+    other = "full size" if full.setting.query_layer is None else "full index"
     summary = (
-        f"Finds <b>{len(shared)} of the {len(full.rows)}</b> documents that the full size finds, with "
+        f"Finds <b>{len(shared)} of the {len(full.rows)}</b> documents that the {other} finds, with "
         f"<b>{bytes_share:.1%}</b> of its bytes and <b>{time_share:.0%}</b> of its time."
     )
     lines = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     sides = "".join(
         f'<section class="{side}"><h3>{title}: {named(found.setting)}</h3>{costs_of(found, len(corpus.names))}'
         f"<ol>{''.join(items_of(corpus, found, shared))}</ol></section>"
-        for side, title, found in (("chosen", "Chosen", chosen), ("full", "Full size", full))
+        for side, title, found in (("chosen", "Chosen", chosen), ("full", other.capitalize(), full))
     )
     return f'<p class="summary">{summary}</p>{lines}<div class="sides">{sides}</div>'
 
 
 def named(setting: Setting) -> str:
     g, bits = setting.granularity, setting.bits
-    return f"{g.layer} layers, {g.dim} dims, {bits} bit{'s' if bits > 1 else ''}"
+    depth = f"{g.layer} layers" if setting.query_layer is None else f"query {setting.query_layer} of {g.layer} layers"
+    return f"{depth}, {g.dim} dims, {bits} bit{'s' if bits > 1 else ''}"
 
 
 def costs_of(found: Search, documents: int) -> str:
@@ -257,7 +285,8 @@ def require_gradio() -> Any:
 
 def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
     """
-    The page.
+    The page. For an encoder with exits, users choose the layers of the query, and documents are searched at the
+    deepest layer of the grid.
 
     Args:
         encoder ([`GridEncoder`]): The encoder; users choose from its grid.
@@ -267,15 +296,15 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
         `gradio.Blocks`: to launch with [`serve`].
     """
     gr = require_gradio()
-    layers, dims = encoder.grid.layers, encoder.grid.dims
+    dims, depths = encoder.grid.dims, query_layers(encoder)
+    layers = depths or encoder.grid.layers
     encode_own = lru_cache(KEPT_CORPORA)(lambda text: own_corpus(encoder, text))
 
     def label(name: str, values: list[int], position: int) -> str:
         return f"{name}: {values[position - 1]} of {values[-1]}"
 
-    def slider(name: str, values: list[int], elem_id: str) -> Any:
+    def slider(name: str, values: list[int], elem_id: str, position: int) -> Any:
         # Depths and widths are not evenly spaced, so the slider holds positions and its label shows the value.
-        position = (len(values) + 1) // 2
         first = 1 if len(values) > 1 else 0
         control = gr.Slider(
             first,
@@ -298,23 +327,33 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
         )
         return control
 
-    def compare(source: str, texts: str, query: str, layer: int, dim: int, bits: int) -> str:
+    def setting_at(layer: int, dim: int, bits: int) -> Setting:
+        if depths:
+            return Setting(Granularity(depths[-1], dim), bits, query_layer=layer)
+        return Setting(Granularity(layer, dim), bits)
+
+    def compare(
+        source: str, texts: str, query: str, layer: int, dim: int, bits: int, full_layer: int | None = None
+    ) -> str:
         try:
             searched = encode_own(texts) if source == OWN else corpus
-            return answer(encoder, searched, query, Setting(Granularity(layers[layer - 1], dims[dim - 1]), bits))
+            setting = setting_at(layers[layer - 1], dims[dim - 1], bits)
+            return answer(encoder, searched, query, setting, full_layer and depths[full_layer - 1])
         except ValueError as error:
             return f'<p class="problem">{escape(str(error))}</p>'
 
     with gr.Blocks(title="An elastic encoder", analytics_enabled=False) as demo:
-        gr.Markdown(
-            "# One encoder, many sizes\nSearch with the same query at a depth, width and precision of your choice, "
-            "and at the full size. Compare what they find, and what it costs."
-        )
+        gr.Markdown(INTRODUCTION)
         query = gr.Textbox(EXAMPLE, label="Query", elem_id="query")
         with gr.Row():
-            layer = slider("Layers", layers, "layer")
-            dim = slider("Dims", dims, "dim")
+            layer = slider(
+                "Query layers, chosen" if depths else "Layers", layers, "layer", position=(len(layers) + 1) // 2
+            )
+            dim = slider("Dims", dims, "dim", position=(len(dims) + 1) // 2)
             bits = gr.Radio(list(BITS), value=8, label="Bits per number", elem_id="bits")
+            controls = [layer, dim, bits]
+            if depths:
+                controls.append(slider("Query layers, full index", depths, "full_layer", position=len(depths)))
         source = gr.Radio(
             [(f"{LIBRARY} ({len(corpus.names):,})", LIBRARY), OWN], value=LIBRARY, label="Documents", elem_id="source"
         )
@@ -323,7 +362,7 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
         )
         button = gr.Button("Compare", variant="primary", elem_id="compare")
         result = gr.HTML(css_template=RESULT_CSS, elem_id="result")
-        gr.Markdown(EXPLANATION)
+        gr.Markdown(EXPLANATION + (ABOUT_EXITS if depths else ""))
         source.change(
             lambda chosen: gr.Textbox(visible=chosen == OWN),
             source,
@@ -333,9 +372,14 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
             api_visibility="private",
         )
         gr.on(
-            [demo.load, button.click, query.submit, layer.release, dim.release, bits.input],
+            [
+                demo.load,
+                button.click,
+                query.submit,
+                *(control.input if control is bits else control.release for control in controls),
+            ],
             compare,
-            [source, texts, query, layer, dim, bits],
+            [source, texts, query, *controls],
             result,
             trigger_mode="always_last",
         )
@@ -374,6 +418,8 @@ def load(encoding: EncoderArguments) -> tuple[GridEncoder, Corpus]:
     encoder = load_encoder(encoding)
     full = grid_of(None, unwrap_encoder(encoder.model).config, encoder.projection).full
     encoder = replace(encoder, grid=Grid(tuple({*encoder.grid, full})))  # a given grid may lack it
+    if query_layers(encoder):
+        encoder = replace(encoder, grid=Grid.product([full.layer], encoder.grid.dims))  # documents at one layer
     return encoder, kept_corpus(QUICKSTART, encoder.grid) if is_kept else library_corpus(encoder)
 
 

@@ -7,7 +7,9 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from html import unescape
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -181,6 +183,49 @@ def test_missing_gradio_is_named(monkeypatch):
         main(["--model_name_or_path", "user/model"])
 
 
+# --- A model with exits -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_exits(tiny_model, tiny_tokenizer) -> GridEncoder:
+    """An encoder whose embeddings and layers 2 and 4 have exits; documents are at layer 6."""
+    tiny_model.set_exits({layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (0, 2, 4)})
+    return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("6x8,12,32"))
+
+
+@pytest.mark.parametrize("query_layer", [0, 2, 6])
+@pytest.mark.parametrize("full_query_layer", [0, 6])
+def test_queries_at_any_exit_search_one_index(with_exits, sentences, query_layer, full_query_layer):
+    indexed = own_corpus(with_exits, "\n".join(sentences[:16]))
+    assert list(indexed.embeddings.layers) == [6], "documents are embedded at one layer"
+    html = answer(with_exits, indexed, QUERY, Setting(Granularity(6, 12), 32, query_layer), full_query_layer)
+    for name, layer, dim in (("chosen", query_layer, 12), ("full", full_query_layer, 32)):
+        g = Granularity(layer, dim)
+        query = GridEncoder(with_exits.model, with_exits.tokenizer, Grid((g,))).encode([QUERY]).at(g, normalize=True)
+        documents = with_exits.encode(indexed.texts, role="document").at(Granularity(6, dim), normalize=True)
+        scores = (documents @ query[0]).tolist()
+        section = side(html, name)
+        assert [score for score, _ in hits(section)] == pytest.approx(sorted(scores, reverse=True)[:5], abs=2e-3)
+        assert f"query {layer} of 6 layers, {dim} dims, 32 bits" in text_of(section)
+    assert "documents that the full index finds" in text_of(html)
+
+
+def test_only_layers_with_an_exit_are_offered_to_queries(with_exits, encoder, tiny_tokenizer):
+    assert demo.query_layers(with_exits) == [0, 2, 4, 6]
+    assert demo.query_layers(GridEncoder(M3BertModel(tiny_config()), tiny_tokenizer, GRID)) == []
+    alone = M3BertModel(tiny_config())
+    alone.set_exits({6: (torch.eye(32), torch.zeros(32))})
+    assert demo.query_layers(GridEncoder(alone, tiny_tokenizer, GRID)) == [], "a rotation of the last layer only"
+
+
+def test_a_model_with_exits_is_loaded_with_one_index(tmp_path, with_exits, tiny_tokenizer, monkeypatch):
+    with_exits.model.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(demo, "library_corpus", lambda encoder: str(encoder.grid))
+    found, indexed = load(EncoderArguments(model_name_or_path=str(tmp_path)))
+    assert indexed == str(found.grid) == "6x8,16,32" and demo.query_layers(found) == [0, 2, 4, 6]
+
+
 def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -195,7 +240,14 @@ CHROMIUM_OPTIONS = (
 
 @pytest.fixture
 def page(encoder, corpus) -> Iterator[object]:
-    """The page in a browser, of which every request to elsewhere and every complaint is kept and is an error."""
+    """The page in a browser."""
+    with opened_page(encoder, corpus) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_page(encoder: GridEncoder, corpus: Corpus) -> Iterator[Any]:
+    """A page in a browser, of which every request to elsewhere and every complaint is kept and is an error."""
     pytest.importorskip("gradio", reason="the page needs gradio")
     playwright = pytest.importorskip("playwright.sync_api", reason="a browser is driven by playwright")
     chromium = shutil.which("chromium")
@@ -257,6 +309,25 @@ def test_a_reader_compares_sizes_in_a_browser(page, encoder, sentences):
             assert hits(side(html, name)) == hits(side(expected, name))
             assert re.findall("<dd>(.*?)</dd>", html)[2:4] == re.findall("<dd>(.*?)</dd>", expected)[2:4]
     assert page.evaluate("document.documentElement.scrollWidth") <= 400, "nothing is wider than a telephone"
+
+
+def test_a_reader_changes_the_depth_of_the_query_in_a_browser(with_exits, sentences):
+    indexed = own_corpus(with_exits, "\n".join(sentences[:9]))
+    with opened_page(with_exits, indexed) as page:
+        shown(
+            page, "Chosen: query 2 of 6 layers, 12 dims, 8 bits", "Full index: query 6 of 6 layers, 32 dims, 32 bits"
+        )
+        page.locator("#query textarea, #query input").fill(QUERY)
+        page.locator("#layer input[type=range]").fill("1")
+        page.get_by_text("Query layers, chosen: 0 of 6").wait_for()
+        page.locator("#full_layer input[type=range]").fill("3")
+        page.get_by_text("Query layers, full index: 4 of 6").wait_for()
+        page.locator("#compare").click()
+        html = shown(page, "Chosen: query 0 of 6", "Full index: query 4 of 6")
+        expected = answer(with_exits, indexed, QUERY, Setting(Granularity(6, 12), 8, 0), 4)
+        for name in ("chosen", "full"):
+            assert hits(side(html, name)) == hits(side(expected, name))
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_what_is_missing_is_a_line_on_the_page(page):

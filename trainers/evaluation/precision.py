@@ -123,12 +123,20 @@ class Setting:
     How documents are stored and searched.
 
     Args:
-        granularity ([`Granularity`]): Granularity of queries and documents.
+        granularity ([`Granularity`]): Granularity of the documents.
         bits (`int`): Bits per stored number: 32, 8 or 1.
+        query_layer (`int`, *optional*): Layer of the query, for an encoder with exits. Default: that of the documents.
     """
 
     granularity: Granularity
     bits: int
+    query_layer: int | None = None
+
+    @property
+    def query(self) -> Granularity:
+        """Granularity of the query."""
+        layer = self.granularity.layer if self.query_layer is None else self.query_layer
+        return Granularity(layer, self.granularity.dim)
 
 
 @dataclass(frozen=True)
@@ -183,7 +191,7 @@ def search_at(
         ValueError: if a granularity is not in the grid, `bits` is not a legal value, or an embedding is not finite.
     """
     indexes = [PackedIndex.pack(documents.at(s.granularity, normalize=True), s.bits) for s in settings]
-    encodings = [partial(_encoded, encoder, query, setting.granularity) for setting in settings]
+    encodings = [partial(_encoded, encoder, query, setting.query) for setting in settings]
     queries = [encoding() for encoding in encodings]
     searches = [partial(index.search, vector, k) for index, vector in zip(indexes, queries, strict=True)]
     encode_seconds = seconds_in_turn(dict(enumerate(encodings)), rounds)
