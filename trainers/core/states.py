@@ -226,6 +226,14 @@ def width_of(config: Any) -> int:
     return config.resolve_granularity()[1] if config.model_type == "m3bert" else config.hidden_size
 
 
+def shared_layers(config: Any) -> list[int]:
+    """
+    Layers whose states are in one space, ascending: the last layer and those with an exit into its space. Vectors of
+    two of them can be compared. Without exits, only the last layer.
+    """
+    return sorted({*getattr(config, "exit_layers", ()), config.num_hidden_layers})
+
+
 def max_positions(config: Any) -> int:
     """The longest text, in tokens, that a backbone of this config reads."""
     return config.max_position_embeddings - position_offset(config)

@@ -1,9 +1,9 @@
-"""Choose the granularity to deploy within a budget, from the results of an evaluation."""
+"""Choose what to deploy within a budget, from the results of an evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from statistics import mean
 
 from ..core.granularity import Granularity
@@ -71,24 +71,37 @@ class SearchPlan:
 @dataclass(frozen=True)
 class Choice:
     """
-    The granularity to deploy, and how to search with it.
+    What to deploy: the granularity of the index, the layer for queries, and how to search.
 
     Args:
-        granularity ([`Granularity`]): The chosen granularity.
+        granularity ([`Granularity`]): Granularity of the documents. Queries have its dim, too.
+        query_layer (`int`): Layer of the queries. It differs from the granularity's layer in an asymmetric search.
         quality (`float`): Mean of the main metrics of the tasks, with exact search.
         memory_gb (`float`): Memory of all vectors, in gigabytes.
         latency_ms (`float`, *optional*): Milliseconds per query with the chosen search; `None` if latency was not
             measured.
-        plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search.
-        explanation (`str`): The choice and its reasons in a few sentences.
+        plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search, as in every asymmetric
+            search.
+        explanation (`str`, *optional*): The choice and its reasons in a few sentences.
     """
 
     granularity: Granularity
+    query_layer: int
     quality: float
     memory_gb: float
     latency_ms: float | None
     plan: SearchPlan | None
-    explanation: str
+    explanation: str = ""
+
+    @property
+    def asymmetric(self) -> bool:
+        """Whether queries and documents are embedded at different layers."""
+        return self.query_layer != self.granularity.layer
+
+    @property
+    def cost(self) -> tuple[float, float, int, int]:
+        """What makes one choice cheaper than another, most important first: bytes, latency, layers."""
+        return self.memory_gb, self.latency_ms or 0.0, self.query_layer, self.granularity.layer
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -178,16 +191,50 @@ def cheapest_search(
     return best, milliseconds
 
 
+def deployments(results: GridResults, tasks: Iterable[str], documents: int, tolerance: float) -> list[Choice]:
+    """
+    Everything that can be chosen: every granularity, with the search of [`cheapest_search`], and every asymmetric
+    search that was measured on all tasks, which is an exact search.
+
+    Args:
+        results ([`GridResults`]): Results of an evaluation.
+        tasks (`Iterable[str]`): Tasks to judge by. There are asymmetric searches only if all are retrieval tasks.
+        documents (`int`): Number of documents in the index.
+        tolerance (`float`): Share of the exact search's quality that a two-stage search may lose.
+
+    Returns:
+        `list[Choice]`: choices without an explanation.
+
+    Raises:
+        ValueError: if there are no tasks, or a task was not scored.
+    """
+    tasks, latency = list(tasks), results.latency
+
+    def gigabytes(g: Granularity) -> float:
+        return documents * g.dim * BYTES_PER_NUMBER / GIGABYTE
+
+    found = []
+    for g, quality in results.quality(tasks).items():
+        plan, milliseconds = cheapest_search(results, tasks, g, documents, tolerance)
+        found.append(Choice(g, g.layer, quality, gigabytes(g), milliseconds, plan))
+    for (g, query_layer), quality in results.asymmetric_quality(tasks).items():
+        time = None if latency is None else latency.of(Granularity(query_layer, g.dim), documents)
+        found.append(Choice(g, query_layer, quality, gigabytes(g), time, None))
+    return found
+
+
 def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolerance: float = 0.01) -> Choice:
     """
-    Choose the granularity to deploy. With a minimum quality: the cheapest granularity within all limits, with the
-    fewest bytes, then the lowest latency. Without one: the best within the limits, and the cheapest of equally good
-    ones.
+    Choose what to deploy, from all [`deployments`]: a granularity, or an asymmetric search, whose index has one
+    granularity and whose queries are embedded at another layer. With a minimum quality: the cheapest within all
+    limits, with the fewest bytes, then the lowest latency. Without one: the best within the limits, and the cheapest
+    of equally good ones.
 
     Args:
         results ([`GridResults`]): Results of an evaluation.
         tasks (`Iterable[str]`): Tasks to judge by, with the mean of their main metrics.
-        budget ([`Budget`]): Limits. The latency of a granularity is that of [`cheapest_search`].
+        budget ([`Budget`]): Limits. The latency of a granularity is that of [`cheapest_search`]; that of an asymmetric
+            search is encoding at the query's layer and exact search.
         tolerance (`float`, *optional*, defaults to 0.01): Share of the exact search's quality that a two-stage search
             may lose.
 
@@ -195,62 +242,71 @@ def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolera
         [`Choice`]
 
     Raises:
-        ValueError: if a task was not scored, if `latency_ms` is limited but was not measured, or if no granularity
-            fits the budget; the message then names the best value of each limited quantity.
+        ValueError: if a task was not scored, if `latency_ms` is limited but was not measured, or if nothing fits the
+            budget; the message then names the best value of each limited quantity.
     """
-    tasks, grid = list(tasks), results.granularities
     if results.latency is None and budget.latency_ms is not None:
         raise ValueError(f"latency_ms={budget.latency_ms:g} is set, but this evaluation did not measure latency.")
-    quality = results.quality(tasks)
-    memory = {g: budget.documents * g.dim * BYTES_PER_NUMBER / GIGABYTE for g in grid}
-    searches = {g: cheapest_search(results, tasks, g, budget.documents, tolerance) for g in grid}
-    latency = {g: milliseconds or 0.0 for g, (_, milliseconds) in searches.items()}
-    fitting = _within(budget, quality, memory, latency)
-
-    def cost(g: Granularity) -> tuple[float, float, int]:
-        return (memory[g], latency[g], g.layer)
-
+    candidates = deployments(results, tasks, budget.documents, tolerance)
+    fitting = _within(budget, candidates)
     if budget.min_quality is not None:
-        best = min(fitting, key=lambda g: (cost(g), -quality[g]))
+        best = min(fitting, key=lambda choice: (choice.cost, -choice.quality))
     else:
-        best = min(fitting, key=lambda g: (-quality[g], cost(g)))
-    plan, milliseconds = searches[best]
-    why = "the cheapest" if budget.min_quality is not None else "the best"
-    full = grid.full
-    share = f" ({quality[best] / quality[full]:.1%} of {full})" if full in quality and full != best else ""
-    time = "" if milliseconds is None else f", and a query takes {milliseconds:.3g} ms for encoding and search"
-    explanation = (
-        f"Deploy {best}: {len(fitting)} of {len(grid)} granularities fit the budget, and it is {why} of them. "
-        f"Its quality is {quality[best]:.3f}{share}. {budget.documents:,} vectors take {memory[best]:.3g} GB{time}."
-        f" {_how_to_search(plan, budget.documents, tolerance)}"
-    )
-    return Choice(best, quality[best], memory[best], milliseconds, plan, explanation)
+        best = min(fitting, key=lambda choice: (-choice.quality, choice.cost))
+    return replace(best, explanation=_explain(best, candidates, len(fitting), budget, tolerance))
 
 
-def _within(
-    budget: Budget,
-    quality: Mapping[Granularity, float],
-    memory: Mapping[Granularity, float],
-    latency: Mapping[Granularity, float],
-) -> set[Granularity]:
-    """Granularities within all limits. If there is none, the ValueError names the limits that exclude them."""
-    limits: dict[str, set[Granularity]] = {}
+def _within(budget: Budget, candidates: Sequence[Choice]) -> list[Choice]:
+    """Candidates within all limits. If there is none, the ValueError names the limits that exclude them."""
+    limits: dict[str, list[bool]] = {}
     if budget.memory_gb is not None:
-        name = f"memory_gb={budget.memory_gb:g} (smallest: {min(memory.values()):.3g})"
-        limits[name] = {g for g, needed in memory.items() if needed <= budget.memory_gb}
+        needed = [choice.memory_gb for choice in candidates]
+        name = f"memory_gb={budget.memory_gb:g} (smallest: {min(needed):.3g})"
+        limits[name] = [value <= budget.memory_gb for value in needed]
     if budget.latency_ms is not None:
-        name = f"latency_ms={budget.latency_ms:g} (smallest: {min(latency.values()):.3g})"
-        limits[name] = {g for g, needed in latency.items() if needed <= budget.latency_ms}
+        taken = [choice.latency_ms or 0.0 for choice in candidates]
+        name = f"latency_ms={budget.latency_ms:g} (smallest: {min(taken):.3g})"
+        limits[name] = [value <= budget.latency_ms for value in taken]
     if budget.min_quality is not None:
-        name = f"min_quality={budget.min_quality:g} (best: {max(quality.values()):.3f})"
-        limits[name] = {g for g, reached in quality.items() if reached >= budget.min_quality}
-    fitting = set(quality).intersection(*limits.values())
+        reached = [choice.quality for choice in candidates]
+        name = f"min_quality={budget.min_quality:g} (best: {max(reached):.3f})"
+        limits[name] = [value >= budget.min_quality for value in reached]
+    fitting = [choice for index, choice in enumerate(candidates) if all(kept[index] for kept in limits.values())]
     if not fitting:
-        alone = [limit for limit, members in limits.items() if not members]
-        counts = ", ".join(f"{limit}: {len(members)}" for limit, members in limits.items())
+        alone = [limit for limit, kept in limits.items() if not any(kept)]
+        counts = ", ".join(f"{limit}: {sum(kept)}" for limit, kept in limits.items())
         reason = f"none is within {' or '.join(alone)}" if alone else f"none is within all limits ({counts})"
         raise ValueError(f"No granularity fits the budget: {reason}.")
     return fitting
+
+
+def _explain(best: Choice, candidates: Sequence[Choice], fitting: int, budget: Budget, tolerance: float) -> str:
+    """The choice and its reasons in a few sentences."""
+    symmetric = {choice.granularity: choice for choice in candidates if not choice.asymmetric}
+    full = symmetric.get(Granularity(max(g.layer for g in symmetric), max(g.dim for g in symmetric)))
+    what = str(best.granularity)
+    if best.asymmetric:
+        what += f" for documents and embed queries at {_layers(best.query_layer)}"
+    kind = "granularities" if len(symmetric) == len(candidates) else "plans"
+    why = "the cheapest" if budget.min_quality is not None else "the best"
+    share = f" ({best.quality / full.quality:.1%} of {full.granularity})" if full is not None and full != best else ""
+    time = "" if best.latency_ms is None else f", and a query takes {best.latency_ms:.3g} ms for encoding and search"
+    explanation = (
+        f"Deploy {what}: {fitting} of {len(candidates)} {kind} fit the budget, and it is {why} of them. "
+        f"Its quality is {best.quality:.3f}{share}. {budget.documents:,} vectors take {best.memory_gb:.3g} GB{time}."
+    )
+    if not best.asymmetric:
+        return f"{explanation} {_how_to_search(best.plan, budget.documents, tolerance)}"
+    same = symmetric[best.granularity]
+    time = "" if same.latency_ms is None else f" in {same.latency_ms:.3g} ms"
+    layers = _layers(same.query_layer)
+    return f"{explanation} Queries at {layers} would reach {same.quality:.3f}{time}. Use exact search."
+
+
+def _layers(count: int) -> str:
+    if count == 0:
+        return "0 layers (a table look-up)"
+    return "1 layer" if count == 1 else f"{count} layers"
 
 
 def _how_to_search(plan: SearchPlan | None, documents: int, tolerance: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +22,7 @@ from .classification import classification_scores, fit_classifier, require_class
 from .encoding import Role
 from .geometry import alignment, geometry_scores, uniformity
 from .pairs import bitext_accuracy, pair_classification_scores, pair_cosines, require_both_labels, similarity_spearman
-from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank
+from .search import SHORTLISTS, ExactIndex, exact_search, products_share, ranking_scores, rerank
 
 
 Vectors = Mapping[str, torch.Tensor]
@@ -77,6 +77,24 @@ class Evaluator(ABC):
         Returns:
             `list[dict[str, Any]]`: per search, the fields of a [`TwoStageSearch`] except task and layer. Empty for
             other task types.
+        """
+        return []
+
+    def score_asymmetric(
+        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        """
+        Measure exact searches of a retrieval task with queries and documents at different layers, for every pair of
+        layers and every dim that both have.
+
+        Args:
+            embeddings (`Callable[[str, int], torch.Tensor]`): Name of a list of texts and layer -> its embeddings
+                `(texts, widest dim of the layer)`, not normalised.
+            dims (`dict[int, Sequence[int]]`): Layer -> its dims, ascending.
+
+        Returns:
+            `list[dict[str, Any]]`: per search, the fields of an [`AsymmetricSearch`] except task. Empty for other task
+            types.
         """
         return []
 
@@ -200,6 +218,32 @@ class Retrieval(Evaluator):
                         }
                     )
         return plans
+
+    def score_asymmetric(
+        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        queries = {layer: embeddings("queries", layer) for layer in dims}
+        searches = []
+        for document_layer in dims:
+            documents = embeddings("documents", document_layer)
+            for dim in dims[document_layer]:
+                others = [layer for layer in dims if layer != document_layer and dim in dims[layer]]
+                if not others:
+                    continue
+                index = ExactIndex(truncate(documents, dim))  # one index serves the queries of all layers
+                for query_layer in others:
+                    _, ranked = index.search(truncate(queries[query_layer], dim), 10)  # as many as ndcg@10 reads
+                    searches.append(
+                        {
+                            "documents": len(documents),
+                            "query_layer": query_layer,
+                            "document_layer": document_layer,
+                            "dim": dim,
+                            "metric": self.main_metric,
+                            "value": ranking_scores(ranked, self.relevant)[self.main_metric],
+                        }
+                    )
+        return searches
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 
 from ..core.granularity import Granularity
-from ..core.states import unwrap_encoder
+from ..core.states import shared_layers, unwrap_encoder
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
 from .evaluators import Evaluator, Scores
 from .readers import load_task
-from .results import GridResults, Score, TwoStageSearch
+from .results import AsymmetricSearch, GridResults, Score, TwoStageSearch
 from .tasks import Task
 
 
@@ -79,8 +79,12 @@ class TaskEmbeddings:
 
     def layer(self, layer: int) -> dict[str, torch.Tensor]:
         """Name of each list of texts -> its embeddings at the widest granularity of a layer."""
+        return {name: self.of(name, layer) for name in self._rows}
+
+    def of(self, name: str, layer: int) -> torch.Tensor:
+        """Embeddings of one list of texts at the widest granularity of a layer, `(texts, dim)`."""
         widest = Granularity(layer, self.grid.dims_of(layer)[-1])
-        return {name: self._embeddings[self._role[name]].at(widest, rows) for name, rows in self._rows.items()}
+        return self._embeddings[self._role[name]].at(widest, self._rows[name])
 
 
 def score_grid(
@@ -115,6 +119,7 @@ def evaluate_grid(
     *,
     folder: Path | None = None,
     two_stages: bool = True,
+    asymmetric: bool | None = None,
     seed: int = 0,
     verbose: bool = False,
 ) -> GridResults:
@@ -128,6 +133,9 @@ def evaluate_grid(
         folder (`Path`, *optional*): Folder for memory-mapped embeddings, for collections larger than memory and for
             runs that can be resumed. `None` keeps the embeddings of one task at a time in memory.
         two_stages (`bool`, *optional*, defaults to `True`): Whether to also measure two-stage searches.
+        asymmetric (`bool`, *optional*): Whether to also measure asymmetric searches, with queries and documents at
+            different layers. Default: between the layers that share a space, see [`shared_layers`]. `True` is between
+            all layers, `False` is not at all.
         seed (`int`, *optional*, defaults to 0): Seed to record in the results. The evaluation itself is deterministic.
         verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
 
@@ -158,6 +166,7 @@ def evaluate_grid(
             "dtype": str(config.dtype).removeprefix("torch."),
         },
     )
+    layers = _asymmetric_layers(encoder, asymmetric)
     for task in tasks:
         try:
             start = time.perf_counter()
@@ -166,7 +175,7 @@ def evaluate_grid(
                 encoder, evaluator, task.name if verbose else None, folder / task.name if folder else None
             )
             encoded = time.perf_counter()
-            _score_task(task, evaluator, embeddings, results, two_stages)
+            _score_task(task, evaluator, embeddings, results, two_stages, layers)
             done = time.perf_counter()
         except ValueError as error:
             raise ValueError(f"Task {task.name!r}: {error}") from error
@@ -176,8 +185,21 @@ def evaluate_grid(
     return results
 
 
+def _asymmetric_layers(encoder: GridEncoder, asymmetric: bool | None) -> list[int]:
+    """Layers of the grid between which asymmetric searches are measured; see [`evaluate_grid`]."""
+    if asymmetric is not None:
+        return encoder.grid.layers if asymmetric else []
+    shared = shared_layers(unwrap_encoder(encoder.model).config)
+    return [layer for layer in encoder.grid.layers if layer in shared]
+
+
 def _score_task(
-    task: Task, evaluator: Evaluator, embeddings: TaskEmbeddings, results: GridResults, two_stages: bool
+    task: Task,
+    evaluator: Evaluator,
+    embeddings: TaskEmbeddings,
+    results: GridResults,
+    two_stages: bool,
+    asymmetric_layers: Sequence[int],
 ) -> None:
     """Add the scores of a task to the results."""
     split = "+".join(task.splits)
@@ -197,3 +219,7 @@ def _score_task(
         if variances := evaluator.variances(vectors):
             rounded = [float(f"{variance:.6g}") for variance in variances]
             results.variances.setdefault(task.name, {})[str(layer)] = rounded
+    searches = evaluator.score_asymmetric(
+        embeddings.of, {layer: embeddings.grid.dims_of(layer) for layer in asymmetric_layers}
+    )
+    results.asymmetric_searches += [AsymmetricSearch(task=task.name, **search) for search in searches]

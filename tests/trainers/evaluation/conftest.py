@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.evaluation_data import write_data
 from trainers import Grid
@@ -21,3 +22,10 @@ def data(tmp_path, sentences) -> Path:
 def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
     """The tiny model at two layers and two dims."""
     return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2,6x8,32"), batch_size=4)
+
+
+@pytest.fixture
+def encoder_with_exits(tiny_model, tiny_tokenizer) -> GridEncoder:
+    """The tiny model with exits at layers 0 and 2, at four layers and two dims. Layer 4 has no exit."""
+    tiny_model.set_exits({layer: (torch.randn(32, 32), torch.randn(32)) for layer in (0, 2)})
+    return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("0,2,4,6x8,32"), batch_size=4)

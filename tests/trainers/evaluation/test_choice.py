@@ -7,8 +7,8 @@ import random
 import pytest
 
 from trainers import Granularity
-from trainers.evaluation import GridResults, Latency, Score, TwoStageSearch
-from trainers.evaluation.choice import Budget, choose, pareto_front, two_stage_plans
+from trainers.evaluation import AsymmetricSearch, GridResults, Latency, Score, TwoStageSearch
+from trainers.evaluation.choice import Budget, choose, deployments, pareto_front, two_stage_plans
 
 
 QUALITY = {"2x8": 0.30, "2x32": 0.40, "6x8": 0.45, "6x32": 0.50}
@@ -94,6 +94,60 @@ def test_the_plan_is_the_fastest_that_keeps_the_quality(results):
     results.latency = None
     assert "longer shortlist" not in choose(results, RETRIEVAL, Budget(1000)).explanation
     assert choose(results, RETRIEVAL, million).plan.shortlist == 20, "by multiplications, where no time was measured"
+
+
+def measured_between_layers(tasks, values):
+    """Asymmetric searches of these tasks with queries at 2 layers, documents at 6: dim -> value."""
+    return [
+        AsymmetricSearch(task, 1000, 2, 6, dim, "ndcg@10", value) for task in tasks for dim, value in values.items()
+    ]
+
+
+def test_queries_at_few_layers_are_chosen_where_they_are_better(results):
+    results.asymmetric_searches = measured_between_layers(RETRIEVAL, {8: 0.44, 32: 0.52})
+    symmetric = choose(results, RETRIEVAL, Budget(100_000))
+    assert (str(symmetric.granularity), symmetric.query_layer) == ("6x32", 6) and not symmetric.asymmetric
+    assert "Deploy 6x32: 6 of 6 plans fit the budget" in symmetric.explanation
+
+    fast = choose(results, RETRIEVAL, Budget(100_000, latency_ms=5))  # 2 + 3 ms; symmetric, 2x32 has 0.45
+    assert (str(fast.granularity), fast.query_layer, fast.quality) == ("6x32", 2, pytest.approx(0.52))
+    assert fast.asymmetric and fast.plan is None and fast.latency_ms == 5.0
+    assert fast.memory_gb == 100_000 * 32 * 4 / 1e9
+    assert fast.explanation == (
+        "Deploy 6x32 for documents and embed queries at 2 layers: 4 of 6 plans fit the budget, and it is the best of "
+        "them. Its quality is 0.520 (94.5% of 6x32). 100,000 vectors take 0.0128 GB, and a query takes 5 ms for "
+        "encoding and search. Queries at 6 layers would reach 0.550 in 6.2 ms. Use exact search."
+    )
+    # Searched exactly, ten times as many documents take ten times as long.
+    assert choose(results, RETRIEVAL, Budget(1_000_000, latency_ms=12.5)).latency_ms == 12.0
+
+    results.asymmetric_searches = measured_between_layers(RETRIEVAL, {8: 0.44, 32: 0.56})
+    assert choose(results, RETRIEVAL, Budget(100_000)).query_layer == 2
+    assert choose(results, RETRIEVAL, Budget(100_000, min_quality=0.53)).query_layer == 2, "the faster of 32 dims"
+
+
+def test_equal_quality_takes_the_cheaper_queries(results):
+    for latency in (results.latency, None):
+        results.latency = latency
+        results.asymmetric_searches = measured_between_layers(["cranfield"], {32: 0.50})
+        choice = choose(results, ["cranfield"], Budget(1000))
+        assert (str(choice.granularity), choice.query_layer) == ("6x32", 2)
+    assert "ms" not in choice.explanation and "Queries at 6 layers would reach 0.500. " in choice.explanation
+
+
+def test_pairs_of_layers_need_a_measurement_on_every_judge(results):
+    results.asymmetric_searches = measured_between_layers(["cranfield"], {32: 0.99})
+    assert choose(results, ["cranfield"], Budget(1000)).query_layer == 2
+    for tasks in (RETRIEVAL, ["cranfield", "stsb"], ["stsb"]):
+        choice = choose(results, tasks, Budget(1000))
+        assert choice.query_layer == choice.granularity.layer and "of 4 granularities fit" in choice.explanation
+    assert len(deployments(results, ["cranfield"], 1000, 0.01)) == 5
+
+
+def test_a_query_without_layers_is_called_a_table_look_up(results):
+    results.asymmetric_searches = [AsymmetricSearch("cranfield", 1000, 0, 6, 32, "ndcg@10", 0.99)]
+    results.latency = None
+    assert "embed queries at 0 layers (a table look-up): " in choose(results, ["cranfield"], Budget(9)).explanation
 
 
 def test_nothing_that_fits_says_why(results):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import permutations
+from math import log2
 
 import pytest
 import torch
+from transformers import AutoModel
 
 from tests.evaluation_data import write_rows
 from tests.trainers.tiny_run import count_forwards
@@ -54,6 +57,62 @@ def test_embeddings_on_disk_give_the_same_scores_and_are_read_again(encoder, dat
     assert not seen
     assert_same_scores(again.scores, expected.scores)
     assert_same_scores(again.two_stage_searches, expected.two_stage_searches)
+
+
+def pairs_and_dims(results):
+    return {(search.query_layer, search.document_layer, search.dim) for search in results.asymmetric_searches}
+
+
+@torch.no_grad()
+def embedded_by_a_cut(folder, layer, tokenizer, texts):
+    """Mean-pooled embeddings of the checkpoint cut at a layer, one text at a time."""
+    cut = AutoModel.from_pretrained(folder, output_layer=layer).eval()
+    inputs = (tokenizer(text, return_tensors="pt", return_token_type_ids=False) for text in texts)
+    return torch.stack([cut(**its).last_hidden_state[0].mean(dim=0) for its in inputs])
+
+
+def ndcg_at_10(order, grades):
+    def gain(its_grades):
+        return sum(grade / log2(2 + rank) for rank, grade in enumerate(its_grades[:10]))
+
+    return gain([grades.get(row, 0.0) for row in order]) / gain(sorted(grades.values(), reverse=True))
+
+
+def test_asymmetric_searches_are_those_of_two_cuts(encoder_with_exits, data, tmp_path):
+    tasks, encoder = find_tasks(["cranfield", "stsb"]), encoder_with_exits
+    seen = count_forwards(encoder.model)
+    plain = evaluate_grid(encoder, tasks, data, asymmetric=False)
+    forwards = list(seen)
+    seen.clear()
+    results = evaluate_grid(encoder, tasks, data)
+    assert seen == forwards, "the searches between layers need no other encode"
+    assert results.scores == plain.scores and not plain.asymmetric_searches
+    # Not layer 4, which is in a space of its own.
+    assert pairs_and_dims(results) == {(*pair, dim) for pair in permutations((0, 2, 6), 2) for dim in (8, 32)}
+
+    encoder.model.save_pretrained(tmp_path / "model")
+    task = load_task(tasks[0], data)
+    texts, count = [*task.texts["queries"], *task.texts["documents"]], len(task.texts["queries"])
+    alone = {layer: embedded_by_a_cut(tmp_path / "model", layer, encoder.tokenizer, texts) for layer in (0, 2, 6)}
+    for search in results.asymmetric_searches:
+        asked, found = alone[search.query_layer][:count], alone[search.document_layer][count:]
+        asked, found = asked[:, : search.dim], found[:, : search.dim]
+        cosines = torch.nn.functional.cosine_similarity(asked[:, None], found[None], dim=-1)
+        orders = cosines.argsort(dim=1, descending=True).tolist()
+        values = [ndcg_at_10(order, grades) for order, grades in zip(orders, task.relevant, strict=True)]
+        assert search.value == pytest.approx(sum(values) / len(values), abs=1e-6), search
+        assert (search.task, search.documents, search.metric) == ("cranfield", 40, "ndcg@10")
+
+
+def test_only_layers_that_share_a_space_are_compared_unless_asked_for(encoder, encoder_with_exits, data):
+    cranfield = [find_task("cranfield")]
+    picked = replace(encoder_with_exits, grid=Grid.parse("0x8,2x8,2x32,6x32"))
+    assert pairs_and_dims(evaluate_grid(picked, cranfield, data)) == {(0, 2, 8), (2, 0, 8), (2, 6, 32), (6, 2, 32)}
+    encoder.model.set_exits({})
+    assert not evaluate_grid(encoder, cranfield, data).asymmetric_searches
+    forced = evaluate_grid(encoder, cranfield, data, asymmetric=True)
+    assert pairs_and_dims(forced) == {(2, 6, 8), (2, 6, 32), (6, 2, 8), (6, 2, 32)}
+    assert not evaluate_grid(encoder, [find_task("stsb")], data, asymmetric=True).asymmetric_searches
 
 
 def test_bad_data_names_the_task(encoder, data, sentences):
