@@ -6,7 +6,7 @@ Every depth of the encoder then embeds into the same space, without any training
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -107,6 +107,7 @@ def fit_exits(
     batch_size: int = 64,
     penalties: Sequence[float] = PENALTIES,
     description: str | None = None,
+    on_states: Callable[[list[str], dict[int, torch.Tensor]], None] | None = None,
 ) -> ExitFit:
     """
     Fit the exits of an m3BERT in closed form and install them. For each layer, a ridge regression maps the pooled state
@@ -139,6 +140,9 @@ def fit_exits(
         batch_size (`int`, *optional*, defaults to 64): Number of texts to encode at a time.
         penalties (`Sequence[float]`, *optional*): Penalties to choose from, as multiples of the number of texts.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
+        on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
+            layer, their pooled states before any exit `(texts, width)`, until it has had all texts of this rank. An
+            index of the texts then needs no second pass.
 
     Returns:
         [`ExitFit`]
@@ -176,6 +180,8 @@ def fit_exits(
             sums.begin(source)
             for chunk, pooled in reader.read(source, its_texts, [*layers, depth]):
                 sums.add(source, chunk, pooled, depth)
+                if on_states is not None:
+                    on_states(chunk, pooled)
                 bar.update(len(chunk))
     count = sum(reader.counts.values())
     if count < width:
