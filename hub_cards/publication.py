@@ -99,7 +99,7 @@ def prepare(
     if results is not None and options.quantize:
         raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
     if results is not None:
-        results = results_of(checkpoint, results, repo_id)
+        results = results_of(checkpoint, results, repo_id).within(full, lost_exits(checkpoint, full))
     if options.granularity is None and not options.quantize:
         for name in (name for name, why in files.items() if why is None):
             link_or_copy(checkpoint.folder / name, folder / name)
@@ -194,6 +194,11 @@ def rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
         write_modules(folder, width=wanted.dim, pooling=checkpoint.pooling, **checkpoint.published)
 
 
+def lost_exits(checkpoint: Checkpoint, size: Granularity) -> set[int]:
+    """The layers whose exits a checkpoint loses when it is cut to a size, which keeps the exit of its last layer."""
+    return {*checkpoint.exit_layers} - {size.layer} if size.layer < checkpoint.full.layer else set()
+
+
 def eight_bits() -> TorchAoConfig:
     """The quantization config that stores the weights of linear layers in 8 bits, on any device."""
     torchao = require_extra("torchao.quantization", "quantization", "Quantization to 8 bits")
@@ -238,6 +243,8 @@ def caption(stem: str) -> str:
         return f"{TITLES[stem.removeprefix('heat_map_')]} by layer and dim"
     if stem.startswith("variances_"):
         return "variance of each dim over texts"
+    if stem == "asymmetric_search":
+        return "search with queries and documents at different layers"
     return stem.replace("_and_", " against ").replace("_", " ")
 
 

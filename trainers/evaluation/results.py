@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean
@@ -207,14 +207,24 @@ class GridResults:
         """The grid of the evaluation."""
         return Grid.parse(self.grid)
 
-    def within(self, size: Granularity) -> GridResults:
+    def within(self, size: Granularity, lost_layers: Collection[int] = ()) -> GridResults:
         """
         The results of the granularities within `size`. They also hold for a model that is truncated to `size`.
+
+        Args:
+            size ([`Granularity`]): The deepest layer and the widest dim to keep.
+            lost_layers (`Collection[int]`, *optional*): Layers to leave out. A truncated model lacks the exits of the
+                layers below its last, so their scores do not hold for it.
+
+        Returns:
+            [`GridResults`]
 
         Raises:
             ValueError: if no granularity within `size` was scored.
         """
-        members = tuple(g for g in self.granularities if g.layer <= size.layer and g.dim <= size.dim)
+        members = tuple(
+            g for g in self.granularities if g.layer <= size.layer and g.dim <= size.dim and g.layer not in lost_layers
+        )
         if not members:
             raise ValueError(f"Nothing within {size} was scored; scored: {self.grid}.")
         names = {str(g) for g in members}
@@ -231,7 +241,11 @@ class GridResults:
                 if {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
             ],
             variances={
-                task: {layer: values[: size.dim] for layer, values in spectra.items() if int(layer) <= size.layer}
+                task: {
+                    layer: values[: size.dim]
+                    for layer, values in spectra.items()
+                    if int(layer) <= size.layer and int(layer) not in lost_layers
+                }
                 for task, spectra in self.variances.items()
             },
         )
