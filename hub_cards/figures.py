@@ -16,7 +16,9 @@ from trainers.evaluation.results import GridResults
 
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 
 DOTS_PER_INCH = 150
@@ -44,6 +46,19 @@ def _save(figure: Figure, file: Path) -> None:
     figure.savefig(file, dpi=DOTS_PER_INCH)
 
 
+def _write_cells(axes: Axes, cells: Sequence[Sequence[float]]) -> AxesImage:
+    """Draw a matrix of colours, with its numbers in them. Cells that are NaN stay blank."""
+    image = axes.imshow(cells, cmap="viridis", aspect="auto")
+    known = [value for values in cells for value in values if not math.isnan(value)]
+    middle = (min(known) + max(known)) / 2
+    for row, values in enumerate(cells):
+        for column, value in enumerate(values):
+            if not math.isnan(value):
+                color = "white" if value < middle else "black"
+                axes.text(column, row, f"{value:.1f}", ha="center", va="center", color=color)
+    return image
+
+
 def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     """Layers x dims: the mean over the tasks of a type, in percent. Granularities outside of the grid stay blank."""
     grid, quality = results.granularities, results.quality(results.tasks(task_type))
@@ -51,15 +66,7 @@ def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     cells = [[100 * quality.get(Granularity(layer, dim), math.nan) for dim in dims] for layer in layers]
     figure = _figure(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers))
     axes = figure.subplots()
-    image = axes.imshow(cells, cmap="viridis", aspect="auto")
-    known = [value for values in cells for value in values if not math.isnan(value)]
-    middle = (min(known) + max(known)) / 2
-    for row, values in enumerate(cells):
-        for column, value in enumerate(values):
-            if not math.isnan(value):
-                axes.text(
-                    column, row, f"{value:.1f}", ha="center", va="center", color="white" if value < middle else "black"
-                )
+    image = _write_cells(axes, cells)
     axes.set_xticks(range(len(dims)), [str(dim) for dim in dims])
     axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
     axes.set_xlabel("dims")
@@ -111,6 +118,41 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
         axes.set_visible(False)
     handles, labels = panels.flat[0].get_legend_handles_labels()
     figure.legend(handles, labels, title="layers", loc="outside lower center", ncols=len(labels), fontsize="small")
+    _save(figure, file)
+
+
+def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
+    """
+    Query layers x document layers at the widest dim with asymmetric searches: one panel per retrieval task, the main
+    metric in percent. Symmetric search is on the diagonal, in boxes. Pairs that were not measured stay blank.
+    """
+    dim = max(search.dim for search in results.asymmetric_searches)
+    searches = [search for search in results.asymmetric_searches if search.dim == dim]
+    tasks = list(dict.fromkeys(search.task for search in searches))
+    layers = sorted({search.query_layer for search in searches})
+    values = {(search.task, search.query_layer, search.document_layer): 100 * search.value for search in searches}
+    for task in tasks:
+        quality = results.quality([task])
+        values |= {(task, layer, layer): 100 * quality[Granularity(layer, dim)] for layer in layers}
+    columns = len(tasks) if len(tasks) <= 3 else math.ceil(math.sqrt(len(tasks)))
+    rows = math.ceil(len(tasks) / columns)
+    figure = _figure(max(3.4, 1.2 + 0.55 * len(layers)) * columns, (1.2 + 0.45 * len(layers)) * rows + 0.4)
+    panels = figure.subplots(rows, columns, squeeze=False)
+    patches = require_extra("matplotlib.patches", "publish", "A figure")
+    for axes, task in zip(panels.flat, tasks, strict=False):
+        cells = [[values.get((task, query, document), math.nan) for document in layers] for query in layers[::-1]]
+        _write_cells(axes, cells)
+        for place in range(len(layers)):
+            corner = place - 0.46, len(layers) - 1.46 - place
+            axes.add_patch(patches.Rectangle(corner, 0.92, 0.92, fill=False, edgecolor="white", linewidth=2))
+        axes.set_xticks(range(len(layers)), [str(layer) for layer in layers])
+        axes.set_yticks(range(len(layers)), [str(layer) for layer in layers[::-1]])
+        axes.set_xlabel("document layer")
+        axes.set_ylabel("query layer")
+        axes.set_title(task, fontsize="medium")
+    for axes in list(panels.flat)[len(tasks) :]:
+        axes.set_visible(False)
+    figure.suptitle(f"{results.main_metric('retrieval')} (%), {dim} dims; boxes: same layer", fontsize="medium")
     _save(figure, file)
 
 
@@ -231,6 +273,8 @@ def draw_all(results: GridResults, folder: Path) -> list[Path]:
         latency = results.latency
         label = f"ms per query, searching {latency.documents:,} documents"
         draw_quality(results, latency.of, label, file("quality_and_latency"))
+    if results.asymmetric_searches:
+        draw_asymmetric_searches(results, file("asymmetric_search"))
     for task, spectra in results.variances.items():
         layer = results.granularities.layers[-1]
         dims = results.granularities.dims_of(layer)

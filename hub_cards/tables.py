@@ -76,6 +76,45 @@ def two_stage_table(results: GridResults, granularity: Granularity) -> str:
     )
 
 
+def asymmetric_table(results: GridResults, dim: int) -> str:
+    """
+    One row per query layer: the main metric of each retrieval task in percent, with the documents at the last layer
+    and at the layer of the query, and ms per query if latency was measured. In the last row these are one search.
+
+    Args:
+        results ([`GridResults`]): Results of an evaluation.
+        dim (`int`): Dim of queries and documents.
+
+    Returns:
+        `str`: the table.
+
+    Raises:
+        ValueError: if there is no asymmetric search at this dim.
+    """
+    searches = [search for search in results.asymmetric_searches if search.dim == dim]
+    if not searches:
+        measured = ", ".join(map(str, sorted({search.dim for search in results.asymmetric_searches})))
+        raise ValueError(f"No asymmetric search at {dim} dims was measured; measured: {measured or 'none'}.")
+    last = max(search.document_layer for search in searches)
+    values = {(search.task, search.query_layer): search.value for search in searches if search.document_layer == last}
+    tasks = list(dict.fromkeys(task for task, _ in values))
+    same = {task: results.quality([task]) for task in tasks}
+    header = [
+        "query layer",
+        *(f"{task}, {place}" for task in tasks for place in (f"documents at {last}", "same layer")),
+    ]
+
+    def row(layer: int) -> list[str]:
+        g = Granularity(layer, dim)
+        cells = [str(layer)]
+        for task in tasks:
+            cells += [percent(values.get((task, layer), same[task][g])), percent(same[task][g])]
+        return [*cells, f"{results.latency.of(g):.1f}"] if results.latency else cells
+
+    layers = sorted({layer for _, layer in values} | {last})
+    return markdown([*header, *(["ms per query"] if results.latency else [])], map(row, layers))
+
+
 def report(results: GridResults) -> str:
     """All tables of an evaluation, below a summary of the run."""
     settings = ", ".join(f"{name} {value}" for name, value in results.settings.items() if value)
@@ -91,4 +130,7 @@ def report(results: GridResults) -> str:
     if results.two_stage_searches:
         full = results.granularities.full
         parts += [f"## Search in two stages, the second with {full}", two_stage_table(results, full)]
+    if results.asymmetric_searches:
+        dim = max(search.dim for search in results.asymmetric_searches)
+        parts += [f"## Queries at one layer, documents at another, {dim} dims", asymmetric_table(results, dim)]
     return "\n\n".join(parts) + "\n"

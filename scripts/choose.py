@@ -1,5 +1,6 @@
 """
-Choose the granularity to deploy within a budget, from the results of an evaluation:
+Choose the granularity to deploy within a budget, and the layer for queries if it was measured, from the results of an
+evaluation:
 
     m3bert choose runs/evaluation/results.json --documents 1000000 --memory_gb 0.5
     m3bert choose runs/evaluation/results.json --documents 1000000 --latency_ms 10 --min_quality 0.4
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hub_cards.tables import two_stage_table
+from hub_cards.tables import asymmetric_table, two_stage_table
 from trainers.evaluation.choice import Budget, choose
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import GROUPS
@@ -46,7 +47,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--tolerance", type=float, default=0.01, help="share of the quality that a two-stage search may lose"
     )
-    parser.add_argument("--plans", action="store_true", help="also print all measured two-stage searches")
+    parser.add_argument(
+        "--plans", action="store_true", help="also print all measured searches in two stages or between layers"
+    )
     options = parser.parse_args(arguments)
     results = GridResults.load(options.results)
     tasks = judges(results, options.tasks)
@@ -55,6 +58,8 @@ def main(arguments: list[str]) -> None:
     print(f"Judged by {', '.join(tasks)}. {choice.explanation}")
     if options.plans:
         print(f"\n{two_stage_table(results, choice.granularity)}")
+        if any(search.dim == choice.granularity.dim for search in results.asymmetric_searches):
+            print(f"\n{asymmetric_table(results, choice.granularity.dim)}")
 
 
 if __name__ == "__main__":

@@ -49,6 +49,14 @@ class EvaluationArguments:
         default=100_000, metadata={"help": "Number of documents in the index whose search is timed."}
     )
     two_stages: bool = field(default=True, metadata={"help": "For retrieval: also measure two-stage searches."})
+    asymmetric: bool = field(
+        default=False,
+        metadata={
+            "help": "For retrieval: also measure searches with queries and documents at different layers, between all "
+            "layers. Default: between the layers that share a space, which are those with exits and the last."
+        },
+    )
+    no_asymmetric: bool = field(default=False, metadata={"help": "Do not measure searches between layers."})
     embeddings_dir: str | None = field(
         default=None,
         metadata={"help": "Keep the embeddings in this folder; an interrupted run resumes from it. Default: do not."},
@@ -88,6 +96,8 @@ def main(arguments: list[str]) -> None:
         raise ValueError("Nothing to score: pass --tasks paper, or see --list_tasks.")
     if options.latency_documents < 1:
         raise ValueError(f"--latency_documents {options.latency_documents} must be 1 or more.")
+    if options.asymmetric and options.no_asymmetric:
+        raise ValueError("--asymmetric and --no_asymmetric exclude each other: pass one of them.")
     set_seed(options.seed)
     encoder = load_encoder(encoding)
     results = evaluate_grid(
@@ -96,6 +106,7 @@ def main(arguments: list[str]) -> None:
         local_data(),
         folder=Path(options.embeddings_dir) if options.embeddings_dir else None,
         two_stages=options.two_stages,
+        asymmetric=options.asymmetric if options.asymmetric or options.no_asymmetric else None,
         seed=options.seed,
         verbose=True,
     )

@@ -5,8 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from hub_cards.tables import markdown, report, task_table, task_type_table, two_stage_table
+import pytest
+
+from hub_cards.tables import asymmetric_table, markdown, report, task_table, task_type_table, two_stage_table
 from trainers import Granularity
+from trainers.evaluation import AsymmetricSearch
 
 
 def test_tables_hold_every_granularity(results):
@@ -30,13 +33,39 @@ def test_searches_in_two_stages_are_compared_with_the_exact_search(results):
     assert len(two_stage_table(results, Granularity(6, 8)).splitlines()) == 2
 
 
+def test_queries_at_each_layer_are_beside_symmetric_search(results):
+    grid = results.granularities
+    layers = [layer for layer in grid.layers if 32 in grid.dims_of(layer)]
+    results.asymmetric_searches = [
+        AsymmetricSearch("cranfield", 1398, queries, documents, 32, "ndcg@10", (queries + documents) / 100)
+        for queries in layers
+        for documents in layers
+        if queries != documents
+    ]
+    if len(layers) < 2:  # the grid that is no product has 32 dims at one layer only
+        with pytest.raises(ValueError, match="No asymmetric search at 32 dims was measured; measured: none"):
+            asymmetric_table(results, 32)
+        return
+    assert asymmetric_table(results, 32).splitlines() == [
+        "| query layer | cranfield, documents at 6 | cranfield, same layer | ms per query |",
+        "| --- | --: | --: | --: |",
+        "| 2 | 8.0 | 23.2 | 5.0 |",  # 2 + 3 ms
+        "| 6 | 63.2 | 63.2 | 8.0 |",
+    ]
+    with pytest.raises(ValueError, match="No asymmetric search at 8 dims was measured; measured: 32"):
+        asymmetric_table(results, 8)
+    assert "## Queries at one layer, documents at another, 32 dims" in report(results)
+    results.latency = None
+    assert asymmetric_table(results, 32).splitlines()[2] == "| 2 | 8.0 | 23.2 |"
+
+
 def test_a_report_has_all_tables(results):
     whole = report(results)
     assert whole.startswith("# user/model over ") and "pooling mean" in whole
     for title in ("Means per task type", "sts (spearman)", "geometry (uniformity)", "Search in two stages"):
         assert f"## {title}" in whole
     results.two_stage_searches = []
-    assert "Search in two stages" not in report(results)
+    assert "Search in two stages" not in report(results) and "Queries at one layer" not in report(results)
 
 
 def test_words_are_aligned_left_and_numbers_right():

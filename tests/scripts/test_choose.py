@@ -7,7 +7,7 @@ import json
 import pytest
 
 from scripts import choose
-from trainers.evaluation import GridResults, Latency, Score
+from trainers.evaluation import AsymmetricSearch, GridResults, Latency, Score
 
 
 @pytest.fixture
@@ -65,6 +65,23 @@ def test_latency_counts_where_it_was_measured(results, tmp_path, capsys):
     results.save(tmp_path / "timed.json")
     choose.main([str(tmp_path / "timed.json"), "--documents", "1000", "--latency_ms", "2"])
     assert capsys.readouterr().out.startswith("Judged by cranfield, msmarco. Deploy 2x32: ")
+
+
+def test_queries_at_few_layers_count_where_they_were_measured(results, tmp_path, capsys):
+    results.latency = Latency({"2": 1.0, "6": 3.0}, {"8": 0.1, "32": 0.4}, {"8": {}, "32": {}}, 1000, "m3bert", 1)
+    results.asymmetric_searches = [
+        AsymmetricSearch(task, 500, 2, 6, 32, "ndcg@10", 0.43) for task in ("cranfield", "msmarco")
+    ]
+    results.save(tmp_path / "pairs.json")
+    asked = [str(tmp_path / "pairs.json"), "--documents", "1000", "--latency_ms", "2"]
+    choose.main([*asked, "--plans"])
+    printed = capsys.readouterr().out
+    assert printed.startswith(
+        "Judged by cranfield, msmarco. Deploy 6x32 for documents and embed queries at 2 layers: 3 of 5 plans fit"
+    )
+    assert "| query layer | cranfield, documents at 6 | cranfield, same layer |" in printed
+    choose.main([*asked, "--tasks", "sts", "--plans"])
+    assert "Deploy 2x32: 2 of 4 granularities fit" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from scripts import choose, evaluate
 from tests.evaluation_data import write_data
@@ -41,6 +42,30 @@ def test_evaluate_then_choose(tiny_checkpoint, data, tmp_path, capsys):
     choose.main([str(out / "results.json"), "--documents", "1000", "--plans"])
     printed = capsys.readouterr().out
     assert printed.startswith("Judged by cranfield. Deploy ") and "| collection | documents |" in printed
+
+
+def test_an_encoder_with_exits_is_also_searched_between_layers(tiny_checkpoint, tiny_model, data, tmp_path, capsys):
+    tiny_model.set_exits({layer: (torch.randn(32, 32), torch.randn(32)) for layer in (0, 2)})
+    tiny_model.save_pretrained(tiny_checkpoint)
+
+    def evaluated(*options):
+        out = tmp_path / "out"
+        evaluate.main(
+            ["--model_name_or_path", tiny_checkpoint, "--grid", "0,2,4,6x8", "--output_dir", str(out), *options]
+            + ["--latency_documents", "100", "--tasks", "cranfield", "--no_two_stages"]
+        )
+        return out, GridResults.load(out / "results.json")
+
+    out, results = evaluated()
+    assert len(results.asymmetric_searches) == 6 and set(results.latency.encode_ms) == {"0", "2", "4", "6"}
+    assert (out / "asymmetric_search.png").stat().st_size > 5000
+    assert "| query layer | cranfield, documents at 6 |" in (out / "tables.md").read_text()
+    choose.main([str(out / "results.json"), "--documents", "1000", "--plans"])
+    assert " of 10 plans fit the budget" in capsys.readouterr().out
+    assert len(evaluated("--asymmetric")[1].asymmetric_searches) == 12, "layer 4 has no exit"
+    assert evaluated("--no_asymmetric")[1].asymmetric_searches == []
+    with pytest.raises(ValueError, match="--asymmetric and --no_asymmetric exclude each other"):
+        evaluated("--asymmetric", "--no_asymmetric")
 
 
 def test_without_matplotlib_there_are_results_and_a_word_on_figures(
