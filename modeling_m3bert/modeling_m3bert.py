@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -415,6 +415,12 @@ class M3BertModel(M3BertPreTrainedModel):
                 self.exits[str(layer)].weight.copy_(weight)
                 self.exits[str(layer)].bias.copy_(bias)
         self.exits.to(device=like.device, dtype=like.dtype)
+
+    def drop_exits(self, layers: Iterable[int]) -> None:
+        """Remove the exits of some layers."""
+        for layer in layers:
+            del self.exits[str(layer)]
+        self.config.exit_layers = sorted(map(int, self.exits))
 
     @capture_outputs
     def run_layers(

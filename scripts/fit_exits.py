@@ -33,7 +33,7 @@ def add_exit_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--basis",
         default="last_layer",
-        help="last_layer leaves the last layer as it is; principal rotates the embeddings to their principal components",
+        help="last_layer leaves the last layer as it is; principal rotates all embeddings to principal components",
     )
     parser.add_argument("--teacher", help="folder or Hub id of another encoder, whose embeddings the exits predict")
     parser.add_argument("--teacher_cache_dir", default="runs/teachers", help="folder for the teacher's embeddings")

@@ -173,7 +173,7 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
     if data.max_pairs_per_query is not None and data.max_pairs_per_query < 1:
         raise ValueError(f"--max_pairs_per_query {data.max_pairs_per_query} must be 1 or more.")
     embeds = isinstance(args, trainers.EmbeddingConfig)
-    if data.clean_pairs and (not embeds or args.unsupervised or isinstance(args, trainers.IBKDConfig)):
+    if data.clean_pairs and (not embeds or args.unsupervised or isinstance(args, trainers.DistillationConfig)):
         raise ValueError("--clean_pairs is for pairs; this method trains on single texts.")
     if data.streaming and not embeds:
         raise ValueError("--streaming is not available for masked LMs.")
@@ -217,7 +217,7 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
 
     from .backbone import load_backbone
 
-    teaches = isinstance(args, trainers.IBKDConfig)
+    teaches = isinstance(args, trainers.DistillationConfig)
     if teaches and backbone.model_name_or_path is None and backbone.student_layers is not None:
         backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
     model, tokenizer = load_backbone(backbone, AutoModel)

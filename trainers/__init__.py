@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .core.parts.teacher import (
         TeacherMSE as TeacherMSE,
     )
+    from .core.parts.teacher_space import TeacherSpace as TeacherSpace
     from .core.projection import Projection as Projection
     from .core.states import NestedStates as NestedStates
     from .core.states import nested_states as nested_states
@@ -52,10 +53,15 @@ if TYPE_CHECKING:
     from .data.collators import TextColumnsCollator as TextColumnsCollator
     from .data.teacher import Teacher as Teacher
     from .data.teacher import TeacherEmbeddings as TeacherEmbeddings
+    from .distillation import DistillationConfig as DistillationConfig
+    from .distillation import DistillationTrainer as DistillationTrainer
     from .embedding import EmbeddingTrainer as EmbeddingTrainer
     from .espresso import Espresso as Espresso
     from .espresso import EspressoConfig as EspressoConfig
     from .espresso import EspressoTrainer as EspressoTrainer
+    from .exit_distillation import ExitDistillation as ExitDistillation
+    from .exit_distillation import ExitDistillationConfig as ExitDistillationConfig
+    from .exit_distillation import ExitDistillationTrainer as ExitDistillationTrainer
     from .exits import ExitFit as ExitFit
     from .exits import fit_exits as fit_exits
     from .ibkd import (
@@ -131,6 +137,7 @@ METHODS = {
     "mipic": "MIPIC",
     "mic": "MIC",
     "mixture": "Mixture",
+    "exit-distillation": "ExitDistillation",
     "ibkd": "IBKD",
     "ibkd-finetuning": "IBKDFinetuning",
 }

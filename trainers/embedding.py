@@ -57,7 +57,9 @@ class EmbeddingTrainer(PublishingTrainer):
             raise ValueError(
                 f"{type(model).__name__} has no dropout (see its config): two views of a text would be the same."
             )
-        self.teacher = self.teacher_of(args, datasets, columns, processing_class) if teacher is None else teacher
+        if teacher is None:
+            teacher = self.teacher_of(model, args, datasets, columns, processing_class)
+        self.teacher = teacher
         super().__init__(
             model=model,
             objective=self.build_objective(args, args.grid_for(model.config)),
@@ -85,6 +87,7 @@ class EmbeddingTrainer(PublishingTrainer):
 
     def teacher_of(
         self,
+        model: nn.Module,
         args: Any,
         datasets: Sequence[Any],
         columns: Sequence[str],

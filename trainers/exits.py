@@ -110,8 +110,8 @@ def fit_exits(
     on_states: Callable[[list[str], dict[int, torch.Tensor]], None] | None = None,
 ) -> ExitFit:
     """
-    Fit the exits of an m3BERT in closed form and install them. For each layer, a ridge regression maps the pooled state
-    to the L2-normalised pooled embedding of the last layer. One pass over the texts serves all layers; memory does not
+    Fit the exits of an m3BERT in closed form and install them. For each layer, a ridge regression maps the pooled
+    state to the L2-normalised pooled embedding of the last layer. One pass over the texts serves all layers; memory does not
     grow with the number of texts, and all ranks share the work. Existing exits are replaced.
 
     The penalty of each layer is the one with the best mean R^2 on every tenth text; with several sources, also on each
@@ -122,11 +122,11 @@ def fit_exits(
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
         texts (`Iterable[str]` or `Mapping[str, Iterable[str]]`): Unlabelled texts, or several sources of texts by
             name. Empty texts are skipped. Queries should be among them if the model is to embed queries.
-        layers (`Sequence[int]`, *optional*): Layers to give an exit, below the last; 0 is the embedding layer. Default:
-            all of them.
+        layers (`Sequence[int]`, *optional*): Layers to give an exit, below the last; 0 is the embedding layer.
+            Default: all of them.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
-        basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the last
-            layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-width cosines
+        basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the
+            last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-width cosines
             do not change, and the rotation is stored as the exit of the last layer.
         projection ([`Projection`], *optional*): Projection that the model was published with. It becomes the exit of
             the last layer.

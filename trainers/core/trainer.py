@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -28,6 +29,7 @@ from .projection import Projection
 from .states import check_pooling, unwrap_encoder
 
 
+logger = logging.getLogger(__name__)
 OBJECTIVE_FILE = "objective.safetensors"
 TRAINING_ARGS_FILE = "training_args.json"
 
@@ -97,6 +99,7 @@ class NestedTrainer(Trainer):
         require_one_batch(train_dataset, args)
         if projection is None:
             declare_grid(copy.deepcopy(config), objective.grid)  # raise a ValueError before training, not after it
+        drop_stale_exits(unwrap_encoder(model), objective.grid)
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._finite: dict[Term | None, torch.Tensor] = {}
@@ -161,7 +164,8 @@ class NestedTrainer(Trainer):
         return scheduler
 
     def _set_signature_columns_if_needed(self) -> None:
-        self._signature_columns = [*self.columns, *self._optional_columns]
+        # The sampler that groups texts by length reads a column, too.
+        self._signature_columns = [*self.columns, *self._optional_columns, self.args.length_column_name]
 
     def compute_loss(
         self,
@@ -318,6 +322,17 @@ def declare_grid(config: Any, grid: Grid) -> None:
         config.resolve_granularity()
     else:  # m3BERT derives these two
         config.is_matryoshka, config.matryoshka_dimensions = True, grid.dims
+
+
+def drop_stale_exits(encoder: PreTrainedModel, grid: Grid) -> None:
+    """Remove the exits of layers outside the grid: training moves the states that they were fitted to."""
+    stale = sorted({*getattr(encoder.config, "exit_layers", ())} - {*grid.layers})
+    if stale:
+        logger.warning(
+            f"The exits of layers {', '.join(map(str, stale))} are dropped: the grid {grid} does not train them. "
+            "To fit them again after training, use `m3bert fit_exits`."
+        )
+        encoder.drop_exits(stale)
 
 
 def part_of(state_dict: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

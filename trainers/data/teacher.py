@@ -226,8 +226,9 @@ class TeacherEmbeddings:
 
     @cached_property
     def vectors(self) -> np.ndarray:
-        """All embeddings `(texts, width)`, memory-mapped."""
-        return np.load(self._file, mmap_mode="r")
+        """All embeddings `(texts, width)`, memory-mapped. Changes would stay in memory: torch warns of read-only
+        arrays."""
+        return np.load(self._file, mmap_mode="c")
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "vectors"}

@@ -20,6 +20,7 @@ from .self_distillation import (
     prefix_attention_scores,
     token_importance,
 )
+from .similarity import nested_cosines, nested_similarity_distillation
 
 
 __all__ = [
@@ -31,9 +32,11 @@ __all__ = [
     "embedding_kl",
     "gram_matrix",
     "hsic",
+    "nested_cosines",
     "nested_cross_entropy",
     "nested_cross_entropy_and_divergence",
     "nested_info_nce",
+    "nested_similarity_distillation",
     "nested_token_cka",
     "nested_token_counts",
     "nested_uniformity",

@@ -1,0 +1,158 @@
+"""Distillation of a teacher's embeddings: the options and the trainer that its methods share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from .core.described import described
+from .core.embedding import EmbeddingConfig
+from .core.granularity import Grid
+from .core.objective import Objective
+from .data.collators import joined_text, separator_for
+from .data.teacher import Teacher, TeacherEmbeddings
+from .embedding import EmbeddingTrainer
+
+
+@described
+@dataclass
+class DistillationConfig(EmbeddingConfig):
+    """
+    Configuration that the methods with a teacher share, in addition to the fields of [`EmbeddingConfig`].
+
+    Args:
+        teacher_name_or_path (`str`, *optional*): Folder or Hub id of the teacher; see [`Teacher`].
+        teacher_revision (`str`, *optional*): Branch, tag or commit of the teacher.
+        teacher_pooling (`str`, *optional*): Pooling of the teacher: `mean`, `cls`, `lasttoken`, ... Default: the
+            pooling that the teacher was published with.
+        teacher_prompt (`str`, *optional*, defaults to `""`): Prompt before every text for the teacher.
+        teacher_max_length (`int`, *optional*): Maximum length of a text for the teacher in tokens. Default: the limit
+            of the teacher.
+        teacher_batch_size (`int`, *optional*, defaults to 64): Number of texts that the teacher embeds at a time.
+        teacher_dtype (`str`, *optional*, defaults to `"float32"`): Type of the cached embeddings: `float32` or
+            `float16`.
+        teacher_trust_remote_code (`bool`, *optional*, defaults to `False`): Run code from the teacher's repository.
+        teacher_cache_dir (`str`, *optional*, defaults to `"runs/teachers"`): Folder for the cached embeddings.
+
+    `text_columns` names one or more columns; the teacher embeds the texts of all of them.
+    """
+
+    teacher_name_or_path: str | None = None
+    teacher_revision: str | None = None
+    teacher_pooling: str | None = None
+    teacher_prompt: str = ""
+    teacher_max_length: int | None = None
+    teacher_batch_size: int = 64
+    teacher_dtype: str = "float32"
+    teacher_trust_remote_code: bool = False
+    teacher_cache_dir: str = "runs/teachers"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("unsupervised", "symmetric", "learn_temperature"):
+            if getattr(self, name):
+                raise ValueError(f"{name} is for contrastive training on text pairs; unset it for distillation.")
+
+    @property
+    def teacher(self) -> Teacher:
+        """
+        The teacher that this config describes.
+
+        Raises:
+            ValueError: if `teacher_name_or_path` is not set.
+        """
+        if self.teacher_name_or_path is None:
+            raise ValueError("Distillation needs a teacher: set teacher_name_or_path.")
+        names = ("revision", "pooling", "prompt", "max_length", "dtype", "trust_remote_code", "batch_size")
+        return Teacher(self.teacher_name_or_path, **{name: getattr(self, f"teacher_{name}") for name in names})
+
+    def teacher_for(self, model: nn.Module) -> Teacher:
+        """The teacher of a student; for some methods, the student itself as it was loaded."""
+        return self.teacher
+
+    def columns_of(self, *datasets: Any) -> list[str]:
+        columns = self.named_columns(*datasets)
+        if not columns:
+            raise ValueError("Distillation needs at least one text column: name it in text_columns.")
+        return columns
+
+    def build_objective(self, grid: Grid, teacher: TeacherEmbeddings | None = None) -> Objective:
+        """
+        Build the objective that this config describes.
+
+        Args:
+            grid ([`Grid`]): The granularities to train.
+            teacher ([`TeacherEmbeddings`]): Embeddings of the teacher.
+
+        Returns:
+            [`Objective`]
+
+        Raises:
+            ValueError: if `teacher` is missing, or an argument of the objective is out of range.
+        """
+        if teacher is None:
+            raise ValueError("Distillation needs the teacher's embeddings: pass teacher.")
+        return self.build_distillation(grid, teacher)
+
+    def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
+        """Hook for a method: its objective, with the teacher's embeddings."""
+        raise NotImplementedError(f"{type(self).__name__} must define build_distillation.")
+
+
+class DistillationTrainer(EmbeddingTrainer):
+    """
+    Trains a student with a teacher's embeddings. The teacher may be any embedding model with any tokenizer. It embeds
+    all texts once, before training, into a cache.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or peft model): The student.
+        args ([`DistillationConfig`]): Training arguments.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the student.
+        train_dataset ([`~datasets.Dataset`], *optional*): Texts, in one or more columns.
+        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
+        teacher ([`TeacherEmbeddings`], *optional*): The teacher's embeddings of all these texts. Default: embeddings
+            of the teacher of `args`, read from the cache or computed.
+        kwargs: Further arguments of [`NestedTrainer`].
+
+    Raises:
+        ValueError: as [`EmbeddingTrainer`], or if no teacher is named, or a dataset is a stream.
+    """
+
+    def teacher_of(
+        self,
+        model: nn.Module,
+        args: DistillationConfig,
+        datasets: Sequence[Any],
+        columns: Sequence[str],
+        processing_class: PreTrainedTokenizerBase,
+    ) -> TeacherEmbeddings:
+        separator = args.field_separator
+        if separator is None:
+            separator = separator_for(columns, processing_class)
+        texts = all_texts(datasets, columns, separator)
+        return args.teacher_for(model).embed(texts, args.teacher_cache_dir, description="Teacher")
+
+    def build_objective(self, args: DistillationConfig, grid: Grid) -> Objective:
+        return args.build_objective(grid, self.teacher)
+
+
+def all_texts(datasets: Iterable[Any], columns: Sequence[str], separator: str) -> Iterable[str]:
+    """
+    All texts of all columns, joined as the collator joins them.
+
+    Raises:
+        ValueError: if a dataset is a stream, whose texts cannot be embedded before training.
+    """
+    for dataset in datasets:
+        if not isinstance(dataset, Dataset):
+            raise ValueError(
+                f"A teacher embeds all texts before training: pass a Dataset, not an {type(dataset).__name__}."
+            )
+        for row in dataset:
+            for column in columns:
+                yield joined_text(row, column, separator)

@@ -1,0 +1,115 @@
+"""Exit distillation: train every granularity to embed like the full depth did before, in the same space."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from .core.composition import Composition
+from .core.described import described
+from .core.granularity import Grid
+from .core.objective import Identity, Objective
+from .core.parts.cross_depth import CrossDepth
+from .core.parts.teacher_space import TeacherSpace
+from .core.states import unwrap_encoder
+from .data.teacher import Teacher, TeacherEmbeddings
+from .distillation import DistillationConfig, DistillationTrainer
+
+
+class ExitDistillation(TeacherSpace):
+    """
+    [`TeacherSpace`] with the student's own full depth, before training, as the teacher. With fitted exits, every depth
+    starts in the teacher's space; the full depth itself starts with a loss of 0.
+
+    Args:
+        kwargs: Arguments of [`TeacherSpace`].
+    """
+
+    name = "exit_distillation"
+    title = "Exit distillation"
+    tags = ("exit-distillation", "distillation", "matryoshka", "sentence-similarity")
+
+    @property
+    def identity(self) -> Identity:
+        """With the loss that is used."""
+        what = "KL divergence from the teacher's similarities" if self.loss == "similarity" else "InfoNCE"
+        equation = f"{what} at every granularity, against the full depth's embeddings before training"
+        return Identity(self.title, equation, self.papers, self.tags)
+
+
+@described
+@dataclass
+class ExitDistillationConfig(DistillationConfig):
+    """
+    Configuration of [`ExitDistillationTrainer`], in addition to the fields of [`DistillationConfig`].
+
+    Args:
+        loss (`str`, *optional*, defaults to `"similarity"`): `similarity` (match the teacher's similarities to the
+            candidates) or `contrastive` (InfoNCE with the teacher's embedding of the same text as the positive).
+        candidates (`int`, *optional*, defaults to 4096): Number of embeddings that are drawn from the teacher's cache
+            at each step, in addition to those of the batch.
+        pair_weight (`float`, *optional*, defaults to 0.0): Weight of [`CrossDepth`] on labelled pairs: the query at
+            any granularity, its positive at the last layer. Needs two text columns or more, and a grid with the last
+            layer.
+        pair_temperature (`float`, *optional*, defaults to 0.05): Temperature of [`CrossDepth`].
+        learning_rate (`float`, *optional*, defaults to 1e-4): Initial learning rate of AdamW.
+        per_device_train_batch_size (`int`, *optional*, defaults to 64): Rows per device and step.
+
+    The default grid has every layer with an exit and the last one, at 16, 32, 64, ... dims and the full width. Exits
+    of layers outside the grid are dropped. Without `teacher_name_or_path`, the teacher is the model itself as it was
+    loaded: the folder or Hub id that it came from. The teacher reads texts of up to `max_length` tokens unless
+    `teacher_max_length` is set.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    loss: str = "similarity"
+    candidates: int = 4096
+    pair_weight: float = 0.0
+    pair_temperature: float = 0.05
+    learning_rate: float = 1e-4
+    per_device_train_batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pair_weight < 0:
+            raise ValueError(f"pair_weight={self.pair_weight} must not be negative.")
+        if self.teacher_max_length is None:
+            self.teacher_max_length = self.max_length
+
+    def columns_of(self, *datasets: Any) -> list[str]:
+        columns = super().columns_of(*datasets)
+        if self.pair_weight and len(columns) < 2:
+            raise ValueError(f"pair_weight needs two text columns or more; found: {', '.join(columns)}.")
+        return columns
+
+    def grid_for(self, config: Any) -> Grid:
+        return super().grid_for(config) if self.grid is not None else Grid.of(config).validate(config)
+
+    def teacher_for(self, model: nn.Module) -> Teacher:
+        if self.teacher_name_or_path is None:
+            self.teacher_name_or_path = unwrap_encoder(model).config.name_or_path or None
+        return self.teacher
+
+    def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
+        distillation = ExitDistillation(
+            grid, bank=torch.from_numpy(teacher.vectors), **self.objective_arguments(ExitDistillation)
+        )
+        if self.pair_weight == 0:
+            return distillation
+        pairs = CrossDepth(
+            grid, temperature=self.pair_temperature, pooling=self.pooling, mask_duplicates=self.mask_duplicates
+        )
+        return Composition({"distillation": (1.0, distillation), "pairs": (self.pair_weight, pairs)})
+
+
+class ExitDistillationTrainer(DistillationTrainer):
+    """
+    Trains every granularity of a model with exits to embed texts like its full depth did before training, with
+    [`ExitDistillation`] and an [`ExitDistillationConfig`]. Start from a model with fitted exits
+    ([`fit_exits`]); no labels are needed.
+    """
