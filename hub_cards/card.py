@@ -21,7 +21,7 @@ from .exits import exit_values, in_words
 from .figures import TITLES
 from .metadata import Statements, card_data, kept
 from .sections import generated, join, merge, parse
-from .tables import markdown, task_table, task_type_table
+from .tables import asymmetric_table, markdown, task_table, task_type_table
 
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -173,7 +173,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "grid": str(checkpoint.trained_grid),
         "fitted": checkpoint.fitted,
         "exits": exit_values(checkpoint),
-        "asymmetric": None,
+        "asymmetric": asymmetric_values(results) if results and results.asymmetric_searches else None,
         "example_words": meaning_of(small or checkpoint.full),
         "cut": source.cut,
         "quantized": checkpoint.quantized,
@@ -226,6 +226,12 @@ def size_of(source: CardSource) -> str:
         f"{kind}{with_head}: {full.layer} layers of width {config.hidden_size}, {cost.parameters:,} parameters, "
         f"vectors of {full.dim} numbers, and texts of up to {checkpoint.max_length} tokens."
     )
+
+
+def asymmetric_values(results: GridResults) -> dict[str, Any]:
+    """The measured searches with queries and documents at different layers, at the widest dim."""
+    dim = max(search.dim for search in results.asymmetric_searches)
+    return {"dim": dim, "metric": results.main_metric("retrieval"), "table": asymmetric_table(results, dim)}
 
 
 def titled(task_type: str) -> str:

@@ -271,3 +271,15 @@ def test_bad_requests_are_refused(encoder, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"needs absent_one, absent_two: pip install 'm3bert\[onnx\]'"):
         export_onnx(encoder, Granularity(1, 8), tmp_path / "model.onnx")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("granularity", [Granularity(0, 20), Granularity(2, 8)], ids=str)
+def test_a_graph_has_the_exit_of_its_layer_and_no_other(tiny_tokenizer, tmp_path, granularity):
+    model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
+    model.set_exits({layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (0, 1, 2)})
+    encoder = GridEncoder(model, tiny_tokenizer, Grid((granularity,)))
+    file = export_onnx(encoder, granularity, tmp_path / "model.onnx")
+    assert_equal(encoder, file, TEXTS)
+    cut = M3BertModel(tiny_config(**THREE_LAYERS, exit_layers=[0, 1, 2], output_layer=granularity.layer))
+    # The final norm is not in the graph of the embeddings.
+    assert weights_in(file) <= sum(parameter.numel() for parameter in cut.parameters()) + 100

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,11 @@ from hub_cards.metadata import Statements
 from hub_cards.publication import Options, laid_out, prepare
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from tests.conftest import padded_batch, tiny_config
-from trainers import Granularity
-from trainers.evaluation import GridResults
+from tests.evaluation_data import write_data
+from tests.published import save_with_exits
+from trainers import Granularity, Grid
+from trainers.evaluation import AsymmetricSearch, GridResults, evaluate_grid, find_tasks
+from trainers.exits import fit_exits
 
 
 def lay_out(source: Path, folder: Path, results: GridResults | None = None, **options):
@@ -231,3 +236,92 @@ def test_code_that_nobody_has_is_asked_for(tmp_path, minilm):
     (folder / "config.json").write_text(json.dumps({**config, "auto_map": {"AutoModel": "modeling_own.OwnModel"}}))
     with pytest.raises(ValueError, match="needs modeling_own.py: put it into the folder"):
         lay_out(folder, tmp_path / "staged")
+
+
+# --- A checkpoint with exits ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def with_exits(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
+    """A checkpoint with exits at layers 0, 1, 2, 4 and 6, and its results."""
+    folder = tmp_path_factory.mktemp("exits")
+    save_with_exits(folder / "model", tiny_tokenizer, sentences)
+    write_data(folder / "data", sentences)
+    encoder = Checkpoint(folder / "model").encoder(Grid.parse("0,2,6x8,32"))
+    results = evaluate_grid(encoder, find_tasks(["stsb", "cranfield"]), folder / "data")
+    searches = [
+        AsymmetricSearch("cranfield", 48, layer, 6, dim, "ndcg@10", 0.4) for layer in (0, 2) for dim in (8, 32)
+    ]
+    replace(results, asymmetric_searches=searches).save(folder / "results.json")
+    return folder
+
+
+def test_a_checkpoint_with_exits_keeps_its_fit_its_granularities_and_its_searches(with_exits, tmp_path):
+    checkpoint = Checkpoint(with_exits / "model")
+    assert checkpoint.exit_layers == [0, 1, 2, 4, 6] and checkpoint.query_layers == [0, 1, 2, 4] and checkpoint.fitted
+    results = GridResults.load(with_exits / "results.json")
+    folder = lay_out(with_exits / "model", tmp_path / "staged", results).folder
+    assert GridResults.load(folder / "results.json").asymmetric_searches == results.asymmetric_searches
+    assert (folder / "figures" / "asymmetric_search.png").is_file()
+    card = (folder / "README.md").read_text()
+    fit = checkpoint.config.exit_fit
+    for layer in checkpoint.query_layers:
+        its = fit["layers"][str(layer)]
+        assert f"| {layer} | {its['penalty']:.2g} | {its['r_squared']:.3f} | {its['cosine']:.3f} |" in card
+    for said in (
+        "on 48 unlabelled texts (",
+        "`words.txt` (24)",
+        "with mean pooling",
+        "the normalised embedding of the last layer",
+        "principal components",
+        fit["fingerprint"],
+        "Vectors of layers 0, 1, 2 and 4",
+        "Layer 0 is the embedding layer.",
+        'model_kwargs={"output_layer": 2}',
+        "| 0x8 |",
+        "ndcg@10 in percent at 32 dims",
+        "`output_layer` 0, 1, 2, 4 and 6",
+        "exits were fitted without training",
+    ):
+        assert said in card, said
+    assert "It was trained at" not in card and "original encoder remain valid" not in card
+
+
+@pytest.mark.parametrize("size", ["0x32", "2x16", "4x8"])
+def test_a_cut_keeps_its_own_exit_and_the_scores_that_hold_for_it(with_exits, tmp_path, size):
+    (granularity,) = Grid.parse(size)
+    results = GridResults.load(with_exits / "results.json")
+    scored = results if granularity.layer in (0, 2) else None
+    folder = lay_out(with_exits / "model", tmp_path / "part", scored, granularity=granularity).folder
+    assert {name.split(".")[1] for name in load_file(folder / "model.safetensors") if name.startswith("exits")} == {
+        str(granularity.layer)
+    }
+    batch, options = padded_batch(), {"output_layer": granularity.layer, "output_dim": granularity.dim}
+    with torch.no_grad():
+        full = AutoModel.from_pretrained(with_exits / "model").eval()(**batch, **options)[0]
+        part = AutoModel.from_pretrained(folder).eval()(**batch)[0]
+    assert torch.equal(full, part)
+    part_of = Checkpoint(folder)
+    assert part_of.exit_layers == [granularity.layer] and part_of.query_layers == []
+    assert {g.layer for g in part_of.grid} == {granularity.layer}, "the exits of the other layers are gone"
+    card = (folder / "README.md").read_text()
+    assert "cut from a\nlarger checkpoint at a layer with an exit" in card and "## Asymmetric search" not in card
+    assert re.findall(r"^\| (\d+) \| [\d.]+ \| -?\d", card, re.MULTILINE) == [str(granularity.layer)]
+    if scored is not None:
+        kept = GridResults.load(folder / "results.json")
+        assert {g.layer for g in kept.granularities} == {granularity.layer} and kept.asymmetric_searches == []
+
+
+def test_an_index_of_the_original_encoder_stays_valid_where_nothing_changed_it(tmp_path, tiny_tokenizer, sentences):
+    save_with_exits(tmp_path / "model", tiny_tokenizer, sentences, converted_from="user/base")
+    said = "vectors from the original encoder remain valid"
+    assert said not in (lay_out(tmp_path / "model", tmp_path / "rotated").folder / "README.md").read_text()
+    model = M3BertModel(tiny_config(converted_from="user/base"))
+    fit_exits(model, tiny_tokenizer, sentences, layers=[3])
+    model.save_pretrained(tmp_path / "model")
+    card = (lay_out(tmp_path / "model", tmp_path / "plain").folder / "README.md").read_text()
+    assert said in card and "Vectors of layer 3\ncan" in card and "48 unlabelled texts of up to" in card
+    model.config.exit_fit = None
+    model.save_pretrained(tmp_path / "model")
+    card = (lay_out(tmp_path / "model", tmp_path / "unknown").folder / "README.md").read_text()
+    assert "How they were made is not on record." in card and said not in card

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import modeling_m3bert
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
-from tests.published import contrastive_trainer, evaluated
+from tests.published import contrastive_trainer, evaluated, save_with_exits
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -35,7 +35,7 @@ HEADS = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
-    """A folder with a finished run in `output`, its results beside it, and a checkpoint of each head."""
+    """A folder with a finished run in `output`, its results beside it, and checkpoints with exits and of each head."""
     folder = tmp_path_factory.mktemp("run")
     trainer = contrastive_trainer(folder / "output", tiny_tokenizer, sentences)
     trainer.train()
@@ -44,6 +44,7 @@ def run(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
     sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4}
     transformers.BertModel(transformers.BertConfig(vocab_size=99, **sizes)).save_pretrained(folder / "bert")
     tiny_tokenizer.save_pretrained(folder / "bert")
+    save_with_exits(folder / "exits", tiny_tokenizer, sentences)
     for name, head in HEADS.items():
         getattr(modeling_m3bert, f"M3BertFor{head}")(tiny_config()).save_pretrained(folder / name)
         tiny_tokenizer.save_pretrained(folder / name)
@@ -110,6 +111,8 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
         [output, "user/cut", "--granularity", "4x16"],
         [output, "user/quantized", "--quantize"],
         [run / "bert", "user/bert"],
+        [run / "exits", "user/exits"],
+        [run / "exits", "user/table", "--granularity", "0x16"],
         *([run / name, f"user/{name}"] for name in HEADS),
     )
     assert done.returncode == 0, done.stderr
@@ -140,6 +143,9 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
         run("base@4x16", output_layer=4, output_dim=16)
         run("cut")
         run("quantized")
+        run("exits")
+        run("exits@0x16", output_layer=0, output_dim=16)
+        run("table")
         for name, head in {HEADS!r}.items():
             run(name, "AutoModelFor" + head)
         save_file(outputs, "outputs.safetensors")
@@ -157,7 +163,7 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
 
         import re
         ran = 0
-        for name in {["base", "cut", "quantized", "bert", *HEADS]!r}:
+        for name in {["base", "cut", "quantized", "bert", "exits", "table", *HEADS]!r}:
             card = open(hf_hub_download("user/" + name, "README.md")).read()
             for code in re.findall(r"^```python\\n(.*?)^```$", card, re.DOTALL | re.MULTILINE):
                 assert "user/" + name in code
@@ -169,14 +175,19 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
     )
     assert loaded.returncode == 0, loaded.stderr
     assert "onnx True (2, 8)" in loaded.stdout
-    # transformers and sentence-transformers for each encoder, ONNX for the one that has it, and one for each head.
-    assert f"snippets {2 * 4 + 1 + len(HEADS)}" in loaded.stdout
+    # transformers and sentence-transformers for each encoder, both again for asymmetric search, ONNX for the one that
+    # has it, and one for each head.
+    assert f"snippets {2 * 6 + 2 + 1 + len(HEADS)}" in loaded.stdout
     outputs = load_file(tmp_path / "outputs.safetensors")
     with torch.no_grad():
         model = transformers.AutoModel.from_pretrained(output).eval()
         assert torch.equal(outputs["base"], model(**batch)[0])
         assert torch.equal(outputs["base@4x16"], model(**batch, output_layer=4, output_dim=16)[0])
         assert torch.equal(outputs["cut"], outputs["base@4x16"])
+        model = transformers.AutoModel.from_pretrained(run / "exits").eval()
+        assert torch.equal(outputs["exits"], model(**batch)[0])
+        assert torch.equal(outputs["table"], model(**batch, output_layer=0, output_dim=16)[0])
+        assert torch.equal(outputs["table"], outputs["exits@0x16"])
         assert 0 < (outputs["quantized"] - outputs["base"]).abs().max() < 0.2
         for name, head in HEADS.items():
             model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(run / name).eval()
@@ -185,8 +196,13 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
 
 
 def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push):
-    done = push([run / "output", "user/model", "--dry_run", "--results", run / "results.json"])
+    exits = [run / "exits", "user/exits", "--dry_run"]
+    done = push(
+        [run / "output", "user/model", "--dry_run", "--results", run / "results.json"],
+        *(exits, [*exits, "--granularity", "2x16"], [*exits, "--granularity", "0x8"]),
+    )
     assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Nothing was pushed") == 4
     assert "model.safetensors" in done.stdout and "Nothing was pushed" in done.stdout
     assert "stays here  checkpoint-2/optimizer.pt: a training checkpoint" in done.stdout
     assert not hub.repos and {request.method for request in hub.requests} <= {"HEAD", "GET"}

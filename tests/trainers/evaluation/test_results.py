@@ -65,6 +65,15 @@ def test_a_cut_keeps_the_asymmetric_searches_whose_layers_are_both_within(encode
     assert results.within(Granularity(6, 32)).asymmetric_searches == results.asymmetric_searches
 
 
+def test_scores_of_layers_that_lost_their_exit_do_not_hold_for_a_cut(encoder, data):
+    results = evaluate_grid(encoder, find_tasks(["stsb", "stsb-geometry"]), data)
+    kept = results.within(Granularity(6, 32), lost_layers={2})
+    assert kept.grid == "6x8,32" and {score.granularity for score in kept.scores} == {"6x8", "6x32"}
+    assert set(kept.variances["stsb-geometry"]) == {"6"}
+    with pytest.raises(ValueError, match="Nothing within 4x32 was scored; scored: 2,6x8,32"):
+        results.within(Granularity(4, 32), lost_layers={2})
+
+
 def test_the_quality_of_a_pair_of_layers_needs_every_task(results_of_pairs):
     quality = results_of_pairs.asymmetric_quality(["cranfield", "cisi"])
     assert quality == {(Granularity(6, 8), 2): pytest.approx(0.4)}
