@@ -3,6 +3,8 @@ Answer questions from the folder that the quickstart wrote, as a user would who 
 transformers alone. The packages of this project are hidden from the process.
 
     python scripts/ask.py runs/quickstart "How do I join two paths?"
+
+There is one index, of the last layer. Questions at any depth search it, because exits put all depths into one space.
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ class HiddenProject(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r} (hidden on purpose)")
 
 
-GRANULARITIES = ((2, 64), (4, 64), (6, 384))
+GRANULARITIES = ((0, 384), (2, 384), (6, 384))  # of the questions; layer 0 is a table look-up
 RESULTS = 3
 COLUMN = 40
 
 
 def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[list[int]]:
-    """For each question, the rows of the nearest documents, with the checkpoint loaded at one granularity."""
+    """For each question, the rows of the nearest documents, with the questions embedded at one granularity."""
     import torch
     from safetensors.torch import load_file
     from transformers import AutoModel, AutoTokenizer
@@ -43,8 +45,8 @@ def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[lis
         states = model(**inputs).last_hidden_state
     weights = inputs["attention_mask"].unsqueeze(-1)
     queries = torch.nn.functional.normalize((states * weights).sum(1) / weights.sum(1), dim=1)
-    documents = load_file(folder / "index.safetensors")[f"layer_{layer}"][:, :dim]
-    scores = queries @ torch.nn.functional.normalize(documents, dim=1).T
+    (documents,) = load_file(folder / "index.safetensors").values()  # at the last layer, whatever the question's
+    scores = queries @ torch.nn.functional.normalize(documents[:, :dim], dim=1).T
     return scores.topk(RESULTS, dim=1).indices.tolist()
 
 
@@ -55,7 +57,7 @@ def fit(text: str) -> str:
 
 def answer(folder: Path, questions: list[str]) -> None:
     """
-    Print the nearest documents to each question at several granularities, side by side.
+    Print the nearest documents to each question, embedded at several granularities, side by side.
 
     Raises:
         ValueError: if the folder holds no finished run.

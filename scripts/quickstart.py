@@ -1,8 +1,9 @@
 """
-From a real encoder to an elastic one, in one command: convert it, fine-tune it at 12 granularities at once, evaluate
-each of them, and ask questions.
+From a real encoder to an elastic one, in one command: convert it, fit exits, search one index with queries at any
+depth, fine-tune all granularities from there, and ask questions.
 
-    m3bert quickstart                                             # takes 5 to 10 minutes on two CPU cores
+    m3bert quickstart                                             # takes 4 to 8 minutes on two CPU cores
+    m3bert quickstart --fast                                      # without fine-tuning: about a minute
     m3bert quickstart --query "How do I join two paths?"          # ask an existing run
 
 The texts are the documentation of Python's standard library, which is on every machine: the summary line of a
@@ -18,6 +19,8 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -26,30 +29,37 @@ from typing import Any
 import torch
 from datasets import Dataset
 from safetensors.torch import save_file
+from torch.nn.functional import normalize
 from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from modeling_m3bert import M3BertModel
-from trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, Grid
-from trainers.core.extras import require_extra
-from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
-from trainers.evaluation import (
-    GridEncoder,
-    Latency,
-    Retrieval,
-    exact_search,
-    measure_latency,
-    ranking_scores,
-    score_grid,
+from trainers import (
+    Composition,
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    Granularity,
+    Grid,
+    fit_exits,
+    nested_states,
 )
+from trainers.core.extras import require_extra
+from trainers.core.parts.cross_depth import CrossDepth
+from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
+from trainers.evaluation import GridEncoder, Latency, exact_search, measure_latency, ranking_scores
 
 from .command import argument_parser, run_command
 from .convert import convert
 from .sources import DEFAULT_ENCODER, default_base
 
 
-GRID = Grid.parse("2,4,6 x 32,64,128,384")
+GRID = Grid.parse("0,2,4,6 x 32,64,128,384")
+FULL = GRID.full
 MAX_LENGTH = 128
+TRAINING_LENGTH = 64
+BATCH_SIZE = 64
+STEPS = 80
 OUTPUT_DIR = Path("runs/quickstart")
 QUESTIONS = [
     "measure how long a small piece of code takes",
@@ -57,19 +67,59 @@ QUESTIONS = [
     "the middle value of some numbers",
     "break a long text into lines of a given width",
 ]
+# Keys of results.json -> headings. A search is symmetric, or has all documents at the last layer.
+SEARCHES = {
+    "untouched": "converted",
+    "exits": "exits",
+    "exits_asymmetric": f"exits, documents at layer {FULL.layer}",
+    "trained": "trained",
+    "trained_asymmetric": f"trained, documents at layer {FULL.layer}",
+}
+METRICS = {"recall@10": "Recall@10", "mrr@10": "MRR@10"}
+States = dict[int, torch.Tensor]  # layer -> pooled states, one row per text
 Scores = dict[Granularity, dict[str, float]]
 
 
-def encoder_of(model: Any, tokenizer: Any) -> GridEncoder:
-    """The model as an encoder with the grid and the settings of the quickstart."""
-    return GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH)
+@torch.no_grad()
+def embed(model: Any, tokenizer: Any, texts: Sequence[str], layers: Sequence[int], description: str) -> States:
+    """Layer -> mean-pooled states of the texts, `(texts, width)`. Layers with an exit are read after it."""
+    order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # little padding
+    states = {layer: torch.empty(len(texts), model.config.hidden_size) for layer in layers}
+    model.eval()
+    for start in tqdm(range(0, len(texts), BATCH_SIZE), desc=description, unit=" batches", leave=False):
+        rows = order[start : start + BATCH_SIZE]
+        inputs = tokenizer(
+            [texts[row] for row in rows], padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+        )
+        found = nested_states(model, inputs.to(model.device), layers)
+        for layer in layers:
+            states[layer][rows] = found.pooled(layer).cpu()
+    return states
 
 
-def measure(model: Any, tokenizer: Any, pairs: list[Pair], description: str) -> Scores:
-    """Scores of retrieving each body by its summary, at every granularity."""
-    texts = {"queries": [pair.summary for pair in pairs], "documents": [pair.body for pair in pairs]}
-    evaluator = Retrieval(texts, [{row: 1.0} for row in range(len(pairs))])
-    return score_grid(encoder_of(model, tokenizer), evaluator, description)
+def texts_of(pairs: Sequence[Pair]) -> list[str]:
+    """All summaries, then all bodies."""
+    return [pair.summary for pair in pairs] + [pair.body for pair in pairs]
+
+
+def search(states: States, query_layer: int, document_layer: int) -> dict[int, dict[str, float]]:
+    """Dim -> scores of retrieving each body by its summary. `states` are those of [`texts_of`]."""
+    count = len(states[query_layer]) // 2
+    queries, documents = states[query_layer][:count], states[document_layer][count:]
+    relevant = [{row: 1.0} for row in range(count)]
+    return {
+        dim: ranking_scores(exact_search(queries[:, :dim], documents[:, :dim], 100), relevant) for dim in GRID.dims
+    }
+
+
+def measure(states: States, name: str, asymmetric: bool) -> dict[str, Scores]:
+    """Scores at every granularity with both sides at its layer and, on request, with documents at the last one."""
+    found = {layer: search(states, layer, layer) for layer in GRID.layers}
+    scores = {name: {g: found[g.layer][g.dim] for g in GRID}}
+    if asymmetric:
+        found = {layer: search(states, layer, FULL.layer) for layer in GRID.layers}
+        scores[f"{name}_asymmetric"] = {g: found[g.layer][g.dim] for g in GRID}
+    return scores
 
 
 def require_tfidf() -> Any:
@@ -78,7 +128,7 @@ def require_tfidf() -> Any:
 
 
 def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
-    """The same with TF-IDF vectors of the words, a baseline without any training."""
+    """The same search with TF-IDF vectors of the words, a baseline without any training."""
     vectorizer = require_tfidf()(sublinear_tf=True).fit([pair.body for pair in pairs])
     queries, documents = (
         torch.from_numpy(vectorizer.transform(texts).toarray())
@@ -87,13 +137,56 @@ def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
     return ranking_scores(exact_search(queries, documents, 100), [{row: 1.0} for row in range(len(pairs))])
 
 
+def add_exits(model: M3BertModel, tokenizer: Any, pairs: list[Pair]) -> torch.Tensor:
+    """Fit exits to [`texts_of`] the pairs. Returns the texts' embeddings at the last layer, from the same pass."""
+    states: dict[str, torch.Tensor] = {}
+
+    def keep(texts: list[str], pooled: States) -> None:
+        states.update(zip(texts, pooled[FULL.layer].cpu(), strict=True))
+
+    texts = texts_of(pairs)
+    fit_exits(
+        model,
+        tokenizer,
+        texts,
+        layers=[layer for layer in GRID.layers if layer != FULL.layer],
+        basis="principal",
+        max_length=MAX_LENGTH,
+        description="Fitting exits",
+        on_states=keep,
+    )
+    model.config.matryoshka_dims = GRID.dims
+    return apply_exits(model, {FULL.layer: torch.stack([states[text] for text in texts])})[FULL.layer]
+
+
+@torch.no_grad()
+def apply_exits(model: M3BertModel, states: States) -> States:
+    """The states after their exits: an exit of a mean is the mean of the exits."""
+    return {layer: model.exit_state(layer, vectors.to(model.device)).cpu() for layer, vectors in states.items()}
+
+
+class DepthsTrainer(ContrastiveTrainer):
+    """Contrasts pairs at every granularity, and queries at every depth with documents at the last layer."""
+
+    def build_objective(self, args: Any, grid: Grid) -> Composition:
+        shallow = Grid(tuple(g for g in grid if g.layer != FULL.layer))
+        return Composition(
+            {
+                "same_depth": (1.0, Contrastive(grid)),
+                "cross_depth": (1.0, CrossDepth(shallow, document_layer=FULL.layer)),
+            }
+        )
+
+
 def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argparse.Namespace) -> None:
-    """Fine-tune at all granularities, and save the model in place of the converted one."""
+    """Fine-tune at all granularities, and save the model in place of the fitted one."""
     args = ContrastiveConfig(
         output_dir=str(options.output_dir / "training"),
         grid=str(GRID),
-        max_length=64,
-        per_device_train_batch_size=64,
+        text_columns=["summary", "body"],
+        max_length=TRAINING_LENGTH,
+        per_device_train_batch_size=BATCH_SIZE,
+        train_sampling_strategy="group_by_length",  # little padding
         learning_rate=1.6e-4,
         warmup_steps=0.1,
         max_steps=options.steps,
@@ -103,33 +196,50 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         seed=options.seed,
         use_cpu=not torch.cuda.is_available(),
     )
-    dataset = Dataset.from_dict({"summary": [pair.summary for pair in pairs], "body": [pair.body for pair in pairs]})
-    trainer = ContrastiveTrainer(model, args, tokenizer, dataset)
+    lengths = [len(ids) for ids in tokenizer([pair.body for pair in pairs]).input_ids]
+    dataset = Dataset.from_dict(
+        {
+            "summary": [pair.summary for pair in pairs],
+            "body": [pair.body for pair in pairs],
+            "length": [min(length, TRAINING_LENGTH) for length in lengths],
+        }
+    )
+    trainer = DepthsTrainer(model, args, tokenizer, dataset)
     trainer.train()
     trainer.save_model(str(options.output_dir / "model"))
 
 
-def write_index(model: Any, tokenizer: Any, pairs: list[Pair], folder: Path) -> None:
-    """Save one vector per document and layer, at full width: smaller dims are prefixes of it."""
-    texts = [f"{pair.summary} {pair.body}" for pair in pairs]
-    index = encoder_of(model, tokenizer).encode(texts, role="document", description="Encoding the library")
-    save_file({f"layer_{layer}": vectors for layer, vectors in index.layers.items()}, folder / "index.safetensors")
+def write_index(pairs: list[Pair], embeddings: torch.Tensor, folder: Path) -> None:
+    """
+    Save the one index: a vector per documented object at the last layer and full width. Queries at any layer search
+    it, and smaller dims are prefixes.
+
+    Args:
+        pairs (`list[Pair]`): The documented objects.
+        embeddings (`torch.Tensor` of shape `(2 * pairs, width)`): Embeddings of [`texts_of`]. The vector of an object
+            is the mean of its summary's and its body's, so that each text is encoded once.
+        folder (`Path`): Folder of the run.
+    """
+    vectors = normalize(embeddings, dim=1).view(2, len(pairs), -1).mean(dim=0)
+    save_file({f"layer_{FULL.layer}": vectors.contiguous()}, folder / "index.safetensors")
     with open(folder / "documents.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"name": pair.name, "summary": pair.summary}) + "\n" for pair in pairs)
 
 
-def report(before: Scores, after: Scores, latency: Latency, tfidf: dict[str, float]) -> str:
-    """The final table, in Markdown."""
-    lines = [
-        "| granularity | Recall@10 before | after | MRR@10 before | after | ms per query | bytes per vector |",
-        "| --- | --: | --: | --: | --: | --: | --: |",
-    ]
+def report(scores: dict[str, Scores], latency: Latency, tfidf: dict[str, float]) -> str:
+    """The final table, in Markdown: Recall@10 / MRR@10 of each search, latency and size."""
+    headings = ["granularity", *(SEARCHES[name] for name in scores), "ms per query", "bytes per vector"]
+    lines = [f"| {' | '.join(headings)} |", f"| --- |{' --: |' * (len(headings) - 1)}"]
     for g in GRID:
-        cells = [f"{100 * scores[g][name]:.1f}" for name in ("recall@10", "mrr@10") for scores in (before, after)]
+        cells = [cell(found[g]) for found in scores.values()]
         lines.append(f"| {g} | {' | '.join(cells)} | {latency.of(g):.1f} | {4 * g.dim} |")
-    recall, mrr = f"{100 * tfidf['recall@10']:.1f}", f"{100 * tfidf['mrr@10']:.1f}"
-    lines.append(f"| TF-IDF | {recall} | {recall} | {mrr} | {mrr} | | |")
+    lines.append(f"| TF-IDF | {' | '.join([cell(tfidf)] * len(scores))} | | |")
     return "\n".join(lines)
+
+
+def cell(scores: dict[str, float]) -> str:
+    """Recall@10 and MRR@10 in percent."""
+    return " / ".join(f"{100 * scores[metric]:.1f}" for metric in METRICS)
 
 
 def require_figure() -> Any:
@@ -137,24 +247,34 @@ def require_figure() -> Any:
     return require_extra("matplotlib.figure", "quickstart", "The quickstart").Figure
 
 
-def draw(before: Scores, after: Scores, tfidf: dict[str, float], file: Path) -> None:
-    """Plot Recall@10 over bytes per vector, one colour per layer, before (dashed) and after training (solid)."""
-    figure = require_figure()(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for color, layer in zip(("#d95f02", "#7570b3", "#1b9e77"), GRID.layers, strict=True):
-        dims = GRID.dims_of(layer)
-        for scores, style, name in ((before, "--", "before"), (after, "-", "after")):
-            recalls = [100 * scores[Granularity(layer, dim)]["recall@10"] for dim in dims]
-            axes.plot(
-                [4 * dim for dim in dims], recalls, style, color=color, marker="o", label=f"{layer} layers, {name}"
-            )
-    axes.axhline(100 * tfidf["recall@10"], color="grey", linestyle=":", label="TF-IDF")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks([4 * dim for dim in GRID.dims], [str(4 * dim) for dim in GRID.dims])
-    axes.set_xlabel("bytes per vector (float32)")
-    axes.set_ylabel("Recall@10 of held-out documentation (%)")
-    axes.set_ylim(0, 100)
-    axes.grid(alpha=0.3)
+def draw(scores: dict[str, Scores], tfidf: dict[str, float], file: Path) -> None:
+    """Plot Recall@10 over bytes per vector, one colour per layer: symmetric search on the left, documents at the last
+    layer on the right."""
+    figure = require_figure()(figsize=(9, 4.5), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    colors = dict(zip(GRID.layers, ("#e7298a", "#d95f02", "#7570b3", "#1b9e77"), strict=True))
+    styles = {"untouched": ":", "exits": "--", "trained": "-"}
+    titles = ("documents at the layer of the query", f"documents at layer {FULL.layer}: one index")
+    for axes, suffix, title in zip(panels, ("", "_asymmetric"), titles, strict=True):
+        for start, style in styles.items():
+            for layer in GRID.layers if f"{start}{suffix}" in scores else ():
+                found = scores[f"{start}{suffix}"]
+                recalls = [100 * found[Granularity(layer, dim)]["recall@10"] for dim in GRID.dims]
+                axes.plot([4 * dim for dim in GRID.dims], recalls, style, color=colors[layer], marker="o", ms=4)
+        axes.axhline(100 * tfidf["recall@10"], color="grey", linewidth=1)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([4 * dim for dim in GRID.dims], [str(4 * dim) for dim in GRID.dims])
+        axes.set_xlabel("bytes per vector (float32)")
+        axes.set_title(title, fontsize="medium")
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("Recall@10 of held-out documentation (%)")
+    panels[0].set_ylim(0, 100)
+    for layer, color in colors.items():
+        panels[0].plot([], [], "o", color=color, label=f"queries at layer {layer}")
+    for start, style in styles.items():
+        if start in scores:
+            panels[0].plot([], [], style, color="black", label=SEARCHES[start])
+    panels[0].plot([], [], color="grey", linewidth=1, label="TF-IDF")
     figure.legend(handlelength=3, fontsize="small", ncols=4, loc="outside upper center")
     figure.savefig(file, dpi=150)
 
@@ -169,6 +289,20 @@ def ask(folder: Path, questions: list[str]) -> None:
         sys.exit(done.returncode)  # it has printed why
 
 
+class Clock:
+    """Seconds of each stage of the run."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, stage: str) -> Iterator[None]:
+        """Time what runs inside."""
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = round(time.perf_counter() - start, 1)
+
+
 def run(options: argparse.Namespace) -> None:
     """
     The whole run.
@@ -179,28 +313,79 @@ def run(options: argparse.Namespace) -> None:
     """
     base = options.base or default_base("--base")
     require_tfidf(), require_figure()  # before the work, not after it
-    folder = options.output_dir
+    folder, clock = options.output_dir, Clock()
     folder.mkdir(parents=True, exist_ok=True)
     set_seed(options.seed)
-    pairs = stdlib_pairs()
-    train_pairs, test_pairs = split_by_module(pairs)
-    print(f"{len(train_pairs)} pairs to train on, {len(test_pairs)} of other modules held out.")
+    train_pairs, test_pairs = split_by_module(stdlib_pairs())
+    pairs = [*train_pairs, *test_pairs]
+    print(f"{len(train_pairs)} pairs to fit and train on, {len(test_pairs)} of other modules held out.")
 
     convert(base, str(folder / "model"))
-    # On a CPU, scaled_dot_product_attention has no fast path with dropout.
-    model = AutoModel.from_pretrained(folder / "model", attention_dropout=0.0)
+    # On a CPU, scaled_dot_product_attention has no fast path with dropout. Elsewhere, too, dropout costs time, and so
+    # few steps do not need it.
+    no_dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "embedding_dropout": 0.0}
+    model = AutoModel.from_pretrained(folder / "model", **no_dropout)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    GRID.validate(model.config)
-    before, tfidf = measure(model, tokenizer, test_pairs, "Before training"), measure_tfidf(test_pairs)
-    start = time.perf_counter()
-    train(model, tokenizer, train_pairs, options)
-    training_seconds = time.perf_counter() - start
-    after = measure(model, tokenizer, test_pairs, "After training")
+    Grid.product([FULL.layer], GRID.dims).validate(model.config)
+    with clock.time("encode_test"):
+        states = embed(model, tokenizer, texts_of(test_pairs), GRID.layers, "Encoding the held-out texts")
+    scores, tfidf = measure(states, "untouched", asymmetric=False), measure_tfidf(test_pairs)
+    with clock.time("fit"):
+        embeddings = add_exits(model, tokenizer, train_pairs)
+    states = apply_exits(model, states)
+    scores |= measure(states, "exits", asymmetric=True)
+    if options.fast:
+        model.save_pretrained(folder / "model")
+    else:
+        with clock.time("train"):
+            train(model, tokenizer, train_pairs, options)
+        with clock.time("encode_again"):
+            states = embed(model, tokenizer, texts_of(test_pairs), GRID.layers, "Encoding the held-out texts")
+            embeddings = embed(model, tokenizer, texts_of(train_pairs), [FULL.layer], "Encoding the library")[
+                FULL.layer
+            ]
+        scores |= measure(states, "trained", asymmetric=True)
+    write_index(pairs, in_order_of_pairs(embeddings, states[FULL.layer]), folder)
+    encoder = GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH)
+    with clock.time("latency"):
+        queries = [pair.summary for pair in test_pairs[:40]]
+        latency = measure_latency(encoder, queries, documents=len(pairs), rounds=40)
 
-    write_index(model, tokenizer, pairs, folder)
-    latency = measure_latency(
-        encoder_of(model, tokenizer), [pair.summary for pair in test_pairs[:40]], documents=len(pairs), rounds=40
+    write_results(folder, options, scores, latency, tfidf, clock, (len(train_pairs), len(test_pairs)))
+    table = report(scores, latency, tfidf)
+    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
+    draw(scores, tfidf, folder / "recall.png")
+    stages = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in clock.seconds.items())
+    tqdm.write(
+        f"\nRetrieval of {len(test_pairs)} held-out texts, {' / '.join(METRICS.values())} in percent "
+        f"({stages}):\n\n{table}\n"
     )
+    tqdm.write(
+        f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}.\n"
+        f"Questions at several depths against one index of layer {FULL.layer}, answered in a process that has "
+        "transformers but not this project:"
+    )
+    ask(folder, QUESTIONS)
+    where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
+    tqdm.write(f"\nAsk your own: m3bert quickstart --query '...'{where}")
+
+
+def in_order_of_pairs(train: torch.Tensor, test: torch.Tensor) -> torch.Tensor:
+    """Embeddings of [`texts_of`] training and test pairs, `(2 * pairs, width)`, from those of each part."""
+    parts = [part.view(2, len(part) // 2, -1) for part in (train, test)]
+    return torch.cat(parts, dim=1).flatten(0, 1)
+
+
+def write_results(
+    folder: Path,
+    options: argparse.Namespace,
+    scores: dict[str, Scores],
+    latency: Latency,
+    tfidf: dict[str, float],
+    clock: Clock,
+    counts: tuple[int, int],
+) -> None:
+    """Write `results.json`."""
     results = {
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
@@ -208,14 +393,14 @@ def run(options: argparse.Namespace) -> None:
         "base": options.base or DEFAULT_ENCODER,
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "python": platform.python_version(),
-        "train_pairs": len(train_pairs),
-        "test_pairs": len(test_pairs),
-        "training_seconds": round(training_seconds),
+        "train_pairs": counts[0],
+        "test_pairs": counts[1],
+        "steps": 0 if options.fast else options.steps,
+        "seconds": clock.seconds,
         "tfidf": tfidf,
         "granularities": {
             str(g): {
-                "before": before[g],
-                "after": after[g],
+                **{name: found[g] for name, found in scores.items()},
                 "ms_per_query": latency.of(g),
                 "bytes_per_vector": 4 * g.dim,
             }
@@ -223,24 +408,14 @@ def run(options: argparse.Namespace) -> None:
         },
     }
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    draw(before, after, tfidf, folder / "recall.png")
-    table = report(before, after, latency, tfidf)
-    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    tqdm.write(f"\nTrained for {training_seconds:.0f} s. Retrieval of {len(test_pairs)} held-out texts:\n\n{table}\n")
-    tqdm.write(
-        f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}.\n"
-        "Questions, answered in a process that has transformers but not this project:"
-    )
-    ask(folder, QUESTIONS)
-    where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
-    tqdm.write(f"\nAsk your own: m3bert quickstart --query '...'{where}")
 
 
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--base", help="folder or Hub id of an encoder with 6 layers or more; default: one from PyPI")
     parser.add_argument("--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results")
-    parser.add_argument("--steps", type=int, default=100, help="training steps, of 64 pairs each")
+    parser.add_argument("--fast", action="store_true", help="stop before the fine-tuning")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"training steps, of {BATCH_SIZE} pairs each")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--query", action="append", help="ask an existing run; can be repeated")
     options = parser.parse_args(arguments)

@@ -9,9 +9,107 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
+
+from modeling_m3bert import M3BertModel
+from scripts import quickstart
+from tests.conftest import tiny_config
+from trainers import Granularity, Grid, fit_exits
+from trainers.data.stdlib_docs import Pair
+from trainers.evaluation import Latency
 
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def pairs(sentences) -> list[Pair]:
+    bodies = [f"{first} {second}" for first, second in zip(sentences, sentences[3:], strict=False)]
+    return [
+        Pair("m", f"m.{row}", text, body, True)
+        for row, (text, body) in enumerate(zip(sentences, bodies, strict=False))
+    ]
+
+
+@pytest.fixture
+def small_grid(monkeypatch) -> Grid:
+    grid = Grid.parse("0,2,4,6x8,32")
+    monkeypatch.setattr(quickstart, "GRID", grid)
+    monkeypatch.setattr(quickstart, "FULL", grid.full)
+    monkeypatch.setattr(quickstart, "MAX_LENGTH", 48)
+    return grid
+
+
+def test_one_pass_gives_untouched_fitted_and_indexed_embeddings(tiny_tokenizer, pairs, small_grid, tmp_path):
+    model = M3BertModel(tiny_config(max_position_embeddings=64)).eval()
+    texts = quickstart.texts_of(pairs)
+    untouched = quickstart.embed(model, tiny_tokenizer, texts, small_grid.layers, "test")
+    embeddings = quickstart.add_exits(model, tiny_tokenizer, pairs)
+    assert model.config.exit_layers == [0, 2, 4, 6] and model.config.exit_fit["basis"] == "principal"
+    applied = quickstart.apply_exits(model, untouched)
+    anew = quickstart.embed(model, tiny_tokenizer, texts, small_grid.layers, "test")
+    for layer in small_grid.layers:
+        torch.testing.assert_close(applied[layer], anew[layer], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(embeddings, anew[6], atol=1e-5, rtol=1e-4)
+
+    quickstart.write_index(pairs, embeddings, tmp_path)
+    index = load_file(tmp_path / "index.safetensors")
+    assert list(index) == ["layer_6"] and index["layer_6"].shape == (len(pairs), 32)
+    unit = torch.nn.functional.normalize(anew[6], dim=1)
+    torch.testing.assert_close(index["layer_6"][3], (unit[3] + unit[len(pairs) + 3]) / 2, atol=1e-5, rtol=1e-4)
+
+
+def test_a_fit_hands_on_the_states_of_all_its_texts(tiny_tokenizer, pairs):
+    model, found = M3BertModel(tiny_config(max_position_embeddings=64)).eval(), {}
+    texts = quickstart.texts_of(pairs)
+    expected = quickstart.embed(model, tiny_tokenizer, texts, [2, 6], "test")
+    plain = fit_exits(model, tiny_tokenizer, texts, layers=[2])
+
+    def keep(some, pooled):
+        assert sorted(pooled) == [2, 6]
+        found.update(zip(some, zip(pooled[2], pooled[6], strict=True), strict=True))
+
+    assert fit_exits(model, tiny_tokenizer, texts, layers=[2], on_states=keep) == plain
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(found[text][0], expected[2][row], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(found[text][1], expected[6][row], atol=1e-5, rtol=1e-4)
+
+
+def test_documents_are_read_at_the_layer_that_is_asked(small_grid):
+    """Queries at layer 0 point away from the documents of their own layer, and at those of layer 6."""
+    queries, documents = torch.eye(32), torch.eye(32)
+    states = {layer: torch.cat([queries, documents]) for layer in small_grid.layers}
+    states[0] = torch.cat([queries, documents.flip(0)])
+    scores = quickstart.measure(states, "exits", asymmetric=True)
+    assert list(scores) == ["exits", "exits_asymmetric"]
+    at = Granularity(0, 32)
+    assert scores["exits"][at]["recall@1"] == 0 and scores["exits_asymmetric"][at]["recall@1"] == 1
+    assert scores["exits"][Granularity(6, 32)] == scores["exits_asymmetric"][Granularity(6, 32)]
+    assert list(quickstart.measure(states, "untouched", asymmetric=False)) == ["untouched"]
+
+
+def test_the_table_and_the_order_of_the_index(small_grid):
+    one = {"recall@10": 0.5, "mrr@10": 0.25}
+    scores = {name: dict.fromkeys(small_grid, one) for name in ("untouched", "exits", "exits_asymmetric")}
+    milliseconds = {str(layer): 1.0 for layer in small_grid.layers}
+    latency = Latency(
+        encode_ms=milliseconds,
+        search_ms={"8": 0.5, "32": 0.5},
+        rerank_ms={},
+        documents=9,
+        encoder="m3bert",
+        threads=1,
+        engine="faiss",
+    )
+    lines = quickstart.report(scores, latency, {"recall@10": 1.0, "mrr@10": 0.125}).splitlines()
+    assert lines[0].startswith("| granularity | converted | exits | exits, documents at layer ")
+    assert lines[2] == "| 0x8 | 50.0 / 25.0 | 50.0 / 25.0 | 50.0 / 25.0 | 1.5 | 32 |"
+    assert lines[-1] == "| TF-IDF | 100.0 / 12.5 | 100.0 / 12.5 | 100.0 / 12.5 | | |"
+    assert len({line.count("|") for line in lines}) == 1
+
+    train, test = torch.tensor([[1.0], [2.0], [11.0], [12.0]]), torch.tensor([[3.0], [13.0]])
+    assert quickstart.in_order_of_pairs(train, test).flatten().tolist() == [1, 2, 3, 11, 12, 13]
 
 
 @pytest.mark.slow
@@ -21,9 +119,13 @@ def test_the_quickstart_runs_from_end_to_end(minilm, tmp_path):
         command = [sys.executable, "-m", "scripts.quickstart", "--output_dir", str(tmp_path), *arguments]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
-    printed = run("--steps", "2")
-    assert "2 layers x 64 dims" in printed
-    results = json.loads((tmp_path / "results.json").read_text())
-    assert len(results["granularities"]) == 12
-    assert (tmp_path / "recall.png").stat().st_size > 10_000
-    assert "textwrap" in run("--query", "wrap a paragraph of text to a given width")
+    for arguments, searches in ((["--fast"], 3), (["--steps", "2"], 5)):
+        printed = run(*arguments)
+        assert "0 layers x 384 dims" in printed and "2 layers x 384 dims" in printed
+        results = json.loads((tmp_path / "results.json").read_text())
+        assert len(results["granularities"]) == 16
+        assert len(set(results["granularities"]["2x64"]) & set(quickstart.SEARCHES)) == searches
+        assert (tmp_path / "recall.png").stat().st_size > 10_000
+        assert "textwrap" in run("--query", "wrap a paragraph of text to a given width")
+    fitted = results["granularities"]["2x64"]["exits"]["recall@10"]
+    assert fitted > 2 * results["granularities"]["2x64"]["untouched"]["recall@10"]
