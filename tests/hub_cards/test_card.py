@@ -22,7 +22,7 @@ from hub_cards.publication import Options, describe, prepare
 from hub_cards.sections import parse
 from modeling_m3bert import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
 from tests.conftest import quiet, tiny_config
-from tests.published import GRID, TASKS, contrastive_trainer
+from tests.published import GRID, TASKS, contrastive_trainer, save_with_exits
 from trainers import (
     ContrastiveConfig,
     EspressoConfig,
@@ -200,6 +200,17 @@ def test_the_card_names_exactly_the_parts_and_cites_exactly_their_papers(checkpo
     architecture = [M3BERT] if Checkpoint(checkpoint).elastic else []
     assert cited(card.text) == [paper.title for paper in dict.fromkeys([*architecture, *papers])]
     assert set(identity.tags) - {"matryoshka"} <= set(card.data.tags)
+
+
+def test_exits_that_were_trained_are_told_apart_from_exits_that_were_fitted(tmp_path, tiny_tokenizer, sentences):
+    save_with_exits(tmp_path, tiny_tokenizer, sentences)
+    fitted = render_card(CardSource("user/model", Checkpoint(tmp_path))).text
+    trained = card_of(tmp_path, OwnLoss(Grid.parse("2,6x8,32")).identity, Grid.parse("2,6x8,32")).text
+    assert "maps that were fitted without training" in section(fitted, "summary")
+    assert "It was trained at these granularities (layers x dims): `2,6x8,32`" in section(trained, "summary")
+    assert "before the training" in section(trained, "exits") and "before the training" not in section(fitted, "exits")
+    assert "were fitted without training" not in section(trained, "limits")
+    assert "| 0x8 |" in section(trained, "costs"), "an exit can be read, trained or not"
 
 
 def test_an_objective_of_ones_own_needs_no_papers(checkpoint):
