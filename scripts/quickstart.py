@@ -29,7 +29,6 @@ from typing import Any
 import torch
 from datasets import Dataset
 from safetensors.torch import save_file
-from torch.nn.functional import normalize
 from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, set_seed
 
@@ -56,8 +55,8 @@ from .sources import DEFAULT_ENCODER, default_base
 
 GRID = Grid.parse("0,2,4,6 x 32,64,128,384")
 FULL = GRID.full
-MAX_LENGTH = 128
-TRAINING_LENGTH = 64
+MAX_LENGTH = 128  # tokens per held-out text
+SHORT_LENGTH = 64  # tokens per text in the fit, in training and in the index
 BATCH_SIZE = 64
 STEPS = 80
 OUTPUT_DIR = Path("runs/quickstart")
@@ -81,7 +80,9 @@ Scores = dict[Granularity, dict[str, float]]
 
 
 @torch.no_grad()
-def embed(model: Any, tokenizer: Any, texts: Sequence[str], layers: Sequence[int], description: str) -> States:
+def embed(
+    model: Any, tokenizer: Any, texts: Sequence[str], layers: Sequence[int], max_length: int, description: str
+) -> States:
     """Layer -> mean-pooled states of the texts, `(texts, width)`. Layers with an exit are read after it."""
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # little padding
     states = {layer: torch.empty(len(texts), model.config.hidden_size) for layer in layers}
@@ -89,7 +90,7 @@ def embed(model: Any, tokenizer: Any, texts: Sequence[str], layers: Sequence[int
     for start in tqdm(range(0, len(texts), BATCH_SIZE), desc=description, unit=" batches", leave=False):
         rows = order[start : start + BATCH_SIZE]
         inputs = tokenizer(
-            [texts[row] for row in rows], padding=True, truncation=True, max_length=MAX_LENGTH, return_tensors="pt"
+            [texts[row] for row in rows], padding=True, truncation=True, max_length=max_length, return_tensors="pt"
         )
         found = nested_states(model, inputs.to(model.device), layers)
         for layer in layers:
@@ -97,13 +98,18 @@ def embed(model: Any, tokenizer: Any, texts: Sequence[str], layers: Sequence[int
     return states
 
 
-def texts_of(pairs: Sequence[Pair]) -> list[str]:
+def sides_of(pairs: Sequence[Pair]) -> list[str]:
     """All summaries, then all bodies."""
     return [pair.summary for pair in pairs] + [pair.body for pair in pairs]
 
 
+def documents_of(pairs: Sequence[Pair]) -> list[str]:
+    """The texts of the index: summaries with their bodies."""
+    return [f"{pair.summary} {pair.body}" for pair in pairs]
+
+
 def search(states: States, query_layer: int, document_layer: int) -> dict[int, dict[str, float]]:
-    """Dim -> scores of retrieving each body by its summary. `states` are those of [`texts_of`]."""
+    """Dim -> scores of retrieving each body by its summary. `states` are those of [`sides_of`]."""
     count = len(states[query_layer]) // 2
     queries, documents = states[query_layer][:count], states[document_layer][count:]
     relevant = [{row: 1.0} for row in range(count)]
@@ -138,25 +144,31 @@ def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
 
 
 def add_exits(model: M3BertModel, tokenizer: Any, pairs: list[Pair]) -> torch.Tensor:
-    """Fit exits to [`texts_of`] the pairs. Returns the texts' embeddings at the last layer, from the same pass."""
-    states: dict[str, torch.Tensor] = {}
+    """
+    Fit exits to the texts of some pairs: summaries, bodies, and both together.
+
+    Returns:
+        `torch.Tensor` of shape `(pairs, width)`: embeddings of [`documents_of`] at the last layer, from the same pass.
+    """
+    kept: dict[str, torch.Tensor] = {}
 
     def keep(texts: list[str], pooled: States) -> None:
-        states.update(zip(texts, pooled[FULL.layer].cpu(), strict=True))
+        kept.update(zip(texts, pooled[FULL.layer].cpu(), strict=True))
 
-    texts = texts_of(pairs)
+    documents = documents_of(pairs)
     fit_exits(
         model,
         tokenizer,
-        texts,
+        [*sides_of(pairs), *documents],
         layers=[layer for layer in GRID.layers if layer != FULL.layer],
         basis="principal",
-        max_length=MAX_LENGTH,
+        max_length=SHORT_LENGTH,
         description="Fitting exits",
         on_states=keep,
     )
     model.config.matryoshka_dims = GRID.dims
-    return apply_exits(model, {FULL.layer: torch.stack([states[text] for text in texts])})[FULL.layer]
+    vectors = torch.stack([kept[text] for text in documents])
+    return apply_exits(model, {FULL.layer: vectors})[FULL.layer]
 
 
 @torch.no_grad()
@@ -184,7 +196,7 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         output_dir=str(options.output_dir / "training"),
         grid=str(GRID),
         text_columns=["summary", "body"],
-        max_length=TRAINING_LENGTH,
+        max_length=SHORT_LENGTH,
         per_device_train_batch_size=BATCH_SIZE,
         train_sampling_strategy="group_by_length",  # little padding
         learning_rate=1.6e-4,
@@ -201,7 +213,7 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         {
             "summary": [pair.summary for pair in pairs],
             "body": [pair.body for pair in pairs],
-            "length": [min(length, TRAINING_LENGTH) for length in lengths],
+            "length": [min(length, SHORT_LENGTH) for length in lengths],
         }
     )
     trainer = DepthsTrainer(model, args, tokenizer, dataset)
@@ -209,18 +221,15 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
     trainer.save_model(str(options.output_dir / "model"))
 
 
-def write_index(pairs: list[Pair], embeddings: torch.Tensor, folder: Path) -> None:
+def write_index(pairs: list[Pair], vectors: torch.Tensor, folder: Path) -> None:
     """
-    Save the one index: a vector per documented object at the last layer and full width. Queries at any layer search
-    it, and smaller dims are prefixes.
+    Save the one index, of the last layer at full width. Queries at any layer search it, and smaller dims are prefixes.
 
     Args:
         pairs (`list[Pair]`): The documented objects.
-        embeddings (`torch.Tensor` of shape `(2 * pairs, width)`): Embeddings of [`texts_of`]. The vector of an object
-            is the mean of its summary's and its body's, so that each text is encoded once.
+        vectors (`torch.Tensor` of shape `(pairs, width)`): Embeddings of [`documents_of`] them.
         folder (`Path`): Folder of the run.
     """
-    vectors = normalize(embeddings, dim=1).view(2, len(pairs), -1).mean(dim=0)
     save_file({f"layer_{FULL.layer}": vectors.contiguous()}, folder / "index.safetensors")
     with open(folder / "documents.jsonl", "w", encoding="utf-8") as file:
         file.writelines(json.dumps({"name": pair.name, "summary": pair.summary}) + "\n" for pair in pairs)
@@ -327,25 +336,27 @@ def run(options: argparse.Namespace) -> None:
     model = AutoModel.from_pretrained(folder / "model", **no_dropout)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     Grid.product([FULL.layer], GRID.dims).validate(model.config)
-    with clock.time("encode_test"):
-        states = embed(model, tokenizer, texts_of(test_pairs), GRID.layers, "Encoding the held-out texts")
+    with clock.time("encode"):
+        states = embed(model, tokenizer, sides_of(test_pairs), GRID.layers, MAX_LENGTH, "Encoding the held-out texts")
     scores, tfidf = measure(states, "untouched", asymmetric=False), measure_tfidf(test_pairs)
     with clock.time("fit"):
-        embeddings = add_exits(model, tokenizer, train_pairs)
-    states = apply_exits(model, states)
-    scores |= measure(states, "exits", asymmetric=True)
+        index = add_exits(model, tokenizer, train_pairs)
+    scores |= measure(apply_exits(model, states), "exits", asymmetric=True)
+    to_index = test_pairs
     if options.fast:
         model.save_pretrained(folder / "model")
     else:
         with clock.time("train"):
             train(model, tokenizer, train_pairs, options)
-        with clock.time("encode_again"):
-            states = embed(model, tokenizer, texts_of(test_pairs), GRID.layers, "Encoding the held-out texts")
-            embeddings = embed(model, tokenizer, texts_of(train_pairs), [FULL.layer], "Encoding the library")[
-                FULL.layer
-            ]
+        with clock.time("encode again"):
+            states = embed(
+                model, tokenizer, sides_of(test_pairs), GRID.layers, MAX_LENGTH, "Encoding the held-out texts"
+            )
         scores |= measure(states, "trained", asymmetric=True)
-    write_index(pairs, in_order_of_pairs(embeddings, states[FULL.layer]), folder)
+        index, to_index = index[:0], pairs  # training moved the documents of the fit, too
+    with clock.time("index"):
+        found = embed(model, tokenizer, documents_of(to_index), [FULL.layer], SHORT_LENGTH, "Encoding the library")
+        write_index(pairs, torch.cat([index, found[FULL.layer]]), folder)
     encoder = GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH)
     with clock.time("latency"):
         queries = [pair.summary for pair in test_pairs[:40]]
@@ -368,12 +379,6 @@ def run(options: argparse.Namespace) -> None:
     ask(folder, QUESTIONS)
     where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
     tqdm.write(f"\nAsk your own: m3bert quickstart --query '...'{where}")
-
-
-def in_order_of_pairs(train: torch.Tensor, test: torch.Tensor) -> torch.Tensor:
-    """Embeddings of [`texts_of`] training and test pairs, `(2 * pairs, width)`, from those of each part."""
-    parts = [part.view(2, len(part) // 2, -1) for part in (train, test)]
-    return torch.cat(parts, dim=1).flatten(0, 1)
 
 
 def write_results(
