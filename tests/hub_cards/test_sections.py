@@ -20,6 +20,12 @@ def test_what_was_joined_is_parsed_again():
     assert [section.name for section in new] == ["one", "two", "three"] and not any(s.edited for s in new)
 
 
+def test_a_section_without_text_is_left_out_and_goes_from_an_old_card():
+    kept = generated(TEMPLATE, lambda text: "\n" if "second" in text else text)
+    assert [section.name for section in kept] == ["one", "three"]
+    assert [section.name for section in merge(kept, parse(join(sections())))] == ["one", "three"]
+
+
 def test_rendering_again_changes_nothing():
     text = join(sections())
     for _ in range(3):
