@@ -26,6 +26,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from datasets import Dataset
 from safetensors.torch import save_file
@@ -38,8 +39,10 @@ from trainers import (
     Contrastive,
     ContrastiveConfig,
     ContrastiveTrainer,
+    ExitDistillation,
     Granularity,
     Grid,
+    TeacherEmbeddings,
     fit_exits,
     nested_states,
 )
@@ -143,23 +146,22 @@ def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
     return ranking_scores(exact_search(queries, documents, 100), [{row: 1.0} for row in range(len(pairs))])
 
 
-def add_exits(model: M3BertModel, tokenizer: Any, pairs: list[Pair]) -> torch.Tensor:
+def add_exits(model: M3BertModel, tokenizer: Any, pairs: list[Pair]) -> dict[str, torch.Tensor]:
     """
     Fit exits to the texts of some pairs: summaries, bodies, and both together.
 
     Returns:
-        `torch.Tensor` of shape `(pairs, width)`: embeddings of [`documents_of`] at the last layer, from the same pass.
+        `dict[str, torch.Tensor]`: text -> its embedding at the last layer `(width,)`, from the same pass.
     """
     kept: dict[str, torch.Tensor] = {}
 
     def keep(texts: list[str], pooled: States) -> None:
         kept.update(zip(texts, pooled[FULL.layer].cpu(), strict=True))
 
-    documents = documents_of(pairs)
     fit_exits(
         model,
         tokenizer,
-        [*sides_of(pairs), *documents],
+        [*sides_of(pairs), *documents_of(pairs)],
         layers=[layer for layer in GRID.layers if layer != FULL.layer],
         basis="principal",
         max_length=SHORT_LENGTH,
@@ -167,8 +169,8 @@ def add_exits(model: M3BertModel, tokenizer: Any, pairs: list[Pair]) -> torch.Te
         on_states=keep,
     )
     model.config.matryoshka_dims = GRID.dims
-    vectors = torch.stack([kept[text] for text in documents])
-    return apply_exits(model, {FULL.layer: vectors})[FULL.layer]
+    vectors = apply_exits(model, {FULL.layer: torch.stack(list(kept.values()))})[FULL.layer]
+    return dict(zip(kept, vectors, strict=True))
 
 
 @torch.no_grad()
@@ -178,20 +180,40 @@ def apply_exits(model: M3BertModel, states: States) -> States:
 
 
 class DepthsTrainer(ContrastiveTrainer):
-    """Contrasts pairs at every granularity, and queries at every depth with documents at the last layer."""
+    """
+    Contrasts pairs at every granularity, and queries at every depth with documents at the last layer. Shallow layers
+    also learn to embed like the last one did before training.
+    """
 
     def build_objective(self, args: Any, grid: Grid) -> Composition:
         shallow = Grid(tuple(g for g in grid if g.layer != FULL.layer))
+        before = torch.from_numpy(self.teacher.vectors)
         return Composition(
             {
                 "same_depth": (1.0, Contrastive(grid)),
                 "cross_depth": (1.0, CrossDepth(shallow, document_layer=FULL.layer)),
+                "exit_distillation": (2.0, ExitDistillation(shallow, bank=before)),
             }
         )
 
 
-def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argparse.Namespace) -> None:
-    """Fine-tune at all granularities, and save the model in place of the fitted one."""
+def teacher_of(embeddings: dict[str, torch.Tensor], file: Path) -> TeacherEmbeddings:
+    """The embeddings of texts before training, in a file, as a teacher."""
+    vectors = torch.stack(list(embeddings.values())).numpy()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    np.save(file, vectors)
+    return TeacherEmbeddings(list(embeddings), np.load(file, mmap_mode="r"))
+
+
+def train(
+    model: M3BertModel,
+    tokenizer: Any,
+    pairs: list[Pair],
+    embeddings: dict[str, torch.Tensor],
+    options: argparse.Namespace,
+) -> None:
+    """Fine-tune at all granularities, and save the model in place of the fitted one. `embeddings` are those of the
+    texts before training."""
     args = ContrastiveConfig(
         output_dir=str(options.output_dir / "training"),
         grid=str(GRID),
@@ -199,7 +221,7 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
         max_length=SHORT_LENGTH,
         per_device_train_batch_size=BATCH_SIZE,
         train_sampling_strategy="group_by_length",  # little padding
-        learning_rate=1.6e-4,
+        learning_rate=2e-4,
         warmup_steps=0.1,
         max_steps=options.steps,
         logging_strategy="no",  # the progress bar and the final table are enough
@@ -216,7 +238,8 @@ def train(model: M3BertModel, tokenizer: Any, pairs: list[Pair], options: argpar
             "length": [min(length, SHORT_LENGTH) for length in lengths],
         }
     )
-    trainer = DepthsTrainer(model, args, tokenizer, dataset)
+    teacher = teacher_of(embeddings, options.output_dir / "training" / "before.npy")
+    trainer = DepthsTrainer(model, args, tokenizer, dataset, teacher=teacher)
     trainer.train()
     trainer.save_model(str(options.output_dir / "model"))
 
@@ -340,14 +363,14 @@ def run(options: argparse.Namespace) -> None:
         states = embed(model, tokenizer, sides_of(test_pairs), GRID.layers, MAX_LENGTH, "Encoding the held-out texts")
     scores, tfidf = measure(states, "untouched", asymmetric=False), measure_tfidf(test_pairs)
     with clock.time("fit"):
-        index = add_exits(model, tokenizer, train_pairs)
+        embeddings = add_exits(model, tokenizer, train_pairs)
     scores |= measure(apply_exits(model, states), "exits", asymmetric=True)
-    to_index = test_pairs
+    index, to_index = torch.stack([embeddings[text] for text in documents_of(train_pairs)]), test_pairs
     if options.fast:
         model.save_pretrained(folder / "model")
     else:
         with clock.time("train"):
-            train(model, tokenizer, train_pairs, options)
+            train(model, tokenizer, train_pairs, embeddings, options)
         with clock.time("encode again"):
             states = embed(
                 model, tokenizer, sides_of(test_pairs), GRID.layers, MAX_LENGTH, "Encoding the held-out texts"

@@ -48,7 +48,8 @@ def test_one_pass_gives_untouched_fitted_and_indexed_embeddings(tiny_tokenizer, 
         return quickstart.embed(model, tiny_tokenizer, texts, small_grid.layers, 48, "test")
 
     untouched = embed(quickstart.sides_of(pairs))
-    vectors = quickstart.add_exits(model, tiny_tokenizer, pairs)
+    embeddings = quickstart.add_exits(model, tiny_tokenizer, pairs)
+    vectors = torch.stack([embeddings[text] for text in quickstart.documents_of(pairs)])
     assert model.config.exit_layers == [0, 2, 4, 6] and model.config.exit_fit["basis"] == "principal"
     fitted, anew = quickstart.apply_exits(model, untouched), embed(quickstart.sides_of(pairs))
     for layer in small_grid.layers:
@@ -58,6 +59,9 @@ def test_one_pass_gives_untouched_fitted_and_indexed_embeddings(tiny_tokenizer, 
     quickstart.write_index(pairs, vectors, tmp_path)
     index = load_file(tmp_path / "index.safetensors")
     assert list(index) == ["layer_6"] and torch.equal(index["layer_6"], vectors)
+
+    teacher = quickstart.teacher_of(embeddings, tmp_path / "training" / "before.npy")
+    assert torch.equal(teacher.of([pairs[3].body]), embeddings[pairs[3].body][None])
 
 
 def test_a_fit_hands_on_the_states_of_all_its_texts(tiny_tokenizer, pairs):
