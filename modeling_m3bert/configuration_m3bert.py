@@ -223,6 +223,12 @@ class M3BertConfig(PreTrainedConfig):
             chosen.append(value)
         return chosen[0], chosen[1]
 
+    def declare_exits(self, layers: Iterable[int]) -> None:
+        """Set `exit_layers`. Without an exit, the embedding layer is no output layer."""
+        self.exit_layers = sorted(layers)
+        if 0 not in self.exit_layers:
+            self.matryoshka_layers = [layer for layer in self.matryoshka_layers if layer > 0]
+
     def cut(self) -> M3BertConfig:
         """
         Reduce the depth to `output_layer`. Models are built from the result and saved with it. A cut keeps the exit of

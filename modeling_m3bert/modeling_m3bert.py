@@ -405,22 +405,20 @@ class M3BertModel(M3BertPreTrainedModel):
             ValueError: if a layer is outside the model.
         """
         config = copy.deepcopy(self.config)
-        config.exit_layers = sorted(exits)
+        config.declare_exits(exits)
         config.validate_architecture()
         like = self.embed_tokens.weight
-        self.config.exit_layers = config.exit_layers
-        self.exits = nn.ModuleDict({str(layer): M3BertExit(self.config) for layer in sorted(exits)})
-        with torch.no_grad():
-            for layer, (weight, bias) in exits.items():
-                self.exits[str(layer)].weight.copy_(weight)
-                self.exits[str(layer)].bias.copy_(bias)
+        self.config.declare_exits(exits)
+        self.exits = nn.ModuleDict({str(layer): M3BertExit(self.config) for layer in self.config.exit_layers})
+        for layer, (weight, bias) in exits.items():
+            self.exits[str(layer)].load_state_dict({"weight": weight, "bias": bias})
         self.exits.to(device=like.device, dtype=like.dtype)
 
     def drop_exits(self, layers: Iterable[int]) -> None:
         """Remove the exits of some layers."""
         for layer in layers:
             del self.exits[str(layer)]
-        self.config.exit_layers = sorted(map(int, self.exits))
+        self.config.declare_exits(map(int, self.exits))
 
     @capture_outputs
     def run_layers(

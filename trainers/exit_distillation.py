@@ -49,6 +49,9 @@ class ExitDistillationConfig(DistillationConfig):
     Args:
         loss (`str`, *optional*, defaults to `"similarity"`): `similarity` (match the teacher's similarities to the
             candidates) or `contrastive` (InfoNCE with the teacher's embedding of the same text as the positive).
+        alignment (`float`, *optional*, defaults to 10.0): Weight of `1 - cosine` to the teacher's embedding of the
+            text, in addition to the loss.
+        full_size_weight (`float`, *optional*, defaults to 10.0): Weight of the full size, which is to stay what it is.
         candidates (`int`, *optional*, defaults to 4096): Number of embeddings that are drawn from the teacher's cache
             at each step, in addition to those of the batch.
         pair_weight (`float`, *optional*, defaults to 0.0): Weight of [`CrossDepth`] on labelled pairs: the query at
@@ -68,6 +71,8 @@ class ExitDistillationConfig(DistillationConfig):
     """
 
     loss: str = "similarity"
+    alignment: float = 10.0
+    full_size_weight: float = 10.0
     candidates: int = 4096
     pair_weight: float = 0.0
     pair_temperature: float = 0.05

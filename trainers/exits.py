@@ -30,6 +30,7 @@ from .data.teacher import TeacherEmbeddings
 
 BASES = ("last_layer", "principal")
 PENALTIES = tuple(10 ** (exponent / 2) for exponent in range(-8, 1))  # 1e-4, 3.2e-4, ..., 1
+VARIANCE_MATCHING = 0.5
 TEXTS_AT_ONCE = 1024  # sorted by length, so that a batch has little padding
 HELD_OUT = 10  # one row in ten chooses the penalty
 ROWS_FOR_COSINES = 2000  # held-out rows kept for the report
@@ -63,6 +64,7 @@ class ExitFit:
         basis (`str`): `"last_layer"` or `"principal"`.
         target (`str`): What the exits predict: `"last layer"`, or the name of a teacher.
         dim (`int`): Dims of the target's space, at most the model's width.
+        variance_matching (`float`): How much of the regression's shrinkage was undone.
         texts (`int`): Number of texts, without empty ones.
         sources (`dict[str, int]`): Source -> its number of texts.
         fingerprint (`str`): Digest of the texts in their order.
@@ -75,6 +77,7 @@ class ExitFit:
     basis: str
     target: str
     dim: int
+    variance_matching: float
     texts: int
     sources: Mapping[str, int]
     fingerprint: str
@@ -106,13 +109,14 @@ def fit_exits(
     prompts: Sequence[str] = ("",),
     batch_size: int = 64,
     penalties: Sequence[float] = PENALTIES,
+    variance_matching: float = VARIANCE_MATCHING,
     description: str | None = None,
     on_states: Callable[[list[str], dict[int, torch.Tensor]], None] | None = None,
 ) -> ExitFit:
     """
     Fit the exits of an m3BERT in closed form and install them. For each layer, a ridge regression maps the pooled
-    state to the L2-normalised pooled embedding of the last layer. One pass over the texts serves all layers; memory does not
-    grow with the number of texts, and all ranks share the work. Existing exits are replaced.
+    state to the L2-normalised pooled embedding of the last layer. One pass over the texts serves all layers; memory
+    does not grow with the number of texts, and all ranks share the work. Existing exits are replaced.
 
     The penalty of each layer is the one with the best mean R^2 on every tenth text; with several sources, also on each
     source when the others were fitted. The final fit uses all texts.
@@ -126,8 +130,8 @@ def fit_exits(
             Default: all of them.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
         basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the
-            last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-width cosines
-            do not change, and the rotation is stored as the exit of the last layer.
+            last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-width
+            cosines do not change, and the rotation is stored as the exit of the last layer.
         projection ([`Projection`], *optional*): Projection that the model was published with. It becomes the exit of
             the last layer.
         teacher ([`TeacherEmbeddings`], *optional*): Embeddings of the texts by another encoder, to predict in place of
@@ -139,6 +143,9 @@ def fit_exits(
             encoders that were trained with prompts.
         batch_size (`int`, *optional*, defaults to 64): Number of texts to encode at a time.
         penalties (`Sequence[float]`, *optional*): Penalties to choose from, as multiples of the number of texts.
+        variance_matching (`float`, *optional*, defaults to 0.5): How much of the regression's shrinkage to undo, from
+            0 (none) to 1; see [`RegressionSums.match_variances`]. Half of it was best on development sets
+            (benchmarks/reproduction/NOTES.md).
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
         on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
             layer, their pooled states before any exit `(texts, width)`, until it has had all texts of this rank. An
@@ -157,6 +164,8 @@ def fit_exits(
         raise ValueError(f"{type(encoder).__name__} has no exits: convert it to an m3BERT first (m3bert convert).")
     depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
     check_pooling(pooling)
+    if not 0 <= variance_matching <= 1:
+        raise ValueError(f"variance_matching={variance_matching} must be within 0..1.")
     if basis not in BASES:
         raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
     if projection is not None and teacher is not None:
@@ -171,7 +180,7 @@ def fit_exits(
 
     reader = _Reader(encoder, tokenizer, pooling, max_length, prompts, batch_size)
     to_fit = [*layers, depth] if teacher is not None else layers
-    sums = _Sums(to_fit, width, projection, teacher)
+    sums = ExitSums(to_fit, width, projection, teacher)
     with (
         _raw_states(encoder),
         tqdm(desc=description, unit=" texts", disable=description is None or rank() > 0, leave=False) as bar,
@@ -193,11 +202,7 @@ def fit_exits(
     rotation = sums.rotation(basis)
     fits, exits = {}, {}
     for layer in to_fit:
-        penalty = sums.best_penalty(layer, penalties)
-        (kept,) = sums.of(layer, held_out=False).solve([penalty])
-        r_squared = sums.of(layer, held_out=True).r_squared(kept)
-        fits[layer] = LayerFit(penalty, r_squared, sums.cosine(layer, kept))
-        (fitted,) = sums.of(layer).solve([penalty])
+        fits[layer], fitted = sums.fit(layer, penalties, variance_matching)
         exits[layer] = _padded(fitted.followed_by(rotation), width)
     if teacher is None and (basis != "last_layer" or projection is not None):
         last = torch.eye(width).double() if projection is None else projection.weight.double().cpu()
@@ -209,6 +214,7 @@ def fit_exits(
         basis=basis,
         target="last layer" if teacher is None else teacher_name,
         dim=len(rotation),
+        variance_matching=variance_matching,
         texts=count,
         sources=reader.counts,
         fingerprint=reader.digest.hexdigest(),
@@ -291,11 +297,23 @@ class _Reader:
         return {layer: states.pooled(layer, self.pooling) for layer in layers}
 
 
-class _Sums:
-    """Regression sums per source, fold and layer, and some held-out rows."""
+class ExitSums:
+    """
+    What a fit keeps of the texts: regression sums per source, fold and layer, and some held-out rows for the report.
+
+    Args:
+        layers (`Sequence[int]`): Layers to fit.
+        width (`int`): Width of the model.
+        projection ([`Projection`], *optional*): Projection of the last layer, which is predicted after it.
+        teacher ([`TeacherEmbeddings`], *optional*): Embeddings to predict in place of the last layer's.
+    """
 
     def __init__(
-        self, layers: Sequence[int], width: int, projection: Projection | None, teacher: TeacherEmbeddings | None
+        self,
+        layers: Sequence[int],
+        width: int,
+        projection: Projection | None = None,
+        teacher: TeacherEmbeddings | None = None,
     ) -> None:
         self.layers, self.projection, self.teacher = layers, projection, teacher
         self.width, self.dim = width, width
@@ -309,12 +327,23 @@ class _Sums:
         self.held_rows = 0
 
     def begin(self, source: str) -> None:
-        """Start a source. Every rank starts all sources, also those of which it gets no texts."""
+        """Start a source of texts. Every rank starts all sources, also those of which it gets no texts."""
         for held_out in (False, True):
             self.parts[source, held_out] = {layer: RegressionSums.zero(self.width, self.dim) for layer in self.layers}
 
     def add(self, source: str, texts: Sequence[str], pooled: Mapping[int, torch.Tensor], depth: int) -> None:
-        """Add a chunk: its texts, and layer -> pooled states `(texts, width)`."""
+        """
+        Add texts of a source.
+
+        Args:
+            source (`str`): Name of the source.
+            texts (`Sequence[str]`): The texts.
+            pooled (`Mapping[int, torch.Tensor]`): Layer -> raw pooled states `(texts, width)`, also of the last layer.
+            depth (`int`): The last layer.
+
+        Raises:
+            ValueError: if a state is not finite. The message names the layer.
+        """
         for layer, vectors in pooled.items():
             wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
             if len(wrong):
@@ -353,6 +382,26 @@ class _Sums:
             if source != without and held_out in (None, fold):
                 total += sums[layer]
         return total
+
+    def fit(
+        self,
+        layer: int,
+        penalties: Sequence[float] = PENALTIES,
+        variance_matching: float = VARIANCE_MATCHING,
+    ) -> tuple[LayerFit, AffineMap]:
+        """The fit of a layer: its report from held-out texts, and the map fitted to all texts."""
+        penalty = self.best_penalty(layer, penalties)
+        kept = self.solve(self.of(layer, held_out=False), penalty, variance_matching)
+        report = LayerFit(penalty, self.of(layer, held_out=True).r_squared(kept), self.cosine(layer, kept))
+        return report, self.solve(self.of(layer), penalty, variance_matching)
+
+    def solve(self, sums: RegressionSums, penalty: float, variance_matching: float) -> AffineMap:
+        """The ridge regression of some sums, with the variances of its predictions matched along principal axes."""
+        covariance = self.targets.input_covariance()
+        axes = principal_axes(covariance)
+        variances = ((axes @ covariance) * axes).sum(dim=1)
+        (affine,) = sums.solve([penalty])
+        return sums.match_variances(affine, axes, variances, variance_matching)
 
     def best_penalty(self, layer: int, penalties: Sequence[float]) -> float:
         """The penalty with the best mean R^2 on held-out rows and, with several sources, on held-out sources."""

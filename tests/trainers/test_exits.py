@@ -55,7 +55,7 @@ def naive_fit(inputs, targets, penalty):
 def test_an_exit_is_the_ridge_regression_to_the_normalised_embedding_of_the_last_layer(model, tiny_tokenizer, pooling):
     texts = random_texts(300)
     raw = pooled(model, tiny_tokenizer, texts, [0, 2, 4, 6], pooling)
-    fit = fit_exits(model, tiny_tokenizer, texts, layers=[0, 2, 4], pooling=pooling)
+    fit = fit_exits(model, tiny_tokenizer, texts, layers=[0, 2, 4], pooling=pooling, variance_matching=0.0)
     assert list(fit.layers) == model.config.exit_layers == [0, 2, 4]
     target = truncate(raw[6], 32, normalize=True)
     for layer, found in pooled(model, tiny_tokenizer, texts, [0, 2, 4], pooling).items():
@@ -87,6 +87,18 @@ def test_a_principal_basis_changes_no_cosine_at_full_width_and_orders_the_dims(m
         torch.testing.assert_close(one @ one.T, other @ other.T, atol=1e-4, rtol=1e-4)
     variances = truncate(rotated[6], 32, normalize=True).var(dim=0)
     assert (variances.diff() <= 1e-6).all()
+
+
+def test_variances_can_be_matched(model, tiny_tokenizer):
+    texts, spread = random_texts(300), {}
+    for strength in (0.0, 0.5, 1.0):
+        fit_exits(model, tiny_tokenizer, texts, layers=[2], basis="principal", variance_matching=strength)
+        found = pooled(model, tiny_tokenizer, texts, [2, 6])
+        target = truncate(found[6], 32, normalize=True).var(dim=0)
+        spread[strength] = (found[2].var(dim=0) / target)[:20]
+    assert (spread[0.0] < 1).all()
+    torch.testing.assert_close(spread[0.5], spread[0.0].sqrt(), atol=1e-2, rtol=1e-2)
+    torch.testing.assert_close(spread[1.0], torch.ones_like(spread[1.0]), atol=1e-2, rtol=1e-2)
 
 
 def test_the_report_is_that_of_texts_that_were_held_out(model, tiny_tokenizer):
@@ -143,6 +155,14 @@ def test_fitting_again_starts_from_raw_states(model, tiny_tokenizer):
     fit_exits(model, tiny_tokenizer, texts, layers=[2, 4], basis="principal")
     for name, tensor in model.exits.state_dict().items():
         assert torch.equal(tensor, first[name])
+
+
+def test_fewer_exits_can_be_fitted_in_place_of_all(model, tiny_tokenizer):
+    texts = random_texts(100)
+    fit_exits(model, tiny_tokenizer, texts)
+    assert model.config.legal_layers == [0, 1, 2, 3, 4, 5, 6]
+    fit_exits(model, tiny_tokenizer, texts, layers=[2])
+    assert model.config.legal_layers == [2, 6] and list(model.exits) == ["2"]
 
 
 def test_a_projection_becomes_the_exit_of_the_last_layer(model, tiny_tokenizer):
@@ -238,6 +258,7 @@ def test_a_dim_that_is_constant_is_left_out(model, tiny_tokenizer):
         ({"layers": []}, r"layers=\[\] must be within 0..5"),
         ({"pooling": "max"}, "pooling='max' is unknown; legal values: mean, cls, lasttoken"),
         ({"basis": "pca"}, "basis='pca' is unknown; legal values: last_layer, principal"),
+        ({"variance_matching": 2}, r"variance_matching=2 must be within 0..1"),
         ({"max_length": 49}, "max_length=49 must be within 1..48, the model's limit"),
     ],
 )

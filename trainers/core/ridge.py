@@ -90,6 +90,31 @@ class RegressionSums:
             maps.append(AffineMap(weight, target_means - weight @ means))
         return maps
 
+    def match_variances(
+        self, affine: AffineMap, axes: torch.Tensor, variances: torch.Tensor, strength: float
+    ) -> AffineMap:
+        """
+        Undo some of the shrinkage of a regression. The predictions of a ridge regression vary less than the targets,
+        most of all along axes that are hard to predict, which count too little in a cosine. Along each axis, the
+        centred predictions are multiplied by `(target variance / predicted variance)^(strength / 2)`.
+
+        Args:
+            affine ([`AffineMap`]): The regression.
+            axes (`torch.Tensor` of shape `(target width, target width)`): Orthogonal axes of the targets, as rows.
+            variances (`torch.Tensor` of shape `(target width,)`): Variance of the targets along each axis.
+            strength (`float`): 0 changes nothing; with 1 the predictions vary like the targets.
+
+        Returns:
+            [`AffineMap`]: a map with the same mean prediction on these rows.
+        """
+        means, target_means = self.inputs / self.count, self.targets / self.count
+        weight = axes @ affine.weight
+        predicted = ((weight @ self.input_covariance()) * weight).sum(dim=1)
+        varies = predicted > 1e-9 * variances.max()
+        scales = torch.where(varies, variances / predicted.clamp(min=1e-30), 1.0) ** (strength / 2)
+        weight = axes.T @ (scales[:, None] * weight)
+        return AffineMap(weight, target_means - weight @ means)
+
     def r_squared(self, affine: AffineMap) -> float:
         """
         Share of the targets' variance that a map explains on these rows, `1 - sum |y - W x - b|^2 / sum |y - mean|^2`.

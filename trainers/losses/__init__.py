@@ -20,7 +20,7 @@ from .self_distillation import (
     prefix_attention_scores,
     token_importance,
 )
-from .similarity import nested_cosines, nested_similarity_distillation
+from .similarity import nested_cosine_distances, nested_cosines, nested_similarity_distillation
 
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "embedding_kl",
     "gram_matrix",
     "hsic",
+    "nested_cosine_distances",
     "nested_cosines",
     "nested_cross_entropy",
     "nested_cross_entropy_and_divergence",

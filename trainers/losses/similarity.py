@@ -26,8 +26,9 @@ def nested_cosines(vectors: torch.Tensor, candidates: torch.Tensor, dims: Sequen
         `torch.Tensor` of shape `(len(dims), batch, num_candidates)`, in float32 or wider.
     """
     vectors, candidates = precise(vectors), precise(candidates)
-    products, squares, other_squares, start = 0.0, 0.0, 0.0, 0
-    cosines = []
+    products = vectors.new_zeros(len(vectors), len(candidates))
+    squares, other_squares = vectors.new_zeros(len(vectors)), candidates.new_zeros(len(candidates))
+    cosines, start = [], 0
     with no_autocast(vectors):
         for dim in dims:
             own, others = vectors[:, start:dim], candidates[:, start:dim]
@@ -39,6 +40,24 @@ def nested_cosines(vectors: torch.Tensor, candidates: torch.Tensor, dims: Sequen
             cosines.append(products / norms / other_norms)
             start = dim
     return torch.stack(cosines)
+
+
+def nested_cosine_distances(vectors: torch.Tensor, others: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """
+    `1 - cosine` of each vector and its counterpart, at every prefix.
+
+    Args:
+        vectors (`torch.Tensor` of shape `(batch, width)`): Vectors; need not be normalised. Carries gradient.
+        others (`torch.Tensor` of shape `(batch, width)`): Their counterparts. Carries gradient.
+        dims (`Sequence[int]`): Prefix dims, ascending, at most `width`.
+
+    Returns:
+        `torch.Tensor` of shape `(len(dims), batch)`, in float32 or wider.
+    """
+    vectors, others = precise(vectors), precise(others)
+    with no_autocast(vectors):
+        cosines = [nn.functional.cosine_similarity(vectors[:, :dim], others[:, :dim]) for dim in dims]
+    return 1 - torch.stack(cosines)
 
 
 def nested_similarity_distillation(

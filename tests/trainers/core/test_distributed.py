@@ -31,12 +31,15 @@ from trainers import (
     Starbucks,
     TeacherContrast,
     TeacherMSE,
+    TeacherSpace,
 )
 from trainers.core.distributed import RankRows, same_on_all_ranks, sum_over_ranks
+from trainers.core.parts.cross_depth import CrossDepth
 from trainers.core.states import PooledStates
 
 
 ROWS = 16
+BANK = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 
 
 OBJECTIVES = {
@@ -53,6 +56,9 @@ OBJECTIVES = {
     "hsic": lambda: HSIC(Grid.parse("2,3x4,8"), gamma=0.1, input_layer=1),
     "teacher": lambda: TeacherContrast(Grid.parse("2,3x4,8"), teacher_dim=6),
     "mse": lambda: TeacherMSE(Grid.parse("3x4,8"), teacher_dim=6),
+    "similarity": lambda: TeacherSpace(Grid.parse("2,3x4,6"), bank=BANK, candidates=5, alignment=0.5),
+    "teacher space": lambda: TeacherSpace(Grid.parse("2,3x4,6"), bank=BANK, candidates=5, loss="contrastive"),
+    "cross depth": lambda: CrossDepth(Grid.parse("1,3x4,8")),
     "crd": lambda: CRD(Grid.parse("3x4,8"), teacher_dim=6, critic_dim=5),
     "composition": lambda: Composition(
         {

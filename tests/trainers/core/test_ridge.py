@@ -75,6 +75,21 @@ def test_float32_rows_are_summed_in_float64():
     torch.testing.assert_close(sums.products, exact.T @ exact, rtol=1e-12, atol=0)
 
 
+def test_variances_are_matched_along_axes_and_the_mean_stays():
+    inputs, targets = rows()
+    sums = RegressionSums.of(inputs, targets)
+    (affine,) = sums.solve([0.5])
+    axes = torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+    wanted = (targets @ axes.T).var(dim=0, correction=0)
+    torch.testing.assert_close(sums.match_variances(affine, axes, wanted, 0.0)(inputs), affine(inputs))
+    matched = sums.match_variances(affine, axes, wanted, 1.0)(inputs)
+    torch.testing.assert_close((matched @ axes.T).var(dim=0, correction=0), wanted)
+    torch.testing.assert_close(matched.mean(dim=0), targets.mean(dim=0))
+    constant = RegressionSums.of(inputs, torch.ones(60, 4, dtype=torch.float64))
+    (flat,) = constant.solve([0.5])
+    assert constant.match_variances(flat, axes, wanted, 1.0)(inputs).isfinite().all()
+
+
 def test_principal_axes_are_a_rotation_by_descending_variance_with_fixed_signs():
     vectors = torch.randn(500, 6, dtype=torch.float64) @ torch.randn(6, 6, dtype=torch.float64)
     axes = principal_axes(torch.cov(vectors.T))

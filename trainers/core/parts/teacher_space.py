@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from ...losses import nested_info_nce, nested_similarity_distillation
+from ...losses import nested_cosine_distances, nested_info_nce, nested_similarity_distillation
 from ..distributed import same_on_all_ranks
 from ..granularity import Grid
-from ..objective import NestedBatch, Terms
+from ..objective import NestedBatch, Term, Terms
 from ..states import truncate
 from .teacher import RepresentationDistillation, TaughtTexts
 
@@ -33,6 +34,11 @@ class TeacherSpace(RepresentationDistillation):
             ([`nested_similarity_distillation`]); `"contrastive"` is InfoNCE with the teacher's embedding of the same
             text as the positive ([`nested_info_nce`]).
         temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
+        alignment (`float`, *optional*, defaults to 0.0): Weight of `1 - cosine` between student and teacher, at the
+            same prefix, in addition to the loss. Similarities to random texts say little about texts that are nearly
+            equal; this keeps them apart.
+        full_size_weight (`float`, *optional*, defaults to 1.0): Weight of the full size (the last layer at the
+            largest dim), so that it stays what it is.
         candidates (`int`, *optional*, defaults to 4096): Number of embeddings drawn from the bank per step; all of
             them if the bank has fewer.
         kwargs: Arguments of [`RepresentationDistillation`], except `teacher_dim`.
@@ -54,6 +60,8 @@ class TeacherSpace(RepresentationDistillation):
         bank: torch.Tensor,
         loss: str = "similarity",
         temperature: float = 0.05,
+        alignment: float = 0.0,
+        full_size_weight: float = 1.0,
         candidates: int = 4096,
         **kwargs: Any,
     ):
@@ -62,6 +70,8 @@ class TeacherSpace(RepresentationDistillation):
             raise ValueError(f"loss={loss!r} is unknown; legal values: {', '.join(LOSSES)}.")
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be above 0.")
+        if alignment < 0 or full_size_weight < 0:
+            raise ValueError(f"alignment={alignment} and full_size_weight={full_size_weight} must not be negative.")
         if candidates < 0:
             raise ValueError(f"candidates={candidates} must be 0 or more.")
         if grid.dims[-1] > self.teacher_dim:
@@ -69,6 +79,7 @@ class TeacherSpace(RepresentationDistillation):
                 f"The grid {grid} has more dims than the teacher's embeddings, {self.teacher_dim}. They must share "
                 "one space: fit exits to the teacher first (fit_exits), and distil from the fitted model."
             )
+        self.alignment, self.full_size_weight = alignment, full_size_weight
         self.loss, self.temperature, self.candidates = loss, temperature, min(candidates, len(bank))
         self.bank = bank  # no buffer: it belongs to the teacher's cache, and is not saved with the objective
 
@@ -106,8 +117,16 @@ class TeacherSpace(RepresentationDistillation):
                     anchor_ids=ids[0],
                     candidate_ids=ids[1],
                 )
+            if self.alignment:
+                distances = nested_cosine_distances(students, taught.teacher, dims).T
+                values = values + self.alignment * distances
             losses[layer] = dict(zip(dims, taught.rows.mean(values).unbind(), strict=True))
         return {self.term(g): losses[g.layer][g.dim] for g in self.grid}
+
+    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
+        full = self.term(self.grid.full)
+        rest = super().total(terms)
+        return rest + (self.full_size_weight - 1) * terms[full] if full in terms else rest
 
     def ids_with(self, drawn: torch.Tensor, taught: TaughtTexts) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """

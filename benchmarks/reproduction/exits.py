@@ -1,0 +1,339 @@
+"""
+Exits and exit distillation on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), converted.
+
+    python -m benchmarks.reproduction.exits --fit                      # every variant of the fit, no training
+    python -m benchmarks.reproduction.exits --train --seeds 0 1        # exit distillation from the fit
+    python -m benchmarks.reproduction.exits --fit --development        # on the development sets
+    python -m benchmarks.reproduction.exits --table                    # print the tables
+    python -m benchmarks.reproduction.exits --figures                  # draw them
+
+Texts: at most 20,000, none of which is a sentence of an evaluation set: passages of 50 to 110 words (news, Brown, web,
+Wikipedia), sentences (news, web), captions, and questions (Banking77). Raw states of all layers are computed once and
+kept in runs/exits; an exit commutes with mean pooling, so all variants of the fit read them.
+
+Tests: STS-B, STS12 to STS16, SICK (Spearman); Cranfield, CISI, NPL (nDCG@10), 128 tokens per text. "NAME asymmetric"
+is the same collection with queries at the layer and documents at the last one. Development: the development sets of
+STS-B and SICK, and msmarco-mini. Settings were chosen there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import random
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from transformers import set_seed
+
+from benchmarks.reproduction.ibkd import STS_TESTS, development_tasks, held_out
+from benchmarks.reproduction.study import Run, add_results, print_table
+from modeling_m3bert import M3BertModel
+from scripts.command import run_command
+from scripts.convert import converted
+from scripts.sources import data_folder, default_base
+from trainers import ExitDistillationConfig, ExitDistillationTrainer, Granularity, Grid, TeacherEmbeddings, truncate
+from trainers.core.ridge import AffineMap
+from trainers.evaluation import GridEncoder, Retrieval, find_tasks
+from trainers.evaluation.evaluators import Evaluator
+from trainers.evaluation.readers import load_task, read_rows
+from trainers.exits import VARIANCE_MATCHING, ExitSums
+
+
+DEPTH, WIDTH, MAX_LENGTH = 6, 384, 128
+DIMS = [16, 32, 64, 128, 384]
+RETRIEVAL_TESTS = ["cranfield", "cisi", "npl"]
+FOLDER = Path("runs/exits")
+RESULTS = Path(__file__).with_name("results")
+COUNTS = {
+    "news passages": 4000,
+    "brown passages": 3000,
+    "web passages": 1500,
+    "wikipedia": 2000,
+    "news": 4000,
+    "web": 1500,
+    "captions": 2500,
+    "questions": 1500,
+}
+PASSAGE_WORDS = (50, 110)
+TRAINED = Grid.product([0, 1, 2, 4, 6], [32, 64, 128, 384])
+TRAINING: dict[str, Any] = {
+    "grid": str(TRAINED),
+    "max_steps": 400,
+    "per_device_train_batch_size": 64,
+    "learning_rate": 1e-4,
+    "warmup_steps": 0.1,
+    "max_length": MAX_LENGTH,
+    "text_columns": ["text"],
+    "train_sampling_strategy": "group_by_length",
+    "length_column_name": "length",
+    "bf16": True,
+    "use_cpu": True,
+}
+States = dict[int, torch.Tensor]  # layer -> pooled embeddings
+
+
+def sources(data: Path) -> dict[str, list[str]]:
+    """Source -> its texts, in a fixed random order."""
+    draw, excluded = random.Random(0), held_out(data)
+    files = {name: lines(data / "text-english" / f"{name}.txt.gz") for name in ("news", "web", "brown")}
+    found = {f"{name} passages": passages(files[name], draw) for name in files}
+    found |= {name: [line for line in files[name] if len(line.split()) >= 4] for name in ("news", "web")}
+    found["wikipedia"] = [
+        detokenised(line)
+        for split in ("dev", "test")
+        for line in lines(data / "wikitext-2" / f"{split}.txt.gz")
+        if not line.startswith("=") and len(line.split()) >= 30
+    ]
+    found["captions"] = [row["captions"][0] for row in read_rows(data / "multi30k-captions" / "train.jsonl.gz")]
+    found["questions"] = [row["text"] for row in read_rows(data / "banking77" / "train.jsonl.gz")]
+    chosen = {}
+    for name, count in COUNTS.items():
+        own = sorted({text for text in found[name] if text.lower() not in excluded})
+        draw.shuffle(own)
+        chosen[name] = own[:count]
+    return chosen
+
+
+def lines(file: Path) -> list[str]:
+    """The lines of a gzipped file that are not empty."""
+    with gzip.open(file, "rt", encoding="utf-8") as opened:
+        return [line.strip() for line in opened if line.strip()]
+
+
+def passages(sentences: Sequence[str], draw: random.Random) -> list[str]:
+    """Consecutive sentences, joined until they have a random number of words."""
+    joined: list[str] = []
+    current: list[str] = []
+    wanted = draw.randint(*PASSAGE_WORDS)
+    for sentence in sentences:
+        current.append(sentence)
+        if sum(len(part.split()) for part in current) >= wanted:
+            joined.append(" ".join(current))
+            current, wanted = [], draw.randint(*PASSAGE_WORDS)
+    return joined
+
+
+def detokenised(line: str) -> str:
+    """A line of WikiText without its tokenisation marks and unknown words."""
+    line = re.sub(r" @([-,.])@ ", r"\1", line.replace("<unk> ", ""))
+    return re.sub(r" ([,.;:!?)'])", r"\1", line).replace("( ", "(")
+
+
+def raw_model() -> tuple[M3BertModel, Any]:
+    """The converted encoder; an identity as exit makes its embedding layer an output."""
+    model, tokenizer = converted(default_base())
+    model.set_exits({0: (torch.eye(WIDTH), torch.zeros(WIDTH))})
+    return model.eval(), tokenizer
+
+
+def evaluators(data: Path, development: bool) -> dict[str, Evaluator]:
+    """Name -> evaluator of each test, or of each development set."""
+    tasks = development_tasks() if development else find_tasks([*STS_TESTS, *RETRIEVAL_TESTS])
+    return {task.name: load_task(task, data) for task in tasks}
+
+
+def encode(encoder: GridEncoder, texts: Sequence[str]) -> States:
+    """Layer -> embeddings of the texts; equal texts are encoded once."""
+    rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
+    embeddings = encoder.encode(list(rows)).layers
+    return {layer: vectors[[rows[text] for text in texts]] for layer, vectors in embeddings.items()}
+
+
+def encode_tests(encoder: GridEncoder, tests: Mapping[str, Evaluator]) -> dict[str, dict[str, States]]:
+    """Test -> name of its texts -> embeddings at all layers of the encoder's grid."""
+    return {
+        test: {name: encode(encoder, list(texts)) for name, texts in evaluator.texts.items()}
+        for test, evaluator in tests.items()
+    }
+
+
+def raw_states(data: Path, name: str) -> Any:
+    """The raw states of the fit's texts (`texts`) or of tests (`tests`, `development`), computed once."""
+    file = FOLDER / f"{name}.pt"
+    if not file.is_file():
+        model, tokenizer = raw_model()
+        encoder = GridEncoder(model, tokenizer, Grid.product(range(DEPTH + 1), [WIDTH]), max_length=MAX_LENGTH)
+        start = time.perf_counter()
+        if name == "texts":
+            states: Any = {source: encode(encoder, texts) for source, texts in sources(data).items()}
+        else:
+            states = encode_tests(encoder, evaluators(data, name == "development"))
+        seconds = time.perf_counter() - start
+        print(f"{name}: encoded in {seconds:.0f} s", flush=True)
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        torch.save({"states": states, "seconds": seconds}, file)
+    return torch.load(file)["states"]
+
+
+def fit(
+    data: Path,
+    share: float = 1.0,
+    only: Sequence[str] | None = None,
+    basis: str = "last_layer",
+    variance_matching: float = VARIANCE_MATCHING,
+) -> tuple[dict[int, AffineMap], dict[str, Any]]:
+    """Layer -> its exit, and a report. `share` of each source is used, of the named sources or of all."""
+    states, texts = raw_states(data, "texts"), sources(data)
+    sums = ExitSums(range(DEPTH), WIDTH)
+    for source in only or texts:
+        count = int(share * len(texts[source]))
+        sums.begin(source)
+        kept = {layer: vectors[:count] for layer, vectors in states[source].items()}
+        sums.add(source, texts[source][:count], kept, DEPTH)
+    rotation = sums.rotation(basis)
+    maps, report = {}, {}
+    for layer in range(DEPTH):
+        its, affine = sums.fit(layer, variance_matching=variance_matching)
+        maps[layer] = affine.followed_by(rotation)
+        report[str(layer)] = {"penalty": its.penalty, "r_squared": its.r_squared, "cosine": its.cosine}
+    if basis != "last_layer":
+        maps[DEPTH] = AffineMap(rotation, rotation.new_zeros(WIDTH))
+    return maps, {"texts": int(sums.targets.count), "layers": report}
+
+
+def score(
+    tests: Mapping[str, Evaluator], states: Mapping[str, Mapping[str, States]], maps: Mapping[int, AffineMap] | None
+) -> dict[str, dict[Granularity, float]]:
+    """
+    Test -> granularity -> main metric. Retrieval tests also have "NAME asymmetric".
+
+    Args:
+        tests (`Mapping[str, Evaluator]`): The tests.
+        states (`Mapping`): Test -> name of texts -> layer -> embeddings.
+        maps (`Mapping[int, AffineMap]`, *optional*): Exits to apply to the embeddings.
+    """
+    scores: dict[str, dict[Granularity, float]] = {}
+    for test, evaluator in tests.items():
+        vectors = {
+            name: {layer: maps[layer](its.double()).float() if maps and layer in maps else its
+                   for layer, its in layers.items()}
+            for name, layers in states[test].items()
+        }  # fmt: skip
+        layers = next(iter(vectors.values()))
+        scores[test] = {}
+        for layer in layers:
+            sides = {name: its[layer] for name, its in vectors.items()}
+            for dim, values in evaluator.score_layer(sides, DIMS).items():
+                scores[test][Granularity(layer, dim)] = values[evaluator.main_metric]
+        if isinstance(evaluator, Retrieval):
+            asymmetric = scores[f"{test} asymmetric"] = {}
+            for layer in layers:
+                for dim in DIMS:
+                    sides = {
+                        "queries": truncate(vectors["queries"][layer], dim),
+                        "documents": truncate(vectors["documents"][DEPTH], dim),
+                    }
+                    asymmetric[Granularity(layer, dim)] = evaluator.score(sides)[evaluator.main_metric]
+    return scores
+
+
+FITS: dict[str, dict[str, Any]] = {
+    "fitted": {},
+    "fitted, principal": {"basis": "principal"},
+    **{
+        f"fitted, principal, variance matching {strength:g}": {"basis": "principal", "variance_matching": strength}
+        for strength in (0.0, 1.0)
+    },
+    **{f"fitted, {share:.1%} of the texts": {"share": share} for share in (0.025, 0.1, 0.4)},
+    "fitted, captions": {"only": ["captions"]},
+    "fitted, news sentences": {"only": ["news"]},
+    "fitted, no short texts": {"only": ["news passages", "brown passages", "web passages", "wikipedia"]},
+}
+
+
+def train(data: Path, seed: int, steps: int | None) -> tuple[M3BertModel, Any, dict[str, Any]]:
+    """Exit distillation from the fit in the principal basis: the model, its tokenizer and what it took."""
+    states, texts = raw_states(data, "texts"), sources(data)
+    maps, report = fit(data, basis="principal")
+    model, tokenizer = converted(default_base())
+    for name in ("embedding_dropout", "hidden_dropout", "attention_dropout"):
+        setattr(model.config, name, 0.0)
+    model = M3BertModel.from_pretrained(None, config=model.config, state_dict=model.state_dict())
+    model.set_exits({layer: (affine.weight, affine.bias) for layer, affine in maps.items()})
+    model.config.exit_fit = {"pooling": "mean", **report}
+    # The cache of the teacher: the fit's own pass over the texts.
+    rows = {
+        text: vector for source, its in texts.items() for text, vector in zip(its, states[source][DEPTH], strict=True)
+    }
+    file = FOLDER / "teacher.npy"
+    np.save(file, maps[DEPTH](torch.stack(list(rows.values())).double()).float().numpy())
+    teacher = TeacherEmbeddings(list(rows), np.load(file, mmap_mode="r"))
+    dataset = Dataset.from_dict({"text": list(rows), "length": [len(text) for text in rows]})
+    set_seed(seed)
+    start = time.perf_counter()
+    changes = {} if steps is None else {"max_steps": steps}
+    Run(ExitDistillationConfig, ExitDistillationTrainer, TRAINING | changes).train(
+        model, tokenizer, dataset, {"teacher": teacher}, seed=seed
+    )
+    seconds = time.perf_counter() - start
+    encoding = torch.load(FOLDER / "texts.pt")["seconds"]
+    print(f"seed {seed}: trained in {seconds:.0f} s, texts encoded in {encoding:.0f} s", flush=True)
+    model.eval().save_pretrained(FOLDER / f"trained-{seed}")
+    tokenizer.save_pretrained(FOLDER / f"trained-{seed}")
+    return model, tokenizer, {"training": round(seconds), "encoding": round(encoding)}
+
+
+def about(development: bool) -> dict[str, Any]:
+    """What identifies the study."""
+    return {
+        "command": f"python -m benchmarks.reproduction.exits{' --development' if development else ''}",
+        "settings": {"texts": COUNTS, "training": TRAINING},
+        "scores": "Spearman correlation (STS), nDCG@10 (retrieval); run -> seed -> test -> granularity",
+    }
+
+
+def print_tables(results: dict[str, Any], development: bool) -> None:
+    """The means of STS and of retrieval, symmetric and asymmetric, for all runs."""
+    names = list(results["scores"])
+    sts = ["stsb-dev", "sick-dev"] if development else STS_TESTS
+    retrieval = ["msmarco-mini"] if development else RETRIEVAL_TESTS
+    grid = Grid.product([0, 1, 2, 4, 6], DIMS)
+    for tests in (sts, retrieval, [f"{name} asymmetric" for name in retrieval]):
+        print_table(results, names, tests, grid)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fit", action="store_true", help="score every variant of the fit")
+    parser.add_argument("--train", action="store_true", help="train from the fit, and score")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of --train")
+    parser.add_argument("--steps", type=int, help="training steps; default: those of the study")
+    parser.add_argument("--development", action="store_true", help="score the development sets")
+    parser.add_argument("--table", action="store_true", help="print the tables")
+    parser.add_argument("--figures", action="store_true", help="draw the figures")
+    options = parser.parse_args(arguments)
+    data = data_folder()
+    name = "development" if options.development else "tests"
+    file = RESULTS / ("exits_development.json" if options.development else "exits.json")
+    if options.fit or options.train:
+        tests = evaluators(data, options.development)
+    if options.fit:
+        states, reports = raw_states(data, name), {}
+        scores: dict[str, Any] = {"untouched": {"0": score(tests, states, None)}}
+        for variant, settings in FITS.items():
+            maps, reports[variant] = fit(data, **settings)
+            scores[variant] = {"0": score(tests, states, maps)}
+            print(variant, reports[variant], flush=True)
+        add_results(file, scores, about(options.development))
+    for seed in options.seeds if options.train else []:
+        model, tokenizer, _ = train(data, seed, options.steps)
+        grid = Grid.product(TRAINED.layers, [WIDTH])
+        encoder = GridEncoder(model, tokenizer, grid, max_length=MAX_LENGTH)
+        label = "trained" if options.steps is None else f"trained, {options.steps} steps"
+        scores = {label: {str(seed): score(tests, encode_tests(encoder, tests), None)}}
+        add_results(file, scores, about(options.development))
+    if options.table or options.fit or options.train:
+        import json
+
+        print_tables(json.loads(file.read_text(encoding="utf-8")), options.development)
+
+
+if __name__ == "__main__":
+    run_command(main)

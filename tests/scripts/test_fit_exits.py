@@ -1,0 +1,82 @@
+"""The commands that fit exits: from an m3BERT, while converting, with a teacher, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+
+from scripts.convert import main as convert
+from scripts.fit_exits import main as fit_exits
+from tests.trainers.test_exits import pooled, random_texts
+from trainers.hub.modules import published_pooling, write_modules
+
+
+@pytest.fixture
+def source(tmp_path, tiny_tokenizer):
+    """A tiny BERT that pools by the first token, with prompts."""
+    torch.manual_seed(3)
+    config = BertConfig(
+        vocab_size=99, hidden_size=20, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=48, initializer_range=0.5,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(tmp_path / "source")
+    tiny_tokenizer.save_pretrained(tmp_path / "source")
+    write_modules(tmp_path / "source", width=20, pooling="cls", prompts={"query": "name: ", "document": "text: "})
+    return str(tmp_path / "source")
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "lines.txt").write_text("\n".join(random_texts(60)) + "\n")
+    rows = [{"body": text} for text in random_texts(60, seed=1)] + [{"body": None}]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "lines.txt"), str(tmp_path / "rows.jsonl")
+
+
+def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path, capsys):
+    convert([source, str(tmp_path / "once"), "--fit_exits", files[0], "--exit_layers", "1", "2"])
+    printed = capsys.readouterr().out
+    assert "Exits fitted to 60 texts (target: last layer, basis: last_layer, pooling: cls)" in printed
+    convert([source, str(tmp_path / "plain")])
+    fit_exits([str(tmp_path / "plain"), str(tmp_path / "twice"), "--texts", files[0], "--exit_layers", "1", "2"])
+    once, twice = (AutoModel.from_pretrained(tmp_path / name) for name in ("once", "twice"))
+    assert once.config.exit_layers == [1, 2] and once.config.exit_fit == twice.config.exit_fit
+    assert once.config.exit_fit["prompts"] == ["name: ", "text: "]
+    for name, tensor in once.state_dict().items():
+        assert torch.equal(twice.state_dict()[name], tensor)
+    assert published_pooling(str(tmp_path / "once")) == "cls"
+
+
+def test_each_file_is_a_source(source, files, tmp_path):
+    convert([source, str(tmp_path / "model"), "--fit_exits", files[1], "--text_column", "body"])
+    assert AutoModel.from_pretrained(tmp_path / "model").config.exit_fit["sources"] == {"rows.jsonl": 60}
+    (tmp_path / "more.txt").write_text("\n".join(random_texts(30, seed=2)))
+    fit_exits([str(tmp_path / "model"), str(tmp_path / "again"), "--texts", files[0], str(tmp_path / "more.txt")])
+    record = AutoModel.from_pretrained(tmp_path / "again").config.exit_fit
+    assert record["sources"] == {"lines.txt": 60, "more.txt": 30} and record["texts"] == 90
+
+
+def test_a_teacher_is_named_in_the_record(source, files, tmp_path, encoder_folder, tiny_tokenizer):
+    pytest.importorskip("sentence_transformers")
+    convert(
+        [source, str(tmp_path / "model"), "--fit_exits", files[0], "--teacher", str(encoder_folder)]
+        + ["--teacher_cache_dir", str(tmp_path / "cache"), "--basis", "principal"]
+    )
+    model = AutoModel.from_pretrained(tmp_path / "model").eval()
+    assert model.config.exit_fit["target"] == "tiny-bert" and model.config.exit_layers == [0, 1, 2, 3]
+    assert pooled(model, AutoTokenizer.from_pretrained(tmp_path / "model"), ["a list"], [3], "cls")[3].isfinite().all()
+
+
+def test_what_is_wrong_is_said(source, files, tmp_path):
+    with pytest.raises(ValueError, match="--fit_exits needs the pooling, which --encoder_only leaves out"):
+        convert([source, str(tmp_path / "out"), "--fit_exits", files[0], "--encoder_only"])
+    with pytest.raises(ValueError, match=r"layers=\[3\] must be within 0..2"):
+        convert([source, str(tmp_path / "out"), "--fit_exits", files[0], "--exit_layers", "3"])
+    with pytest.raises(ValueError, match="text"):
+        convert([source, str(tmp_path / "out"), "--fit_exits", files[1]])
+    with pytest.raises(ValueError, match="BertModel has no exits: convert it to an m3BERT first"):
+        fit_exits([source, str(tmp_path / "out"), "--texts", files[0]])
+    assert not (tmp_path / "out").exists()

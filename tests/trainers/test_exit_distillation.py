@@ -1,0 +1,146 @@
+"""Exit distillation: what it learns, that the full depth stays, the default teacher, and pairs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModel
+
+from modeling_m3bert import M3BertModel
+from tests.conftest import quiet, tiny_config
+from tests.trainers.test_exits import pooled, random_texts
+from tests.trainers.tiny_run import assert_same_weights
+from trainers import ExitDistillationConfig, ExitDistillationTrainer, Grid, fit_exits, truncate
+from trainers.hub.modules import write_modules
+
+
+pytest.importorskip("sentence_transformers")
+
+TEXTS = random_texts(200)
+
+
+@pytest.fixture(scope="module")
+def fitted(tiny_tokenizer, tmp_path_factory):
+    """A checkpoint with exits, as `m3bert fit_exits` writes it."""
+    folder = tmp_path_factory.mktemp("fitted") / "model"
+    torch.manual_seed(5)
+    model = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0)).eval()
+    fit_exits(model, tiny_tokenizer, TEXTS, basis="principal")
+    model.save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    write_modules(folder, width=32)
+    return folder
+
+
+def distiller(folder, output, tokenizer, columns=None, **changes) -> ExitDistillationTrainer:
+    values = {
+        "teacher_cache_dir": str(output / "cache"),
+        "grid": "0,2,4,6x8,16,32",
+        "per_device_train_batch_size": 16,
+        "max_length": 48,
+        "max_steps": 3,
+        "logging_steps": 1,
+        "candidates": 64,
+    }
+    args = ExitDistillationConfig(**quiet(output / "run", **{**values, **changes}))
+    model = AutoModel.from_pretrained(folder)
+    return ExitDistillationTrainer(model, args, tokenizer, Dataset.from_dict(columns or {"text": TEXTS}))
+
+
+@pytest.mark.parametrize("loss", ["similarity", "contrastive"])
+def test_shallow_layers_learn_and_the_full_depth_stays(fitted, tiny_tokenizer, tmp_path, loss):
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, loss=loss, max_steps=30, learning_rate=1e-3)
+    trainer.train()
+    before = pooled(AutoModel.from_pretrained(fitted), tiny_tokenizer, TEXTS, [0, 2, 6])
+    after = pooled(trainer.backbone.eval(), tiny_tokenizer, TEXTS, [0, 2, 6])
+    cosines = {
+        name: {layer: torch.cosine_similarity(states[layer], before[6]).mean().item() for layer in (0, 2, 6)}
+        for name, states in (("before", before), ("after", after))
+    }
+    assert cosines["after"][0] > cosines["before"][0] and cosines["after"][2] > cosines["before"][2]
+    assert cosines["after"][6] > 0.99
+
+
+def test_the_full_size_starts_without_loss(fitted, tiny_tokenizer, tmp_path):
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, max_steps=1, learning_rate=1e-9)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert logged["exit_distillation_6x32"] == pytest.approx(0, abs=1e-4)
+    assert logged["exit_distillation_2x32"] > 0.01
+
+
+def test_the_default_teacher_is_the_model_as_it_was_loaded(fitted, tiny_tokenizer, tmp_path):
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer)
+    expected = pooled(AutoModel.from_pretrained(fitted), tiny_tokenizer, TEXTS[:5], [6])[6]
+    found = trainer.teacher.of(TEXTS[:5]).double()
+    torch.testing.assert_close(truncate(found, 32, True), truncate(expected, 32, True), atol=1e-5, rtol=1e-5)
+    assert trainer.args.teacher_name_or_path == str(fitted) and trainer.args.teacher_max_length == 48
+
+
+def test_the_default_grid_is_that_of_the_exits(fitted):
+    config = AutoModel.from_pretrained(fitted).config
+    assert ExitDistillationConfig(**quiet("unused")).grid_for(config).layers == [0, 1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_saved_loads_at_any_depth(fitted, tiny_tokenizer, tmp_path):
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "saved"))
+    cut = AutoModel.from_pretrained(tmp_path / "saved", output_layer=2, output_dim=16)
+    batch = tiny_tokenizer(TEXTS[:4], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = trainer.backbone.eval()(**batch, output_layer=2, output_dim=16).last_hidden_state
+        assert torch.equal(cut(**batch).last_hidden_state, expected)
+    assert not (tmp_path / "saved" / "objective.safetensors").exists()
+
+
+def test_pairs_mix_in_at_any_depth(fitted, tiny_tokenizer, tmp_path):
+    columns = {"query": TEXTS[:100], "document": TEXTS[100:]}
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, columns, pair_weight=0.5)
+    trainer.train()
+    logged = trainer.state.log_history[0]
+    assert {"distillation_0x8", "distillation_6x32", "pairs_0x8", "pairs_6x32"} <= logged.keys()
+    assert trainer.nested.objective.identity.title == "Exit distillation and CrossDepth"
+
+
+def test_gradients_can_be_cached(fitted, tiny_tokenizer, tmp_path):
+    runs = []
+    for mini_batch_size in (None, 5):
+        trainer = distiller(
+            fitted, tmp_path / str(mini_batch_size), tiny_tokenizer, mini_batch_size=mini_batch_size,
+            teacher_cache_dir=str(tmp_path / "cache"),
+        )  # fmt: skip
+        trainer.train()
+        runs.append(trainer.backbone)
+    assert_same_weights(*runs)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pair_weight": -1}, "pair_weight=-1 must not be negative"),
+        ({"pair_weight": 1}, "pair_weight needs two text columns or more; found: text"),
+        ({"loss": "mse"}, "loss='mse' is unknown; legal values: similarity, contrastive"),
+        ({"unsupervised": True}, "unsupervised is for contrastive training on text pairs"),
+        ({"grid": "2,7x8"}, "The model has layers 0..6 and dims 1..32; outside of it: 7x8"),
+        ({"alignment": -1}, "alignment=-1 and full_size_weight=10.0 must not be negative"),
+    ],
+)
+def test_what_does_not_fit_is_refused(fitted, tiny_tokenizer, tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        distiller(fitted, tmp_path, tiny_tokenizer, **changes)
+
+
+def test_a_model_without_a_folder_needs_a_teacher(tiny_tokenizer, tmp_path):
+    args = ExitDistillationConfig(**quiet(tmp_path, grid="2,6x8,32"))
+    with pytest.raises(ValueError, match="Distillation needs a teacher: set teacher_name_or_path"):
+        ExitDistillationTrainer(M3BertModel(tiny_config()), args, tiny_tokenizer, Dataset.from_dict({"text": TEXTS}))
+
+
+def test_a_step_of_the_full_grid_costs_one_forward(fitted, tiny_tokenizer, tmp_path):
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, max_steps=1)
+    calls = []
+    trainer.backbone.register_forward_hook(lambda *_: calls.append(1))
+    trainer.train()
+    assert len(calls) == 1 and str(Grid.parse("0,2,4,6x8,16,32")) == str(trainer.nested.objective.grid)
