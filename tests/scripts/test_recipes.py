@@ -93,7 +93,7 @@ IBKD_OVERLAYS = {
 
 
 def test_every_recipe_is_tested():
-    tested = {*FIRST_RECIPES, *IBKD_PAPER, *IBKD_OVERLAYS, "m3bert_matryoshka_distillation"}
+    tested = {*FIRST_RECIPES, *IBKD_PAPER, *IBKD_OVERLAYS, "m3bert_matryoshka_distillation", "exit_distillation"}
     tested |= {f"mipic_{name}" for name in MIPIC_PAPER} | {f"mic_{name}" for name in MIC_PAPER}
     tested |= {f"ablations/{name}" for name in ABLATIONS} | {f"studied/{name}" for name in STUDIED}
     assert set(recipes.recipe_names()) == tested
@@ -302,3 +302,14 @@ def test_the_pairs_of_matryoshka_distillation_are_the_papers(tmp_path):
     assert (args.pairs, args.distillation_weight, args.distillation_temperature) == ("12x768>4x64", 1.0, 1.0)
     assert (args.distillation_direction, args.max_steps, args.mlm_probability) == ("reverse", 50_000, 0.15)
     assert args.grid == "4,8,12 x 32,64,128,768"
+
+
+def test_the_recipe_of_exit_distillation_is_that_of_its_study():
+    from benchmarks.reproduction.exits import TRAINING
+
+    options = yaml.safe_load(recipes.find_recipe("exit_distillation").read_text())
+    for name, value in TRAINING.items():
+        if name in options:
+            assert options[name] == value, name
+    shared = {"max_steps", "per_device_train_batch_size", "learning_rate", "warmup_steps", "max_length", "bf16"}
+    assert shared <= options.keys()
