@@ -20,7 +20,7 @@ COMMANDS = {
     "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),
     "export": ("export_onnx", "export an encoder to ONNX, one file per granularity"),
     "demo": ("demo", "open a page to try an encoder at any depth, width and precision"),
-    "quickstart": ("quickstart", "convert, train, evaluate and query a real encoder (5 to 10 minutes)"),
+    "quickstart": ("quickstart", "convert, fit exits, train, evaluate and query a real encoder (5 to 10 minutes)"),
 }
 
 

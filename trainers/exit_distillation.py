@@ -51,14 +51,14 @@ class ExitDistillationConfig(DistillationConfig):
             candidates) or `contrastive` (InfoNCE with the teacher's embedding of the same text as the positive).
         alignment (`float`, *optional*, defaults to 10.0): Weight of `1 - cosine` to the teacher's embedding of the
             text, in addition to the loss.
-        full_size_weight (`float`, *optional*, defaults to 10.0): Weight of the full size, which is to stay what it is.
+        full_size_weight (`float`, *optional*, defaults to 20.0): Weight of the full size, which is to stay what it is.
         candidates (`int`, *optional*, defaults to 4096): Number of embeddings that are drawn from the teacher's cache
             at each step, in addition to those of the batch.
         pair_weight (`float`, *optional*, defaults to 0.0): Weight of [`CrossDepth`] on labelled pairs: the query at
             any granularity, its positive at the last layer. Needs two text columns or more, and a grid with the last
             layer.
         pair_temperature (`float`, *optional*, defaults to 0.05): Temperature of [`CrossDepth`].
-        learning_rate (`float`, *optional*, defaults to 1e-4): Initial learning rate of AdamW.
+        learning_rate (`float`, *optional*, defaults to 3e-4): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 64): Rows per device and step.
 
     The default grid has every layer with an exit and the last one, at 16, 32, 64, ... dims and the full width. Exits
@@ -72,11 +72,11 @@ class ExitDistillationConfig(DistillationConfig):
 
     loss: str = "similarity"
     alignment: float = 10.0
-    full_size_weight: float = 10.0
+    full_size_weight: float = 20.0
     candidates: int = 4096
     pair_weight: float = 0.0
     pair_temperature: float = 0.05
-    learning_rate: float = 1e-4
+    learning_rate: float = 3e-4
     per_device_train_batch_size: int = 64
 
     def __post_init__(self) -> None:

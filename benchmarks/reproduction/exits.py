@@ -71,7 +71,7 @@ TRAINING: dict[str, Any] = {
     "grid": str(TRAINED),
     "max_steps": 400,
     "per_device_train_batch_size": 64,
-    "learning_rate": 1e-4,
+    "learning_rate": 3e-4,
     "warmup_steps": 0.1,
     "max_length": MAX_LENGTH,
     "text_columns": ["text"],

@@ -124,7 +124,7 @@ def test_gradients_can_be_cached(fitted, tiny_tokenizer, tmp_path):
         ({"loss": "mse"}, "loss='mse' is unknown; legal values: similarity, contrastive"),
         ({"unsupervised": True}, "unsupervised is for contrastive training on text pairs"),
         ({"grid": "2,7x8"}, "The model has layers 0..6 and dims 1..32; outside of it: 7x8"),
-        ({"alignment": -1}, "alignment=-1 and full_size_weight=10.0 must not be negative"),
+        ({"alignment": -1}, "alignment=-1 and full_size_weight=20.0 must not be negative"),
     ],
 )
 def test_what_does_not_fit_is_refused(fitted, tiny_tokenizer, tmp_path, changes, message):
