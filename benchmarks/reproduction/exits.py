@@ -48,6 +48,7 @@ from trainers.evaluation import GridEncoder, Retrieval, find_tasks, measure_late
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import load_task, read_rows
 from trainers.exits import VARIANCE_MATCHING, ExitSums
+from trainers.losses import nested_similarity_distillation
 
 
 DEPTH, WIDTH, MAX_LENGTH = 6, 384, 128
@@ -191,7 +192,10 @@ def fit(
         sums.begin(source)
         kept = {layer: vectors[:count] for layer, vectors in states[source].items()}
         sums.add(source, texts[source][:count], kept, DEPTH)
-    rotation = sums.rotation(basis)
+    if basis == "learned":
+        rotation = learned_rotation(torch.cat([its[DEPTH] for its in states.values()]), sums.rotation("principal"))
+    else:
+        rotation = sums.rotation(basis)
     maps, report = {}, {}
     for layer in range(DEPTH):
         its, affine = sums.fit(layer, variance_matching=variance_matching)
@@ -238,9 +242,31 @@ def score(
     return scores
 
 
+def learned_rotation(vectors: torch.Tensor, start: torch.Tensor, steps: int = 200) -> torch.Tensor:
+    """
+    A rotation of embeddings `(texts, width)` that is trained to keep the similarities of all prefixes
+    ([`nested_similarity_distillation`], sum over DIMS), starting from principal axes `(width, width)`.
+    """
+    generator = torch.Generator().manual_seed(0)
+    vectors = truncate(vectors @ start.T.float(), WIDTH, normalize=True)
+    layer = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(WIDTH, WIDTH, bias=False))
+    with torch.no_grad():
+        layer.weight = torch.eye(WIDTH)
+    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
+    for _ in range(steps):
+        rows = torch.randperm(len(vectors), generator=generator)[: 128 + 2048]
+        rotated = layer(vectors[rows])
+        loss = nested_similarity_distillation(rotated[:128], rotated[:128].detach(), rotated[128:], DIMS[:-1]).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return layer.weight.detach().double() @ start
+
+
 FITS: dict[str, dict[str, Any]] = {
     "fitted": {},
     "fitted, principal": {"basis": "principal"},
+    "fitted, learned basis": {"basis": "learned"},
     **{
         f"fitted, principal, variance matching {strength:g}": {"basis": "principal", "variance_matching": strength}
         for strength in (0.0, 1.0)
