@@ -186,6 +186,8 @@ class DepthsTrainer(ContrastiveTrainer):
     """
 
     def build_objective(self, args: Any, grid: Grid) -> Composition:
+        if self.teacher is None:
+            raise ValueError("The quickstart trains with its embeddings from before training: pass teacher.")
         shallow = Grid(tuple(g for g in grid if g.layer != FULL.layer))
         before = torch.from_numpy(self.teacher.vectors)
         return Composition(
