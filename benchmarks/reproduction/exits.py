@@ -34,7 +34,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from matplotlib.figure import Figure
-from transformers import set_seed
+from transformers import AutoModel, AutoTokenizer, set_seed
 
 from benchmarks.reproduction.ibkd import STS_TESTS, development_tasks, held_out
 from benchmarks.reproduction.study import Run, add_results, print_table
@@ -279,7 +279,12 @@ FITS: dict[str, dict[str, Any]] = {
 
 
 def train(data: Path, seed: int, steps: int | None) -> tuple[M3BertModel, Any, dict[str, Any]]:
-    """Exit distillation from the fit in the principal basis: the model, its tokenizer and what it took."""
+    """Exit distillation from the fit in the principal basis: the model, its tokenizer and the seconds that it took. A
+    model that an earlier run has saved is not trained again."""
+    folder = FOLDER / (f"trained-{seed}" if steps is None else f"trained-{seed}-{steps}-steps")
+    if folder.is_dir():
+        seconds = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
+        return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), seconds
     states, texts = raw_states(data, "texts"), sources(data)
     maps, report = fit(data, basis="principal")
     model, tokenizer = converted(default_base())
@@ -305,9 +310,11 @@ def train(data: Path, seed: int, steps: int | None) -> tuple[M3BertModel, Any, d
     seconds = time.perf_counter() - start
     encoding = torch.load(FOLDER / "texts.pt")["seconds"]
     print(f"seed {seed}: trained in {seconds:.0f} s, texts encoded in {encoding:.0f} s", flush=True)
-    model.eval().save_pretrained(FOLDER / f"trained-{seed}")
-    tokenizer.save_pretrained(FOLDER / f"trained-{seed}")
-    return model, tokenizer, {"training": round(seconds), "encoding": round(encoding)}
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    taken = {"training": round(seconds), "encoding": round(encoding)}
+    (folder / "seconds.json").write_text(json.dumps(taken), encoding="utf-8")
+    return model, tokenizer, taken
 
 
 def about(development: bool) -> dict[str, Any]:
@@ -315,7 +322,7 @@ def about(development: bool) -> dict[str, Any]:
     return {
         "command": f"python -m benchmarks.reproduction.exits{' --development' if development else ''}",
         "settings": {"texts": COUNTS, "training": TRAINING},
-        "scores": "Spearman correlation (STS), nDCG@10 (retrieval); run -> seed -> test -> granularity",
+        "metric": "Spearman correlation (STS), nDCG@10 (retrieval); run -> seed -> test -> granularity",
     }
 
 
@@ -406,12 +413,13 @@ def main(arguments: list[str]) -> None:
             print(variant, reports[variant], flush=True)
         add_results(file, scores, about(options.development))
     for seed in options.seeds if options.train else []:
-        model, tokenizer, _ = train(data, seed, options.steps)
+        model, tokenizer, seconds = train(data, seed, options.steps)
         grid = Grid.product(TRAINED.layers, [WIDTH])
         encoder = GridEncoder(model, tokenizer, grid, max_length=MAX_LENGTH)
         label = "trained" if options.steps is None else f"trained, {options.steps} steps"
         scores = {label: {str(seed): score(tests, encode_tests(encoder, tests), None)}}
         add_results(file, scores, about(options.development))
+        print(f"{label}, seed {seed}: {seconds}", flush=True)
     if options.latency:
         time_queries()
     if options.figures:
