@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .core.objective import Objective as Objective
     from .core.objective import Term as Term
     from .core.papers import Paper as Paper
+    from .core.parts.cross_depth import CrossDepth as CrossDepth
     from .core.parts.hsic import HSIC as HSIC
     from .core.parts.pic import PIC as PIC
     from .core.parts.scr import SCR as SCR

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from itertools import islice
 from statistics import mean
@@ -390,23 +391,19 @@ class ExitSums:
         variance_matching: float = VARIANCE_MATCHING,
     ) -> tuple[LayerFit, AffineMap]:
         """The fit of a layer: its report from held-out texts, and the map fitted to all texts."""
-        penalty = self.best_penalty(layer, penalties)
-        kept = self.solve(self.of(layer, held_out=False), penalty, variance_matching)
-        report = LayerFit(penalty, self.of(layer, held_out=True).r_squared(kept), self.cosine(layer, kept))
-        return report, self.solve(self.of(layer), penalty, variance_matching)
+        held_out, fitted = self.of(layer, held_out=True), self.of(layer, held_out=False)
+        maps = fitted.solve(penalties)
+        best = self.best_penalty(layer, penalties, [held_out.r_squared(affine) for affine in maps])
+        kept = self.matched(fitted, maps[best], variance_matching)
+        report = LayerFit(penalties[best], held_out.r_squared(kept), self.cosine(layer, kept))
+        every = self.of(layer)
+        (affine,) = every.solve([penalties[best]])
+        return report, self.matched(every, affine, variance_matching)
 
-    def solve(self, sums: RegressionSums, penalty: float, variance_matching: float) -> AffineMap:
-        """The ridge regression of some sums, with the variances of its predictions matched along principal axes."""
-        covariance = self.targets.input_covariance()
-        axes = principal_axes(covariance)
-        variances = ((axes @ covariance) * axes).sum(dim=1)
-        (affine,) = sums.solve([penalty])
-        return sums.match_variances(affine, axes, variances, variance_matching)
-
-    def best_penalty(self, layer: int, penalties: Sequence[float]) -> float:
-        """The penalty with the best mean R^2 on held-out rows and, with several sources, on held-out sources."""
-        held_out = self.of(layer, held_out=True)
-        scores = [[held_out.r_squared(affine) for affine in self.of(layer, held_out=False).solve(penalties)]]
+    def best_penalty(self, layer: int, penalties: Sequence[float], on_rows: Sequence[float]) -> int:
+        """Index of the penalty with the best mean R^2 on held-out rows (`on_rows`, one value per penalty) and, with
+        several sources, on held-out sources."""
+        scores = [on_rows]
         sources = list(dict.fromkeys(source for source, _ in self.parts))
         if len(sources) > 1:
             by_source = []
@@ -416,7 +413,21 @@ class ExitSums:
                 by_source.append([its.r_squared(affine) for affine in others.solve(penalties)])
             scores.append([mean(values) for values in zip(*by_source, strict=True)])
         means = [mean(values) for values in zip(*scores, strict=True)]
-        return penalties[means.index(max(means))]
+        return means.index(max(means))
+
+    def matched(self, sums: RegressionSums, affine: AffineMap, strength: float) -> AffineMap:
+        """A regression of some sums with the variances of its predictions matched along the targets' axes."""
+        return sums.match_variances(affine, self.target_axes, self.target_variances, strength)
+
+    @cached_property
+    def target_axes(self) -> torch.Tensor:
+        """Principal axes of the targets, as rows. Read it after the last text was added."""
+        return principal_axes(self.targets.input_covariance())
+
+    @cached_property
+    def target_variances(self) -> torch.Tensor:
+        """Variance of the targets along each of their principal axes."""
+        return ((self.target_axes @ self.targets.input_covariance()) * self.target_axes).sum(dim=1)
 
     def cosine(self, layer: int, affine: AffineMap) -> float:
         """Mean cosine of a map's output and its target on the held-out rows that were kept."""
@@ -434,7 +445,7 @@ class ExitSums:
         """
         if basis == "last_layer" and self.dim <= self.width:
             return torch.eye(self.dim, dtype=torch.float64)
-        return principal_axes(self.targets.input_covariance())[: self.width]
+        return self.target_axes[: self.width]
 
 
 def _padded(affine: AffineMap, width: int) -> AffineMap:

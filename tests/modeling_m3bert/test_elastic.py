@@ -114,8 +114,8 @@ def test_loading_says_nothing(tmp_path, run_bare, tiny_masked_lm, suffix, argume
 def test_a_third_of_the_layers_adds_little_memory():
     (full, _), (cut, cut_bytes), (exits, exit_bytes) = measure().values()
     assert cut <= 0.60 * full
-    # The one exit that is read is 1% of the model.
-    assert exits <= 1.02 * cut
+    # The one exit that is read is 1% of the model; the memory of a process varies by another percent.
+    assert exits <= 1.03 * cut
     assert cut_bytes < exit_bytes <= 1.02 * cut_bytes
 
 

@@ -259,7 +259,10 @@ def test_a_recipe_is_a_name_or_a_file(tmp_path):
         ("temprature: 0.1", "--config has unknown options: temprature."),
         ("[1, 2]", "--config .*bad.yaml must map options to values."),
         ("a: b: c", "--config .*bad.yaml is not YAML: mapping values are not allowed"),
-        (None, "--config .*bad.yaml is neither a recipe nor a file; recipes: ibkd_retrieval, .*, ablations/ibkd_ckd"),
+        (
+            None,
+            "--config .*bad.yaml is neither a recipe nor a file; recipes: exit_distillation, .*, ablations/ibkd_ckd",
+        ),
     ],
 )
 def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):

@@ -52,14 +52,13 @@ def distiller(folder, output, tokenizer, columns=None, **changes) -> ExitDistill
 def test_shallow_layers_learn_and_the_full_depth_stays(fitted, tiny_tokenizer, tmp_path, loss):
     trainer = distiller(fitted, tmp_path, tiny_tokenizer, loss=loss, max_steps=30, learning_rate=1e-3)
     trainer.train()
-    before = pooled(AutoModel.from_pretrained(fitted), tiny_tokenizer, TEXTS, [0, 2, 6])
-    after = pooled(trainer.backbone.eval(), tiny_tokenizer, TEXTS, [0, 2, 6])
-    cosines = {
-        name: {layer: torch.cosine_similarity(states[layer], before[6]).mean().item() for layer in (0, 2, 6)}
-        for name, states in (("before", before), ("after", after))
-    }
-    assert cosines["after"][0] > cosines["before"][0] and cosines["after"][2] > cosines["before"][2]
-    assert cosines["after"][6] > 0.99
+    steps = [entry for entry in trainer.state.log_history if "exit_distillation_2x32" in entry]
+    for name in ("exit_distillation_0x32", "exit_distillation_2x32", "exit_distillation_4x16"):
+        values = [entry[name] for entry in steps]
+        assert sum(values[-5:]) < sum(values[:5]), name
+    before = pooled(AutoModel.from_pretrained(fitted), tiny_tokenizer, TEXTS, [6])[6]
+    after = pooled(trainer.backbone.eval(), tiny_tokenizer, TEXTS, [6])[6]
+    assert torch.cosine_similarity(before, after).mean() > 0.98
 
 
 def test_the_full_size_starts_without_loss(fitted, tiny_tokenizer, tmp_path):
@@ -101,7 +100,7 @@ def test_pairs_mix_in_at_any_depth(fitted, tiny_tokenizer, tmp_path):
     trainer.train()
     logged = trainer.state.log_history[0]
     assert {"distillation_0x8", "distillation_6x32", "pairs_0x8", "pairs_6x32"} <= logged.keys()
-    assert trainer.nested.objective.identity.title == "Exit distillation and CrossDepth"
+    assert trainer.nested.objective.identity.name == "Exit distillation + CrossDepth"
 
 
 def test_gradients_can_be_cached(fitted, tiny_tokenizer, tmp_path):
@@ -109,7 +108,7 @@ def test_gradients_can_be_cached(fitted, tiny_tokenizer, tmp_path):
     for mini_batch_size in (None, 5):
         trainer = distiller(
             fitted, tmp_path / str(mini_batch_size), tiny_tokenizer, mini_batch_size=mini_batch_size,
-            teacher_cache_dir=str(tmp_path / "cache"),
+            teacher_cache_dir=str(tmp_path / "cache"), candidates=0, optim="sgd", learning_rate=1e-3,
         )  # fmt: skip
         trainer.train()
         runs.append(trainer.backbone)

@@ -43,11 +43,16 @@ def test_nonsense_is_refused(text):
         Grid.parse(text)
 
 
-def test_doubles_and_zeros_are_refused():
+def test_doubles_zeros_and_the_embedding_layer_without_an_exit_are_refused():
     with pytest.raises(ValueError, match="4x8,4x8 names a granularity twice"):
         Grid.parse("4x8,4x8")
-    with pytest.raises(ValueError, match="layer or dim below 1"):
-        Grid.parse("0,2x8")
+    with pytest.raises(ValueError, match="a layer below 0 or a dim below 1"):
+        Grid.parse("2x0")
+    with pytest.raises(ValueError, match="a layer below 0 or a dim below 1"):
+        Grid.product([-1], [8])
+    with pytest.raises(ValueError, match=r"layers 1\.\.6 and dims 1\.\.32; outside of it: 0x8"):
+        Grid.parse("0,2x8").validate(tiny_config())
+    Grid.parse("0,2x8").validate(tiny_config(exit_layers=[0]))
     with pytest.raises(ValueError, match="at least one granularity"):
         Grid(())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetInfo
@@ -107,6 +108,7 @@ MRL, SIA, PIC = (("MRL", [papers.MRL]), ("SIA", [papers.MIPIC]), ("PIC", [papers
 SCR, SIR, HSIC = (("SCR", [papers.MIC]), ("SIR", [papers.MIC]), ("HSIC", [papers.IBKD]))
 OVER_LAYERS = ("MRL", [papers.MRL, papers.M3BERT])
 TAUGHT = ("InfoNCE with a teacher", [papers.IBKD])
+EXITS = ("Exit distillation", [])
 ONE_LAYER = {"grid": "6x8,32"}
 # Name of the trainer without "Trainer", its settings, and name and papers of each part with its weight.
 METHODS = [
@@ -134,6 +136,8 @@ METHODS = [
     ("IBKD", {"method": "mse"}, [(("MSE to a teacher", []), 1.0)]),
     ("IBKD", {"method": "crd"}, [(("CRD", [papers.CRD]), 1.0)]),
     ("IBKD", {"method": "hpd", "projection_dim": 8}, [(("HPD", [papers.HPD]), 1.0)]),
+    ("ExitDistillation", {"grid": "2,6x8,20"}, [(EXITS, 1.0)]),
+    ("ExitDistillation", {"grid": "2,6x8,20", "pair_weight": 0.5}, [(EXITS, 1.0), (("CrossDepth", []), 0.5)]),
     ("IBKDFinetuning", {}, [(("InfoNCE", []), 1.0), (HSIC, 0.5)]),
     ("IBKDFinetuning", {"grid": "2,6x8,32", "beta": 0.2}, [(OVER_LAYERS, 1.0), (HSIC, 0.2)]),
     ("IBKDFinetuning", {"beta": 0.0}, [(("InfoNCE", []), 1.0)]),
@@ -146,6 +150,7 @@ class StandInTeacher:
     """What an objective wants to know of a teacher's embeddings before training."""
 
     width = 20
+    vectors = np.ones((3, 20), dtype=np.float32)
 
     def principal_components(self, dim: int) -> torch.Tensor:
         return torch.eye(dim, self.width)
@@ -160,7 +165,7 @@ def trainer_of(method: str, tokenizer, sentences, folder, settings) -> Publishin
         data = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"]})
         return trainer_class(quiet_model(), args, tokenizer, data)
     data = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
-    teacher = {"teacher": StandInTeacher()} if method == "IBKD" else {}
+    teacher = {"teacher": StandInTeacher()} if method in ("IBKD", "ExitDistillation") else {}
     return trainer_class(quiet_model().model, args, tokenizer, data, **teacher)
 
 
@@ -197,7 +202,7 @@ def test_record_and_objective_name_exactly_the_parts_of_the_loss(
 
 def test_every_trainer_of_a_method_is_among_those():
     """A trainer that is no method's own has no record, or one of whatever objective it is given."""
-    general = {"NestedTrainer", "PublishingTrainer", "EmbeddingTrainer"}
+    general = {"NestedTrainer", "PublishingTrainer", "EmbeddingTrainer", "DistillationTrainer"}
     all_trainers = {name for name in trainers.__all__ if name.endswith("Trainer")}
     assert all_trainers == {f"{method}Trainer" for method, *_ in METHODS} | general
 
