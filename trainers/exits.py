@@ -179,7 +179,7 @@ def fit_exits(
     if not 0 < max_length <= limit:
         raise ValueError(f"max_length={max_length} must be within 1..{limit}, the model's limit.")
 
-    reader = _Reader(encoder, tokenizer, pooling, max_length, prompts, batch_size)
+    reader = ExitReader(encoder, tokenizer, pooling, max_length, prompts, batch_size)
     to_fit = [*layers, depth] if teacher is not None else layers
     sums = ExitSums(to_fit, width, projection, teacher)
     with (
@@ -243,7 +243,7 @@ def _raw_states(encoder: M3BertModel) -> Iterator[None]:
         encoder.train(training)
 
 
-class _Reader:
+class ExitReader:
     """Reads texts in chunks and encodes this rank's share of them."""
 
     def __init__(
