@@ -390,8 +390,10 @@ class M3BertModel(M3BertPreTrainedModel):
         Returns:
             `torch.Tensor` of shape `(..., dim)`.
         """
-        name = str(layer)
-        return self.exits[name](state, dim) if name in self.exits else state[..., :dim]
+        for name, layer_exit in self.exits.items():
+            if int(name) == layer:  # torch.compile cannot make a name out of a layer that varies between calls
+                return layer_exit(state, dim)
+        return state[..., :dim]
 
     def set_exits(self, exits: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
         """
