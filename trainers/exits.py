@@ -145,7 +145,7 @@ def fit_exits(
         batch_size (`int`, *optional*, defaults to 64): Number of texts to encode at a time.
         penalties (`Sequence[float]`, *optional*): Penalties to choose from, as multiples of the number of texts.
         variance_matching (`float`, *optional*, defaults to 0.5): How much of the regression's shrinkage to undo, from
-            0 (none) to 1; see [`RegressionSums.match_variances`]. Half of it was best on development sets
+            0 (none) to 1; see [`RegressionSums.match_variances`]. 0.5 was a compromise on development sets
             (benchmarks/reproduction/NOTES.md).
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
         on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
