@@ -18,7 +18,7 @@ COMMANDS = {
     "choose": ("choose", "choose the granularity to deploy within a budget"),
     "geometry": ("geometry", "plot the geometry of an encoder's embeddings"),
     "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),
-    "export": ("export_onnx", "export an encoder to ONNX, one file per granularity"),
+    "export": ("export", "export an encoder for servers: ONNX, one graph per granularity"),
     "demo": ("demo", "open a page to try an encoder at any depth, width and precision"),
     "quickstart": ("quickstart", "convert, fit exits, train, evaluate and query a real encoder (5 to 10 minutes)"),
 }

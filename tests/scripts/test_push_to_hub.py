@@ -284,10 +284,10 @@ def test_what_goes_wrong_ends_in_one_clear_line(run, hub, push, in_process):
     missing = in_process(
         """
         import sys
-        from scripts import export_onnx
+        from scripts import export
         from scripts.command import run_command
-        sys.argv = ["export_onnx", "--model_name_or_path", "user/nothing", "--granularities", "2x8"]
-        run_command(export_onnx.main)
+        sys.argv = ["export", "--model_name_or_path", "user/nothing", "--granularities", "2x8"]
+        run_command(export.main)
         """
     )
     assert "user/nothing" in error_line(missing)

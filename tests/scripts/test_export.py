@@ -7,7 +7,7 @@ import pytest
 
 from hub_cards import onnx_export
 from modeling_m3bert import M3BertModel
-from scripts.export_onnx import main
+from scripts.export import main
 from tests.conftest import tiny_config
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
@@ -44,8 +44,8 @@ def test_each_granularity_has_a_file_of_its_name(arguments, tmp_path, monkeypatc
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(b"")
 
-    monkeypatch.setattr("scripts.export_onnx.export_onnx", export)
-    monkeypatch.setattr("scripts.export_onnx.largest_difference", lambda encoder, file: 0.0)
+    monkeypatch.setattr("scripts.export.export_onnx", export)
+    monkeypatch.setattr("scripts.export.largest_difference", lambda encoder, file: 0.0)
     for named in (["--granularities", "2x8", "1x8"], ["--grid", "1,2x8"]):
         main([*arguments, *named, "--no_normalize", "--opset", "20"])
     options = {"normalize": False, "opset": 20}
@@ -54,6 +54,8 @@ def test_each_granularity_has_a_file_of_its_name(arguments, tmp_path, monkeypatc
 
 
 def test_bad_requests_are_refused(arguments, monkeypatch):
+    with pytest.raises(ValueError, match="--format gguf is not known; legal values: onnx"):
+        main([*arguments, "--granularities", "2x8", "--format", "gguf"])
     for named in ([], ["--granularities", "2x8", "--grid", "4x8"]):
         with pytest.raises(ValueError, match="Pass either --granularities 2x64 6x384 or --grid 2,6x64,384"):
             main([*arguments, *named])

@@ -22,10 +22,14 @@ from .command import parse_options, run_command
 from .encoder import EncoderArguments, load_encoder
 
 
+FORMATS = ("onnx",)
+
+
 @dataclass
 class ExportArguments:
     """What to export, and where to."""
 
+    format: str = field(default="onnx", metadata={"help": f"Format of the export: {', '.join(FORMATS)}."})
     granularities: list[str] = field(
         default_factory=list, metadata={"help": "Granularities to export, one file each: 2x64 6x384."}
     )
@@ -47,6 +51,8 @@ def lowest_cosine(encoder: GridEncoder, file: Path, other: Path) -> float:
 
 def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, ExportArguments), __doc__, arguments)
+    if options.format not in FORMATS:
+        raise ValueError(f"--format {options.format} is not known; legal values: {', '.join(FORMATS)}.")
     if bool(options.granularities) == bool(encoding.grid):
         raise ValueError("Pass either --granularities 2x64 6x384 or --grid 2,6x64,384.")
     if options.opset not in OPSETS:
