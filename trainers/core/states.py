@@ -9,12 +9,12 @@ granularity is a prefix of one tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from modeling_m3bert.conversion_m3bert import position_offset
 
@@ -30,18 +30,27 @@ class BackboneSpec:
 
     Args:
         final_norm (`str`, *optional*): Name of the norm module after the last layer; `None` for a post-norm backbone.
-        causal (`bool`, *optional*, defaults to `False`): Whether a token attends only to itself and earlier tokens.
+        causal (`bool`, *optional*, defaults to `False`): Whether a token attends only to itself and earlier tokens,
+            unless the config has `use_bidirectional_attention`.
+        caches (`bool`, *optional*, defaults to `False`): Whether it keeps all keys and values for generating text
+            unless it is told not to.
+        first_position (`int`, *optional*, defaults to 0): Row of the position embeddings that the first token reads,
+            where it does not depend on the config.
     """
 
     final_norm: str | None = None
     causal: bool = False
+    caches: bool = False
+    first_position: int = 0
 
 
 BACKBONES = {
     "m3bert": BackboneSpec(final_norm="norm"),  # the identity in a post-norm m3BERT
     "modernbert": BackboneSpec(final_norm="final_norm"),
     "eurobert": BackboneSpec(final_norm="norm"),
-    "qwen3": BackboneSpec(final_norm="norm", causal=True),
+    "qwen3": BackboneSpec(final_norm="norm", causal=True, caches=True),
+    "gemma3_text": BackboneSpec(final_norm="norm", causal=True, caches=True),  # EmbeddingGemma is not causal
+    "mpnet": BackboneSpec(first_position=2),
     **dict.fromkeys(
         (
             "bert",
@@ -51,10 +60,26 @@ BACKBONES = {
             "data2vec-text",
             "electra",
             "distilbert",
-            "mpnet",
+            "deberta",
+            "deberta-v2",
+            "nomic_bert",
+            "gte",
         ),
         BackboneSpec(),
     ),
+}
+DECODER = "it is a decoder-only language model; of these, qwen3 and gemma3_text are known here"
+ENCODER_DECODER = "it has two stacks of layers, an encoder and a decoder"
+# Model types that are often asked for -> why they are not in BACKBONES.
+REASONS = {
+    **dict.fromkeys(("gpt2", "llama", "mistral", "qwen2", "gemma", "gemma2", "phi3"), DECODER),
+    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "t5gemma", "m2m_100"), ENCODER_DECODER),
+    **dict.fromkeys(
+        ("gemma3", "embedding_gemma2"), "it also reads images, and its config nests that of the text model"
+    ),
+    "albert": "all its layers are one layer, so a smaller depth saves no memory",
+    "funnel": "its deeper layers have fewer tokens than its first",
+    "new": "its code is not part of transformers; the same model is there as gte, in checkpoints converted to it",
 }
 
 
@@ -211,14 +236,25 @@ def unwrap_encoder(model: Any) -> PreTrainedModel:
 
 def backbone_spec(config: Any) -> BackboneSpec:
     """
-    The [`BackboneSpec`] of a config's model type.
+    The [`BackboneSpec`] of a config.
 
     Raises:
-        ValueError: if the model type is unknown. A wrong guess of its final norm would change all states.
+        ValueError: if the model type is unknown, or its code is not that of transformers. A wrong guess of the final
+            norm would change all states.
     """
-    if config.model_type not in BACKBONES:
-        raise ValueError(f"model_type={config.model_type!r} is not supported; legal values: {', '.join(BACKBONES)}.")
-    return BACKBONES[config.model_type]
+    name = config.model_type
+    if name not in BACKBONES:
+        reason = f": {REASONS[name]}" if name in REASONS else ""
+        raise ValueError(f"model_type={name!r} is not supported{reason}; legal values: {', '.join(BACKBONES)}.")
+    known = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else None
+    if known is not None and name != "m3bert" and not isinstance(config, known):
+        raise ValueError(
+            f"{config.name_or_path or name} brings its own code for model_type={name!r}, whose states are not known "
+            "here: load it without trust_remote_code, or a checkpoint that transformers reads without it."
+        )
+    spec = BACKBONES[name]
+    bidirectional = spec.causal and getattr(config, "use_bidirectional_attention", False)
+    return replace(spec, causal=False) if bidirectional else spec
 
 
 def width_of(config: Any) -> int:
@@ -236,7 +272,7 @@ def shared_layers(config: Any) -> list[int]:
 
 def max_positions(config: Any) -> int:
     """The longest text, in tokens, that a backbone of this config reads."""
-    return config.max_position_embeddings - position_offset(config)
+    return config.max_position_embeddings - max(position_offset(config), backbone_spec(config).first_position)
 
 
 def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
@@ -260,12 +296,12 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
     if not layers or layers[0] < 0 or layers[-1] > depth:
         raise ValueError(f"layers={layers} must be within 0..{depth}; 0 is the embedding layer.")
 
-    early_exit = {}
+    options: dict[str, Any] = {"use_cache": False} if spec.caches else {}
     if encoder.config.model_type == "m3bert":
         if layers[-1] in encoder.config.legal_layers:
-            depth = early_exit["output_layer"] = layers[-1]
-        early_exit["output_dim"] = encoder.config.hidden_size
-    outputs = encoder(**inputs, **early_exit, output_hidden_states=layers, return_dict=True)
+            depth = options["output_layer"] = layers[-1]
+        options["output_dim"] = encoder.config.hidden_size
+    outputs = encoder(**inputs, **options, output_hidden_states=layers, return_dict=True)
 
     norm = encoder.get_submodule(spec.final_norm) if spec.final_norm is not None else nn.Identity()
     # transformers applies the final norm to the last hidden state only.

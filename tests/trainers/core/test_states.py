@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
+from datasets import Dataset
 from torch import nn
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
-from tests.conftest import padded_batch, tiny_config
-from trainers import NestedStates, nested_states, truncate
-from trainers.core.states import BACKBONES
+from tests.conftest import padded_batch, quiet, tiny_config
+from trainers import ContrastiveConfig, ContrastiveTrainer, Grid, NestedStates, nested_states, truncate
+from trainers.core.states import BACKBONES, REASONS, backbone_spec, max_positions
+from trainers.evaluation import GridEncoder
 
 
 SIZES = {
@@ -29,8 +31,34 @@ EXTRA = {
     "qwen3": {"head_dim": 8, "num_key_value_heads": 2},
     "eurobert": {"num_key_value_heads": 2, "bos_token_id": 0, "eos_token_id": 2},
     "modernbert": {"cls_token_id": 0, "sep_token_id": 2, "bos_token_id": 0, "eos_token_id": 2},
+    # As in EmbeddingGemma: bidirectional, with windows that are shorter than the texts of the tests.
+    "gemma3_text": {
+        "head_dim": 8,
+        "num_key_value_heads": 2,
+        "query_pre_attn_scalar": 8,
+        "use_bidirectional_attention": True,
+        "sliding_window": 4,
+        "sliding_window_pattern": 2,
+    },
+    "deberta": {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]},
+    # As in DeBERTa-v3, with the convolution of v2-xlarge after the first layer.
+    "deberta-v2": {
+        "relative_attention": True,
+        "position_biased_input": False,
+        "position_buckets": 8,
+        "pos_att_type": ["p2c", "c2p"],
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "conv_kernel_size": 3,
+        "conv_act": "gelu",
+    },
 }
 OTHERS = sorted(set(BACKBONES) - {"m3bert"})
+# First position in the table of positions: 0, or after the padding token's.
+OFFSETS = dict.fromkeys(("roberta", "xlm-roberta", "camembert", "data2vec-text", "mpnet"), 2)
+ABSOLUTE = ("bert", "electra", "distilbert", "deberta", *OFFSETS)
+# Those that count positions from the first real token, or look at distances only.
+PADDED_ON_ANY_SIDE = sorted({*OTHERS, *OFFSETS} - {"bert", "electra", "distilbert", "deberta"})
 
 
 def backbone(model_type: str, layers: int = 4, **changes: object) -> transformers.PreTrainedModel:
@@ -67,6 +95,7 @@ def test_a_state_is_what_a_model_of_that_depth_would_return(model_type):
         states = nested_states(model, batch, [4, 1, 3])
         assert sorted(states.layers) == [1, 3, 4]
         assert states.causal == (model_type == "qwen3")
+        assert torch.equal(states.layers[4], model(**batch).last_hidden_state)
         for layer in (4, 3, 1):
             expected = cut_by_hand(model, layer)(**batch).last_hidden_state
             real = batch["attention_mask"].bool()
@@ -103,6 +132,79 @@ def test_layer_0_is_what_goes_into_the_first_layer(model_type):
         torch.testing.assert_close(states.layers[0], seen["state"])
 
 
+@pytest.mark.parametrize("model_type", PADDED_ON_ANY_SIDE)
+def test_states_do_not_depend_on_the_side_of_the_padding(model_type):
+    model, right = backbone(model_type), padded_batch()
+    rolls = [7 - int(length) for length in right["attention_mask"].sum(dim=1)]
+    left = {name: torch.stack([row.roll(n) for row, n in zip(x, rolls, strict=True)]) for name, x in right.items()}
+    with torch.no_grad():
+        expected, found = (nested_states(model, batch, [0, 1, 4]) for batch in (right, left))
+    for layer in (0, 1, 4):
+        state, other = expected.layers[layer], found.layers[layer]
+        for row, n in enumerate(rolls):
+            torch.testing.assert_close(other[row, n:], state[row, : 7 - n], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_a_text_of_as_many_tokens_as_there_are_positions(model_type):
+    model = backbone(model_type)
+    limit = max_positions(model.config)
+    assert limit == 48 - OFFSETS.get(model_type, 0)
+    ids = torch.randint(5, 99, (1, limit + 1))
+    with torch.no_grad():
+        assert nested_states(model, {"input_ids": ids[:, :limit]}, [4]).layers[4].isfinite().all()
+        if model_type in ABSOLUTE:
+            with pytest.raises((IndexError, RuntimeError)):
+                nested_states(model, {"input_ids": ids}, [4])
+
+
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_every_backbone_trains_saves_and_encodes(model_type, tiny_tokenizer, sentences, tmp_path):
+    model = backbone(model_type)
+    first = next(module[0] for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == 4)
+    before = {name: parameter.detach().clone() for name, parameter in first.named_parameters()}
+    pairs = Dataset.from_dict({"anchor": sentences[:8], "positive": sentences[8:16]})
+    args = ContrastiveConfig(
+        **quiet(tmp_path, grid="1,4x8,32", max_steps=1, learning_rate=1e-2, per_device_train_batch_size=8)
+    )
+    ContrastiveTrainer(model, args, tiny_tokenizer, pairs).train()
+    moved = [not torch.equal(parameter, before[name]) for name, parameter in first.named_parameters()]
+    # A bias of the keys adds the same to all scores of a query.
+    assert sum(moved) >= len(moved) - 1
+
+    model.save_pretrained(tmp_path / "saved")
+    again = transformers.AutoModel.from_pretrained(tmp_path / "saved")
+    grid = Grid.parse("1,3,4x8,32")
+    vectors = [GridEncoder(its, tiny_tokenizer, grid).encode(sentences[:5]) for its in (model.eval(), again)]
+    inputs = tiny_tokenizer(sentences[:5], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        states = nested_states(model, {name: inputs[name] for name in ("input_ids", "attention_mask")}, grid.layers)
+    for granularity in grid:
+        expected = truncate(states.pooled(granularity.layer), granularity.dim)
+        for found in vectors:
+            torch.testing.assert_close(found.at(granularity), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_gemma_is_causal_unless_its_config_says_otherwise():
+    assert not backbone_spec(backbone("gemma3_text").config).causal
+    model, batch = backbone("gemma3_text", use_bidirectional_attention=False), padded_batch(lengths=(7, 7))
+    with torch.no_grad():
+        states = nested_states(model, batch, [4])
+        other = {**batch, "input_ids": batch["input_ids"].clone()}
+        other["input_ids"][:, 5:] = 4
+        changed = nested_states(model, other, [4]).layers[4]
+    assert states.causal
+    torch.testing.assert_close(changed[:, :5], states.layers[4][:, :5])
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "gemma3_text"])
+def test_keys_and_values_are_not_kept_for_generating_text(model_type):
+    model, kept = backbone(model_type), []
+    model.register_forward_hook(lambda _, arguments, outputs: kept.append(outputs.past_key_values))
+    nested_states(model, padded_batch(), [4])
+    assert kept == [None]
+
+
 def test_m3bert_does_not_run_layers_that_nobody_reads(tiny_model):
     for layer in tiny_model.layers[4:]:
         layer.forward = None
@@ -126,11 +228,23 @@ def test_the_encoder_of_a_head_or_adapter_is_run_without_the_head(tiny_masked_lm
 
 def test_unknown_types_and_layers_are_refused():
     gpt = transformers.GPT2Model(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9))
-    with pytest.raises(ValueError, match="model_type='gpt2' is not supported; legal values: m3bert, "):
+    message = "model_type='gpt2' is not supported: it is a decoder-only language model.*; legal values: m3bert, "
+    with pytest.raises(ValueError, match=message):
         nested_states(gpt, {"input_ids": torch.ones(1, 2, dtype=torch.long)}, [1])
+    with pytest.raises(ValueError, match="model_type='vit' is not supported; legal values: m3bert, "):
+        backbone_spec(transformers.ViTConfig())
+    assert not set(REASONS) & set(BACKBONES)
     for layers in ([-1], [7], []):
         with pytest.raises(ValueError, match=r"must be within 0\.\.4"):
             nested_states(backbone("bert"), padded_batch(), layers)
+
+
+def test_code_that_comes_with_a_model_is_not_taken_for_that_of_transformers():
+    class NomicBertConfig(transformers.PreTrainedConfig):
+        model_type = "nomic_bert"
+
+    with pytest.raises(ValueError, match="someone/nomic brings its own code for model_type='nomic_bert'"):
+        backbone_spec(NomicBertConfig(name_or_path="someone/nomic"))
 
 
 def naive_pooled(state: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:
