@@ -25,6 +25,7 @@ from trainers.hub.modules import MODULES_FILE, write_modules
 
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint
+from .eval_results import eval_results, write_eval_results
 from .figures import TITLES, draw_all
 from .metadata import Statements
 from .onnx_export import export_onnx
@@ -141,6 +142,7 @@ def describe(
         if cut is not None:  # a cut model has other weights than the one that was scored, and the same scores
             results.weights = checkpoint.weights_fingerprint
         results.save(folder / RESULTS)
+        write_eval_results(folder, eval_results(results, checkpoint.full, repo_id))
         drawn = draw_all(results, folder / FIGURES)
         figures = {f"{FIGURES}/{file.name}": caption(file.stem) for file in drawn}
     graphs = {g: f"{ONNX}/model_{g}.onnx" for g in options.onnx}

@@ -21,9 +21,11 @@ from trainers.hub.training_record import RECORD_FILE
 
 
 CARD, RESULTS = "README.md", "results.json"
+EVAL_RESULTS = ".eval_results/m3bert.yaml"  # other files of this folder belong to other people
 # Files that every push generates. A push deletes those that it does not have itself; files of a person stay.
 GENERATED_FILES = (
     RESULTS,
+    EVAL_RESULTS,
     RECORD_FILE,
     "figures/heat_map_*.png",
     "figures/quality_and_*.png",

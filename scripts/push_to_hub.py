@@ -42,6 +42,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--datasets", nargs="+", default=[], help="Hub ids of training data, besides those on record")
     parser.add_argument("--base_model", help="Hub id of the base model, in place of the one on record")
     parser.add_argument("--tags", nargs="+", default=[], help="additional tags")
+    parser.add_argument("--mteb_meta", type=Path, help="write a ModelMeta for MTEB's repository to this Python file")
     parser.add_argument("--public", action="store_true", help="make a new repository public")
     parser.add_argument("--revision", help="existing branch to commit to; default: main")
     parser.add_argument("--message", default="Publish with m3bert", help="commit message")
@@ -51,7 +52,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> None:
     given = parse(arguments)
+    from hub_cards.checkpoint import Checkpoint
     from hub_cards.metadata import Statements
+    from hub_cards.mteb_meta import write_mteb_meta
     from hub_cards.publication import Options, laid_out
     from trainers.evaluation.results import GridResults
 
@@ -63,10 +66,14 @@ def main(arguments: list[str]) -> None:
     where = {"revision": given.revision, "dry_run": given.dry_run}
     with laid_out(given.checkpoint, given.repo_id, options, results, **where) as publication:
         print(publication.listing())
+        if given.mteb_meta is not None:  # before the push, so that an error comes first
+            write_mteb_meta(given.mteb_meta, Checkpoint(publication.folder), given.repo_id)
         if given.dry_run:
             print("Nothing was pushed (--dry_run).")
             return
         commit = publication.upload(private=not given.public, revision=given.revision, message=given.message)
+        if given.mteb_meta is not None:
+            write_mteb_meta(given.mteb_meta, Checkpoint(publication.folder), given.repo_id, commit.oid)
     print(commit.commit_url)
 
 

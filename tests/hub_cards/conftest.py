@@ -57,7 +57,7 @@ def results(request: pytest.FixtureRequest) -> GridResults:
         date="2026-11-21",
         machine="a machine",
         versions={},
-        settings={"pooling": "mean", "prompts": {}},
+        settings={"pooling": "mean", "max_length": 64, "prompts": {}},
         scores=scores,
         two_stage_searches=[TwoStageSearch("cranfield", 1398, 6, 8, 32, 50, 0.3, "ndcg@10", 0.5)],
         variances={"stsb-geometry": {str(layer): [1.0, 2.0, 0.5] for layer in grid.layers}},

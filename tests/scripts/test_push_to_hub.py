@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+import yaml
+from huggingface_hub import HfApi, constants
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
@@ -248,6 +251,25 @@ def test_figures_and_graphs_of_an_earlier_push_go_with_what_they_showed(run, hub
     files = set(hub.files("user/model"))
     assert "onnx/model_4x8.onnx" in files and "onnx/model_2x8.onnx" not in files
     assert not any(name.startswith("figures/") for name in files)
+
+
+def test_results_and_metadata_are_where_leaderboards_read_them(run, hub, push, tmp_path, monkeypatch):
+    """The entries of the Hub's benchmarks go with their results; a file of someone else beside them stays."""
+    pytest.importorskip("mteb")
+    file = tmp_path / "model.py"
+    line = [run / "output", "user/ranked", "--results", run / "results.json", "--mteb_meta", file]
+    assert "Nothing was pushed" in push([*line, "--dry_run"]).stdout
+    assert runpy.run_path(str(file))["ranked"].revision is None
+    assert push(line).returncode == 0
+    assert runpy.run_path(str(file))["ranked"].revision == hub.commits("user/ranked")[0].oid
+    (entry,) = yaml.safe_load(hub.files("user/ranked")[".eval_results/m3bert.yaml"])
+    assert entry["dataset"] == {"id": "mteb/stsbenchmark-sts", "task_id": "STSBenchmark"}
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    api = HfApi(endpoint=hub.url, token=TOKEN)
+    api.upload_file(path_or_fileobj=b"[]", path_in_repo=".eval_results/other.yaml", repo_id="user/ranked")
+    assert push([run / "output", "user/ranked"]).returncode == 0
+    left = {name for name in hub.files("user/ranked") if name.startswith(".eval_results/")}
+    assert left == {".eval_results/other.yaml"}
 
 
 def test_an_interrupted_upload_goes_on_where_it_stopped(run, hub, push, tmp_path, tiny_tokenizer):

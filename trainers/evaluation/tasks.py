@@ -19,6 +19,8 @@ class HubData:
         labels (`dict`, *optional*): Label on the Hub -> label of the task. Rows with other labels are left out. Empty
             keeps all rows.
         splits (`dict[str, str]`, *optional*): Split of the task -> split on the Hub, if the names differ.
+        benchmark (`str`, *optional*): Id of the task on the Hub's leaderboard of the data set, which is the name of
+            MTEB's task. `None` if there is none, or if MTEB scores the task in another way.
     """
 
     path: str
@@ -26,6 +28,7 @@ class HubData:
     columns: Mapping[str, str] = field(default_factory=dict)
     labels: Mapping[Any, int] = field(default_factory=dict)
     splits: Mapping[str, str] = field(default_factory=dict)
+    benchmark: str | None = None
 
 
 @dataclass(frozen=True)
@@ -57,8 +60,8 @@ class Task:
     builtin: bool = False
 
 
-def _sts(name: str, hub: str | None = None, **options: Any) -> Task:
-    return Task(name, "sts", hub=HubData(hub) if hub else None, **options)
+def _sts(name: str, hub: str | None = None, benchmark: str | None = None, **options: Any) -> Task:
+    return Task(name, "sts", hub=HubData(hub, benchmark=benchmark) if hub else None, **options)
 
 
 ENTAILED_OR_CONTRADICTED = {0: 1, 2: 0}  # neutral pairs are left out
@@ -67,8 +70,8 @@ BEIR_COLUMNS = {"id": "_id"}
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        _sts("stsb", "mteb/stsbenchmark-sts"),
-        *(_sts(f"sts{year}", f"mteb/sts{year}-sts") for year in (12, 13, 14, 15, 16)),
+        _sts("stsb", "mteb/stsbenchmark-sts", "STSBenchmark"),
+        *(_sts(f"sts{year}", f"mteb/sts{year}-sts", f"STS{year}") for year in (12, 13, 14, 15, 16)),
         _sts("sick"),
         _sts("sickr", folder="sick", splits=("train", "dev", "test")),
         Task("banking77", "classification", hub=HubData("mteb/banking77")),
@@ -96,9 +99,15 @@ TASKS: dict[str, Task] = {
             hub=HubData("stanfordnlp/snli", None, NLI_COLUMNS, ENTAILED_OR_CONTRADICTED),
         ),
         *(Task(name, "retrieval") for name in ("cranfield", "cisi", "npl", "msmarco-mini")),
+        # MTEB removes documents with the id of the query from the results of FiQA and ArguAna: other scores than ours.
         *(
-            Task(name, "retrieval", hub=HubData(f"mteb/{name}", columns=BEIR_COLUMNS))
-            for name in ("scifact", "nfcorpus", "fiqa", "arguana")
+            Task(name, "retrieval", hub=HubData(f"mteb/{name}", columns=BEIR_COLUMNS, benchmark=benchmark))
+            for name, benchmark in (
+                ("scifact", "SciFact"),
+                ("nfcorpus", "NFCorpus"),
+                ("fiqa", None),
+                ("arguana", None),
+            )
         ),
         # Documentation of Python's standard library: summary lines are the queries, the text below them the documents.
         Task("stdlib", "retrieval", builtin=True),

@@ -1,0 +1,60 @@
+"""The file `.eval_results/*.yaml` of a repository: results for the leaderboards of benchmarks on the Hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+from trainers.core.granularity import Granularity
+from trainers.evaluation.results import GridResults
+from trainers.evaluation.tasks import TASKS
+
+from .upload import EVAL_RESULTS, RESULTS
+
+
+def eval_results(results: GridResults, full: Granularity, repo_id: str) -> list[EvalResultEntry]:
+    """
+    The results of a model for leaderboards. A leaderboard has one value per model, so only the full size is in them,
+    which is what users of the model load by default. Only tasks of a benchmark on the Hub are in them
+    ([`HubData.benchmark`]); all other scores are in the metadata of the card.
+
+    Args:
+        results ([`GridResults`]): Results of its evaluation.
+        full ([`Granularity`]): The full size of the published model.
+        repo_id (`str`): The repository, `user/model`, which also has the results file.
+
+    Returns:
+        `list[EvalResultEntry]`: One entry per task, the value in percent as in MTEB.
+    """
+    settings = results.settings
+    notes = [f"full size {full}", f"pooling {settings.get('pooling')}", f"max_length {settings.get('max_length')}"]
+    notes += ["with prompts"] if settings.get("prompts") else []
+    entries = []
+    for score in results.scores:
+        hub = TASKS[score.task].hub if score.task in TASKS else None
+        if score.main and score.granularity == str(full) and hub is not None and hub.benchmark is not None:
+            entries.append(
+                EvalResultEntry(
+                    dataset_id=hub.path,
+                    task_id=hub.benchmark,
+                    value=round(100 * score.value, 4),
+                    date=results.date,
+                    source_url=f"https://huggingface.co/{repo_id}/blob/main/{RESULTS}",
+                    source_name="All scores",
+                    notes=", ".join([*notes, "scored by m3bert evaluate"]),
+                )
+            )
+    return entries
+
+
+def write_eval_results(folder: Path, entries: list[EvalResultEntry]) -> None:
+    """Write the entries into the folder of a checkpoint. Without entries, remove the file of an earlier evaluation."""
+    file = folder / EVAL_RESULTS
+    if not entries:
+        file.unlink(missing_ok=True)
+        return
+    file.parent.mkdir(exist_ok=True)
+    content = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, width=1000)
+    file.write_text(content, encoding="utf-8")

@@ -1,0 +1,109 @@
+"""The file for MTEB's repository: MTEB accepts it, and every value is what the checkpoint says."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+from datetime import date
+
+import pytest
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
+
+from hub_cards.checkpoint import Checkpoint
+from hub_cards.metadata import Statements
+from hub_cards.mteb_meta import mteb_meta, write_mteb_meta
+from hub_cards.publication import Options, prepare
+from modeling_m3bert import M3BertForMaskedLM
+from tests.conftest import tiny_config
+from trainers.core.projection import Projection
+from trainers.hub.modules import write_modules
+
+
+pytest.importorskip("mteb")
+from mteb.models import ModelMeta, SentenceTransformerEncoderWrapper
+from sentence_transformers import SentenceTransformer
+
+
+STATEMENTS = Statements(license="apache-2.0", languages=("en", "de"), datasets=("user/pairs",), base_model="user/base")
+COMMIT = "0123456789" * 4
+
+
+def published(source, folder, statements=STATEMENTS, **options) -> Checkpoint:
+    folder.mkdir()
+    prepare(Checkpoint(source), folder, "user/Model-1", Options(statements=statements, **options))
+    return Checkpoint(folder)
+
+
+def written(checkpoint, file, **options) -> ModelMeta:
+    write_mteb_meta(file, checkpoint, "user/Model-1", **options)
+    return runpy.run_path(str(file))["model_1"]
+
+
+def test_every_value_is_what_the_checkpoint_says(run, tmp_path):
+    checkpoint = published(run / "output", tmp_path / "staged")
+    meta = written(checkpoint, tmp_path / "model.py", revision=COMMIT)
+    ModelMeta.model_validate(meta.model_dump())
+    model = AutoModel.from_pretrained(checkpoint.folder)
+    size = (checkpoint.folder / "model.safetensors").stat().st_size
+    assert meta.loader is SentenceTransformerEncoderWrapper and meta.loader_kwargs == {"trust_remote_code": True}
+    assert (meta.name, meta.revision, meta.release_date) == ("user/Model-1", COMMIT, date.today().isoformat())
+    assert meta.reference == "https://huggingface.co/user/Model-1"
+    assert meta.n_parameters == model.num_parameters()
+    assert meta.n_embedding_parameters == model.config.vocab_size * model.config.hidden_size
+    assert meta.memory_usage_mb == pytest.approx(size / 2**20, abs=0.1)
+    loaded = SentenceTransformer(str(checkpoint.folder), trust_remote_code=True, device="cpu")
+    assert meta.max_tokens == loaded.max_seq_length and meta.embed_dim == [8, 16, 32]
+    assert meta.embed_dim[-1] == loaded.get_embedding_dimension()
+    assert (meta.license, meta.open_weights, meta.languages) == ("apache-2.0", True, ["deu-Latn", "eng-Latn"])
+    assert meta.framework == ["Sentence Transformers", "PyTorch", "Transformers", "safetensors"]
+    assert (meta.similarity_fn_name.value, meta.use_instructions) == ("cosine", False)
+    assert meta.public_training_data == "https://huggingface.co/datasets/user/pairs"
+    assert (meta.adapted_from, meta.model_type, meta.modalities) == ("user/base", ["dense"], ["text"])
+
+
+def test_what_nobody_said_is_unknown(run, tmp_path):
+    meta = written(published(run / "output", tmp_path / "staged", Statements()), tmp_path / "model.py")
+    unknown = ("revision", "release_date", "languages", "license", "public_training_code", "public_training_data")
+    unknown += ("training_datasets", "adapted_from", "citation", "contacts")
+    assert {name: getattr(meta, name) for name in unknown} == dict.fromkeys(unknown)
+
+
+def test_prompts_a_projection_and_another_similarity_are_told(run, tmp_path):
+    checkpoint = published(run / "output", tmp_path / "staged")
+    before = mteb_meta(checkpoint, "user/model").n_parameters
+    prompts = {"query": "query: ", "document": "text: "}
+    write_modules(checkpoint.folder, width=32, max_length=20, prompts=prompts, projection=Projection(32, 12))
+    similarity = checkpoint.folder / "config_sentence_transformers.json"
+    similarity.write_text(similarity.read_text().replace('"cosine"', '"dot"'))
+    meta = mteb_meta(Checkpoint(checkpoint.folder), "user/model")
+    assert meta.use_instructions and meta.max_tokens == 20 and meta.similarity_fn_name.value == "dot"
+    assert meta.n_parameters == before + 32 * 12 and meta.embed_dim == [8, 12]
+
+
+def test_weights_count_as_they_are_stored(run, tmp_path):
+    checkpoint = published(run / "output", tmp_path / "staged")
+    before = mteb_meta(checkpoint, "user/model")
+    file = checkpoint.folder / "model.safetensors"
+    wide = {name: tensor.double() for name, tensor in load_file(file).items()}
+    file.unlink()  # it may be a link to the checkpoint's own
+    save_file(wide, file)
+    after = mteb_meta(checkpoint, "user/model")
+    assert after.memory_usage_mb == pytest.approx(2 * before.memory_usage_mb, abs=0.11)
+    assert after.n_parameters == before.n_parameters
+
+
+def test_another_license_is_its_link(run, tmp_path):
+    checkpoint = published(run / "output", tmp_path / "staged", Statements(license="other"))
+    assert mteb_meta(checkpoint, "user/model").license is None  # and so is a file in the repository
+    card = checkpoint.folder / "README.md"
+    link = "https://example.com/license"
+    card.write_text(card.read_text().replace("license: other", f"license: other\nlicense_link: {link}"))
+    assert mteb_meta(checkpoint, "user/model").license == link
+
+
+def test_a_model_with_a_head_is_refused(run, tmp_path, tiny_tokenizer):
+    folder = shutil.copytree(run / "output", tmp_path / "head")
+    M3BertForMaskedLM(tiny_config()).save_pretrained(folder)
+    with pytest.raises(ValueError, match="embeds texts; this is one for AutoModelForMaskedLM"):
+        mteb_meta(Checkpoint(folder), "user/model")
