@@ -30,6 +30,7 @@ ARCHITECTURE = (
     "M3BertModel",
     "M3BertPreTrainedModel",
     "convert_to_m3bert",
+    "convert_to_native",
 )
 __all__ = ["__version__", *ARCHITECTURE, *trainers.__all__, *trainers.evaluation.__all__]
 

@@ -21,6 +21,7 @@ from .modeling_m3bert import (
     M3BertModel,
     M3BertPreTrainedModel,
 )
+from .native_m3bert import convert_to_native
 
 
 AutoConfig.register(M3BertConfig.model_type, M3BertConfig)
@@ -41,4 +42,5 @@ __all__ = [
     "M3BertModel",
     "M3BertPreTrainedModel",
     "convert_to_m3bert",
+    "convert_to_native",
 ]

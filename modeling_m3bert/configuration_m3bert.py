@@ -6,8 +6,16 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-from transformers.configuration_utils import PreTrainedConfig
 
+try:
+    from transformers.configuration_utils import PreTrainedConfig
+except ImportError:  # the name is new in version 5
+    from transformers import __version__
+
+    raise ImportError(
+        f"m3BERT needs transformers 5.23 or later, and {__version__} is installed. Upgrade transformers, or use the "
+        "native export of this checkpoint, which every version loads (`m3bert export --format native`)."
+    ) from None
 
 AUTO_MAP = {
     "AutoConfig": "configuration_m3bert.M3BertConfig",
@@ -67,6 +75,7 @@ class M3BertConfig(PreTrainedConfig):
             the embedding space of the last layer. 0 is the embedding layer. Default: none.
         exit_fit (`dict`, *optional*): How the exits were fitted: pooling, basis, texts, and the quality of each exit.
         converted_from (`str`, *optional*): Hub id of the encoder that the weights were converted from.
+        native_model_type (`str`, *optional*): Model type of that encoder, such as `"xlm-roberta"`.
         output_layer (`int`, *optional*): Output layer. Models are built with this many layers. `None` means the last.
             0, the embedding layer, is legal if it has an exit.
         output_dim (`int`, *optional*): Number of dimensions to return. `None` means all.
@@ -118,6 +127,7 @@ class M3BertConfig(PreTrainedConfig):
     exit_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     exit_fit: dict | None = None
     converted_from: str | None = None
+    native_model_type: str | None = None
     output_layer: int | None = None
     output_dim: int | None = None
 

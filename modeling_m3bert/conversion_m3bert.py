@@ -138,6 +138,7 @@ def m3bert_config(config: Any) -> M3BertConfig:
         tie_word_embeddings=config.tie_word_embeddings,
         name_or_path=config.name_or_path,
         converted_from=hub_id(config.name_or_path),
+        native_model_type=config.model_type,
     )
 
 
@@ -152,8 +153,6 @@ def m3bert_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, to
     Returns:
         `dict[str, torch.Tensor]`: state dict of an [`M3BertModel`].
     """
-    distilbert = config.model_type == "distilbert"
-    layer_names, layer_path = (DISTILBERT_LAYER, "transformer.layer") if distilbert else (BERT_LAYER, "encoder.layer")
     tokens = source["embeddings.word_embeddings.weight"]
     if "embeddings.token_type_embeddings.weight" in source:
         # BERT adds the token type before the position. Adding it to the token embeddings keeps this order, so the sums
@@ -165,11 +164,19 @@ def m3bert_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, to
         "input_norm.weight": source["embeddings.LayerNorm.weight"],
         "input_norm.bias": source["embeddings.LayerNorm.bias"],
     }
-    for index in range(config.num_hidden_layers):
-        for name, family_name in layer_names.items():
-            for kind in ("weight", "bias"):
-                weights[f"layers.{index}.{name}.{kind}"] = source[f"{layer_path}.{index}.{family_name}.{kind}"]
-    return weights
+    return weights | {ours: source[theirs] for ours, theirs in layer_tensors(config).items()}
+
+
+def layer_tensors(config: Any) -> dict[str, str]:
+    """Name of each tensor of the layers in m3BERT -> its name in a BERT-family encoder of this config."""
+    distilbert = config.model_type == "distilbert"
+    names, path = (DISTILBERT_LAYER, "transformer.layer") if distilbert else (BERT_LAYER, "encoder.layer")
+    return {
+        f"layers.{index}.{ours}.{kind}": f"{path}.{index}.{theirs}.{kind}"
+        for index in range(config.num_hidden_layers)
+        for ours, theirs in names.items()
+        for kind in ("weight", "bias")
+    }
 
 
 def hub_id(name: str | None) -> str | None:
