@@ -19,7 +19,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 import modeling_m3bert
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
-from trainers.core.states import Pooling, max_positions
+from trainers.core.states import Pooling, longest_text
 from trainers.evaluation.encoding import GridEncoder, Role
 from trainers.hub.modules import find_projection, published_options, published_pooling
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord
@@ -51,6 +51,12 @@ REASONS = (
     (r"README\.md", "generated again, with the edits of the card on the Hub or, if there is none, of this one"),
     (r"(results\.json|figures/.*|onnx/.*)", "generated again, if it belongs to these weights"),
 )
+
+
+def full_size(config: Any, projection: Projection | None = None) -> Granularity:
+    """The granularity that a checkpoint is read at by default, from its config and its projection, if it has one."""
+    width = getattr(config, "output_dim", None) or config.hidden_size
+    return Granularity(config.num_hidden_layers, projection.out_features if projection is not None else width)
 
 
 @dataclass(frozen=True)
@@ -137,9 +143,7 @@ class Checkpoint:
     @cached_property
     def full(self) -> Granularity:
         """The granularity that it is read at by default."""
-        width = getattr(self.config, "output_dim", None) or self.config.hidden_size
-        dim = self.projection.out_features if self.projection is not None else width
-        return Granularity(self.config.num_hidden_layers, dim)
+        return full_size(self.config, self.projection)
 
     @cached_property
     def trained_grid(self) -> Grid | None:
@@ -195,8 +199,7 @@ class Checkpoint:
     @property
     def max_length(self) -> int:
         """Longest text in tokens."""
-        positions = max_positions(self.config)
-        return min(positions, self.tokenizer.model_max_length, self.published["max_length"] or positions)
+        return longest_text(self.config, self.tokenizer, self.published["max_length"])
 
     def load(self, **options: Any) -> PreTrainedModel:
         """Load the whole model, head included."""

@@ -36,7 +36,7 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
         ValueError: if the encoder cannot be converted exactly, or has modules other than a known pooling and one
             projection.
     """
-    from trainers.core.states import width_of
+    from trainers.core.states import longest_text, width_of
     from trainers.hub.modules import find_projection, published_options, published_pooling, write_modules
 
     pooling = None if encoder_only else published_pooling(source, revision=revision)
@@ -45,8 +45,8 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     if pooling is not None:
-        options, limit = published_options(source, revision=revision), tokenizer.model_max_length
-        options["max_length"] = min(options["max_length"] or limit, limit)
+        options = published_options(source, revision=revision)
+        options["max_length"] = longest_text(model.config, tokenizer, options["max_length"])
         write_modules(output_dir, width=width_of(model.config), pooling=pooling, projection=projection, **options)
     return model
 

@@ -67,7 +67,7 @@ def save_with_exits(
         ValueError: as [`fit_exits`], or if a file cannot be read or lacks the column.
     """
     from trainers.core.dataset_checks import require_columns
-    from trainers.core.states import width_of
+    from trainers.core.states import longest_text, width_of
     from trainers.data.files import load_files
     from trainers.data.teacher import Teacher
     from trainers.exits import fit_exits
@@ -103,7 +103,7 @@ def save_with_exits(
     )
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
-    limit = min(published["max_length"] or tokenizer.model_max_length, tokenizer.model_max_length)
+    limit = longest_text(model.config, tokenizer, published["max_length"])
     width = width_of(model.config)
     write_modules(output_dir, width=width, pooling=pooling, max_length=limit, prompts=published["prompts"])
     return fit

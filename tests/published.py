@@ -58,5 +58,5 @@ def save_with_exits(folder: Path, tokenizer: Any, sentences: Sequence[str], **ch
     fit_exits(model, tokenizer, sources, layers=[0, 1, 2, 4], basis="principal")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_modules(folder, width=model.config.hidden_size)
+    write_modules(folder, width=model.config.hidden_size, max_length=model.config.max_position_embeddings)
     return model

@@ -12,7 +12,7 @@ from .core.embedding import EmbeddingConfig
 from .core.granularity import Grid
 from .core.objective import Objective
 from .core.projection import Projection
-from .core.states import unwrap_encoder, width_of
+from .core.states import longest_text, unwrap_encoder, width_of
 from .data.collators import TextColumnsCollator, fields_of
 from .data.teacher import TeacherEmbeddings
 from .hub.modules import PROJECTION_FOLDER, find_projection, write_modules
@@ -53,6 +53,7 @@ class EmbeddingTrainer(PublishingTrainer):
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]
         columns = args.columns_of(*datasets)
+        roles = args.roles_of(columns)
         if args.unsupervised and not has_dropout(model):
             raise ValueError(
                 f"{type(model).__name__} has no dropout (see its config): two views of a text would be the same."
@@ -71,6 +72,10 @@ class EmbeddingTrainer(PublishingTrainer):
                 separator=args.field_separator,
                 views=2 if args.unsupervised else 1,
                 teacher=self.teacher,
+                prompts={column: args.prompts[role] for column, role in roles.items() if role in args.prompts},
+                max_lengths={
+                    column: args.max_lengths[role] for column, role in roles.items() if role in args.max_lengths
+                },
             ),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
@@ -101,12 +106,15 @@ class EmbeddingTrainer(PublishingTrainer):
         return args.build_objective(grid)
 
     def save_modules(self, output_dir: str) -> None:
-        """Write pooling and projection next to the backbone, as modules of sentence-transformers."""
+        """Write pooling, prompts and projection next to the backbone, as modules of sentence-transformers."""
         super().save_modules(output_dir)
+        config = unwrap_encoder(self.backbone).config
         write_modules(
             output_dir,
-            width=width_of(unwrap_encoder(self.backbone).config),
+            width=width_of(config),
+            max_length=longest_text(config, self.processing_class),
             pooling=self.args.pooling,
+            prompts=self.args.prompts,
             projection=self.projection,
         )
 

@@ -58,7 +58,7 @@ def test_their_trainer_trains_and_saves_it(tiny_tokenizer, sentences, tmp_path, 
     before = M3BertModel(tiny_config())
     before.save_pretrained(tmp_path / "untrained")
     tiny_tokenizer.save_pretrained(tmp_path / "untrained")
-    write_modules(tmp_path / "untrained", width=32, pooling=pooling)
+    write_modules(tmp_path / "untrained", width=32, max_length=32, pooling=pooling)
     (tmp_path / "sentences.json").write_text(json.dumps(sentences))
     printed = run_bare(TRAIN)
     (line,) = [line for line in printed.splitlines() if line.startswith("LOSSES")]

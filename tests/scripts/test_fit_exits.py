@@ -24,7 +24,7 @@ def source(tmp_path, tiny_tokenizer):
     )  # fmt: skip
     BertModel(config).save_pretrained(tmp_path / "source")
     tiny_tokenizer.save_pretrained(tmp_path / "source")
-    write_modules(tmp_path / "source", width=20, pooling="cls", prompts={"query": "name: ", "document": "text: "})
+    write_modules(tmp_path / "source", width=20, max_length=32, pooling="cls", prompts={"query": "name: ", "document": "text: "})
     return str(tmp_path / "source")
 
 

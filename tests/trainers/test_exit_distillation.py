@@ -29,7 +29,7 @@ def fitted(tiny_tokenizer, tmp_path_factory):
     fit_exits(model, tiny_tokenizer, TEXTS, basis="principal")
     model.save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
-    write_modules(folder, width=32)
+    write_modules(folder, width=32, max_length=48)
     return folder
 
 

@@ -22,21 +22,22 @@ class Projection(nn.Linear):
     Args:
         hidden_size (`int`): Width of the model.
         dim (`int`): Dims of the projected embedding, at most `hidden_size`.
+        bias (`bool`, *optional*, defaults to `False`): Whether the map has a bias, as the exit of a native export has.
 
     Raises:
         ValueError: if `dim` is out of range.
     """
 
-    def __init__(self, hidden_size: int, dim: int):
+    def __init__(self, hidden_size: int, dim: int, *, bias: bool = False):
         if not 0 < dim <= hidden_size:
             raise ValueError(f"dim={dim} of a projection must be within 1..{hidden_size}, the model's width.")
-        super().__init__(hidden_size, dim, bias=False)
+        super().__init__(hidden_size, dim, bias=bias)
         nn.init.orthogonal_(self.weight)
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         """Map `(..., hidden_size)` to `(..., dim)`, in float32 or wider, because the result is compared by cosine."""
         with no_autocast(vectors):
-            return nn.functional.linear(precise(vectors), self.weight)
+            return nn.functional.linear(precise(vectors), self.weight, self.bias)
 
     def validate(self, objective: Objective, config: Any) -> None:
         """

@@ -35,8 +35,8 @@ def write_modules(
     folder: str | Path,
     *,
     width: int,
+    max_length: int,
     pooling: Pooling = "mean",
-    max_length: int | None = None,
     prompts: Mapping[str, str] = {},
     projection: Projection | None = None,
 ) -> list[str]:
@@ -48,8 +48,8 @@ def write_modules(
     Args:
         folder (`Path`): Folder of the encoder.
         width (`int`): Dims of the states that the checkpoint gives by default; see [`width_of`].
+        max_length (`int`): Longest text in tokens; servers truncate longer texts. See [`longest_text`].
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
-        max_length (`int`, *optional*): Longest text in tokens; `None` is the tokenizer's limit.
         prompts (`Mapping[str, str]`, *optional*): Role (`"query"`, `"document"`) -> prompt before texts of that role.
         projection ([`Projection`], *optional*): Projection of the pooled embedding.
 
@@ -62,9 +62,9 @@ def write_modules(
     check_pooling(pooling)
     if projection is not None and projection.in_features != width:
         raise ValueError(f"The projection takes {projection.in_features} dims; width={width}.")
-    length = {} if max_length is None else {"max_seq_length": max_length}
     files: dict[str, Any] = {
-        ENCODER_FILE: length | {"do_lower_case": False},
+        # The tokenizer lowers the case itself, but vLLM ignores the file without both entries.
+        ENCODER_FILE: {"max_seq_length": max_length, "do_lower_case": False},
         SIMILARITY_FILE: {"prompts": dict(prompts), "default_prompt_name": None, "similarity_fn_name": "cosine"},
         f"{POOLING_FOLDER}/config.json": {
             "word_embedding_dimension": width,
@@ -77,7 +77,9 @@ def write_modules(
     folders = {"Transformer": "", "Pooling": POOLING_FOLDER}
     if projection is not None:
         folders["Dense"] = PROJECTION_FOLDER
-        files[f"{PROJECTION_FOLDER}/config.json"] = dense_config(projection.in_features, projection.out_features)
+        files[f"{PROJECTION_FOLDER}/config.json"] = dense_config(
+            projection.in_features, projection.out_features, bias=projection.bias is not None
+        )
     files[MODULES_FILE] = [
         {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for index, (kind, path) in enumerate(folders.items())
@@ -89,16 +91,17 @@ def write_modules(
     if projection is None:
         return list(files)
     weights = f"{PROJECTION_FOLDER}/model.safetensors"
-    save_file({"linear.weight": projection.weight.detach().cpu().contiguous()}, folder / weights)
+    tensors = {f"linear.{name}": tensor.detach().cpu().contiguous() for name, tensor in projection.named_parameters()}
+    save_file(tensors, folder / weights)
     return [*files, weights]
 
 
-def dense_config(in_features: int, out_features: int) -> dict[str, Any]:
-    """The config of a linear map without bias and activation, which is what a [`Projection`] is."""
+def dense_config(in_features: int, out_features: int, *, bias: bool) -> dict[str, Any]:
+    """The config of an affine map without activation, which is what a [`Projection`] is."""
     return {
         "in_features": in_features,
         "out_features": out_features,
-        "bias": False,
+        "bias": bias,
         "activation_function": "torch.nn.modules.linear.Identity",
     }
 
@@ -141,27 +144,28 @@ def find_projection(name_or_path: str, **hub_options: Any) -> Projection | None:
         hub_options (*optional*): Options for the Hub, such as `revision`.
 
     Raises:
-        ValueError: if the pooling is followed by more than one linear map, or by one with a bias or an activation.
+        ValueError: if the pooling is followed by more than one map, or by one with an activation or a residual.
     """
     folders = published_modules(name_or_path, "Dense", **hub_options)
     if not folders:
         return None
     residual = {"use_residual": False}  # not in older files
     config = residual | read_published(name_or_path, f"{folders[0]}/config.json", **hub_options)
-    plain = residual | dense_config(config["in_features"], config["out_features"])
+    plain = residual | dense_config(config["in_features"], config["out_features"], bias=config["bias"])
     if len(folders) > 1 or any(config.get(name) != value for name, value in plain.items()):
         raise ValueError(
-            f"{name_or_path} has more after its pooling than one linear map without bias and activation "
+            f"{name_or_path} has more after its pooling than one linear map without activation "
             f"({', '.join(folders)}), which is not supported."
         )
-    projection = Projection(config["in_features"], config["out_features"])
-    weight = load_file(cached_file(name_or_path, f"{folders[0]}/model.safetensors", **hub_options))["linear.weight"]
-    projection.load_state_dict({"weight": weight})
+    projection = Projection(config["in_features"], config["out_features"], bias=config["bias"])
+    tensors = load_file(cached_file(name_or_path, f"{folders[0]}/model.safetensors", **hub_options))
+    projection.load_state_dict({name.removeprefix("linear."): tensor for name, tensor in tensors.items()})
     return projection
 
 
 def published_options(name_or_path: str, **hub_options: Any) -> dict[str, Any]:
-    """The arguments `max_length` and `prompts` of [`write_modules`] that an encoder was published with."""
+    """The arguments `max_length` (`None` if unknown) and `prompts` of [`write_modules`] that an encoder was published
+    with."""
     encoder, similarity = (
         read_published(name_or_path, file, _raise_exceptions_for_missing_entries=False, **hub_options) or {}
         for file in (ENCODER_FILE, SIMILARITY_FILE)

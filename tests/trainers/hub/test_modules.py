@@ -185,7 +185,7 @@ def test_commands_pool_as_published(tiny_tokenizer, sentences, tmp_path):
     ],
 )
 def test_poolings_of_all_versions_are_read(tmp_path, config, expected):
-    write_modules(tmp_path, width=32)
+    write_modules(tmp_path, width=32, max_length=32)
     (tmp_path / POOLING_FOLDER / "config.json").write_text(json.dumps(config))
     if expected in ("mean", "cls", "lasttoken"):
         assert published_pooling(str(tmp_path)) == expected
@@ -194,34 +194,44 @@ def test_poolings_of_all_versions_are_read(tmp_path, config, expected):
             published_pooling(str(tmp_path))
 
 
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_projection_is_read_as_it_was_written(tmp_path, bias):
+    library, projection, vectors = pytest.importorskip(LIBRARY), Projection(32, 6, bias=bias), torch.randn(5, 32)
+    write_modules(tmp_path, width=32, max_length=32, projection=projection)
+    found = find_projection(str(tmp_path))
+    dense = library.sentence_transformer.modules.Dense.load(str(tmp_path / PROJECTION_FOLDER))
+    assert (found.bias is not None) == bias
+    for read in (found(vectors), dense({"sentence_embedding": vectors})["sentence_embedding"]):
+        assert torch.equal(read, projection(vectors))
+
+
 def test_what_is_listed_counts_not_what_lies_there(tmp_path):
     """A folder that was written twice, first with a projection."""
-    projection = Projection(32, 6)
-    write_modules(tmp_path, width=32, projection=projection)
-    assert torch.equal(find_projection(str(tmp_path)).weight, projection.weight)
-    write_modules(tmp_path, width=32, pooling="cls")
+    write_modules(tmp_path, width=32, max_length=32, projection=Projection(32, 6))
+    assert find_projection(str(tmp_path)) is not None
+    write_modules(tmp_path, width=32, max_length=32, pooling="cls")
     assert find_projection(str(tmp_path)) is None
     assert published_pooling(str(tmp_path)) == "cls"
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"bias": True}, {"activation_function": "torch.nn.modules.activation.Tanh"}, {"use_residual": True}, "twice"],
+    [{"activation_function": "torch.nn.modules.activation.Tanh"}, {"use_residual": True}, "twice"],
 )
-def test_only_a_matrix_is_a_projection(tmp_path, change):
-    write_modules(tmp_path, width=32, projection=Projection(32, 6))
+def test_only_one_linear_map_is_a_projection(tmp_path, change):
+    write_modules(tmp_path, width=32, max_length=32, projection=Projection(32, 6))
     file = tmp_path / (MODULES_FILE if change == "twice" else f"{PROJECTION_FOLDER}/config.json")
     content = json.loads(file.read_text())
     file.write_text(json.dumps([*content, content[-1]] if change == "twice" else content | change))
-    with pytest.raises(ValueError, match="has more after its pooling than one linear map without bias"):
+    with pytest.raises(ValueError, match="has more after its pooling than one linear map without activation"):
         find_projection(str(tmp_path))
 
 
 def test_bad_input_is_refused(tmp_path):
     with pytest.raises(ValueError, match="pooling='max' is unknown; legal values: mean, cls, lasttoken"):
-        write_modules(tmp_path, width=32, pooling="max")
+        write_modules(tmp_path, width=32, max_length=32, pooling="max")
     with pytest.raises(ValueError, match="The projection takes 32 dims; width=16"):
-        write_modules(tmp_path, width=16, projection=Projection(32, 6))
+        write_modules(tmp_path, width=16, max_length=32, projection=Projection(32, 6))
     assert not list(tmp_path.iterdir())
 
 
