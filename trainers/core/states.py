@@ -275,6 +275,19 @@ def max_positions(config: Any) -> int:
     return config.max_position_embeddings - max(position_offset(config), backbone_spec(config).first_position)
 
 
+def longest_text(config: Any, tokenizer: Any, published: int | None = None) -> int:
+    """
+    The longest text, in tokens, that an encoder embeds without truncation.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Config of the encoder.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer; without a limit, it has a huge one.
+        published (`int`, *optional*): A smaller limit that it was published with.
+    """
+    limit = min(max_positions(config), tokenizer.model_max_length)
+    return limit if published is None else min(published, limit)
+
+
 def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
     """
     Run a backbone once and return its states at several layers.
