@@ -14,6 +14,7 @@ from trainers.core import papers
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity, Grid
 from trainers.evaluation.results import GridResults
+from trainers.hub.serving import ARCHITECTURES
 
 from .checkpoint import Checkpoint
 from .costs import BYTES_PER_NUMBER, costs, tokens_counted
@@ -85,7 +86,9 @@ class CardSource:
         """Hub id of the base model; `None` if unknown."""
         record = self.checkpoint.record
         recorded = record.base_model if record else None
-        return self.statements.base_model or recorded or getattr(self.checkpoint.config, "converted_from", None)
+        exported = (self.checkpoint.exported_from or {}).get("converted_from")
+        converted = getattr(self.checkpoint.config, "converted_from", exported)
+        return self.statements.base_model or recorded or converted
 
     @property
     def datasets(self) -> list[str]:
@@ -146,6 +149,8 @@ def metadata(source: CardSource) -> dict[str, Any]:
     tags = [checkpoint.config.model_type, *(record.tags if record else [])]
     tags += ["sentence-transformers", "feature-extraction"] if embeds else []
     tags = [tag for tag in tags if tag != "matryoshka"] + (["matryoshka"] if checkpoint.trained else [])
+    served = checkpoint.exported_from is not None and checkpoint.config.model_type in ARCHITECTURES
+    tags += ["text-embeddings-inference"] if embeds and served else []
     tags += ["onnx"] if source.onnx else []
     tags += ["generated_from_trainer"] if record else []
     return {
@@ -176,6 +181,9 @@ def context(source: CardSource) -> dict[str, Any]:
         "asymmetric": asymmetric_values(results) if results and results.asymmetric_searches else None,
         "example_words": meaning_of(small or checkpoint.full),
         "cut": source.cut,
+        "native": checkpoint.exported_from,
+        "architecture": (config.architectures or [config.model_type])[0],
+        "elastic_repo": source.statements.base_model,
         "quantized": checkpoint.quantized,
         "head": checkpoint.head,
         "projection": checkpoint.projection is not None,

@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
+from trainers.core.compute import default_device
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
 from trainers.core.states import Pooling, longest_text
@@ -34,11 +34,12 @@ HEADS = {
     "ForMultipleChoice": "AutoModelForMultipleChoice",
     "Model": "AutoModel",
 }
+LICENSES = re.compile(r"(LICENSE|NOTICE)[\w.]*")
 PUBLISHED = re.compile(
     r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
     r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
-    r"|[\w.-]*\.(model|jinja)|LICENSE[\w.]*|NOTICE[\w.]*"
-    r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json"
+    r"|[\w.-]*\.(model|jinja)|" + LICENSES.pattern + r"|modules\.json"
+    r"|sentence_bert_config\.json|config_sentence_transformers\.json"
     r"|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|" + re.escape(RECORD_FILE)
 )
 # Pattern of a file -> why it is not published.
@@ -140,6 +141,12 @@ class Checkpoint:
         """How token states become a vector."""
         return published_pooling(str(self.folder)) or "mean"
 
+    @property
+    def exported_from(self) -> dict[str, Any] | None:
+        """For a native export: its `granularity`, and of the elastic checkpoint the `full_size`, the fingerprint of
+        its `weights`, and the encoder that it was `converted_from`, if known."""
+        return getattr(self.config, "exported_from", None)
+
     @cached_property
     def full(self) -> Granularity:
         """The granularity that it is read at by default."""
@@ -150,7 +157,7 @@ class Checkpoint:
         """The granularities that it was trained at; `None` if unknown."""
         if self.record is not None:
             known = Grid.parse(self.record.grid)
-        elif self.elastic and self.config.is_matryoshka:
+        elif self.elastic and self.config.is_matryoshka and self.projection is None:
             known = Grid.of(self.config)
         else:
             return None
@@ -180,7 +187,8 @@ class Checkpoint:
     @cached_property
     def grid(self) -> Grid:
         """The granularities to show: those it was trained at, or a sample if unknown; every exit; and the full one."""
-        members = [g for g in self.trained_grid or Grid.of(self.config) if g.dim <= self.full.dim] + [self.full]
+        sample = Grid.of(self.config) if self.projection is None else Grid((self.full,))
+        members = [g for g in self.trained_grid or sample if g.dim <= self.full.dim] + [self.full]
         dims = Grid(tuple(dict.fromkeys(members))).dims
         exits = [Granularity(layer, dim) for layer in self.exit_layers for dim in dims]
         return Grid(tuple(dict.fromkeys([*members, *exits])))
@@ -214,7 +222,7 @@ class Checkpoint:
         """Load the encoder to embed texts over a grid. Default: its own grid."""
         model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **options).eval()
         return GridEncoder(
-            model.to("cuda" if torch.cuda.is_available() else "cpu"),
+            model.to(default_device()),
             self.tokenizer,
             grid or self.grid,
             pooling=self.pooling,

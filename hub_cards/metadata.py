@@ -25,7 +25,14 @@ STATED = ("license", "license_name", "license_link", "language", "datasets", "ba
 # Keys that are generated anew. Their old values are dropped.
 GENERATED = ("model-index", "tags", "pipeline_tag", "library_name")
 # Generated tags. Stale ones are removed; all other tags of an old card stay.
-OWN_TAGS = ("matryoshka", "onnx", "sentence-transformers", "feature-extraction", "generated_from_trainer")
+OWN_TAGS = (
+    "matryoshka",
+    "onnx",
+    "sentence-transformers",
+    "feature-extraction",
+    "generated_from_trainer",
+    "text-embeddings-inference",
+)
 
 
 @dataclass(frozen=True)

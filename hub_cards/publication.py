@@ -28,12 +28,14 @@ from .checkpoint import Checkpoint
 from .eval_results import eval_results, write_eval_results
 from .figures import TITLES, draw_all
 from .metadata import Statements
+from .native_export import export_native, lost_layers
 from .onnx_export import export_onnx
 from .upload import CARD, RESULTS, Publication, published_card
 
 
 logger = logging.getLogger(__name__)
 FIGURES, ONNX = "figures", "onnx"
+FORMATS = ("m3bert", "native")
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")
 BINARY_FILES = (".safetensors", ".onnx", ".png", ".model")
 
@@ -50,12 +52,26 @@ class Options:
         onnx (`tuple[Granularity, ...]`, *optional*): Also export these granularities as ONNX graphs. Needs the extra
             `onnx`.
         statements ([`Statements`], *optional*): What a person adds to the card.
+        format (`str`, *optional*, defaults to `"m3bert"`): `"m3bert"`, or `"native"` for a plain BERT, RoBERTa, XLM-R,
+            ... that needs no remote code; see [`export_native`].
     """
 
     granularity: Granularity | None = None
     quantize: bool = False
     onnx: tuple[Granularity, ...] = ()
     statements: Statements = field(default_factory=Statements)
+    format: str = "m3bert"
+
+    def __post_init__(self) -> None:
+        if self.format not in FORMATS:
+            raise ValueError(f"format={self.format!r} is unknown; legal values: {', '.join(FORMATS)}.")
+        if self.native and self.quantize:
+            raise ValueError("quantize needs format='m3bert': servers read native weights in full precision.")
+
+    @property
+    def native(self) -> bool:
+        """Whether a plain BERT, RoBERTa, ... is published."""
+        return self.format == "native"
 
 
 def prepare(
@@ -100,8 +116,11 @@ def prepare(
     if results is not None and options.quantize:
         raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
     if results is not None:
-        results = results_of(checkpoint, results, repo_id).within(full, lost_exits(checkpoint, full))
-    if options.granularity is None and not options.quantize:
+        lost = lost_layers(checkpoint, full) if options.native else lost_exits(checkpoint, full)
+        results = results_of(checkpoint, results, repo_id).within(full, lost)
+    if options.native:
+        export_native(checkpoint, folder, options.granularity)
+    elif options.granularity is None and not options.quantize:
         for name in (name for name, why in files.items() if why is None):
             link_or_copy(checkpoint.folder / name, folder / name)
     else:
@@ -110,7 +129,7 @@ def prepare(
     written = checkpoint.folder / CARD
     if previous is None and written.is_file():
         previous = written.read_text(encoding="utf-8")
-    cut = f"{options.granularity} of {checkpoint.full}" if options.granularity is not None else None
+    cut = f"{full} of {checkpoint.full}" if options.granularity is not None or options.native else None
     describe(Checkpoint(folder), repo_id, options, results, previous, cut)
     refuse_tokens(folder, token)
     return Publication(folder, repo_id, {name: why for name, why in files.items() if why is not None})
@@ -193,7 +212,8 @@ def rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
         if why is None and not (folder / name).exists() and not name.startswith("model"):
             link_or_copy(checkpoint.folder / name, folder / name)
     if wanted is not None and (folder / MODULES_FILE).is_file():
-        write_modules(folder, width=wanted.dim, pooling=checkpoint.pooling, **checkpoint.published)
+        published = checkpoint.published | {"max_length": checkpoint.max_length}
+        write_modules(folder, width=wanted.dim, pooling=checkpoint.pooling, **published)
 
 
 def lost_exits(checkpoint: Checkpoint, size: Granularity) -> set[int]:
@@ -222,6 +242,7 @@ def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) 
         write_modules(
             folder,
             width=staged.full.dim,
+            max_length=staged.max_length,
             pooling=settings.get("pooling", "mean"),
             prompts=settings.get("prompts", {}),
         )

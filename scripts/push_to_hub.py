@@ -5,6 +5,7 @@ training record and its evaluation:
     m3bert push runs/pairs user/model --results runs/evaluation/results.json --license apache-2.0 --language en \\
         --onnx 4x64 --dry_run
     m3bert push runs/pairs user/model-small --granularity 4x64 --public
+    m3bert push runs/pairs user/model-bert --granularity 4x64 --format native --base_model user/model
 
 A new repository is private unless you pass --public. --dry_run lists all files and pushes nothing. To resume an
 interrupted push, run the same command again. The token comes from `hf auth login` or from HF_TOKEN.
@@ -35,6 +36,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("repo_id", help="repository on the Hub: user/model")
     parser.add_argument("--results", type=Path, help="results.json of `m3bert evaluate` for exactly this checkpoint")
     parser.add_argument("--granularity", type=one, help="publish only this granularity, as a small, complete model")
+    parser.add_argument(
+        "--format",
+        default="m3bert",
+        help="m3bert, or native for a plain BERT, RoBERTa, XLM-R, ... that needs no remote code",
+    )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits (torchao)")
     parser.add_argument("--onnx", type=one, nargs="+", default=[], help="also export these granularities to ONNX")
     parser.add_argument("--license", help="license identifier: apache-2.0")
@@ -61,7 +67,7 @@ def main(arguments: list[str]) -> None:
     statements = Statements(
         given.license, tuple(given.language), tuple(given.datasets), given.base_model, tuple(given.tags)
     )
-    options = Options(given.granularity, given.quantize, tuple(given.onnx), statements)
+    options = Options(given.granularity, given.quantize, tuple(given.onnx), statements, given.format)
     results = GridResults.load(given.results) if given.results is not None else None
     where = {"revision": given.revision, "dry_run": given.dry_run}
     with laid_out(given.checkpoint, given.repo_id, options, results, **where) as publication:

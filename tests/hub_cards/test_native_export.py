@@ -1,0 +1,178 @@
+"""A native export gives the embeddings of its granularity without remote code, and its files are what servers read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from hub_cards.checkpoint import Checkpoint
+from hub_cards.native_export import export_native, lost_layers
+from hub_cards.publication import Options, prepare
+from modeling_m3bert import M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
+from tests.conftest import tiny_config
+from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
+from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
+from trainers import Granularity, Grid, Projection
+from trainers.evaluation import GridResults
+from trainers.hub.modules import find_projection, write_modules
+from trainers.hub.serving import problems_for_servers
+
+
+NATIVE = {**POST_NORM, **BIASES}
+FULL = Granularity(6, 32)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
+    """A post-norm m3BERT after training, with its results."""
+    folder = tmp_path_factory.mktemp("trained")
+    trainer = contrastive_trainer(folder / "model", tiny_tokenizer, sentences, M3BertModel(tiny_config(**NATIVE)))
+    trainer.train()
+    trainer.save_model()
+    (folder / "model" / "LICENSE").write_text("free")
+    evaluated(folder / "model", folder / "data", sentences).save(folder / "results.json")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def with_exits(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
+    """A post-norm m3BERT with exits at layers 0, 1, 2, 4 and 6, in the principal basis."""
+    folder = tmp_path_factory.mktemp("exits")
+    save_with_exits(folder, tiny_tokenizer, sentences, **NATIVE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def projected(trained, tmp_path_factory) -> Path:
+    """The trained m3BERT with a projection of its last layer to 12 dims."""
+    folder = tmp_path_factory.mktemp("projected") / "model"
+    shutil.copytree(trained / "model", folder)
+    write_modules(folder, width=32, max_length=40, pooling="cls", projection=Projection(32, 12))
+    (folder / "training.json").unlink()
+    return folder
+
+
+def exported(source: Path, folder: Path, size: str | None) -> Checkpoint:
+    return export_native(Checkpoint(source), folder, Grid.parse(size).full if size else None)
+
+
+def embeddings(checkpoint: Checkpoint, texts: list[str], granularity: Granularity) -> torch.Tensor:
+    return checkpoint.encoder(Grid((granularity,))).encode(texts).at(granularity)
+
+
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("trained", None), ("trained", "2x32"), ("trained", "4x16"),
+        ("with_exits", None), ("with_exits", "4x16"), ("with_exits", "2x32"),
+        ("projected", None), ("projected", "6x8"),
+    ],
+)  # fmt: skip
+def test_embeddings_are_those_of_the_granularity(kind, size, request, tmp_path, sentences):
+    """Read by this project and by sentence-transformers, without remote code."""
+    source = request.getfixturevalue(kind)
+    source = source / "model" if kind == "trained" else source
+    native, texts = exported(source, tmp_path, size), sentences[:9]
+    granularity = Grid.parse(size).full if size else Checkpoint(source).full
+    expected = embeddings(Checkpoint(source), texts, granularity)
+    assert native.full == granularity and native.config.model_type == "bert"
+    torch.testing.assert_close(embeddings(native, texts, granularity), expected, atol=1e-6, rtol=0)
+    library = pytest.importorskip("sentence_transformers")
+    model = library.SentenceTransformer(str(tmp_path), device="cpu")
+    vectors = model.encode(texts, convert_to_tensor=True)
+    torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
+    assert model.max_seq_length == Checkpoint(source).max_length
+    assert problems_for_servers(tmp_path) == []
+    assert not list(tmp_path.glob("*.py")) and "auto_map" not in json.loads((tmp_path / "config.json").read_text())
+
+
+def test_a_full_size_without_exits_serves_every_granularity(trained, tmp_path, sentences):
+    native, source = exported(trained / "model", tmp_path, None), Checkpoint(trained / "model")
+    assert find_projection(str(tmp_path)) is None
+    assert native.trained_grid == Grid.parse(GRID)
+    assert native.config.matryoshka_dimensions == [8, 16, 32]
+    for granularity in Grid.parse(GRID):
+        expected = embeddings(source, sentences[:5], granularity)
+        assert torch.equal(embeddings(native, sentences[:5], granularity), expected)
+    shallow = AutoModel.from_pretrained(tmp_path, num_hidden_layers=2)
+    assert len(shallow.encoder.layer) == 2
+    assert (tmp_path / "LICENSE").read_text() == "free"
+
+
+def test_the_files_say_what_was_exported(trained, with_exits, tmp_path):
+    native, source = exported(trained / "model", tmp_path / "trained", "4x16"), Checkpoint(trained / "model")
+    assert native.exported_from == {
+        "granularity": "4x16", "full_size": "6x32", "weights": source.weights_fingerprint, "converted_from": None,
+    }  # fmt: skip
+    assert native.record.grid == "4x8,16" and native.record.objective == source.record.objective
+    assert native.grid == Grid.parse("4x8,16")
+    dense = load_file(tmp_path / "trained" / "2_Dense" / "model.safetensors")
+    assert torch.equal(dense["linear.weight"], torch.eye(16, 32))
+    cut = exported(with_exits, tmp_path / "exits", "2x16")
+    assert cut.projection.bias is not None and cut.grid == Grid.parse("2x16")
+
+
+def test_which_layers_an_export_lacks(trained, with_exits, projected):
+    plain, exits = Checkpoint(trained / "model"), Checkpoint(with_exits)
+    assert lost_layers(plain, FULL) == set()
+    assert lost_layers(plain, Granularity(4, 16)) == {0, 1, 2, 3}
+    assert lost_layers(exits, FULL) == {0, 1, 2, 3, 4, 5}  # the last layer is rotated
+    assert lost_layers(Checkpoint(projected), Granularity(6, 12)) == {0, 1, 2, 3, 4, 5}
+
+
+def test_a_head_is_kept_or_left_out(tmp_path, tiny_tokenizer):
+    for model_class in (M3BertForTokenClassification, M3BertForMaskedLM):
+        model_class(tiny_config(**NATIVE)).save_pretrained(tmp_path / model_class.__name__)
+        tiny_tokenizer.save_pretrained(tmp_path / model_class.__name__)
+    kept = exported(tmp_path / "M3BertForTokenClassification", tmp_path / "tokens", "2x8")
+    assert kept.head == "AutoModelForTokenClassification" and not (tmp_path / "tokens" / "modules.json").exists()
+    masked = Checkpoint(tmp_path / "M3BertForMaskedLM")
+    with pytest.raises(ValueError, match="M3BertForMaskedLM has no native equivalent: .* or export its encoder"):
+        export_native(masked, tmp_path / "masked")
+    encoder = export_native(masked, tmp_path / "masked", encoder_only=True)
+    assert encoder.head == "AutoModel" and problems_for_servers(encoder.folder) == []
+
+
+@pytest.mark.parametrize(
+    ("size", "error"),
+    [
+        ("3x32", "output_layer=3 is not available here; legal values: 2, 4, 6"),
+        ("2x9", "output_dim=9 is not available"),
+    ],
+)
+def test_a_granularity_that_is_not_there_is_refused(trained, tmp_path, size, error):
+    with pytest.raises(ValueError, match=error):
+        exported(trained / "model", tmp_path, size)
+
+
+def test_what_cannot_be_exported_says_why(run, projected, tmp_path, minilm):
+    with pytest.raises(ValueError, match="M3BertModel has no native equivalent: it is pre-norm, .* ONNX instead"):
+        exported(run / "output", tmp_path, None)
+    with pytest.raises(ValueError, match="is not an m3BERT: it is a native bert already"):
+        exported(Path(minilm), tmp_path, None)
+    with pytest.raises(ValueError, match="The model projects layer 6 to 12 dims; outside of it: 4x12"):
+        exported(projected, tmp_path, "4x12")
+    with pytest.raises(ValueError, match="format='bert' is unknown; legal values: m3bert, native"):
+        Options(format="bert")
+    with pytest.raises(ValueError, match="quantize needs format='m3bert'"):
+        Options(format="native", quantize=True)
+
+
+def test_it_is_published_with_its_own_card_and_the_scores_that_hold(trained, tmp_path):
+    results, source = GridResults.load(trained / "results.json"), Checkpoint(trained / "model")
+    for name, size, grid in (("cut", "4x16", "4x8,16"), ("whole", None, GRID)):
+        (tmp_path / name).mkdir()
+        options = Options(Grid.parse(size).full if size else None, format="native")
+        folder = prepare(source, tmp_path / name, "user/model-bert", options, results).folder
+        assert GridResults.load(folder / "results.json").grid == grid
+        card = " ".join((folder / "README.md").read_text().split())
+        assert "This is a native export: a plain `BertModel`" in card
+        assert f"granularity `{size or '6x32'}` of an elastic checkpoint of size `6x32`" in card
+        assert source.weights_fingerprint in card and "trust_remote_code" not in card
+        assert "- text-embeddings-inference" in card
