@@ -29,7 +29,8 @@ def eval_results(results: GridResults, full: Granularity, repo_id: str) -> list[
         `list[EvalResultEntry]`: One entry per task, the value in percent as in MTEB.
     """
     settings = results.settings
-    notes = [f"full size {full}", f"pooling {settings.get('pooling')}", f"max_length {settings.get('max_length')}"]
+    notes = [f"full size {full}"]
+    notes += [f"{name} {settings[name]}" for name in ("pooling", "max_length", "max_lengths") if settings.get(name)]
     notes += ["with prompts"] if settings.get("prompts") else []
     entries = []
     for score in results.scores:

@@ -20,6 +20,7 @@ COMMANDS = {
     "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),
     "export": ("export", "export an encoder for servers: ONNX, one graph per granularity"),
     "demo": ("demo", "open a page to try an encoder at any depth, width and precision"),
+    "example_data": ("example_data", "write small example files to try the commands with"),
     "quickstart": ("quickstart", "convert, fit exits, train, evaluate and query a real encoder (5 to 10 minutes)"),
 }
 

@@ -44,11 +44,13 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
 
 
 def test_the_wheel_holds_every_file_of_the_commands(wheel):
-    """Commands and recipes come from the folder `scripts`, the template of cards from `hub_cards`."""
+    """Commands and recipes come from the folder `scripts`, the template of cards from `hub_cards`. Scripts for jobs
+    are no commands: they install the wheel themselves."""
     names = set(zipfile.ZipFile(wheel).namelist())
     commands = [file.relative_to(ROOT / "scripts") for file in (ROOT / "scripts").rglob("*.[py]*") if file.is_file()]
-    wanted = {f"m3bert/commands/{file.as_posix()}" for file in commands if file.suffix in (".py", ".yaml")}
-    assert wanted <= names and "hub_cards/template.md" in names
+    suffixes = (".py", ".yaml")
+    wanted = {f"m3bert/commands/{file}" for file in commands if file.suffix in suffixes and file.parts[0] != "jobs"}
+    assert wanted <= names and not any("/jobs/" in name for name in names) and "hub_cards/template.md" in names
     typed = {f"{package}/py.typed" for package in ("m3bert", "modeling_m3bert", "trainers", "hub_cards")}
     assert typed <= names
 
@@ -104,3 +106,21 @@ def test_a_strangers_first_commands(wheel, tmp_path, minilm):
     assert "Deploy 6x384" in chosen
     listing = run(m3bert, "push", "trained", "user/trained", "--results", "evaluation/results.json", "--dry_run")
     assert "Nothing was pushed" in listing and "README.md" in listing
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["train", "evaluate", "embed"])
+def test_uv_resolves_a_job_with_a_wheel_that_is_on_no_index(wheel, tmp_path, name):
+    """As docs/jobs.md says, until the package is on an index. Needs a connection to one for all other packages."""
+    uv = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
+    if uv is None:
+        pytest.skip("uv is not installed")
+    script = shutil.copy(ROOT / "scripts" / "jobs" / f"m3bert_{name}.py", tmp_path)
+    environment = os.environ | {"UV_FIND_LINKS": str(wheel.parent), "UV_CACHE_DIR": str(tmp_path / "cache")}
+    command = [uv, "export", "--script", str(script), "--no-hashes", "--python", sys.executable]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    if "Failed to fetch" in done.stderr:
+        pytest.skip("no connection to a package index")
+    assert done.returncode == 0, done.stderr
+    named = {line.partition("==")[0].partition(" @ ")[0] for line in done.stdout.splitlines()}
+    assert {"m3bert", "torch", "transformers"} <= named

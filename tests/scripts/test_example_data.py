@@ -1,0 +1,38 @@
+"""The example files: what every page of the documentation reads."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scripts.example_data import main
+from trainers.evaluation import find_task, load_task
+
+
+def rows(file) -> list[dict[str, str]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_the_three_files_fit_together_and_hold_no_text_of_the_task(tmp_path, capsys):
+    main([str(tmp_path)])
+    pairs, corpus = rows(tmp_path / "pairs.jsonl"), rows(tmp_path / "corpus.jsonl")
+    lines = (tmp_path / "text.txt").read_text().splitlines()
+    assert len(pairs) == len(corpus) == len(lines) > 1500
+    assert [pair["anchor"] for pair in pairs] == lines
+    assert [pair["positive"] for pair in pairs] == [document["text"] for document in corpus]
+    assert all(document["title"] for document in corpus)
+    task = load_task(find_task("stdlib"))
+    assert not {*lines} & {*task.texts["queries"]}
+    assert not {document["text"] for document in corpus} & {*task.texts["documents"]}
+    assert f"pairs.jsonl: {len(pairs):,} lines" in capsys.readouterr().out
+
+
+def test_it_runs_twice_but_never_over_a_file_of_yours(tmp_path):
+    main([str(tmp_path)])
+    main([str(tmp_path)])
+    (tmp_path / "text.txt").write_text("mine\n")
+    (tmp_path / "pairs.jsonl").unlink()
+    with pytest.raises(ValueError, match=r"text.txt exists and is no example file"):
+        main([str(tmp_path)])
+    assert (tmp_path / "text.txt").read_text() == "mine\n" and not (tmp_path / "pairs.jsonl").exists()
