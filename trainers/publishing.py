@@ -34,6 +34,8 @@ class PublishingTrainer(NestedTrainer):
     """
 
     push_in_progress: Any = None
+    # Hub ids of the training data, for the record: the data itself does not always tell where it is from.
+    dataset_ids: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -65,7 +67,7 @@ class PublishingTrainer(NestedTrainer):
             settings=changed_settings(args),
             columns=list(self.columns),
             rows=0 if data is None else len(data) if has_length(data) else None,
-            datasets=hub_datasets([data]),
+            datasets=list(dict.fromkeys([*hub_datasets([data]), *self.dataset_ids])),
             # With the best model loaded at the end, later steps are not in the weights.
             steps=self.state.global_step if self.is_in_train or best is None else best,
             batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,

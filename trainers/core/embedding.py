@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from .objective import NestedBatch, Objective, Terms
 from .states import Pooling, check_pooling
 
 
+Role = Literal["query", "document"]
 LARGEST_LEARNED_SCALE = 100.0
 NO_TEXT = -1
 
@@ -188,6 +189,11 @@ class EmbeddingConfig(NestedTrainingArguments):
         field_separator (`str`, *optional*): Text between joined columns. Default: the tokenizer's separator token.
         max_length (`int`, *optional*, defaults to 512): Maximum length of a text in tokens; longer texts are
             truncated.
+        query_max_length (`int`, *optional*): Maximum length of a query in tokens. Default: `max_length`.
+        document_max_length (`int`, *optional*): Maximum length of a document in tokens. Default: `max_length`.
+        query_prompt (`str`, *optional*): Prompt before every query, such as `"query: "`. It is saved with the model.
+        document_prompt (`str`, *optional*): Prompt before every document, such as `"passage: "`. It is saved with the
+            model.
         projection_dim (`int`, *optional*): Train a projection of the last layer's pooled embedding to this many dims
             and publish it with the model ([`Projection`]). The dims of the grid are then prefixes of the projection.
         mini_batch_size (`int`, *optional*): Number of texts to encode at a time, with cached gradients, so that the
@@ -199,6 +205,10 @@ class EmbeddingConfig(NestedTrainingArguments):
 
     Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and
     `per_device_train_batch_size` 32 (m3BERT, section 3.1, public data sets), and `dataloader_drop_last`.
+
+    The texts of the first column are queries, those of all other columns are documents. With `symmetric` or
+    `unsupervised`, all texts are queries. The tokens of a prompt count towards the length of a text. A teacher reads
+    texts without these prompts.
 
     Negatives come from the batches of all devices. Gradient accumulation does not add negatives: it averages the
     losses of smaller batches. For more negatives, raise `per_device_train_batch_size` and set `mini_batch_size`.
@@ -216,6 +226,10 @@ class EmbeddingConfig(NestedTrainingArguments):
     text_columns: list[str] | None = None
     field_separator: str | None = None
     max_length: int = 512
+    query_max_length: int | None = None
+    document_max_length: int | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
     projection_dim: int | None = None
     mini_batch_size: int | None = None
     learning_rate: float = 2e-5
@@ -226,10 +240,43 @@ class EmbeddingConfig(NestedTrainingArguments):
         super().__post_init__()
         if self.mini_batch_size is not None and self.mini_batch_size < 1:
             raise ValueError(f"mini_batch_size={self.mini_batch_size} must be 1 or more.")
+        for role, length in self.max_lengths.items():
+            if length < 1:
+                raise ValueError(f"{role}_max_length={length} must be 1 or more.")
         if self.train_batch_size * self.world_size < 2 and len(self.text_columns or []) < 3:
             raise ValueError(
                 "per_device_train_batch_size=1 leaves a contrastive loss without negatives; use 2 or more."
             )
+
+    @property
+    def prompts(self) -> dict[Role, str]:
+        """Role -> prompt before its texts, for roles with a prompt."""
+        named: dict[Role, str | None] = {"query": self.query_prompt, "document": self.document_prompt}
+        return {role: prompt for role, prompt in named.items() if prompt}
+
+    @property
+    def max_lengths(self) -> dict[Role, int]:
+        """Role -> maximum length of its texts in tokens, for roles that differ from `max_length`."""
+        named: dict[Role, int | None] = {"query": self.query_max_length, "document": self.document_max_length}
+        return {role: length for role, length in named.items() if length is not None}
+
+    def roles_of(self, columns: Sequence[str]) -> dict[str, Role]:
+        """
+        Text column -> role of its texts.
+
+        Raises:
+            ValueError: if there are options for documents, but all texts are queries.
+        """
+        alike = self.symmetric or self.unsupervised
+        roles: dict[str, Role] = {
+            column: "query" if alike or column == columns[0] else "document" for column in columns
+        }
+        for name in ("document_prompt", "document_max_length"):
+            if getattr(self, name) is not None and "document" not in roles.values():
+                raise ValueError(
+                    f"{name} has no effect: all texts are queries here; set {name.replace('document', 'query')}."
+                )
+        return roles
 
     def grid_for(self, config: Any) -> Grid:
         if self.projection_dim is not None and self.grid is None:

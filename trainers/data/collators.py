@@ -60,7 +60,10 @@ class TextColumnsCollator:
         views (`int`, *optional*, defaults to 1): Number of copies of each column, with separate names. Two copies give
             two dropout views of each text.
         teacher ([`TeacherEmbeddings`], *optional*): Embeddings of a teacher, which are added to each column as
-            `teacher`.
+            `teacher`. They are looked up by the texts without prompts.
+        prompts (`dict[str, str]`, *optional*): Column -> prompt before its texts.
+        max_lengths (`dict[str, int]`, *optional*): Column -> maximum length of its texts in tokens, with the prompt.
+            Default: `max_length`.
 
     Raises:
         ValueError: if a column joins fields and there is no separator; on a call, if a row lacks a field or the field
@@ -75,22 +78,25 @@ class TextColumnsCollator:
         separator: str | None = None,
         views: int = 1,
         teacher: TeacherEmbeddings | None = None,
+        prompts: Mapping[str, str] = {},
+        max_lengths: Mapping[str, int] = {},
     ):
         self.tokenizer = tokenizer
         self.columns = tuple(columns)
         self.max_length = max_length
         self.separator = separator_for(self.columns, tokenizer) if separator is None else separator
         self.views, self.teacher = views, teacher
+        self.prompts, self.max_lengths = dict(prompts), dict(max_lengths)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, BatchEncoding]:
         batch = {}
         for column in self.columns:
             texts = [joined_text(row, column, self.separator) for row in rows]
             encoded = self.tokenizer(
-                texts,
+                [self.prompts.get(column, "") + text for text in texts],
                 padding=True,
                 truncation=True,
-                max_length=self.max_length,
+                max_length=self.max_lengths.get(column, self.max_length),
                 return_token_type_ids=False,
                 return_tensors="pt",
             )

@@ -14,13 +14,19 @@ from transformers import PreTrainedTokenizerBase
 from ..core.dataset_checks import require_columns
 
 
-BUILDERS = {".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
+FORMATS = {
+    ".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
+}  # fmt: skip
+# Only an empty cell is a missing value: pandas would also drop the texts "NA", "None" and "null".
+TABLE = {"keep_default_na": False, "na_values": [""]}
+# Format -> builder of the library datasets, with its options. Other formats are builders without options.
+BUILDERS: dict[str, tuple[str, dict[str, Any]]] = {"csv": ("csv", TABLE), "tsv": ("csv", {**TABLE, "sep": "\t"})}
 
 
 def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
     """
-    Read data files of one format: text (one row per line, column `text`), JSON Lines, CSV or Parquet. Text, JSON Lines
-    and CSV may be gzipped.
+    Read data files of one format: text (one row per line, column `text`), JSON Lines, CSV, TSV or Parquet. All but
+    Parquet may be gzipped. In CSV and TSV files, an empty cell is `None`.
 
     Args:
         files (`Sequence[str]`): Paths or URLs.
@@ -34,9 +40,9 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
     """
     kinds = set()
     for file in files:
-        suffix = next((s for s in reversed(Path(file).suffixes) if s != ".gz"), "")
-        if suffix not in BUILDERS:
-            raise ValueError(f"{file} has an unknown format; legal suffixes: {', '.join(BUILDERS)}, also with .gz.")
+        suffix = suffix_of(file)
+        if suffix not in FORMATS:
+            raise ValueError(f"{file} has an unknown format; legal suffixes: {', '.join(FORMATS)}, also with .gz.")
         if "://" not in file:
             if not Path(file).is_file():
                 raise ValueError(f"{file} does not exist.")
@@ -44,15 +50,25 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
                 empty = not opened.read(1)
             if empty:
                 raise ValueError(f"The dataset is empty: {file} has no content.")
-        kinds.add(BUILDERS[suffix])
+        kinds.add(FORMATS[suffix])
     if len(kinds) != 1:
         raise ValueError(f"The files must have one format; got {', '.join(sorted(kinds)) or 'no files'}.")
-    builder = kinds.pop()
+    (kind,) = kinds
+    builder, options = BUILDERS.get(kind, (kind, {}))
     try:
-        return load_dataset(builder, data_files=list(files), split="train", streaming=streaming)
+        return load_dataset(builder, data_files=list(files), split="train", streaming=streaming, **options)
     except DatasetGenerationError as error:
         reason = str(error.__cause__ or error).splitlines()[0]
         raise ValueError(f"Cannot read {', '.join(files)}: {reason}") from error
+    except ValueError as error:
+        if "corresponds to no data" not in str(error):
+            raise
+        raise ValueError(f"The dataset is empty: {', '.join(files)} has no rows.") from error
+
+
+def suffix_of(file: str) -> str:
+    """The suffix of a file that says its format: that of `rows.csv.gz` is `.csv`."""
+    return Path(file.removesuffix(".gz")).suffix
 
 
 def tokenize_texts(

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from .grid_evaluation import evaluate_grid as evaluate_grid
     from .grid_evaluation import score_grid as score_grid
     from .latency import measure_latency as measure_latency
+    from .own_data import collection_task as collection_task
+    from .own_data import labels_task as labels_task
+    from .own_data import pairs_task as pairs_task
     from .readers import load_task as load_task
     from .results import (
         AsymmetricSearch as AsymmetricSearch,

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from ..core.embedding import Role
 from ..core.extras import require_extra
 from ..core.states import truncate
 from .classification import classification_scores, fit_classifier, require_classes
-from .encoding import Role
 from .geometry import alignment, geometry_scores, uniformity
 from .pairs import bitext_accuracy, pair_classification_scores, pair_cosines, require_both_labels, similarity_spearman
 from .search import SHORTLISTS, ExactIndex, exact_search, products_share, ranking_scores, rerank
@@ -180,19 +180,24 @@ class BitextMining(Evaluator):
 @dataclass(frozen=True)
 class Retrieval(Evaluator):
     """Exact search of `documents` by `queries`. `relevant` maps, per query, the row of each relevant document to its
-    grade."""
+    grade. `cutoffs` are the values of k for Recall@k; those above the number of documents are left out."""
 
     task_type: ClassVar[str] = "retrieval"
     main_metric: ClassVar[str] = "ndcg@10"
 
     relevant: Sequence[Mapping[int, float]]
+    cutoffs: Sequence[int] = (1, 10, 100)
 
     def __post_init__(self) -> None:
         if not self.relevant or not all(self.relevant):
             raise ValueError("retrieval needs queries, each with at least one relevant document.")
+        if wrong := [k for k in self.cutoffs if k < 1]:
+            raise ValueError(f"Recall@{wrong[0]} is not defined: k must be 1 or more.")
 
     def score(self, vectors: Vectors) -> Scores:
-        return ranking_scores(exact_search(vectors["queries"], vectors["documents"], 100), self.relevant)
+        depth = max([*self.cutoffs, 10])  # nDCG and MRR read the first 10
+        ranked = exact_search(vectors["queries"], vectors["documents"], depth)
+        return ranking_scores(ranked, self.relevant, self.cutoffs)
 
     def score_two_stages(self, vectors: Vectors, dims: Sequence[int]) -> list[dict[str, Any]]:
         queries, documents = vectors["queries"], vectors["documents"]

@@ -20,11 +20,12 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from torch import nn
 
+from ..core.embedding import Role
 from ..core.granularity import Granularity
 from ..core.states import unwrap_encoder
 from ..data.embedding_store import fingerprint_of
 from .embeddings import GridEmbeddings
-from .encoding import GridEncoder, Role
+from .encoding import GridEncoder
 
 
 class EncodeOnce:
@@ -116,7 +117,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         languages=None,
         n_parameters=parameters_at(encoder.model, granularity.layer),
         memory_usage_mb=None,
-        max_tokens=encoder.max_length,
+        max_tokens=max(encoder.max_length_of(role) for role in ("query", "document")),
         embed_dim=granularity.dim,
         license=None,
         open_weights=None,

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data.hub_data import load_hub
 from ..data.stdlib_docs import split_by_module, stdlib_pairs
 from .evaluators import STS, BitextMining, Classification, Evaluator, Geometry, PairClassification, Retrieval
 from .tasks import HubData, Task
 
 
+logger = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
 Read = Callable[[str], Rows]  # name of a split, or of a part of a collection -> its rows
 COLLECTION_PARTS = ("corpus", "queries", "qrels")
@@ -48,6 +51,8 @@ def read_part(task: Task, data: Path | None, part: str) -> Rows:
     Raises:
         ValueError: if they are not found. The message names the places that were searched.
     """
+    if task.read is not None:
+        return task.read(part)
     if task.builtin:
         return BUILTIN[task.name](part)
     looked = []
@@ -64,18 +69,16 @@ def read_part(task: Task, data: Path | None, part: str) -> Rows:
         try:
             return download(task, part, task.hub)
         except OSError as error:  # offline, or the data set does not exist
-            looked.append(f"{task.hub.path} could not be read from the Hub ({type(error).__name__})")
+            looked.append(str(error).removesuffix("."))
     raise ValueError(f"there is no {part!r}: {', and '.join(looked)}.")
 
 
 def download(task: Task, part: str, hub: HubData) -> Rows:
     """Read the rows of a split, or of a part of a collection, from the Hub."""
-    from datasets import load_dataset
-
     config, split = hub.config, hub.splits.get(part, part)
     if task.task_type == "retrieval":
         config, split = ("default", "test") if part == "qrels" else (part, part)
-    dataset = load_dataset(hub.path, config, split=split)
+    dataset = load_hub(hub.path, config, split=split)
     theirs = {ours: name for ours, name in hub.columns.items() if name in dataset.column_names}
     dataset = dataset.rename_columns({name: ours for ours, name in theirs.items()})
     return _relabel(dataset.to_list(), hub.labels)
@@ -93,12 +96,41 @@ BUILTIN: dict[str, Callable[[str], Rows]] = {"stdlib": stdlib_rows}
 
 
 def read_rows(file: Path) -> Rows:
-    """Rows of a gzipped JSON Lines file, or of a gzipped TSV file with a header (`.tsv.gz`)."""
-    with gzip.open(file, "rt", encoding="utf-8") as lines:
-        if file.name.endswith(".tsv.gz"):
-            header = next(lines).rstrip("\n").split("\t")
-            return [dict(zip(header, line.rstrip("\n").split("\t"), strict=True)) for line in lines]
-        return [json.loads(line) for line in lines]
+    """
+    Rows of a JSON Lines file, or of a TSV file with a header, plain or gzipped. Blank lines are left out.
+
+    Raises:
+        ValueError: if a line is not a JSON object, or has more or fewer fields than the header. The message names the
+            file and the line.
+    """
+    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as opened:
+        lines = [(number, line.rstrip("\n")) for number, line in enumerate(opened, 1) if line.strip()]
+    if ".tsv" in file.suffixes:
+        header = lines[0][1].split("\t") if lines else []
+        return [_tsv_row(file, number, header, line.split("\t")) for number, line in lines[1:]]
+    return [_json_row(file, number, line) for number, line in lines]
+
+
+def _tsv_row(file: Path, number: int, header: list[str], fields: list[str]) -> dict[str, Any]:
+    if len(fields) != len(header):
+        raise ValueError(f"{file}, line {number} has {len(fields)} fields; the header has {', '.join(header)}.")
+    return dict(zip(header, fields, strict=True))
+
+
+def _json_row(file: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file}, line {number} is not JSON: {error}.") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{file}, line {number} is not a JSON object: {line[:80]}")
+    return row
+
+
+def first_of(members: Iterable[object]) -> str:
+    """The first three different members of a list, for a message."""
+    different = [str(member) for member in dict.fromkeys(members)]
+    return ", ".join([*different[:3], *(["..."] if len(different) > 3 else [])])
 
 
 def _relabel(rows: Rows, labels: Mapping[Any, int]) -> Rows:
@@ -142,14 +174,38 @@ def _read_classification(task: Task, read: Read) -> Classification:
 
 
 def _read_retrieval(task: Task, read: Read) -> Retrieval:
-    """Queries without a relevant document are left out. A document is its title followed by its text."""
+    """
+    Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
+    documents or queries that are not there are counted in a warning.
+
+    Raises:
+        ValueError: if no query has a relevant document.
+    """
     corpus, queries, qrels = (read(part) for part in COLLECTION_PARTS)
     position = {str(row["id"]): index for index, row in enumerate(corpus)}
+    known = {str(row["id"]) for row in queries}
     relevant: dict[str, dict[int, float]] = {}
+    unknown: dict[str, list[str]] = {"documents": [], "queries": []}
     for row in qrels:
-        grade, document = float(row["score"]), position.get(str(row["corpus-id"]))
-        if grade > 0 and document is not None:
-            relevant.setdefault(str(row["query-id"]), {})[document] = grade
+        query, document = str(row["query-id"]), str(row["corpus-id"])
+        if document not in position:
+            unknown["documents"].append(document)
+        if query not in known:
+            unknown["queries"].append(query)
+        if document in position and query in known and (grade := float(row["score"])) > 0:
+            relevant.setdefault(query, {})[position[document]] = grade
+    lost = " and ".join(
+        f"{len(ids)} of {len(qrels)} qrels name unknown {what} ({first_of(ids)})"
+        for what, ids in unknown.items()
+        if ids
+    )
+    if not relevant:
+        raise ValueError(f"no query has a relevant document{f': {lost}' if lost else ''}.")
+    if lost:
+        logger.warning(f"Task {task.name!r}: {lost}; they are left out.")
+    if deep := [k for k in task.recall if k > len(corpus)]:
+        named = ", ".join(f"recall@{k}" for k in deep)
+        logger.warning(f"Task {task.name!r}: {named} is left out: the collection has {len(corpus)} documents.")
     asked = [row for row in queries if str(row["id"]) in relevant]
     return Retrieval(
         {
@@ -157,6 +213,7 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
             "documents": [f"{row.get('title') or ''} {row['text']}".strip() for row in corpus],
         },
         [relevant[str(row["id"])] for row in asked],
+        task.recall,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,11 @@ class Task:
             are left out. Empty keeps all rows.
         hub ([`HubData`], *optional*): The same data on the Hub; `None` if it is not there in the same form.
         builtin (`bool`, *optional*, defaults to `False`): Whether the texts come with Python and need no files.
+        read (`Callable[[str], list[dict]]`, *optional*): Reads your own data, in place of all of the above: name of a
+            split, or of a part of a collection (`corpus`, `queries`, `qrels`) -> its rows. See [`collection_task`],
+            [`pairs_task`] and [`labels_task`].
+        recall (`tuple[int, ...]`, *optional*, defaults to `(1, 10, 100)`): For retrieval: values of k for Recall@k.
+            Those above the size of the collection are left out.
     """
 
     name: str
@@ -58,6 +63,8 @@ class Task:
     labels: Mapping[int, int] = field(default_factory=dict)
     hub: HubData | None = None
     builtin: bool = False
+    read: Callable[[str], list[dict[str, Any]]] | None = None
+    recall: tuple[int, ...] = (1, 10, 100)
 
 
 def _sts(name: str, hub: str | None = None, benchmark: str | None = None, **options: Any) -> Task:

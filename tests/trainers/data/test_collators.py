@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from trainers import TextColumnsCollator
 
@@ -40,6 +43,29 @@ def test_text_ids_are_equal_for_equal_tokens_only(tiny_tokenizer):
     assert min(ids) >= 0
     alone = collator([{"a": "open", "b": "open the file"}])  # padded otherwise
     assert (alone["a"]["text_ids"].item(), alone["b"]["text_ids"].item()) == (ids[4], ids[0])
+
+
+def test_prompts_and_lengths_of_columns_are_those_of_hand_made_texts(tiny_tokenizer):
+    """Equal to texts that begin with the prompt, cut by themselves; equal texts of a column keep equal ids."""
+    rows = [{"a": "open the file", "b": "read it " * 9}, {"a": "open", "b": "a name"}, {"a": "open", "b": ""}]
+    prompts, lengths = {"a": "list: ", "b": "do "}, {"a": 6}
+    collator = TextColumnsCollator(tiny_tokenizer, ["a", "b"], 7, prompts=prompts, max_lengths=lengths)
+    batch = collator(rows)
+    for column, longest in (("a", 6), ("b", 7)):
+        texts = [prompts[column] + row[column] for row in rows]
+        expected = tiny_tokenizer(texts, padding=True, truncation=True, max_length=longest, return_tensors="pt")
+        assert torch.equal(batch[column]["input_ids"], expected["input_ids"])
+        assert torch.equal(batch[column]["attention_mask"], expected["attention_mask"])
+    assert batch["a"]["input_ids"].shape == (3, 6)
+    ids = batch["a"]["text_ids"]
+    assert ids[1] == ids[2] != ids[0]
+
+
+def test_a_teacher_is_asked_for_texts_without_prompts(tiny_tokenizer):
+    asked = []
+    teacher = SimpleNamespace(of=lambda texts: asked.append(texts) or torch.zeros(len(texts), 2))
+    TextColumnsCollator(tiny_tokenizer, ["a"], 7, teacher=teacher, prompts={"a": "do "})([{"a": "open"}])
+    assert asked == [["open"]]
 
 
 def test_a_collator_refuses_what_it_cannot_join(tiny_tokenizer):

@@ -15,6 +15,7 @@ ROWS = [{"query": "open", "text": "read it"}, {"query": "list", "text": "a name"
 WRITERS = {
     "rows.jsonl": lambda: "\n".join(map(json.dumps, ROWS)),
     "rows.csv": lambda: "query,text\n" + "\n".join(",".join(row.values()) for row in ROWS),
+    "rows.tsv": lambda: "query\ttext\n" + "\n".join("\t".join(row.values()) for row in ROWS),
 }
 
 
@@ -29,6 +30,12 @@ def test_rows_are_read_whole_or_as_a_stream(tmp_path, name, zipped):
     assert isinstance(stream, IterableDataset) and list(stream) == ROWS
 
 
+def test_only_an_empty_cell_of_a_table_is_missing(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,score\nNA,1.5\nnull,\n,2\n")
+    found = load_files([str(tmp_path / "rows.csv")])
+    assert found["text"][:] == ["NA", "null", None] and found["score"][:] == [1.5, None, 2.0]
+
+
 def test_a_line_of_a_text_file_is_a_row(tmp_path):
     for name, text in (("a.txt", "one\ntwo\n"), ("b.txt", "three\n")):
         (tmp_path / name).write_text(text)
@@ -38,7 +45,8 @@ def test_a_line_of_a_text_file_is_a_row(tmp_path):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "empty.jsonl").write_text("")
-    (tmp_path / "a.txt").write_text("one")
+    for name in ("a.txt", "a.csv", "a.tsv"):
+        (tmp_path / name).write_text("one")
     (tmp_path / "broken.jsonl").write_text('{"text": ')
     (tmp_path / "good.jsonl").write_text('{"text": "a"}')
     for names, message in (
@@ -46,6 +54,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         (["a.xml"], "a.xml has an unknown format"),
         (["empty.jsonl"], "The dataset is empty: .*empty.jsonl"),
         (["a.txt", "good.jsonl"], "one format; got json, text"),
+        (["a.csv", "a.tsv"], "one format; got csv, tsv"),
         ([], "one format; got no"),
         (["broken.jsonl"], "Cannot read .*broken.jsonl"),
     ):

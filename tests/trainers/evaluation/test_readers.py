@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 
 import datasets
@@ -9,6 +10,7 @@ import pytest
 from datasets import Dataset
 
 from trainers.evaluation import Task, evaluate_grid, find_task, load_task
+from trainers.evaluation.readers import read_rows
 
 
 def test_a_task_without_data_says_where_it_was_looked_for(encoder, data, tmp_path):
@@ -40,7 +42,7 @@ HUB = {
 def test_the_hub_has_the_same_tasks_under_other_columns_and_labels(monkeypatch):
     asked = []
 
-    def load_dataset(path, config, split):
+    def load_dataset(path, config, *, split, streaming):
         asked.append((path, config, split))
         return Dataset.from_dict(HUB[path] if path != "mteb/scifact" else HUB[path][split])
 
@@ -53,6 +55,39 @@ def test_the_hub_has_the_same_tasks_under_other_columns_and_labels(monkeypatch):
     assert scifact.texts == {"queries": ["q"], "documents": ["T x", "y"]} and scifact.relevant == [{1: 1.0}]
     assert asked[0] == ("allenai/scitail", "tsv_format", "test")
     assert asked[-1] == ("mteb/scifact", "default", "test")
+
+
+def test_judgements_of_unknown_documents_and_queries_are_counted_and_named(data, caplog):
+    """For every collection: here the task `cranfield`, with and without the judgements that say nothing."""
+    expected = load_task(find_task("cranfield"), data)
+    assert not [record for record in caplog.records if "unknown" in record.message]
+    file = data / "cranfield" / "qrels.tsv.gz"
+    with gzip.open(file, "rt") as opened:
+        known = opened.read()
+    more = "".join(f"q{row}\tx{row % 5}\t2\n" for row in range(7)) + "p1\td1\t1\np1\tx9\t1\n"
+    with gzip.open(file, "wt") as opened:
+        opened.write(known + more)
+    found = load_task(find_task("cranfield"), data)
+    assert found == expected
+    assert (
+        "Task 'cranfield': 8 of 31 qrels name unknown documents (x0, x1, x2, ...) and 2 of 31 qrels name unknown "
+        "queries (p1); they are left out."
+    ) in caplog.messages
+    with gzip.open(file, "wt") as opened:
+        opened.write(known.splitlines()[0] + "\n" + more)
+    with pytest.raises(ValueError, match="'cranfield': no query has a relevant document: 8 of 9 qrels name unk"):
+        load_task(find_task("cranfield"), data)
+
+
+def test_a_line_that_cannot_be_read_is_named(tmp_path):
+    for name, content, message in (
+        ("a.jsonl", '{"id": 1}\n\n{"id": ', "a.jsonl, line 3 is not JSON"),
+        ("b.jsonl", "[1, 2]", r"b.jsonl, line 1 is not a JSON object: \[1, 2\]"),
+        ("c.tsv", "query-id\tscore\n1\t2\t3\n", "c.tsv, line 2 has 3 fields; the header has query-id, score"),
+    ):
+        (tmp_path / name).write_text(content)
+        with pytest.raises(ValueError, match=message):
+            read_rows(tmp_path / name)
 
 
 def test_texts_that_come_with_python_need_no_folder():

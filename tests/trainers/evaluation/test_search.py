@@ -40,6 +40,8 @@ def test_ranking_scores_are_what_they_mean(length, cutoffs):
     grades = [list(its.values()) for its in relevant]
     found = load_metric("retrieval").compute(predictions=ranked.tolist(), references=references, grades=grades)
     assert found["ndcg@10"] == pytest.approx(expected["ndcg@10"], abs=1e-12)
+    asked = {"predictions": ranked.tolist(), "references": references, "grades": grades}
+    assert load_metric("retrieval").compute(**asked, cutoffs=cutoffs) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_perfect_list_scores_one_and_an_empty_query_is_refused():

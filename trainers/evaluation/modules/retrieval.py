@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import evaluate
 import numpy as np
 from datasets import Features, List, Value
@@ -14,6 +16,7 @@ Args:
     predictions: ranked documents of each query, best first; all lists have the same length.
     references: relevant documents of each query.
     grades: relevance grades of these documents, above 0.
+    cutoffs: values of k for Recall@k, up to the length of the lists. Default: 1, 10 and 100.
 """
 
 
@@ -29,7 +32,11 @@ class RankingScores(evaluate.Metric):
         )
 
     def _compute(
-        self, predictions: list[list[int]], references: list[list[int]], grades: list[list[float]]
+        self,
+        predictions: list[list[int]],
+        references: list[list[int]],
+        grades: list[list[float]],
+        cutoffs: Sequence[int] = (1, 10, 100),
     ) -> dict[str, float]:
         relevant = [dict(zip(rows, its, strict=True)) for rows, its in zip(references, grades, strict=True)]
-        return ranking_scores(np.array(predictions), relevant)
+        return ranking_scores(np.array(predictions), relevant, cutoffs)

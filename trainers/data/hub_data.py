@@ -1,0 +1,66 @@
+"""Read data sets from the Hub, or from a folder in the form of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets.exceptions import DatasetsError
+
+
+def load_hub(name: str, config: str | None = None, *, split: str = "train", streaming: bool = False) -> Any:
+    """
+    Read a split of a data set from the Hub. No code of the data set runs.
+
+    Args:
+        name (`str`): Hub id, or a folder of files that are named after their splits, such as `train.csv`.
+        config (`str`, *optional*): Configuration (subset) of the data set. Default: its default one.
+        split (`str`, *optional*, defaults to `"train"`): Split, also in part: `train[:1000]`.
+        streaming (`bool`, *optional*, defaults to `False`): Whether to read rows during training, not before it.
+
+    Returns:
+        [`~datasets.Dataset`], or [`~datasets.IterableDataset`] if `streaming`
+
+    Raises:
+        ValueError: if it has no such configuration or split (the message names those that are there), or its files
+            cannot be read.
+        OSError: if there is no such data set, or the Hub cannot be reached.
+    """
+    try:
+        return datasets.load_dataset(name, config, split=split, streaming=streaming)
+    except OSError as error:
+        raise _unreadable(name, error) from error
+    except (ValueError, DatasetsError) as error:
+        raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
+
+
+def hub_configs(name: str) -> list[str]:
+    """
+    The configurations of a data set on the Hub.
+
+    Raises:
+        OSError: if there is no such data set, or the Hub cannot be reached.
+    """
+    try:
+        return datasets.get_dataset_config_names(name)
+    except OSError as error:
+        raise _unreadable(name, error) from error
+
+
+def hub_splits(name: str, config: str) -> list[str]:
+    """
+    The splits of a configuration of a data set on the Hub.
+
+    Raises:
+        OSError: if there is no such data set, or the Hub cannot be reached.
+    """
+    try:
+        return [str(split) for split in datasets.get_dataset_split_names(name, config)]
+    except OSError as error:
+        raise _unreadable(name, error) from error
+
+
+def _unreadable(name: str, error: OSError) -> OSError:
+    place = "" if Path(name).is_dir() else " from the Hub"
+    return OSError(f"{name} could not be read{place} ({type(error).__name__}).")
