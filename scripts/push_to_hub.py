@@ -16,17 +16,17 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from trainers.core.granularity import Granularity, Grid
+from trainers.core.granularity import Granularity
 
 from .command import argument_parser, run_command
 
 
 def one(text: str) -> Granularity:
     """The granularity that a text names."""
-    grid = Grid.parse(text)
-    if len(grid) != 1:
-        raise argparse.ArgumentTypeError(f"{text!r} must be one granularity, such as 4x64.")
-    return grid.full
+    try:
+        return Granularity.parse(text)
+    except ValueError as error:  # argparse does not print the message of a ValueError
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -24,7 +24,9 @@ def source(tmp_path, tiny_tokenizer):
     )  # fmt: skip
     BertModel(config).save_pretrained(tmp_path / "source")
     tiny_tokenizer.save_pretrained(tmp_path / "source")
-    write_modules(tmp_path / "source", width=20, max_length=32, pooling="cls", prompts={"query": "name: ", "document": "text: "})
+    write_modules(
+        tmp_path / "source", width=20, max_length=32, pooling="cls", prompts={"query": "name: ", "document": "text: "}
+    )
     return str(tmp_path / "source")
 
 
@@ -48,6 +50,31 @@ def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path
     for name, tensor in once.state_dict().items():
         assert torch.equal(twice.state_dict()[name], tensor)
     assert published_pooling(str(tmp_path / "once")) == "cls"
+
+
+def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
+    convert([source, str(tmp_path / "plain")])
+    line = [str(tmp_path / "plain"), "--texts", files[0], "--device", "cpu"]
+    fit_exits([line[0], str(tmp_path / "exact"), *line[1:]])
+    options = ["--compute_dtype", "bfloat16", "--attn_implementation", "eager"]
+    fit_exits([line[0], str(tmp_path / "mixed"), *line[1:], *options])
+    plain, exact, mixed = (AutoModel.from_pretrained(tmp_path / name) for name in ("plain", "exact", "mixed"))
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(mixed.state_dict()[name], tensor)
+    for layer in mixed.config.exit_layers:
+        weights = [model.exits[str(layer)].weight for model in (exact, mixed)]
+        assert not torch.equal(*weights)
+        assert torch.cosine_similarity(*(weight.flatten() for weight in weights), dim=0) > 0.9
+
+
+def test_a_checkpoint_in_half_precision_stays_one(source, files, tmp_path):
+    convert([source, str(tmp_path / "plain")])
+    AutoModel.from_pretrained(tmp_path / "plain").to(torch.bfloat16).save_pretrained(tmp_path / "plain")
+    fit_exits([str(tmp_path / "plain"), str(tmp_path / "exits"), "--texts", files[0]])
+    plain, fitted = (AutoModel.from_pretrained(tmp_path / name) for name in ("plain", "exits"))
+    assert fitted.dtype == torch.bfloat16
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(fitted.state_dict()[name], tensor)
 
 
 def test_each_file_is_a_source(source, files, tmp_path):

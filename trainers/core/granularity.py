@@ -24,6 +24,19 @@ class Granularity:
     def __str__(self) -> str:
         return f"{self.layer}x{self.dim}"
 
+    @classmethod
+    def parse(cls, text: str) -> Granularity:
+        """
+        Read one granularity, such as `"4x64"`.
+
+        Raises:
+            ValueError: if the text is not exactly one granularity.
+        """
+        grid = Grid.parse(text)
+        if len(grid) != 1:
+            raise ValueError(f"{text!r} must be one granularity, such as 4x64.")
+        return grid.full
+
 
 @dataclass(frozen=True)
 class Grid:

@@ -1,0 +1,63 @@
+"""
+Export an m3BERT, or one granularity of it, as a plain BERT, RoBERTa, XLM-R, ... model:
+
+    m3bert export --format native --model_name_or_path runs/model --granularity 4x64 --output_dir runs/bert-4x64
+
+transformers, sentence-transformers and servers that know BERT load the folder without remote code and without this
+package. sentence-transformers gives the embeddings of the granularity: exit, output dim and projection are a Dense
+module after the pooling. Without --granularity, it is the full size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from transformers.utils import logging
+
+from hub_cards.checkpoint import Checkpoint
+from hub_cards.native_export import export_native
+from trainers.core.granularity import Granularity
+from trainers.hub.serving import problems_for_servers
+
+from .command import parse_options
+
+
+@dataclass
+class NativeArguments:
+    """What to export, and where to."""
+
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT."})
+    output_dir: str = field(metadata={"help": "Folder for the model."})
+    format: str = field(default="native", metadata={"help": "native; other formats have options of their own."})
+    granularity: str | None = field(default=None, metadata={"help": "Granularity to export: 4x64."})
+    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
+    model_type: str | None = field(
+        default=None,
+        metadata={
+            "help": "Model type of the result: bert, roberta, xlm-roberta, ... Default: that of the encoder that the "
+            "m3BERT was converted from, or else bert."
+        },
+    )
+    encoder_only: bool = field(default=False, metadata={"help": "Leave out a head."})
+
+
+def main(arguments: list[str]) -> None:
+    (options,) = parse_options((NativeArguments,), __doc__, arguments)
+    source = Path(options.model_name_or_path)
+    if not source.is_dir():
+        source = Path(snapshot_download(options.model_name_or_path, revision=options.revision))
+    granularity = Granularity.parse(options.granularity) if options.granularity else None
+    output = Path(options.output_dir)
+    if output.is_dir() and any(output.iterdir()):
+        raise ValueError(f"--output_dir {output} is not empty: name a new folder.")
+    logging.disable_progress_bar()
+    native = export_native(
+        Checkpoint(source), output, granularity, model_type=options.model_type, encoder_only=options.encoder_only
+    )
+    architecture = native.config.architectures[0]
+    print(f"{output}: {architecture}, {native.full} of {options.model_name_or_path}; needs no remote code.")
+    if native.head == "AutoModel":
+        for problem in problems_for_servers(output):
+            print(f"Servers may refuse it: {problem}")
