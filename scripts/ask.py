@@ -32,7 +32,7 @@ RESULTS = 3
 COLUMN = 40
 
 
-def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[list[int]]:
+def search(folder: Path, layer: int, dim: int, questions: list[str], device: str) -> list[list[int]]:
     """For each question, the rows of the nearest documents, with the questions embedded at one granularity."""
     import torch
     from safetensors.torch import load_file
@@ -40,12 +40,14 @@ def search(folder: Path, layer: int, dim: int, questions: list[str]) -> list[lis
 
     tokenizer = AutoTokenizer.from_pretrained(folder / "model", trust_remote_code=True)
     model = AutoModel.from_pretrained(folder / "model", trust_remote_code=True, output_layer=layer, output_dim=dim)
-    inputs = tokenizer(questions, padding=True, truncation=True, return_tensors="pt")
+    inputs = tokenizer(questions, padding=True, truncation=True, return_tensors="pt").to(device)
     with torch.no_grad():
-        states = model(**inputs).last_hidden_state
+        states = model.to(device)(**inputs).last_hidden_state
     weights = inputs["attention_mask"].unsqueeze(-1)
     queries = torch.nn.functional.normalize((states * weights).sum(1) / weights.sum(1), dim=1)
-    (documents,) = load_file(folder / "index.safetensors").values()  # at the last layer, whatever the question's
+    (documents,) = load_file(
+        folder / "index.safetensors", device=device
+    ).values()  # at the last layer, whatever the question's
     scores = queries @ torch.nn.functional.normalize(documents[:, :dim], dim=1).T
     return scores.topk(RESULTS, dim=1).indices.tolist()
 
@@ -55,7 +57,7 @@ def fit(text: str) -> str:
     return (text if len(text) <= COLUMN - 2 else f"{text[: COLUMN - 3]}\u2026").ljust(COLUMN)
 
 
-def answer(folder: Path, questions: list[str]) -> None:
+def answer(folder: Path, questions: list[str], device: str = "cpu") -> None:
     """
     Print the nearest documents to each question, embedded at several granularities, side by side.
 
@@ -66,7 +68,7 @@ def answer(folder: Path, questions: list[str]) -> None:
         raise ValueError(f"{folder} holds no finished run: run `m3bert quickstart` first.")
     with open(folder / "documents.jsonl", encoding="utf-8") as file:
         documents = [json.loads(line) for line in file]
-    found = [search(folder, layer, dim, questions) for layer, dim in GRANULARITIES]
+    found = [search(folder, layer, dim, questions, device) for layer, dim in GRANULARITIES]
     for number, question in enumerate(questions):
         print(f"\n{question}")
         print("  " + "".join(fit(f"{layer} layers x {dim} dims") for layer, dim in GRANULARITIES))
@@ -80,11 +82,12 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="folder of the quickstart's run")
     parser.add_argument("questions", nargs="+", help="questions to answer")
+    parser.add_argument("--device", default="cpu", help="device, such as cuda, mps or cpu (default: cpu)")
     options = parser.parse_args(arguments)
     sys.meta_path.insert(0, HiddenProject())
     logging.getLogger("transformers").setLevel(logging.ERROR)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
-    answer(options.folder, options.questions)
+    answer(options.folder, options.questions, options.device)
 
 
 if __name__ == "__main__":

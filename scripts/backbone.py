@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from modeling_m3bert import convert_to_m3bert
 from trainers.core.composition import mapping_of
+from trainers.core.compute import ATTENTIONS, set_attention
 
 from .convert import for_m3bert
 
@@ -35,6 +36,10 @@ class BackboneArguments:
         default=None, metadata={"help": "Convert the model to m3BERT and train only its first N layers."}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    attn_implementation: str | None = field(
+        default=None,
+        metadata={"help": f"Attention of transformers: {', '.join(ATTENTIONS)}. Default: sdpa if the model has it."},
+    )
     peft: str | None = field(
         default=None, metadata={"help": "Train an adapter instead of the whole model; legal value: lora."}
     )
@@ -76,14 +81,21 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
         else:
             model = first_layers(options.model_name_or_path, options.student_layers, auto_class, loading)
             tokenizer = for_m3bert(tokenizer, model)
-        return with_adapter(model, options), tokenizer
+        return with_adapter(attending(model, options), options), tokenizer
     if options.student_layers is not None:
         raise ValueError("--student_layers needs a model to take layers from: pass --model_name_or_path.")
     if options.peft is not None:
         raise ValueError("--peft needs a trained model to adapt: pass --model_name_or_path.")
     special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **values})
-    return auto_class.from_config(config), tokenizer
+    return attending(auto_class.from_config(config), options), tokenizer
+
+
+def attending(model: Any, options: BackboneArguments) -> Any:
+    """The model with the attention that the options ask for, if any."""
+    if options.attn_implementation is not None:
+        set_attention(model, options.attn_implementation)
+    return model
 
 
 def first_layers(name: str, layers: int, auto_class: Any, loading: dict[str, Any]) -> Any:

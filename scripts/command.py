@@ -6,7 +6,11 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from trainers.core.compute import ComputeArguments
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -22,6 +26,32 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """An empty parser whose help begins with a description."""
     return argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
+
+
+def add_compute_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of [`ComputeArguments`] to a parser; [`compute_of`] reads them."""
+    from dataclasses import fields
+
+    from trainers.core.compute import ComputeArguments
+
+    for option in fields(ComputeArguments):
+        text = option.metadata["help"]
+        if isinstance(option.default, bool):
+            parser.add_argument(f"--{option.name}", action="store_true", help=text)
+        else:
+            parser.add_argument(f"--{option.name}", default=option.default, help=text)
+
+
+def compute_of(options: argparse.Namespace) -> ComputeArguments:
+    """
+    The values of [`add_compute_options`].
+
+    Raises:
+        ValueError: as [`ComputeArguments`].
+    """
+    from trainers.core.compute import ComputeArguments
+
+    return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
 
 
 def parse_options(classes: Sequence[type], description: str | None, arguments: list[str]) -> tuple[Any, ...]:

@@ -132,7 +132,7 @@ def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, EmbeddingArguments), __doc__, arguments)
     check(options)
     is_ours = not torch.distributed.is_initialized()
-    state = PartialState(cpu=not torch.cuda.is_available())
+    state = PartialState(cpu=encoding.uses_cpu)
     try:
         embed(encoding, options, state)
     finally:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import argument_parser, run_command
+from .command import add_compute_options, argument_parser, compute_of, run_command
 
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def add_exit_options(parser: ArgumentParser) -> None:
     parser.add_argument("--teacher_cache_dir", default="runs/teachers", help="folder for the teacher's embeddings")
     parser.add_argument("--max_length", type=int, help="longest text in tokens; default: the model's limit")
     parser.add_argument("--batch_size", type=int, default=64, help="texts per batch")
+    add_compute_options(parser)
 
 
 def save_with_exits(
@@ -66,6 +67,7 @@ def save_with_exits(
     Raises:
         ValueError: as [`fit_exits`], or if a file cannot be read or lacks the column.
     """
+    from trainers.core.compute import place
     from trainers.core.dataset_checks import require_columns
     from trainers.core.states import longest_text, width_of
     from trainers.data.files import load_files
@@ -73,6 +75,7 @@ def save_with_exits(
     from trainers.exits import fit_exits
     from trainers.hub.modules import find_projection, published_options, published_pooling, write_modules
 
+    compute, kept = compute_of(options), model.dtype
     datasets = {file: load_files([file], streaming=True) for file in files}
     for dataset in datasets.values():
         require_columns(dataset, [options.text_column])
@@ -85,9 +88,10 @@ def save_with_exits(
     teacher = None
     if options.teacher is not None:
         every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())
-        teacher = Teacher(options.teacher).embed(every, options.teacher_cache_dir, description="Teacher")
+        loaded = Teacher(options.teacher, compute=compute)
+        teacher = loaded.embed(every, options.teacher_cache_dir, description="Teacher")
     fit = fit_exits(
-        model,
+        place(model, compute),
         tokenizer,
         {Path(file).name: texts_of(dataset) for file, dataset in datasets.items()},
         layers=options.exit_layers,
@@ -99,9 +103,10 @@ def save_with_exits(
         max_length=options.max_length,
         prompts=list(dict.fromkeys(published["prompts"].values())) or [""],
         batch_size=options.batch_size,
+        compute_dtype=compute.autocast_dtype,
         description="Fitting exits",
     )
-    model.save_pretrained(output_dir)
+    model.to(kept).save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     limit = longest_text(model.config, tokenizer, published["max_length"])
     width = width_of(model.config)

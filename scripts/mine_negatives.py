@@ -20,6 +20,7 @@ import numpy as np
 from datasets import Dataset
 
 from trainers import Teacher
+from trainers.core.compute import ComputeArguments
 from trainers.core.dataset_checks import require_columns
 from trainers.core.extras import require_extra
 from trainers.data.files import load_files
@@ -85,28 +86,30 @@ def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: lis
 
     random.seed(options.seed)
     np.random.seed(options.seed)
-    return mine_hard_negatives(
-        pairs.select_columns([options.query_column, options.positive_column]),
-        teacher.load(),
-        anchor_column_name=options.query_column,
-        positive_column_name=options.positive_column,
-        corpus=corpus,
-        num_negatives=options.negatives,
-        range_min=options.range_min,
-        range_max=options.range_max,
-        relative_margin=options.relative_margin,
-        sampling_strategy=options.sampling,  # type: ignore[arg-type]  # checked above
-        query_prompt=options.query_prompt,
-        corpus_prompt=options.document_prompt,
-        batch_size=options.batch_size,
-        output_format="n-tuple",
-        use_faiss=True,
-        verbose=False,
-    )
+    model = teacher.load()
+    with teacher.autocast(model):
+        return mine_hard_negatives(
+            pairs.select_columns([options.query_column, options.positive_column]),
+            model,
+            anchor_column_name=options.query_column,
+            positive_column_name=options.positive_column,
+            corpus=corpus,
+            num_negatives=options.negatives,
+            range_min=options.range_min,
+            range_max=options.range_max,
+            relative_margin=options.relative_margin,
+            sampling_strategy=options.sampling,  # type: ignore[arg-type]  # checked above
+            query_prompt=options.query_prompt,
+            corpus_prompt=options.document_prompt,
+            batch_size=options.batch_size,
+            output_format="n-tuple",
+            use_faiss=True,
+            verbose=False,
+        )
 
 
 def main(arguments: list[str]) -> None:
-    (options,) = parse_options((MiningArguments,), __doc__, arguments)
+    options, compute = parse_options((MiningArguments, ComputeArguments), __doc__, arguments)
     if options.teacher_name_or_path is None or not options.files:
         raise ValueError("Mining needs --teacher_name_or_path MODEL and --files FILE ...")
     teacher = Teacher(
@@ -116,6 +119,7 @@ def main(arguments: list[str]) -> None:
         max_length=options.teacher_max_length,
         trust_remote_code=options.trust_remote_code,
         batch_size=options.batch_size,
+        compute=compute,
     )
     corpus = None
     if options.corpus_files:

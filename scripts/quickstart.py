@@ -46,12 +46,13 @@ from trainers import (
     fit_exits,
     nested_states,
 )
+from trainers.core.compute import ComputeArguments, autocast, place
 from trainers.core.extras import require_extra
 from trainers.core.parts.cross_depth import CrossDepth
 from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from trainers.evaluation import GridEncoder, Latency, exact_search, measure_latency, ranking_scores
 
-from .command import argument_parser, run_command
+from .command import add_compute_options, argument_parser, compute_of, run_command
 from .convert import convert
 from .sources import DEFAULT_ENCODER, default_base
 
@@ -84,9 +85,16 @@ Scores = dict[Granularity, dict[str, float]]
 
 @torch.no_grad()
 def embed(
-    model: Any, tokenizer: Any, texts: Sequence[str], layers: Sequence[int], max_length: int, description: str
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    layers: Sequence[int],
+    max_length: int,
+    description: str,
+    dtype: torch.dtype | None = None,
 ) -> States:
-    """Layer -> mean-pooled states of the texts, `(texts, width)`. Layers with an exit are read after it."""
+    """Layer -> mean-pooled states of the texts, `(texts, width)`, computed in a type. Layers with an exit are read
+    after it."""
     order = sorted(range(len(texts)), key=lambda row: len(texts[row]))  # little padding
     states = {layer: torch.empty(len(texts), model.config.hidden_size) for layer in layers}
     model.eval()
@@ -95,7 +103,8 @@ def embed(
         inputs = tokenizer(
             [texts[row] for row in rows], padding=True, truncation=True, max_length=max_length, return_tensors="pt"
         )
-        found = nested_states(model, inputs.to(model.device), layers)
+        with autocast(model.device, dtype):
+            found = nested_states(model, inputs.to(model.device), layers)
         for layer in layers:
             states[layer][rows] = found.pooled(layer).cpu()
     return states
@@ -146,7 +155,9 @@ def measure_tfidf(pairs: list[Pair]) -> dict[str, float]:
     return ranking_scores(exact_search(queries, documents, 100), [{row: 1.0} for row in range(len(pairs))])
 
 
-def add_exits(model: M3BertModel, tokenizer: Any, pairs: list[Pair]) -> dict[str, torch.Tensor]:
+def add_exits(
+    model: M3BertModel, tokenizer: Any, pairs: list[Pair], dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor]:
     """
     Fit exits to the texts of some pairs: summaries, bodies, and both together.
 
@@ -165,6 +176,7 @@ def add_exits(model: M3BertModel, tokenizer: Any, pairs: list[Pair]) -> dict[str
         layers=[layer for layer in GRID.layers if layer != FULL.layer],
         basis="principal",
         max_length=SHORT_LENGTH,
+        compute_dtype=dtype,
         description="Fitting exits",
         on_states=keep,
     )
@@ -213,6 +225,7 @@ def train(
     pairs: list[Pair],
     embeddings: dict[str, torch.Tensor],
     options: argparse.Namespace,
+    compute: ComputeArguments,
 ) -> None:
     """Fine-tune at all granularities, and save the model in place of the fitted one. `embeddings` are those of the
     texts before training."""
@@ -230,7 +243,9 @@ def train(
         save_strategy="no",
         report_to="none",
         seed=options.seed,
-        use_cpu=not torch.cuda.is_available(),
+        use_cpu=compute.uses_cpu,
+        bf16=compute.compute_dtype == "bfloat16",
+        fp16=compute.compute_dtype == "float16",
     )
     lengths = [len(ids) for ids in tokenizer([pair.body for pair in pairs]).input_ids]
     dataset = Dataset.from_dict(
@@ -313,12 +328,13 @@ def draw(scores: dict[str, Scores], tfidf: dict[str, float], file: Path) -> None
     figure.savefig(file, dpi=150)
 
 
-def ask(folder: Path, questions: list[str]) -> None:
+def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
     """Ask in another process that has the checkpoint and transformers, but not this project."""
     environment = {**os.environ, "HF_MODULES_CACHE": str(folder.resolve() / "modules")}
     environment.pop("PYTHONPATH", None)
     script = Path(__file__).with_name("ask.py")
-    done = subprocess.run([sys.executable, "-I", str(script), str(folder), *questions], env=environment)
+    line = [sys.executable, "-I", str(script), str(folder), *questions, f"--device={compute.torch_device}"]
+    done = subprocess.run(line, env=environment)
     if done.returncode != 0:
         sys.exit(done.returncode)  # it has printed why
 
@@ -347,6 +363,8 @@ def run(options: argparse.Namespace) -> None:
     """
     base = options.base or default_base("--base")
     require_tfidf(), require_figure()  # before the work, not after it
+    compute = compute_of(options)
+    dtype = compute.autocast_dtype
     folder, clock = options.output_dir, Clock()
     folder.mkdir(parents=True, exist_ok=True)
     set_seed(options.seed)
@@ -358,36 +376,41 @@ def run(options: argparse.Namespace) -> None:
     # On a CPU, scaled_dot_product_attention has no fast path with dropout. Elsewhere, too, dropout costs time, and so
     # few steps do not need it.
     no_dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "embedding_dropout": 0.0}
-    model = AutoModel.from_pretrained(folder / "model", **no_dropout)
+    model = place(AutoModel.from_pretrained(folder / "model", **no_dropout), compute)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     Grid.product([FULL.layer], GRID.dims).validate(model.config)
     with clock.time("encode"):
-        states = embed(model, tokenizer, sides_of(test_pairs), GRID.layers, MAX_LENGTH, "Encoding the held-out texts")
+        states = embed(
+            model, tokenizer, sides_of(test_pairs), GRID.layers, MAX_LENGTH, "Encoding the held-out texts", dtype
+        )
     scores, tfidf = measure(states, "untouched", asymmetric=False), measure_tfidf(test_pairs)
     with clock.time("fit"):
-        embeddings = add_exits(model, tokenizer, train_pairs)
+        embeddings = add_exits(model, tokenizer, train_pairs, dtype)
     scores |= measure(apply_exits(model, states), "exits", asymmetric=True)
     index, to_index = torch.stack([embeddings[text] for text in documents_of(train_pairs)]), test_pairs
     if options.fast:
         model.save_pretrained(folder / "model")
     else:
         with clock.time("train"):
-            train(model, tokenizer, train_pairs, embeddings, options)
+            train(model, tokenizer, train_pairs, embeddings, options, compute)
         with clock.time("encode again"):
             states = embed(
-                model, tokenizer, sides_of(test_pairs), GRID.layers, MAX_LENGTH, "Encoding the held-out texts"
+                model, tokenizer, sides_of(test_pairs), GRID.layers, MAX_LENGTH, "Encoding the held-out texts", dtype
             )
         scores |= measure(states, "trained", asymmetric=True)
         index, to_index = index[:0], pairs  # training moved the documents of the fit, too
     with clock.time("index"):
-        found = embed(model, tokenizer, documents_of(to_index), [FULL.layer], SHORT_LENGTH, "Encoding the library")
+        found = embed(
+            model, tokenizer, documents_of(to_index), [FULL.layer], SHORT_LENGTH, "Encoding the library", dtype
+        )
         write_index(pairs, torch.cat([index, found[FULL.layer]]), folder)
-    encoder = GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH)
+    encoder = GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH, compute_dtype=dtype)
     with clock.time("latency"):
         queries = [pair.summary for pair in test_pairs[:40]]
         latency = measure_latency(encoder, queries, documents=len(pairs), rounds=40)
 
-    write_results(folder, options, scores, latency, tfidf, clock, (len(train_pairs), len(test_pairs)))
+    counts = (len(train_pairs), len(test_pairs))
+    write_results(folder, options, scores, latency, tfidf, clock, counts, compute)
     table = report(scores, latency, tfidf)
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
     draw(scores, tfidf, folder / "recall.png")
@@ -401,7 +424,7 @@ def run(options: argparse.Namespace) -> None:
         f"Questions at several depths against one index of layer {FULL.layer}, answered in a process that has "
         "transformers but not this project:"
     )
-    ask(folder, QUESTIONS)
+    ask(folder, QUESTIONS, compute)
     where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
     tqdm.write(f"\nAsk your own: m3bert quickstart --query '...'{where}")
 
@@ -414,12 +437,14 @@ def write_results(
     tfidf: dict[str, float],
     clock: Clock,
     counts: tuple[int, int],
+    compute: ComputeArguments,
 ) -> None:
     """Write `results.json`."""
     results = {
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         "seed": options.seed,
+        "compute": {**vars(compute), "device": str(compute.torch_device)},
         "base": options.base or DEFAULT_ENCODER,
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "python": platform.python_version(),
@@ -448,9 +473,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"training steps, of {BATCH_SIZE} pairs each")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--query", action="append", help="ask an existing run; can be repeated")
+    add_compute_options(parser)
     options = parser.parse_args(arguments)
     if options.query:
-        ask(options.output_dir, options.query)
+        ask(options.output_dir, options.query, compute_of(options))
     else:
         run(options)
 

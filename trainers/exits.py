@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from modeling_m3bert import M3BertModel
 from modeling_m3bert.conversion_m3bert import refuse_unrepresentable
 
+from .core.compute import autocast
 from .core.distributed import rank, sum_over_ranks, world_size
 from .core.projection import Projection
 from .core.ridge import AffineMap, RegressionSums, principal_axes
@@ -109,6 +110,7 @@ def fit_exits(
     max_length: int | None = None,
     prompts: Sequence[str] = ("",),
     batch_size: int = 64,
+    compute_dtype: torch.dtype | None = None,
     penalties: Sequence[float] = PENALTIES,
     variance_matching: float = VARIANCE_MATCHING,
     description: str | None = None,
@@ -143,6 +145,8 @@ def fit_exits(
         prompts (`Sequence[str]`, *optional*, defaults to `("",)`): Prompts that are put before the texts in turn, for
             encoders that were trained with prompts.
         batch_size (`int`, *optional*, defaults to 64): Number of texts to encode at a time.
+        compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products: `torch.bfloat16` or
+            `torch.float16` (mixed precision). Default: the type of the weights. The fit itself is in float64.
         penalties (`Sequence[float]`, *optional*): Penalties to choose from, as multiples of the number of texts.
         variance_matching (`float`, *optional*, defaults to 0.5): How much of the regression's shrinkage to undo, from
             0 (none) to 1; see [`RegressionSums.match_variances`]. 0.5 was a compromise on development sets
@@ -179,7 +183,7 @@ def fit_exits(
     if not 0 < max_length <= limit:
         raise ValueError(f"max_length={max_length} must be within 1..{limit}, the model's limit.")
 
-    reader = ExitReader(encoder, tokenizer, pooling, max_length, prompts, batch_size)
+    reader = ExitReader(encoder, tokenizer, pooling, max_length, prompts, batch_size, compute_dtype)
     to_fit = [*layers, depth] if teacher is not None else layers
     sums = ExitSums(to_fit, width, projection, teacher)
     with (
@@ -254,9 +258,11 @@ class ExitReader:
         max_length: int,
         prompts: Sequence[str],
         batch_size: int,
+        compute_dtype: torch.dtype | None,
     ) -> None:
         self.encoder, self.tokenizer, self.pooling = encoder, tokenizer, pooling
         self.max_length, self.prompts, self.batch_size = max_length, prompts, batch_size
+        self.compute_dtype = compute_dtype
         self.counts: dict[str, int] = {}
         self.digest = blake2b(digest_size=16)
 
@@ -294,7 +300,8 @@ class ExitReader:
             return_token_type_ids=False,
             return_tensors="pt",
         )
-        states = nested_states(self.encoder, inputs.to(self.encoder.device), layers)
+        with autocast(self.encoder.device, self.compute_dtype):
+            states = nested_states(self.encoder, inputs.to(self.encoder.device), layers)
         return {layer: states.pooled(layer, self.pooling) for layer in layers}
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoTokenizer, Qwen3Config, Qwen3Model
+from transformers import AutoModel, AutoTokenizer, Qwen3Config, Qwen3Model
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
+from scripts.backbone import BackboneArguments, load_backbone
 from tests.conftest import tiny_config
 
 
@@ -50,6 +51,16 @@ def test_a_new_model_has_no_layers_to_take_and_nothing_to_adapt(text_files, opti
             "contrastive", "--tokenizer_name", text_files / "tokenizer", "--train_files", text_files / "pairs.jsonl",
             "--output_dir", text_files / "out", "--use_cpu", *options,
         )  # fmt: skip
+
+
+def test_a_model_gets_the_attention_that_was_asked_for(tiny_checkpoint):
+    for name in ("eager", "sdpa"):
+        options = BackboneArguments(model_name_or_path=tiny_checkpoint, attn_implementation=name, peft="lora")
+        model, _ = load_backbone(options, AutoModel)
+        assert model.get_base_model().config._attn_implementation == name
+    options = BackboneArguments(tokenizer_name=tiny_checkpoint, attn_implementation="quick")
+    with pytest.raises(ValueError, match="attn_implementation='quick' cannot be used: .*; legal values: eager, sdpa"):
+        load_backbone(options, AutoModel)
 
 
 def test_the_first_layers_of_an_m3bert_are_trained(text_files, tiny_checkpoint, quick_options):

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scripts.command import argument_parser, parse_options, run_command
+from scripts.command import add_compute_options, argument_parser, compute_of, parse_options, run_command
+from trainers.core.compute import ComputeArguments
 
 
 @dataclass
@@ -33,6 +34,17 @@ def test_help_has_the_defaults_that_say_something(capsys):
     assert "[options]\n\nAbout:\n\n    an example\n" in printed
     assert "Random seed. (default: 0)" in printed and "Be tidy. (default: True)" in printed
     assert printed.count("(default:") == 2
+
+
+def test_both_kinds_of_parsers_read_the_same_options_for_computing():
+    line = ["--device", "cpu", "--compute_dtype", "bfloat16", "--attn_implementation", "eager", "--compile"]
+    for words in (line, []):
+        parser = argument_parser("About.")
+        add_compute_options(parser)
+        (expected,) = parse_options((ComputeArguments,), None, words)
+        assert compute_of(parser.parse_args(words)) == expected
+    with pytest.raises(ValueError, match="device='abacus' is not on this machine; legal values: "):
+        compute_of(parser.parse_args(["--device", "abacus"]))
 
 
 def test_a_required_option_has_no_default(capsys):

@@ -59,6 +59,13 @@ def test_arrays_rows_and_tables_are_written(tiny_checkpoint, files, expected, tm
     assert not (tmp_path / "rows" / "arrays").exists()
 
 
+def test_mixed_precision_is_stored_in_float32(tiny_checkpoint, files, expected, tmp_path):
+    embed.main(command_line(tiny_checkpoint, files, tmp_path, "--compute_dtype", "bfloat16", "--device", "cpu"))
+    array = np.load(tmp_path / "layer_6.npy")
+    assert array.dtype == np.float32 and not np.array_equal(array, expected.layers[6])
+    np.testing.assert_allclose(array, expected.layers[6], atol=0.1)
+
+
 def test_vectors_are_normalised_after_truncation(tiny_checkpoint, files, expected, tmp_path):
     options = ["--format", "parquet", "--normalize", "--grid", "2x8,6x16"]
     embed.main(command_line(tiny_checkpoint, files, tmp_path / "out", *options))
@@ -76,6 +83,9 @@ def test_vectors_are_normalised_after_truncation(tiny_checkpoint, files, expecte
         (["--normalize", "--format", "parquet"], "--normalize needs a grid with one dim per layer; this .* 2,6x8,16"),
         (["--text_column", "body+text"], "lacks the column.* body; it has id, title, text"),
         (["--grid", "9x8"], "outside of it: 9x8"),
+        (["--device", "cuda:99"], "device='cuda:99' is not on this machine; legal values: "),
+        (["--compute_dtype", "int8"], "compute_dtype='int8' is unknown; legal values: float32, bfloat16, float16"),
+        (["--attn_implementation", "quick"], "attn_implementation='quick' is unknown; legal values: eager, sdpa"),
     ],
 )
 def test_bad_options_are_refused(tiny_checkpoint, files, tmp_path, options, message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from scripts import mine_negatives
 
@@ -43,6 +44,23 @@ def test_negatives_are_the_closest_that_are_no_answer(encoder_folder, pairs, tmp
         order = [candidates[i] for i in scores.argsort(descending=True) if scores[i] < own - 1e-6]
         order = [text for text in order if text not in (row["positive"], row["anchor"])]
         assert [row[f"negative_{n}"] for n in (1, 2, 3)] == order[:3]
+
+
+def test_the_teacher_computes_as_asked_for(encoder_folder, pairs, tmp_path, monkeypatch):
+    seen = {}
+    original = sentence_transformers.SentenceTransformer.encode
+
+    def encode(model, *arguments, **options):
+        encoder = model.transformers_model
+        seen.update(attention=encoder.config._attn_implementation, autocast=torch.is_autocast_enabled("cpu"))
+        return original(model, *arguments, **options)
+
+    monkeypatch.setattr(sentence_transformers.SentenceTransformer, "encode", encode)
+    line = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output", tmp_path / "out.jsonl"]
+    run(*line, "--device", "cpu", "--compute_dtype", "bfloat16", "--attn_implementation", "eager")
+    assert seen == {"attention": "eager", "autocast": True}
+    with pytest.raises(ValueError, match="device='abacus' is not on this machine"):
+        run(*line, "--device", "abacus")
 
 
 def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):

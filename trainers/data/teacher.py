@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
@@ -15,6 +16,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers.utils.hub import cached_file, extract_commit_hash
 
+from ..core.compute import ComputeArguments, autocast, place
 from ..core.distributed import rank, wait_for_all_ranks
 from .embedding_store import EmbeddingStore, fingerprint_of
 
@@ -45,6 +47,8 @@ class Teacher:
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the stored embeddings: `"float32"` or `"float16"`.
         trust_remote_code (`bool`, *optional*, defaults to `False`): Whether to run code from the model's repository.
         batch_size (`int`, *optional*, defaults to 64): Number of texts to embed at a time.
+        compute ([`ComputeArguments`], *optional*): Where and how it computes. Default: as sentence-transformers
+            decides, in the type of the weights.
 
     Raises:
         ValueError: if a value is out of range.
@@ -58,6 +62,7 @@ class Teacher:
     dtype: str = "float32"
     trust_remote_code: bool = False
     batch_size: int = 64
+    compute: ComputeArguments | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -109,8 +114,9 @@ class Teacher:
         revision = None if Path(self.name_or_path).is_dir() else self.commit
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": self.trust_remote_code}
         safe = {"use_safetensors": True}  # never load pickles
+        device = None if self.compute is None else str(self.compute.torch_device)
         if self.pooling is None:
-            model = library.SentenceTransformer(self.name_or_path, model_kwargs=safe, **options)
+            model = library.SentenceTransformer(self.name_or_path, model_kwargs=safe, device=device, **options)
         else:
             encoder = library.sentence_transformer.modules.Transformer(
                 self.name_or_path, model_kwargs=options | safe, processor_kwargs=options, config_kwargs=options
@@ -118,7 +124,9 @@ class Teacher:
             pooling = library.sentence_transformer.modules.Pooling(
                 encoder.get_embedding_dimension(), pooling_mode=self.pooling
             )
-            model = library.SentenceTransformer(modules=[encoder, pooling])
+            model = library.SentenceTransformer(modules=[encoder, pooling], device=device)
+        if self.compute is not None and model.transformers_model is not None:
+            place(model.transformers_model, self.compute)
         if self.max_length is not None:
             limit = model.max_seq_length
             if limit is not None and not 0 < self.max_length <= limit:
@@ -126,9 +134,15 @@ class Teacher:
             model.max_seq_length = self.max_length
         return model
 
+    def autocast(self, model: SentenceTransformer) -> AbstractContextManager[None]:
+        """A context in which the loaded model computes in the type that was asked for."""
+        return autocast(model.device, None if self.compute is None else self.compute.autocast_dtype)
+
     def identity(self) -> dict[str, Any]:
         """Everything that the embedding of a text depends on."""
         settings = {name: getattr(self, name) for name in ("pooling", "prompt", "max_length", "dtype")}
+        if self.compute is not None:
+            settings["compute_dtype"] = self.compute.compute_dtype
         return {"teacher": Path(self.name_or_path).name, "commit": self.commit, **settings}
 
     def embed(self, texts: Iterable[str], cache_dir: str | Path, description: str | None = None) -> TeacherEmbeddings:
@@ -186,13 +200,14 @@ class Teacher:
 
     def _encode(self, model: Any, texts: list[str]) -> torch.Tensor:
         """Embeddings `(texts, width)` in the dtype of the cache. Raises a ValueError if one is not finite."""
-        vectors = model.encode(
-            texts,
-            prompt=self.prompt or None,
-            batch_size=self.batch_size,
-            show_progress_bar=False,
-            convert_to_tensor=True,
-        )
+        with self.autocast(model):
+            vectors = model.encode(
+                texts,
+                prompt=self.prompt or None,
+                batch_size=self.batch_size,
+                show_progress_bar=False,
+                convert_to_tensor=True,
+            )
         vectors = vectors.to("cpu", DTYPES[self.dtype])
         wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
         if len(wrong):
