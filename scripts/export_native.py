@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native
+from modeling_m3bert.conversion_m3bert import hub_id
 from trainers.core.granularity import Granularity
 from trainers.hub.serving import problems_for_servers
 
@@ -47,6 +48,8 @@ def main(arguments: list[str]) -> None:
     (options,) = parse_options((NativeArguments,), __doc__, arguments)
     source = Path(options.model_name_or_path)
     if not source.is_dir():
+        if hub_id(options.model_name_or_path) is None:
+            raise ValueError(f"{source} is neither a folder nor a Hub id.")
         source = Path(snapshot_download(options.model_name_or_path, revision=options.revision))
     granularity = Granularity.parse(options.granularity) if options.granularity else None
     output = Path(options.output_dir)

@@ -50,6 +50,7 @@ def test_the_model_type_can_be_chosen(elastic, tmp_path, minilm):
         (["--granularity", "2,4x64"], "'2,4x64' must be one granularity, such as 4x64"),
         (["--granularity", "9x64"], "output_layer=9 is not available here"),
         (["--model_type", "gpt2"], "model_type='gpt2' is unknown; legal values: bert, roberta"),
+        (["--model_name_or_path", "runs/no/model"], "runs/no/model is neither a folder nor a Hub id"),
         (["--output_dir", "FULL"], "is not empty: name a new folder"),
     ],
 )
