@@ -30,7 +30,7 @@ class NativeArguments:
     """What to export, and where to."""
 
     model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT."})
-    output_dir: str = field(metadata={"help": "Folder for the model."})
+    output_dir: str = field(default="runs/native", metadata={"help": "Folder for the model."})
     format: str = field(default="native", metadata={"help": "native; other formats have options of their own."})
     granularity: str | None = field(default=None, metadata={"help": "Granularity to export: 4x64."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
