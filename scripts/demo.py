@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 
 from modeling_m3bert import M3BertConfig
 from trainers import Granularity, Grid
+from trainers.core.compute import ComputeArguments
 from trainers.core.states import unwrap_encoder
 from trainers.data.stdlib_docs import split_by_module, stdlib_pairs
 from trainers.data.teacher import require_sentence_transformers
@@ -169,7 +170,7 @@ def own_corpus(encoder: GridEncoder, text: str) -> Corpus:
 def cut_notes(encoder: GridEncoder, texts: Sequence[str], role: Role) -> list[str]:
     """A remark on texts that are longer than the encoder's limit, if there are any."""
     prompted = [encoder.prompts.get(role, "") + text for text in texts]
-    limit: int = encoder.max_length  # type: ignore[assignment]  # an encoder always has one
+    limit = encoder.max_length_of(role)
     cut = sum(len(ids) > limit for ids in encoder.tokenizer(prompted, verbose=False)["input_ids"])
     what = "The query was" if role == "query" else f"{cut} of {len(texts)} documents were"
     return [f"{what} truncated to {limit} tokens."] if cut else []
@@ -408,7 +409,7 @@ def load(encoding: EncoderArguments) -> tuple[GridEncoder, Corpus]:
     Raises:
         ValueError: if no encoder is named and there is no run of the quickstart.
     """
-    is_kept = encoding == EncoderArguments()
+    is_kept = replace(encoding, **vars(ComputeArguments())) == EncoderArguments()
     if encoding.model_name_or_path is None:
         if not (QUICKSTART / "index.safetensors").is_file():
             raise ValueError(

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from trainers import Grid, Projection
+from trainers.core.compute import ComputeArguments, place
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
 from trainers.hub.modules import find_projection, published_options, published_pooling
@@ -17,7 +18,7 @@ from .sources import default_base
 
 
 @dataclass
-class EncoderArguments:
+class ReadingArguments:
     """Which encoder, and how it reads texts."""
 
     model_name_or_path: str | None = field(
@@ -50,15 +51,27 @@ class EncoderArguments:
     document_prompt: str | None = field(
         default=None, metadata={"help": 'Prompt for documents: "passage: ". Default: as published.'}
     )
+    query_max_length: int | None = field(
+        default=None, metadata={"help": "Longest query or single sentence in tokens. Default: as --max_length."}
+    )
+    document_max_length: int | None = field(
+        default=None, metadata={"help": "Longest document in tokens. Default: as --max_length."}
+    )
+
+
+@dataclass
+class EncoderArguments(ComputeArguments, ReadingArguments):
+    """Which encoder, how it reads texts, and how it computes. In a help text, the fields of the last base come
+    first."""
 
 
 def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32) -> GridEncoder:
     """
-    Load the encoder that the options name, onto the GPU if there is one.
+    Load the encoder that the options name, onto its device.
 
     Raises:
-        ValueError: if the default encoder is not installed, the model does not have the grid or the length, or no
-            pooling was given and the published one is not supported.
+        ValueError: if the default encoder is not installed, the model does not have the grid, the length or the
+            attention, or no pooling was given and the published one is not supported.
     """
     name = arguments.model_name_or_path or default_base()
     options = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
@@ -68,16 +81,19 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
     published = published_options(name, revision=arguments.revision)["prompts"]
     named: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     prompts = {role: published.get(role, "") if prompt is None else prompt for role, prompt in named.items()}
+    lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}
     return GridEncoder(
-        model.to("cuda" if torch.cuda.is_available() else "cpu"),
+        place(model, arguments),
         AutoTokenizer.from_pretrained(name, **options),
         grid_of(arguments.grid, model.config, projection),
         pooling=pooling or "mean",  # type: ignore[arg-type]  # checked where it is used
         batch_size=arguments.batch_size,
         max_length=arguments.max_length,
+        max_lengths={role: length for role, length in lengths.items() if length is not None},
         prompts={role: prompt for role, prompt in prompts.items() if prompt},
         dtype=dtype,
         projection=projection,
+        compute_dtype=arguments.autocast_dtype,
     )
 
 

@@ -4,10 +4,12 @@ Score every granularity of an encoder, encoding each task once: a results file, 
     m3bert evaluate --tasks paper --output_dir runs/evaluation                  # the default encoder
     m3bert evaluate --model_name_or_path intfloat/multilingual-e5-base --tasks sts cranfield \\
         --grid "4,8,12x32,64,768" --query_prompt "query: " --document_prompt "passage: "
+    m3bert evaluate --collection my-collection --pairs pairs.csv --labels reviews.csv     # your own data
     m3bert evaluate --list_tasks
 
 Tasks are read from the folder in the environment variable M3BERT_DATA if they are there, otherwise from the Hub.
-The task `stdlib` needs neither: its texts come with Python.
+The task `stdlib` needs neither: its texts come with Python. Your own data is a local file or folder, or a data set on
+the Hub (user/name, or user/name:configuration), and is scored under its own name.
 """
 
 from __future__ import annotations
@@ -22,8 +24,21 @@ from hub_cards.figures import draw_all
 from hub_cards.tables import report, task_type_table
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
+from trainers.core.compute import ComputeArguments, place
 from trainers.core.states import unwrap_encoder
-from trainers.evaluation import GROUPS, TASKS, GridEncoder, GridResults, evaluate_grid, find_tasks, measure_latency
+from trainers.evaluation import (
+    GROUPS,
+    TASKS,
+    GridEncoder,
+    GridResults,
+    Task,
+    collection_task,
+    evaluate_grid,
+    find_tasks,
+    labels_task,
+    measure_latency,
+    pairs_task,
+)
 
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, load_encoder
@@ -43,6 +58,41 @@ class EvaluationArguments:
     """What to score, and where to write it."""
 
     tasks: list[str] = field(default_factory=list, metadata={"help": "Tasks or groups of tasks; see --list_tasks."})
+    collection: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Your own collections to search, in the layout of BEIR: folders with corpus.jsonl, queries.jsonl "
+            "and qrels/test.tsv, plain or gzipped, or Hub ids."
+        },
+    )
+    pairs: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Your own pairs of texts with a score (similarity) or a label 0 or 1 (pair classification): .csv, "
+            ".tsv, .jsonl or .parquet files, also gzipped, or Hub ids."
+        },
+    )
+    pairs_columns: list[str] = field(
+        default_factory=list,
+        metadata={"help": "The columns of --pairs. Default: sentence1, sentence2, and score or label."},
+    )
+    labels: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Your own labelled texts: folders with the files train and test, or Hub ids; or single files, of "
+            "which a fifth of the texts is the test split, always the same. Formats as for --pairs."
+        },
+    )
+    labels_columns: list[str] = field(
+        default_factory=lambda: ["text", "label"], metadata={"help": "The columns of --labels."}
+    )
+    split: str = field(default="test", metadata={"help": "Split of your own data to score."})
+    recall: list[int] = field(
+        default_factory=lambda: [1, 10, 100],
+        metadata={
+            "help": "For retrieval: values of k for Recall@k. Those above the size of a collection are left out."
+        },
+    )
     output_dir: str = field(default="runs/evaluation", metadata={"help": "Folder for results, tables and figures."})
     latency: bool = field(default=True, metadata={"help": "Measure ms per query, at each layer and dim."})
     latency_documents: int = field(
@@ -65,12 +115,23 @@ class EvaluationArguments:
     list_tasks: bool = field(default=False, metadata={"help": "Print all tasks and groups, and exit."})
 
 
-def as_deployed(encoder: GridEncoder) -> GridEncoder:
-    """The encoder to time: converted to m3BERT, which stops at a layer, if that is exact."""
+def as_deployed(encoder: GridEncoder, compute: ComputeArguments) -> GridEncoder:
+    """The encoder to time: converted to m3BERT, which stops at a layer, if that is exact. It computes as asked for."""
     model = unwrap_encoder(encoder.model)
     if model.config.model_type not in CONVERTIBLE:
         return encoder
-    return replace(encoder, model=convert_to_m3bert(model).to(model.device))
+    return replace(encoder, model=place(convert_to_m3bert(model), compute))
+
+
+def tasks_of(options: EvaluationArguments) -> list[Task]:
+    """The tasks that the options name, then those of your own data."""
+    tasks = [
+        *find_tasks(options.tasks),
+        *(collection_task(source, split=options.split) for source in options.collection),
+        *(pairs_task(source, columns=options.pairs_columns, split=options.split) for source in options.pairs),
+        *(labels_task(source, columns=options.labels_columns, split=options.split) for source in options.labels),
+    ]
+    return [replace(task, recall=tuple(sorted({*options.recall}))) for task in tasks]
 
 
 def write(results: GridResults, folder: Path) -> None:
@@ -91,9 +152,11 @@ def main(arguments: list[str]) -> None:
         print(f"tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE")
         print("\n".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items()))
         return
-    tasks = find_tasks(options.tasks)
+    tasks = tasks_of(options)
     if not tasks:
         raise ValueError("Nothing to score: pass --tasks paper, or see --list_tasks.")
+    if min(options.recall) < 1:
+        raise ValueError(f"--recall {min(options.recall)} must be 1 or more.")
     if options.latency_documents < 1:
         raise ValueError(f"--latency_documents {options.latency_documents} must be 1 or more.")
     if options.asymmetric and options.no_asymmetric:
@@ -112,9 +175,10 @@ def main(arguments: list[str]) -> None:
     )
     # The name of the default encoder, not its folder on this machine.
     results.model = encoding.model_name_or_path or DEFAULT_ENCODER
+    results.settings["compile"] = encoding.compile
     if options.latency:
         results.latency = measure_latency(
-            as_deployed(encoder), QUERIES, documents=options.latency_documents, seed=options.seed
+            as_deployed(encoder, encoding), QUERIES, documents=options.latency_documents, seed=options.seed
         )
     write(results, Path(options.output_dir))
     print(f"\n{task_type_table(results)}")

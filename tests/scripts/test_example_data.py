@@ -7,7 +7,8 @@ import json
 import pytest
 
 from scripts.example_data import main
-from trainers.evaluation import find_task, load_task
+from trainers.data.files import load_files
+from trainers.evaluation import collection_task, find_task, labels_task, load_task, pairs_task
 
 
 def rows(file) -> list[dict[str, str]]:
@@ -26,6 +27,23 @@ def test_the_three_files_fit_together_and_hold_no_text_of_the_task(tmp_path, cap
     assert not {*lines} & {*task.texts["queries"]}
     assert not {document["text"] for document in corpus} & {*task.texts["documents"]}
     assert f"pairs.jsonl: {len(pairs):,} lines" in capsys.readouterr().out
+
+
+def test_three_columns_to_train_on_and_data_to_score_that_training_has_not_seen(tmp_path):
+    main([str(tmp_path)])
+    triplets = load_files([str(tmp_path / "triplets.csv")])
+    assert triplets.column_names == ["anchor", "positive", "negative"] and len(triplets) > 1500
+    assert all(row["positive"] != row["negative"] for row in triplets)
+    trained = {text for column in triplets.column_names for text in triplets[column]}
+    collection, matches = (
+        load_task(task)
+        for task in (collection_task(str(tmp_path / "collection")), pairs_task(str(tmp_path / "matches.csv")))
+    )
+    assert len(collection.texts["documents"]) == 200 and collection.relevant == [{row: 1.0} for row in range(200)]
+    assert sum(matches.labels) == 200 and len(matches.labels) == 400
+    assert not trained & {*collection.texts["queries"], *matches.texts["sentence1"], *matches.texts["sentence2"]}
+    kinds = load_task(labels_task(str(tmp_path / "kinds.csv")))
+    assert {*kinds.train_labels} == {*kinds.test_labels} == {"language", "built-in", "library"}
 
 
 def test_it_runs_twice_but_never_over_a_file_of_yours(tmp_path):

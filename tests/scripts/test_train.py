@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
+import datasets
 import pytest
 import torch
+from huggingface_hub import HfApi, constants
 from peft import PeftModel
 
 from hub_cards.publication import Options, write_card
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
 from tests.conftest import padded_batch, tiny_config
+from tests.scripts.conftest import ROOT
 
 
 MLM_TERMS = {"mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32"}
@@ -276,7 +282,21 @@ def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["contrastive", "--output_dir", "OUT"], "Training needs --train_files"),
+        (["contrastive", "--output_dir", "OUT"], "Training needs --train_files or --dataset_name"),
+        (["contrastive", "FILES", "pairs.jsonl", "--dataset_name", "a/b"], "--train_files and --dataset_name exclude"),
+        (["contrastive", "FILES", "pairs.jsonl", "--dataset_config", "a"], "--dataset_config needs --dataset_name"),
+        (["contrastive", "FILES", "pairs.jsonl", "--eval_split", "dev"], "--eval_split needs --dataset_name"),
+        (
+            ["contrastive", "DATA", "data", "--eval_files", "a", "--eval_split", "b"],
+            "--eval_files and --eval_split excl",
+        ),
+        (["contrastive", "DATA", "data", "--split", "dev"], 'data: Unknown split "dev". Should be one of'),
+        (["contrastive", "DATA", "data", "--dataset_config", "x"], "data: BuilderConfig 'x' not found. Available: "),
+        (["contrastive", "DATA", "data", "--text_columns", "query", "reply"], "column(s) reply; it has query, answer"),
+        (["multigranular-mlm", "DATA", "data"], "lacks the column(s) text; it has query, answer"),
+        (["multigranular-mlm", "DATA", "data", "--language_exponent", "0.7"], "--language_exponent takes every file"),
+        (["contrastive", "FILES", "pairs.jsonl", "--query_max_length", "0"], "query_max_length=0 must be 1 or more"),
+        (["simcse", "FILES", "en.txt", "--document_prompt", "a"], "document_prompt has no effect: all texts are quer"),
         (["contrastive", "FILES", "missing.jsonl"], "missing.jsonl does not exist"),
         (["contrastive", "FILES", "en.txt"], "needs two text columns or more; found: text"),
         (["contrastive", "FILES", "empty.jsonl"], "The dataset is empty"),
@@ -313,16 +333,124 @@ def test_what_is_wrong_is_said_in_one_line(text_files, tiny_checkpoint, change, 
         (text_files / name).write_text("")
     (text_files / "nothing.jsonl.gz").write_bytes(gzip.compress(b""))
     (text_files / "broken.jsonl").write_text('{"query": "a", "ans')
+    (text_files / "data").mkdir()
+    (text_files / "data" / "train.jsonl").write_text((text_files / "pairs.jsonl").read_text())
+    options = {"FILES": "--train_files", "DATA": "--dataset_name"}
     arguments: list[str] = []
     for word in change:
-        if word == "FILES":
-            arguments += ["--model_name_or_path", tiny_checkpoint, "--output_dir", "OUT", "--use_cpu", "--train_files"]
+        if word in options:
+            arguments += ["--model_name_or_path", tiny_checkpoint, "--output_dir", "OUT", "--use_cpu", options[word]]
         else:
-            arguments.append(f"FOLDER/{word}" if arguments[-1:] == ["--train_files"] else word)
+            in_folder = arguments[-1:] in ([option] for option in options.values()) and "/" not in word
+            arguments.append(f"FOLDER/{word}" if in_folder else word)
     arguments = [word.replace("FOLDER", str(text_files)).replace("OUT", str(text_files / "out")) for word in arguments]
     with pytest.raises(ValueError, match=re.sub(r"([()])", r"\\\1", message)) as caught:
         run(*arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_the_data_set_that_is_asked_for_is_trained_on(text_files, tiny_checkpoint, quick_options, monkeypatch):
+    asked = []
+    rows = [json.loads(line) for line in (text_files / "pairs.jsonl").read_text().splitlines()]
+
+    def load_dataset(name, config, **options):
+        asked.append((name, config, options))
+        dataset = datasets.Dataset.from_list(rows)
+        return dataset.to_iterable_dataset() if options["streaming"] else dataset
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    options = ["--model_name_or_path", tiny_checkpoint, "--per_device_train_batch_size", 8, *quick_options()]
+    options += ["--output_dir", text_files / "out", "--dataset_name", "user/data", "--dataset_config", "small"]
+    run("contrastive", *options, "--split", "train[:90%]", "--eval_split", "dev", "--streaming")
+    assert asked == [
+        ("user/data", "small", {"split": "train[:90%]", "streaming": True}),
+        ("user/data", "small", {"split": "dev", "streaming": False}),
+    ]
+    assert json.loads((text_files / "out" / "training.json").read_text())["datasets"] == ["user/data"]
+    message = r"^The dataset lacks the column\(s\) reply; it has query, answer\.$"
+    with pytest.raises(ValueError, match=message):
+        run("contrastive", *options, "--text_columns", "query", "reply")
+
+
+@pytest.mark.slow
+def test_a_data_set_on_the_hub_trains_and_is_on_record(
+    text_files, tiny_checkpoint, quick_options, hub, tmp_path, monkeypatch
+):
+    """Read at once and as a stream, for pairs and for masked LMs; a column that is not there is named."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    api = HfApi(endpoint=hub.url, token="hf_user")
+    api.create_repo("user/data", repo_type="dataset", private=False)
+    rows = [json.loads(line) for line in (text_files / "pairs.jsonl").read_text().splitlines()]
+    for name, split in (("train", rows), ("validation", rows[:9])):
+        content = "".join(json.dumps(row) + "\n" for row in split).encode()
+        api.upload_file(
+            path_or_fileobj=content, path_in_repo=f"small/{name}.jsonl", repo_id="user/data", repo_type="dataset"
+        )
+    card = "---\nconfigs:\n- {config_name: small, data_dir: small}\n---\n"
+    api.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id="user/data", repo_type="dataset")
+    common = ["--dataset_name", "user/data", "--dataset_config", "small", "--grid", "2,6x8,32", *quick_options()]
+    pairs = ["contrastive", "--model_name_or_path", tiny_checkpoint, *common, "--per_device_train_batch_size", "8"]
+    masked = ["multigranular-mlm", "--model_config", json.dumps(model_config()), *common, "--max_length", "16"]
+    masked += ["--tokenizer_name", str(text_files / "tokenizer")]
+    runs = [
+        [*pairs, "--output_dir", "whole", "--eval_split", "validation"],
+        [*pairs, "--output_dir", "stream", "--streaming"],
+        [*masked, "--output_dir", "masked", "--text_column", "answer", "--eval_split", "validation"],
+        [*pairs, "--output_dir", "wrong", "--text_columns", "query", "reply"],
+    ]
+    code = """
+import json, sys
+from scripts import train
+for arguments in json.load(sys.stdin):
+    try:
+        train.main(arguments)
+    except (ValueError, OSError) as error:
+        print("error:", error)
+"""
+    environment = {**os.environ, **hub.environment(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
+    environment["HF_DATASETS_OFFLINE"] = "0"
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=json.dumps(runs), cwd=tmp_path, env=environment,
+        capture_output=True, text=True, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert errors == ["error: The dataset lacks the column(s) reply; it has query, answer."], done.stdout[-3000:]
+    records = {
+        name: json.loads((tmp_path / name / "training.json").read_text()) for name in ("whole", "stream", "masked")
+    }
+    assert all(record["datasets"] == ["user/data"] and record["steps"] == 3 for record in records.values())
+    assert [record["rows"] for record in records.values()] == [24, None, 24]
+    for name in ("whole", "masked"):
+        assert "eval_loss" in json.loads((tmp_path / name / "eval_results.json").read_text())
+
+
+def test_prompts_and_lengths_of_roles_train_and_are_saved(text_files, tiny_checkpoint, tiny_tokenizer, quick_options):
+    """The same losses as for hand-made texts: with the prompts before them, cut at the lengths of their roles."""
+    pairs = [json.loads(line) for line in (text_files / "pairs.jsonl").read_text().splitlines()]
+
+    def made(prompt, text, longest):
+        tokens = tiny_tokenizer(prompt + text, add_special_tokens=False)["input_ids"]
+        return tiny_tokenizer.decode(tokens[: longest - 2])
+
+    rows = [{"query": made("open the ", row["query"], 6), "answer": made("read ", row["answer"], 9)} for row in pairs]
+    (text_files / "made.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = ["--model_name_or_path", tiny_checkpoint, "--per_device_train_batch_size", 8, *quick_options()]
+    by_role = ["--query_prompt", "open the ", "--document_prompt", "read "]
+    by_role += ["--query_max_length", 6, "--document_max_length", 9]
+    files = {"roles": "pairs.jsonl", "made": "made.jsonl"}
+    for name, file in files.items():
+        more = by_role if name == "roles" else []
+        run("contrastive", "--train_files", text_files / file, "--output_dir", text_files / name, *options, *more)
+    losses = [[entry["loss"] for entry in logged(text_files / name)] for name in files]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    saved, plain = (
+        json.loads((text_files / name / "config_sentence_transformers.json").read_text())["prompts"] for name in files
+    )
+    assert saved == {"query": "open the ", "document": "read "} and plain == {}
+    record = json.loads((text_files / "roles" / "training.json").read_text())
+    assert record["settings"]["query_max_length"] == 6 and record["settings"]["document_prompt"] == "read "
 
 
 def test_the_command_prints_an_error_and_no_traceback(run_module):

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..core.compute import autocast
 from ..core.distributed import rank, wait_for_all_ranks, world_size
+from ..core.embedding import Role
 from ..core.granularity import Grid
 from ..core.projection import Projection
 from ..core.states import (
+    NestedStates,
     Pooling,
     ProjectedStates,
     TextStates,
@@ -32,7 +35,6 @@ from .embeddings import GridEmbeddings
 
 
 logger = logging.getLogger(__name__)
-Role = Literal["query", "document"]
 # A tokenizer saved without a maximum length has a huge model_max_length.
 NO_LIMIT = 10**9
 
@@ -53,13 +55,17 @@ class GridEncoder:
             limit of the tokenizer, or of the model if the tokenizer has none.
         prompts (`dict[str, str]`, *optional*): Role (`"query"`, `"document"`) -> prompt put before the texts of this
             role, for encoders that were trained with prompts.
+        max_lengths (`dict[str, int]`, *optional*): Role (`"query"`, `"document"`) -> maximum length of its texts in
+            tokens, with the prompt. Default: `max_length`.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the stored embeddings:
             `torch.float32` or `torch.float16`.
         projection ([`Projection`], *optional*): Projection of the last layer's pooled embedding, if the encoder was
             published with one. The dims of the grid are then dims of the projection.
+        compute_dtype (`torch.dtype`, *optional*): Type of the matrix products: `torch.bfloat16` or `torch.float16`
+            (mixed precision). Default: the type of the weights.
 
     Raises:
-        ValueError: if a granularity is outside the model, `max_length` is beyond the limit, or the pooling or the
+        ValueError: if a granularity is outside the model, a maximum length is beyond the limit, or the pooling or the
             dtype is not a legal value.
 
     ```python
@@ -78,6 +84,8 @@ class GridEncoder:
     prompts: Mapping[Role, str] = field(default_factory=dict)
     dtype: torch.dtype = torch.float32
     projection: Projection | None = None
+    max_lengths: Mapping[Role, int] = field(default_factory=dict)
+    compute_dtype: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         config = unwrap_encoder(self.model).config
@@ -90,9 +98,17 @@ class GridEncoder:
         limit = self.tokenizer.model_max_length
         if limit > NO_LIMIT:
             limit = max_positions(config)
-        if self.max_length is not None and not 0 < self.max_length <= limit:
-            raise ValueError(f"max_length={self.max_length} must be within 1..{limit}, the model's limit.")
+        lengths = {"": self.max_length, **{f"{role}_": length for role, length in self.max_lengths.items()}}
+        for role, length in lengths.items():
+            if length is not None and not 0 < length <= limit:
+                raise ValueError(f"{role}max_length={length} must be within 1..{limit}, the model's limit.")
         object.__setattr__(self, "max_length", self.max_length or limit)
+
+    def max_length_of(self, role: Role) -> int:
+        """Maximum length in tokens of the texts of a role."""
+        longest = self.max_lengths.get(role, self.max_length)
+        assert longest is not None  # set by __post_init__
+        return longest
 
     def encode(
         self,
@@ -107,7 +123,8 @@ class GridEncoder:
 
         Args:
             texts (`Sequence[str]`): Texts.
-            role (`str`, *optional*, defaults to `"query"`): Role of the texts, which selects the prompt.
+            role (`str`, *optional*, defaults to `"query"`): Role of the texts, which selects their prompt and their
+                maximum length.
             folder (`Path`, *optional*): Folder for memory-mapped embeddings. An incomplete folder is completed, and
                 several processes fill it together. `None` keeps the embeddings in memory.
             description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
@@ -131,16 +148,16 @@ class GridEncoder:
         batches = [order[start : start + self.batch_size] for start in range(0, len(texts), self.batch_size)]
         if folder is None:
             memory = {layer: torch.empty((len(texts), width), dtype=self.dtype) for layer, width in widths.items()}
-            for _, rows, vectors in self._run(texts, dict(enumerate(batches)), description):
+            for _, rows, vectors in self._run(texts, dict(enumerate(batches)), role, description):
                 for layer in widths:
                     memory[layer][rows] = vectors[layer]
             return GridEmbeddings(self.grid, memory)
 
         names = {layer: f"layer_{layer}" for layer in widths}
         array_widths = {names[layer]: width for layer, width in widths.items()}
-        store = EmbeddingStore(folder, self.manifest(texts), array_widths, batches, self.dtype)
+        store = EmbeddingStore(folder, self.manifest(texts, role), array_widths, batches, self.dtype)
         missing = {batch: batches[batch] for batch in store.missing()}
-        for batch, _, vectors in self._run(texts, missing, description):
+        for batch, _, vectors in self._run(texts, missing, role, description):
             store.write(batch, {names[layer]: vectors[layer] for layer in widths})
         wait_for_all_ranks()
         arrays = store.read()
@@ -148,11 +165,11 @@ class GridEncoder:
 
     @torch.no_grad()
     def _run(
-        self, texts: Sequence[str], batches: Mapping[int, list[int]], description: str | None
+        self, texts: Sequence[str], batches: Mapping[int, list[int]], role: Role, description: str | None
     ) -> Iterator[tuple[int, list[int], dict[int, torch.Tensor]]]:
         """Yield the number of each batch, its rows, and its embeddings (layer -> tensor)."""
         device = next(self.model.parameters()).device
-        was_training, filled = self.model.training, 0
+        was_training, filled, longest = self.model.training, 0, self.max_length_of(role)
         self.model.eval()
         bar = tqdm(
             total=sum(map(len, batches.values())),
@@ -167,12 +184,12 @@ class GridEncoder:
                     [texts[row] for row in rows],
                     padding=True,
                     truncation=True,
-                    max_length=self.max_length,
+                    max_length=longest,
                     return_token_type_ids=False,
                     return_tensors="pt",
                 )
-                filled += int((inputs["attention_mask"].sum(dim=1) >= self.max_length).sum())
-                states: TextStates = nested_states(self.model, inputs.to(device), self.grid.layers)
+                filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
+                states: TextStates = self.states(inputs.to(device), self.grid.layers)
                 if self.projection is not None:
                     projection = self.projection.to(device)
                     states = ProjectedStates(states, projection, self.grid.layers[-1])
@@ -189,12 +206,16 @@ class GridEncoder:
             self.model.train(was_training)
         if filled:
             logger.warning(
-                f"{filled} of {len(texts)} texts reach the maximum of {self.max_length} tokens; longer texts were "
-                "truncated."
+                f"{filled} of {len(texts)} texts reach the maximum of {longest} tokens; longer texts were truncated."
             )
 
-    def manifest(self, texts: Sequence[str]) -> dict[str, Any]:
-        """Everything that the embeddings of these texts (with prompts) depend on: texts, weights and settings."""
+    def states(self, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
+        """[`nested_states`] of a batch, computed in the encoder's type. Poolings stay in float32."""
+        with autocast(unwrap_encoder(self.model).device, self.compute_dtype):
+            return nested_states(self.model, inputs, layers)
+
+    def manifest(self, texts: Sequence[str], role: Role = "query") -> dict[str, Any]:
+        """Everything that the embeddings of texts (with prompts) of a role depend on: texts, weights and settings."""
         return {
             "texts": len(texts),
             "text_fingerprint": fingerprint_of(texts),
@@ -202,10 +223,16 @@ class GridEncoder:
             "weights_fingerprint": self.weights_fingerprint(),
             "grid": str(self.grid),
             "pooling": self.pooling,
-            "max_length": self.max_length,
+            "max_length": self.max_length_of(role),
             "batch_size": self.batch_size,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "compute_dtype": self.compute_type,
         }
+
+    @property
+    def compute_type(self) -> str:
+        """Name of the type that states are computed in."""
+        return str(self.compute_dtype or unwrap_encoder(self.model).dtype).removeprefix("torch.")
 
     def weights_fingerprint(self) -> str:
         """Fingerprint of the weights: a digest of the names and values of all parameters and buffers."""
@@ -214,7 +241,10 @@ class GridEncoder:
         for name, tensor in {**unwrap_encoder(self.model).state_dict(), **projection}.items():
             digest.update(name.encode())
             for part in plain_tensors(tensor):
-                digest.update(part.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+                # The same values in a wider type are the same weights.
+                plain = part.detach().cpu()
+                plain = plain.float() if plain.dtype in (torch.bfloat16, torch.float16) else plain
+                digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
 
 

@@ -143,12 +143,16 @@ def evaluate_grid(
         [`GridResults`]
 
     Raises:
-        ValueError: if a task has no data, an embedding is not finite, all labels are equal, or a metric is undefined.
-            The message names the task.
+        ValueError: if a task has no data, two tasks have one name, an embedding is not finite, all labels are equal,
+            or a metric is undefined. The message names the task.
     """
     tasks = list(tasks)
+    names = [task.name for task in tasks]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"Two tasks are called {twice[0]!r}: rename one, so that the results can tell them apart.")
     evaluators = {task.name: load_task(task, data) for task in tasks}  # missing data fails before any encoding
     grid, config = encoder.grid, unwrap_encoder(encoder.model).config
+    own = {task.name: task.hub.path if task.hub else task.folder for task in tasks if task.read is not None}
     results = GridResults(
         model=config.name_or_path,
         revision=getattr(config, "_commit_hash", None),
@@ -161,9 +165,14 @@ def evaluate_grid(
         settings={
             "pooling": encoder.pooling,
             "max_length": encoder.max_length,
+            "max_lengths": dict(encoder.max_lengths),
             "batch_size": encoder.batch_size,
             "prompts": dict(encoder.prompts),
-            "dtype": str(config.dtype).removeprefix("torch."),
+            "dtype": encoder.compute_type,
+            "attn_implementation": config._attn_implementation,
+            "device": str(unwrap_encoder(encoder.model).device),
+            # Hub id, or name of the file or folder, of the data of tasks that are not registered.
+            **({"own_data": own} if own else {}),
         },
     )
     layers = _asymmetric_layers(encoder, asymmetric)

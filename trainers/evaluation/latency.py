@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from ..core.states import nested_states, truncate, unwrap_encoder
+from ..core.states import truncate, unwrap_encoder
 from .encoding import GridEncoder
 from .results import Latency
 from .search import SHORTLISTS, ExactIndex, rerank
@@ -62,11 +62,11 @@ def measure_latency(
             inputs = encoder.tokenizer(
                 [encoder.prompts.get("query", "") + text],
                 truncation=True,
-                max_length=encoder.max_length,
+                max_length=encoder.max_length_of("query"),
                 return_token_type_ids=False,
                 return_tensors="pt",
             )
-            nested_states(encoder.model, inputs.to(device), [layer]).pooled(layer, encoder.pooling).cpu()
+            encoder.states(inputs.to(device), [layer]).pooled(layer, encoder.pooling).cpu()
 
         return run
 

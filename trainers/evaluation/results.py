@@ -143,7 +143,9 @@ class GridResults:
         date (`str`): Date of the run, ISO 8601.
         machine (`str`): Processor type, number of cores and number of GPUs.
         versions (`dict[str, str]`): Package -> version.
-        settings (`dict`): Settings of the encoder: pooling, maximum length, batch size, prompts, dtype.
+        settings (`dict`): Settings of the encoder: pooling, maximum lengths, batch size, prompts, type of
+            the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
+            or name of the file or folder.
         scores (`list[Score]`, *optional*): All scores.
         seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
             (`score`).

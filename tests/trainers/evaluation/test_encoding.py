@@ -47,6 +47,26 @@ def test_one_encode_equals_loading_every_granularity_alone(encoder, sentences, t
         embeddings.at(Granularity(4, 8))
 
 
+def test_mixed_precision_is_stored_in_float32_and_is_another_cache(encoder, sentences, tmp_path):
+    expected, mixed = encoder.encode(sentences[:9]), replace(encoder, compute_dtype=torch.bfloat16)
+    found = mixed.encode(sentences[:9])
+    for layer, vectors in expected.layers.items():
+        assert found.layers[layer].dtype == torch.float32 and not torch.equal(found.layers[layer], vectors)
+        torch.testing.assert_close(found.layers[layer], vectors, atol=0.1, rtol=0.1)
+    assert mixed.weights_fingerprint() == encoder.weights_fingerprint()
+    encoder.encode(sentences[:9], folder=tmp_path)
+    with pytest.raises(ValueError, match="compute_dtype"):
+        mixed.encode(sentences[:9], folder=tmp_path)
+
+
+def test_a_wider_type_of_the_same_weights_has_the_same_fingerprint(encoder):
+    full = encoder.weights_fingerprint()
+    encoder.model.to(torch.bfloat16)
+    half = encoder.weights_fingerprint()
+    encoder.model.float()
+    assert encoder.weights_fingerprint() == half != full
+
+
 def test_a_folder_holds_the_same_and_an_interrupted_run_goes_on(encoder, sentences, tmp_path):
     texts = sentences[:11]
     expected = encoder.encode(texts)
@@ -80,6 +100,7 @@ def test_a_folder_holds_the_same_and_an_interrupted_run_goes_on(encoder, sentenc
         ({"texts": ["another text"] * 11}, "text_fingerprint"),
         ({"pooling": "cls"}, "pooling"),
         ({"max_length": 7}, "max_length"),
+        ({"max_lengths": {"query": 7}}, "max_length"),
         ({"grid": Grid.parse("2x8")}, "grid"),
         ({"dtype": torch.float16}, "dtype"),
         ({"weights": 1.0}, "weights_fingerprint"),
@@ -184,6 +205,23 @@ def test_long_texts_are_cut_and_counted(encoder, sentences, caplog):
     for length in (0, 49):
         with pytest.raises(ValueError, match=f"max_length={length} must be within 1..48"):
             replace(encoder, max_length=length)
+
+
+def test_each_role_has_its_own_length(encoder, sentences, caplog):
+    """Equal to an encoder with this length for all; a role without a length of its own has the common one."""
+    texts = [*sentences[:5], "read " * 40]
+    by_role = replace(encoder, max_length=20, max_lengths={"document": 5}, prompts={"document": "open "})
+    hand_made = replace(encoder, max_length=5).encode([f"open {text}" for text in texts])
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert torch.equal(by_role.encode(texts, role="document").at(GRID.full), hand_made.at(GRID.full))
+    assert "reach the maximum of 5 tokens" in caplog.text
+    assert torch.equal(
+        by_role.encode(texts).at(GRID.full), replace(encoder, max_length=20).encode(texts).at(GRID.full)
+    )
+    assert [by_role.manifest(texts, role)["max_length"] for role in ("query", "document")] == [20, 5]
+    with pytest.raises(ValueError, match=r"query_max_length=49 must be within 1\.\.48, the model's limit"):
+        replace(encoder, max_lengths={"query": 49})
 
 
 def test_a_tokenizer_without_a_limit_takes_the_models(encoder, tiny_tokenizer):
