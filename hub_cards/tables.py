@@ -69,7 +69,7 @@ def two_stage_table(results: GridResults, granularity: Granularity) -> str:
                 str(search.shortlist),
                 percent(search.products_share),
                 percent(search.value),
-                percent(search.value / exact[search.task]),
+                percent(search.value / exact[search.task]) if exact[search.task] else "-",
             ]
             for search in searches
         ),

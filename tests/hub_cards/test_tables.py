@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -31,6 +32,8 @@ def test_searches_in_two_stages_are_compared_with_the_exact_search(results):
     lines = two_stage_table(results, Granularity(6, 32)).splitlines()
     assert lines[2:] == [f"| cranfield | 1,398 | 8 | 50 | 30.0 | 50.0 | {100 * 0.5 / 0.632:.1f} |"]
     assert len(two_stage_table(results, Granularity(6, 8)).splitlines()) == 2
+    results.scores = [replace(score, value=0.0) for score in results.scores]
+    assert two_stage_table(results, Granularity(6, 32)).endswith("| 30.0 | 50.0 | - |"), "no share of nothing"
 
 
 def test_queries_at_each_layer_are_beside_symmetric_search(results):

@@ -176,7 +176,7 @@ def cheapest_search(
     plans = [
         plan
         for plan in two_stage_plans(results, tasks, granularity)
-        if plan.quality >= (1 - tolerance) * plan.exact_quality and plan.products_share < 1
+        if plan.quality >= (1 - tolerance) * plan.exact_quality > 0 and plan.products_share < 1
     ]
     latency = results.latency
     if latency is None:
@@ -289,7 +289,9 @@ def _explain(best: Choice, candidates: Sequence[Choice], fitting: int, budget: B
         what += f" for documents and embed queries at {_layers(best.query_layer)}"
     kind = "granularities" if len(symmetric) == len(candidates) else "plans"
     why = "the cheapest" if budget.min_quality is not None else "the best"
-    share = f" ({best.quality / full.quality:.1%} of {full.granularity})" if full is not None and full != best else ""
+    share = ""
+    if full is not None and full != best and full.quality > 0:
+        share = f" ({best.quality / full.quality:.1%} of {full.granularity})"
     time = "" if best.latency_ms is None else f", and a query takes {best.latency_ms:.3g} ms for encoding and search"
     explanation = (
         f"Deploy {what}: {fitting} of {len(candidates)} {kind} fit the budget, and it is {why} of them. "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -49,6 +50,13 @@ def results() -> GridResults:
         two_stage_searches=plans,
         latency=Latency({"2": 2.0, "6": 5.0}, {"8": 1.0, "32": 3.0}, RERANKING, 100_000, "m3bert", 2),
     )
+
+
+def test_an_encoder_that_finds_nothing_has_a_choice_too(results):
+    results.scores = [replace(score, value=0.0) for score in results.scores]
+    results.two_stage_searches = [replace(search, value=0.0) for search in results.two_stage_searches]
+    choice = choose(results, RETRIEVAL, Budget(1000))
+    assert choice.quality == 0 and "Its quality is 0.000. " in choice.explanation and choice.plan is None
 
 
 def test_the_best_within_the_budget(results):
