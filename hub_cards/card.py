@@ -21,6 +21,7 @@ from .costs import BYTES_PER_NUMBER, costs, tokens_counted
 from .exits import exit_values, in_words
 from .figures import TITLES
 from .metadata import Statements, card_data, kept
+from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
 from .tables import asymmetric_table, markdown, task_table, task_type_table
 
@@ -64,7 +65,7 @@ class CardSource:
         results ([`GridResults`], *optional*): Its evaluation.
         statements ([`Statements`], *optional*): What only a person knows.
         figures (`dict[str, str]`): Path of a figure in the repository -> its title.
-        onnx (`list[str]`): Paths of ONNX graphs in the repository.
+        onnx ([`GraphReport`], *optional*): The ONNX graphs in the repository.
         cut (`str`, *optional*): For a model cut from a larger checkpoint: `"4x64 of 12x768"`.
     """
 
@@ -73,7 +74,7 @@ class CardSource:
     results: GridResults | None = None
     statements: Statements = field(default_factory=Statements)
     figures: Mapping[str, str] = field(default_factory=dict)
-    onnx: Sequence[str] = ()
+    onnx: GraphReport | None = None
     cut: str | None = None
 
     @property
@@ -191,7 +192,8 @@ def context(source: CardSource) -> dict[str, Any]:
         "pooling_code": POOLING_CODE[checkpoint.pooling].strip("\n"),
         "remote": checkpoint.elastic,
         "trust": ", trust_remote_code=True" if checkpoint.elastic else "",
-        "onnx": list(source.onnx),
+        "onnx": source.onnx,
+        "graphs": graph_table(source.onnx) if source.onnx else None,
         "prompts": checkpoint.prompts,
         **usage(checkpoint, small),
         "costs": cost_table(checkpoint, results),

@@ -1,6 +1,6 @@
 """
-Export an encoder at one granularity to ONNX. One graph holds the layers up to it, pooling, the cut to its dims, and
-normalisation. Needs the extra `onnx`.
+Export an encoder at one granularity to one ONNX file, in float32, float16 or 8 bits. The graph holds the layers up to
+it, the cut to its dims, pooling, and normalisation. Needs the extra `onnx`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainers.evaluation.encoding import GridEncoder
 from trainers.hub.training_record import origin_of
 
 
-INPUTS, OUTPUT = ["input_ids", "attention_mask"], "sentence_embedding"
+INPUTS, OUTPUTS = ["input_ids", "attention_mask"], ["last_hidden_state", "sentence_embedding"]
 OPSETS = range(18, 24)  # torch translates to 18 and above; 23 is the highest that is tested
 TOLERANCE = 1e-4
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
@@ -42,7 +42,7 @@ CHECKED = (
 
 class TextEmbedder(nn.Module):
     """
-    The exported module: token ids in, one embedding per text out.
+    The exported module: token ids in, one vector per token and one embedding per text out.
 
     Args:
         encoder ([`GridEncoder`]): Gives model, pooling and projection.
@@ -55,15 +55,19 @@ class TextEmbedder(nn.Module):
         self.model, self.projection, self.pooling = encoder.model, encoder.projection, encoder.pooling
         self.granularity, self.normalize = granularity, normalize
 
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        """From `input_ids` and `attention_mask` `(batch, tokens)` to embeddings `(batch, dim)`."""
-        layer = self.granularity.layer
-        states: TextStates = nested_states(
-            self.model, {"input_ids": input_ids, "attention_mask": attention_mask}, [layer]
-        )
-        if self.projection is not None:
-            states = ProjectedStates(states, self.projection, layer)
-        return truncate(states.pooled(layer, self.pooling), self.granularity.dim, self.normalize)
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        From `input_ids` and `attention_mask` `(batch, tokens)` to states and embeddings `(batch, dim)`. The states are
+        `(batch, tokens, dim)`; before a projection, which needs all of them, they are `(batch, tokens, hidden_size)`.
+        """
+        layer, dim = self.granularity.layer, self.granularity.dim
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        states: TextStates = nested_states(self.model, inputs, [layer])
+        if self.projection is None:
+            tokens = truncate(states.layers[layer], dim)
+        else:
+            tokens, states = states.layers[layer], ProjectedStates(states, self.projection, layer)
+        return tokens, truncate(states.pooled(layer, self.pooling), dim, self.normalize)
 
 
 def export_onnx(
@@ -73,9 +77,11 @@ def export_onnx(
     Write an encoder at one granularity to an ONNX file, after checking that the graph gives the same embeddings as
     torch.
 
-    The graph takes `input_ids` and `attention_mask`, int64 of shape `(batch, tokens)`, and returns
+    The graph takes `input_ids` and `attention_mask`, int64 of shape `(batch, tokens)`. It returns
+    `last_hidden_state`, float32 of shape `(batch, tokens, dim)`, for clients that pool themselves, and
     `sentence_embedding`, float32 of shape `(batch, dim)`: the embeddings of [`GridEncoder.encode`] at this
-    granularity. Batch and tokens are dynamic, weights are in float32, and later layers are left out.
+    granularity. Batch and tokens are dynamic, weights are in float32, and later layers are left out. If the encoder
+    has a projection, the states are those before it, at full width, as sentence-transformers expects them.
 
     Prompts are not in the graph. The metadata of the file holds the prompts, the granularity, `pooling`, `normalized`,
     `max_length`, and the Hub id of the source, if it is known.
@@ -96,7 +102,7 @@ def export_onnx(
             in these cases.
 
     ```python
-    >>> export_onnx(encoder, Granularity(4, 64), Path("runs/onnx/model_4x64.onnx"))  # doctest: +SKIP
+    >>> export_onnx(encoder, Granularity(4, 64), Path("runs/onnx/onnx/model_4x64.onnx"))  # doctest: +SKIP
     ```
     """
     require_onnx()
@@ -119,7 +125,7 @@ def export_onnx(
 
 def largest_difference(encoder: GridEncoder, model: Path | bytes) -> float:
     """
-    The largest difference between the embeddings of an exported file and of its encoder, on a few texts of several
+    The largest difference between the outputs of an exported file and of its encoder, on a few texts of several
     lengths.
 
     Args:
@@ -131,14 +137,19 @@ def largest_difference(encoder: GridEncoder, model: Path | bytes) -> float:
     """
     session = open_session(model)
     metadata = session.get_modelmeta().custom_metadata_map
-    (granularity,) = grid = Grid.parse(metadata["granularity"])
-    alone = replace(encoder, grid=grid, prompts={}, dtype=torch.float32)
+    (granularity,) = Grid.parse(metadata["granularity"])
+    alone = as_exported(encoder, granularity)
+    embedder = TextEmbedder(alone, granularity, metadata["normalized"] == "true")
     differences = []
     for texts in CHECKED:
-        with quiet():  # one text is too long on purpose, and the encoder warns about it
-            embeddings = alone.encode(texts)
-        expected = embeddings.at(granularity, normalize=metadata["normalized"] == "true").numpy()
-        differences.append(np.abs(embed(session, encoder, texts) - expected).max())
+        inputs = tokenize(encoder, texts)
+        with quiet(), torch.no_grad():  # one text is too long on purpose, and the encoder warns about it
+            embeddings = alone.encode(texts).at(granularity, normalize=embedder.normalize)
+            tokens, _ = embedder(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+        states, vectors = session.run(OUTPUTS, inputs)
+        real = inputs["attention_mask"].astype(bool)  # the states of padding mean nothing, and round differently
+        differences.append(np.abs(states - tokens.numpy())[real].max())
+        differences.append(np.abs(vectors - embeddings.numpy()).max())
     return float(np.max(differences))
 
 
@@ -161,10 +172,42 @@ def quantize_onnx(file: Path, output: Path) -> Path:
     with quiet():
         # Weights use only 7 of the 8 bits: with 8, sums overflow on processors without VNNI.
         quantize_dynamic(file, output, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
-    model = onnx.load(output)
-    describe(model, {**open_session(file).get_modelmeta().custom_metadata_map, "weights": "int8"})
+    return rewrite(onnx.load(output), file, output, "int8")
+
+
+def halve_onnx(file: Path, output: Path) -> Path:
+    """
+    Convert the weights and the arithmetic of an exported file to float16. Its inputs and outputs keep their types.
+
+    Args:
+        file (`Path`): The file that [`export_onnx`] wrote.
+        output (`Path`): File to write.
+
+    Returns:
+        `Path`: `output`.
+    """
+    require_onnx()
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    with quiet():
+        model = convert_float_to_float16(onnx.load(file), keep_io_types=True)
+    return rewrite(model, file, output, "float16")
+
+
+def rewrite(model: Any, file: Path, output: Path, weights: str) -> Path:
+    """Write a variant of an exported file with the metadata of that file and the type of its weights."""
+    describe(model, {**open_session(file).get_modelmeta().custom_metadata_map, "weights": weights})
     output.write_bytes(serialize(model))
     return output
+
+
+def tokenize(encoder: GridEncoder, texts: Sequence[str]) -> dict[str, np.ndarray]:
+    """The inputs of a graph for one batch of texts. Prompts are not added."""
+    tokens = encoder.tokenizer(
+        list(texts), padding=True, truncation=True, max_length=encoder.max_length, return_tensors="np"
+    )
+    return {name: tokens[name].astype(np.int64) for name in INPUTS}
 
 
 def embed(session: Any, encoder: GridEncoder, texts: Sequence[str]) -> np.ndarray:
@@ -179,10 +222,7 @@ def embed(session: Any, encoder: GridEncoder, texts: Sequence[str]) -> np.ndarra
     Returns:
         `np.ndarray` of shape `(texts, dim)`, in float32.
     """
-    tokens = encoder.tokenizer(
-        list(texts), padding=True, truncation=True, max_length=encoder.max_length, return_tensors="np"
-    )
-    return session.run([OUTPUT], {name: tokens[name].astype(np.int64) for name in INPUTS})[0]
+    return session.run(["sentence_embedding"], tokenize(encoder, texts))[0]
 
 
 def open_session(model: Path | bytes) -> Any:
@@ -217,6 +257,7 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
         grid=Grid((granularity,)),
         prompts={},
         dtype=torch.float32,
+        compute_dtype=None,
         projection=projection and projection.to("cpu", torch.float32),
     )
 
@@ -232,7 +273,7 @@ def trace(embedder: TextEmbedder, opset: int) -> Any:
             tuple(torch.ones(2, 5, dtype=torch.long) for _ in INPUTS),
             dynamo=True,
             input_names=INPUTS,
-            output_names=[OUTPUT],
+            output_names=OUTPUTS,
             dynamic_shapes=(axes, axes),
             opset_version=opset,
             verbose=False,
@@ -244,6 +285,7 @@ def metadata_of(encoder: GridEncoder, granularity: Granularity, normalize: bool)
     """The metadata of a file: what its users need to know."""
     source, _ = origin_of(unwrap_encoder(encoder.model).config)
     return {
+        "weights": "float32",
         "granularity": str(granularity),
         "pooling": encoder.pooling,
         "normalized": str(normalize).lower(),

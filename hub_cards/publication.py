@@ -19,7 +19,7 @@ from transformers import TorchAoConfig
 
 import modeling_m3bert
 from trainers.core.extras import require_extra
-from trainers.core.granularity import Granularity, Grid
+from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.hub.modules import MODULES_FILE, write_modules
 
@@ -29,12 +29,12 @@ from .eval_results import eval_results, write_eval_results
 from .figures import TITLES, draw_all
 from .metadata import Statements
 from .native_export import export_native, lost_layers
-from .onnx_export import export_onnx
+from .onnx_graphs import write_graphs
 from .upload import CARD, RESULTS, Publication, published_card
 
 
 logger = logging.getLogger(__name__)
-FIGURES, ONNX = "figures", "onnx"
+FIGURES = "figures"
 FORMATS = ("m3bert", "native")
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")
 BINARY_FILES = (".safetensors", ".onnx", ".png", ".model")
@@ -49,11 +49,14 @@ class Options:
         granularity ([`Granularity`], *optional*): Publish only this granularity, as a small, complete model.
         quantize (`bool`, *optional*, defaults to `False`): Store the linear layers in 8 bits. Needs the extra
             `quantization`.
-        onnx (`tuple[Granularity, ...]`, *optional*): Also export these granularities as ONNX graphs. Needs the extra
-            `onnx`.
+        onnx (`tuple[Granularity, ...]`, *optional*): Also export the full size and these granularities as ONNX
+            graphs; see [`write_graphs`]. Needs the extra `onnx`.
         statements ([`Statements`], *optional*): What a person adds to the card.
         format (`str`, *optional*, defaults to `"m3bert"`): `"m3bert"`, or `"native"` for a plain BERT, RoBERTa, XLM-R,
             ... that needs no remote code; see [`export_native`].
+        onnx_int8 (`bool`, *optional*, defaults to `False`): Export each granularity of `onnx` also in 8 bits.
+        onnx_fp16 (`bool`, *optional*, defaults to `False`): Export each ONNX graph also in float16.
+        data (`Path`, *optional*): Folder of local data sets. If STS-B is there, ONNX graphs are scored on it.
     """
 
     granularity: Granularity | None = None
@@ -61,8 +64,13 @@ class Options:
     onnx: tuple[Granularity, ...] = ()
     statements: Statements = field(default_factory=Statements)
     format: str = "m3bert"
+    onnx_int8: bool = False
+    onnx_fp16: bool = False
+    data: Path | None = None
 
     def __post_init__(self) -> None:
+        if (self.onnx_int8 or self.onnx_fp16) and not self.onnx:
+            raise ValueError("onnx_int8 and onnx_fp16 need onnx: name a granularity, such as 4x64.")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r} is unknown; legal values: {', '.join(FORMATS)}.")
         if self.native and self.quantize:
@@ -164,13 +172,11 @@ def describe(
         write_eval_results(folder, eval_results(results, checkpoint.full, repo_id))
         drawn = draw_all(results, folder / FIGURES)
         figures = {f"{FIGURES}/{file.name}": caption(file.stem) for file in drawn}
-    graphs = {g: f"{ONNX}/model_{g}.onnx" for g in options.onnx}
-    if graphs:
-        encoder = checkpoint.encoder(Grid(options.onnx))
-        for g, name in graphs.items():
-            (folder / name).parent.mkdir(exist_ok=True)
-            export_onnx(encoder, g, folder / name)
-    content = CardSource(repo_id, checkpoint, results, options.statements, figures, list(graphs.values()), cut)
+    graphs = None
+    if options.onnx:
+        int8, fp16 = options.onnx_int8, options.onnx_fp16
+        graphs = write_graphs(checkpoint.encoder(), options.onnx, folder, int8=int8, fp16=fp16, data=options.data)
+    content = CardSource(repo_id, checkpoint, results, options.statements, figures, graphs, cut)
     (folder / CARD).write_text(str(render_card(content, previous)), encoding="utf-8")
 
 

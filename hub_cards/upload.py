@@ -19,6 +19,8 @@ from huggingface_hub.errors import (
 from trainers.hub.modules import ENCODER_FILE, MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER, SIMILARITY_FILE
 from trainers.hub.training_record import RECORD_FILE
 
+from .onnx_graphs import QUALITY, SUFFIXES, graph_name
+
 
 CARD, RESULTS = "README.md", "results.json"
 EVAL_RESULTS = ".eval_results/m3bert.yaml"  # other files of this folder belong to other people
@@ -30,7 +32,9 @@ GENERATED_FILES = (
     "figures/heat_map_*.png",
     "figures/quality_and_*.png",
     "figures/variances_*.png",
+    *(graph_name(weights=weights) for weights in SUFFIXES),
     "onnx/model_[0-9]*x[0-9]*.onnx",
+    QUALITY,
     "model.safetensors",
     "model-[0-9]*-of-[0-9]*.safetensors",
     "model.safetensors.index.json",

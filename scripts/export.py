@@ -1,28 +1,38 @@
 """
-Export an encoder to ONNX, one file per granularity, with pooling, truncation and normalisation in the graph:
+Export an encoder for servers that do not run Python code of a checkpoint:
 
-    m3bert export --model_name_or_path runs/model --granularities 2x64 6x384 --output_dir runs/onnx
+    m3bert export --model_name_or_path runs/model --granularities 2x64 4x64 --output_dir runs/onnx
 
-writes `model_2x64.onnx` and `model_6x384.onnx`, and with --int8 also `model_2x64_int8.onnx` and so on. Each file is
-checked: onnxruntime must give what torch gives. Prompts are not in the graph: prepend them to the texts. Needs the
-extra `onnx`.
+writes a folder in the layout of the Hub: config, tokenizer, the modules of sentence-transformers, and in `onnx/` the
+full size as `model.onnx` and `model_quantized.onnx` (8 bits), the other granularities as `model_2x64.onnx` and
+`model_4x64.onnx`, and `quality.json`. Each float32 graph is checked: onnxruntime must give what torch gives. The loss
+of quality in 8 bits and in float16 is measured. If --output_dir is the folder of the encoder, only `onnx/` is added.
+Prompts are not in the graph: prepend them to the texts. Needs the extra `onnx`.
+
+    m3bert export --format native --model_name_or_path runs/model --granularity 4x64 --output_dir runs/bert-4x64
+
+writes a plain BERT, RoBERTa, XLM-R, ... that needs no remote code; `m3bert export --format native --help` lists its
+options.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import argparse
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import torch
+from hub_cards.onnx_export import OPSETS, require_onnx
+from hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
+from trainers.core.states import longest_text, unwrap_encoder
+from trainers.hub.modules import published_options
 
-from hub_cards.onnx_export import CHECKED, OPSETS, embed, export_onnx, largest_difference, open_session, quantize_onnx
-from trainers.evaluation import GridEncoder
-
+from . import export_native
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, load_encoder
+from .sources import default_base, local_data
 
 
-FORMATS = ("onnx",)
+FORMATS = ("onnx", "native")
 
 
 @dataclass
@@ -31,43 +41,64 @@ class ExportArguments:
 
     format: str = field(default="onnx", metadata={"help": f"Format of the export: {', '.join(FORMATS)}."})
     granularities: list[str] = field(
-        default_factory=list, metadata={"help": "Granularities to export, one file each: 2x64 6x384."}
+        default_factory=list, metadata={"help": "Granularities to export besides the full size: 2x64 4x64."}
     )
     output_dir: str = field(default="runs/onnx", metadata={"help": "Folder for the files."})
     normalize: bool = field(default=True, metadata={"help": "L2-normalise the embeddings."})
     opset: int = field(default=18, metadata={"help": "Version of the ONNX operator set, 18 to 23."})
-    int8: bool = field(default=False, metadata={"help": "Also write each file with 8-bit weights."})
-
-
-def lowest_cosine(encoder: GridEncoder, file: Path, other: Path) -> float:
-    """The lowest cosine between the embeddings of two files for the same text, over a few texts."""
-    sessions = [open_session(part) for part in (file, other)]
-    cosines = []
-    for texts in CHECKED:
-        first, second = (torch.from_numpy(embed(session, encoder, texts)) for session in sessions)
-        cosines.append(torch.cosine_similarity(first, second).min().item())
-    return min(cosines)
+    int8: bool = field(default=False, metadata={"help": "Also write each granularity with 8-bit weights."})
+    fp16: bool = field(default=False, metadata={"help": "Also write each graph in float16."})
+    tasks: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Tasks to score each graph on. Default: stsb, if it is in the folder M3BERT_DATA."},
+    )
 
 
 def main(arguments: list[str]) -> None:
+    formats = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    formats.add_argument("--format", default="onnx")
+    if formats.parse_known_args(arguments)[0].format == "native":
+        export_native.main(arguments)
+        return
     encoding, options = parse_options((EncoderArguments, ExportArguments), __doc__, arguments)
     if options.format not in FORMATS:
         raise ValueError(f"--format {options.format} is not known; legal values: {', '.join(FORMATS)}.")
-    if bool(options.granularities) == bool(encoding.grid):
+    if options.granularities and encoding.grid:
         raise ValueError("Pass either --granularities 2x64 6x384 or --grid 2,6x64,384.")
     if options.opset not in OPSETS:
         raise ValueError(f"--opset {options.opset} must be within {OPSETS[0]}..{OPSETS[-1]}.")
+    if encoding.compile or encoding.compute_dtype != "float32" or encoding.device not in (None, "cpu"):
+        raise ValueError("--device, --compute_dtype and --compile do not suit an export: it is in float32, on a CPU.")
+    encoding.device = "cpu"
+    require_onnx()
+    named = bool(options.granularities or encoding.grid)
     encoding.grid = encoding.grid or ",".join(options.granularities)
+    source, folder = encoding.model_name_or_path or default_base(), Path(options.output_dir)
     encoder = load_encoder(encoding)
-    for granularity in encoder.grid:
-        file = Path(options.output_dir) / f"model_{granularity}.onnx"
-        export_onnx(encoder, granularity, file, normalize=options.normalize, opset=options.opset)
-        difference = largest_difference(encoder, file)
-        print(f"{file}: {file.stat().st_size / 1e6:.1f} MB, differs from torch by {difference:.1e} at most")
-        if options.int8:
-            small = quantize_onnx(file, file.with_name(f"{file.stem}_int8.onnx"))
-            cosine = lowest_cosine(encoder, file, small)
-            print(f"{small}: {small.stat().st_size / 1e6:.1f} MB, cosine to float32 {cosine:.4f} or more")
+    if encoding.max_length is None:
+        published = published_options(source, revision=encoding.revision)["max_length"]
+        longest = longest_text(unwrap_encoder(encoder.model).config, encoder.tokenizer, published)
+        encoder = replace(encoder, max_length=longest)
+    if folder.resolve() != Path(source).resolve():
+        write_encoder_files(encoder, folder)
+    report = write_graphs(
+        encoder,
+        list(encoder.grid) if named else [],
+        folder,
+        int8=options.int8,
+        fp16=options.fp16,
+        normalize=options.normalize,
+        opset=options.opset,
+        tasks=options.tasks,
+        data=local_data(),
+    )
+    for graph in report.graphs:
+        facts = [f"{graph.granularity} in {graph.weights}", f"{graph.bytes / 1e6:.1f} MB"]
+        if graph.mean_cosine is not None:
+            facts.append(f"cosine to float32 {graph.mean_cosine:.4f} (lowest {graph.lowest_cosine:.4f})")
+        facts += [f"{task} {100 * score:.2f}" for task, score in graph.scores.items()]
+        print(f"{folder / graph.file}: {', '.join(facts)}")
+    print(f"{folder / QUALITY}: these figures")
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from trainers.core.granularity import Granularity
 
 from .command import argument_parser, run_command
+from .sources import local_data
 
 
 def one(text: str) -> Granularity:
@@ -42,7 +43,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="m3bert, or native for a plain BERT, RoBERTa, XLM-R, ... that needs no remote code",
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits (torchao)")
-    parser.add_argument("--onnx", type=one, nargs="+", default=[], help="also export these granularities to ONNX")
+    parser.add_argument(
+        "--onnx", type=one, nargs="+", default=[], help="also export the full size and these granularities to ONNX"
+    )
+    parser.add_argument("--onnx_int8", action="store_true", help="export each granularity of --onnx also in 8 bits")
+    parser.add_argument("--onnx_fp16", action="store_true", help="export each ONNX graph also in float16")
     parser.add_argument("--license", help="license identifier: apache-2.0")
     parser.add_argument("--language", nargs="+", default=[], help="language codes: en de")
     parser.add_argument("--datasets", nargs="+", default=[], help="Hub ids of training data, besides those on record")
@@ -67,7 +72,16 @@ def main(arguments: list[str]) -> None:
     statements = Statements(
         given.license, tuple(given.language), tuple(given.datasets), given.base_model, tuple(given.tags)
     )
-    options = Options(given.granularity, given.quantize, tuple(given.onnx), statements, given.format)
+    options = Options(
+        given.granularity,
+        given.quantize,
+        tuple(given.onnx),
+        statements,
+        given.format,
+        given.onnx_int8,
+        given.onnx_fp16,
+        local_data(),
+    )
     results = GridResults.load(given.results) if given.results is not None else None
     where = {"revision": given.revision, "dry_run": given.dry_run}
     with laid_out(given.checkpoint, given.repo_id, options, results, **where) as publication:

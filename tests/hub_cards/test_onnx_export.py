@@ -17,7 +17,16 @@ import torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_seed
 
 from hub_cards import onnx_export
-from hub_cards.onnx_export import embed, export_onnx, largest_difference, metadata_of, open_session, quantize_onnx
+from hub_cards.onnx_export import (
+    INPUTS,
+    embed,
+    export_onnx,
+    halve_onnx,
+    largest_difference,
+    metadata_of,
+    open_session,
+    quantize_onnx,
+)
 from modeling_m3bert import M3BertModel, convert_to_m3bert
 from tests.conftest import WORDS, padded_batch, tiny_config
 from trainers import Granularity, Grid, Projection, nested_states, truncate
@@ -72,8 +81,8 @@ def assert_equal(encoder: GridEncoder, file: Path, texts: Sequence[str], normali
     np.testing.assert_allclose(found, expected.at(granularity, normalize=normalize).numpy(), atol=1e-4, rtol=0)
 
 
-def run(file: Path, inputs: dict[str, torch.Tensor]) -> np.ndarray:
-    return open_session(file).run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
+def run(file: Path, inputs: dict[str, torch.Tensor], output: str = "sentence_embedding") -> np.ndarray:
+    return open_session(file).run([output], {name: inputs[name].numpy() for name in INPUTS})[0]
 
 
 def metadata(file: Path) -> dict[str, str]:
@@ -106,6 +115,10 @@ def test_any_batch_and_length_and_rows_of_padding(encoder, files, lengths):
             states = nested_states(encoder.model, inputs, [granularity.layer])
         expected = truncate(states.pooled(granularity.layer), granularity.dim, normalize=True)
         np.testing.assert_allclose(run(file, inputs), expected.numpy(), atol=1e-4, rtol=0)
+        real = inputs["attention_mask"].bool().numpy()
+        tokens = states.layers[granularity.layer].numpy()[..., : granularity.dim]
+        found = run(file, inputs, "last_hidden_state")
+        np.testing.assert_allclose(found[real], tokens[real], atol=1e-4, rtol=0)
 
 
 def test_padding_changes_nothing_and_nothing_but_padding_gives_zeros(files):
@@ -117,7 +130,7 @@ def test_padding_changes_nothing_and_nothing_but_padding_gives_zeros(files):
         np.testing.assert_array_equal(run(file, empty), np.zeros((2, granularity.dim)))
 
 
-def test_inputs_and_output_are_named_and_dynamic(files):
+def test_inputs_and_outputs_are_named_and_dynamic(files):
     for granularity, file in files.items():
         graph = onnx.load(file).graph
         axes = {
@@ -127,8 +140,10 @@ def test_inputs_and_output_are_named_and_dynamic(files):
         assert axes == {
             "input_ids": ["batch", "tokens"],
             "attention_mask": ["batch", "tokens"],
+            "last_hidden_state": ["batch", "tokens", granularity.dim],
             "sentence_embedding": ["batch", granularity.dim],
         }
+        assert [part.name for part in graph.output] == ["last_hidden_state", "sentence_embedding"]
         assert {part.type.tensor_type.elem_type for part in graph.input} == {onnx.TensorProto.INT64}
 
 
@@ -168,6 +183,11 @@ def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
     )
     file = export_onnx(encoder, Granularity(2, 5), tmp_path / "model.onnx", opset=23)
     assert_equal(encoder, file, TEXTS)
+    # A client that pools applies the whole projection itself.
+    inputs = tiny_tokenizer(TEXTS[1:2], return_tensors="pt", truncation=True, max_length=9)
+    projected = encoder.projection(torch.from_numpy(run(file, inputs, "last_hidden_state")).mean(dim=1))
+    vectors = torch.nn.functional.normalize(projected[:, :5].detach())
+    np.testing.assert_allclose(run(file, inputs), vectors.numpy(), atol=1e-4, rtol=0)
     assert onnx.load(file).opset_import[0].version == 23
     found = metadata(file)
     assert json.loads(found["prompts"]) == {"query": "find the text "} and found["prompts_in_graph"] == "false"
@@ -189,6 +209,7 @@ def test_another_architecture_with_its_last_token(tiny_tokenizer, tmp_path):
 
 def test_what_the_metadata_say(encoder, files):
     assert metadata(files[Granularity(2, 20)]) == {
+        "weights": "float32",
         "granularity": "2x20",
         "pooling": "mean",
         "normalized": "true",
@@ -224,6 +245,16 @@ def test_weights_of_8_bits_keep_the_direction(real, tmp_path):
     sentences = ["rain", "A man plays the guitar, and a crowd listens.", "What is a tuple?"]
     cosines = (embed(open_session(small), encoder, sentences) * embed(open_session(file), encoder, sentences)).sum(1)
     assert (cosines > 0.97).all() and (cosines < 1 - 1e-4).any(), "something was rounded"
+
+
+def test_float16_halves_the_file_and_keeps_inputs_and_outputs(real, tmp_path):
+    encoder, written = real
+    file = written[Granularity(6, 384)]
+    half = halve_onnx(file, tmp_path / "half.onnx")
+    assert half.stat().st_size < 0.55 * file.stat().st_size
+    assert metadata(half) == {**metadata(file), "weights": "float16"}
+    found, expected = (embed(open_session(each), encoder, SENTENCES) for each in (half, file))
+    assert found.dtype == np.float32 and 0 < np.abs(found - expected).max() < 1e-3
 
 
 class DependsOnItsData(M3BertModel):

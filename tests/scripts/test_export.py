@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from transformers import AutoConfig, AutoTokenizer
 
 from hub_cards import onnx_export
+from hub_cards.onnx_graphs import QUALITY
 from modeling_m3bert import M3BertModel
 from scripts.export import main
 from tests.conftest import tiny_config
+from tests.evaluation_data import write_data
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
+from trainers.evaluation.readers import load_task
+from trainers.evaluation.tasks import find_task
+from trainers.hub.modules import published_options, published_pooling
 
 
 @pytest.fixture
@@ -20,49 +29,75 @@ def arguments(tmp_path, tiny_tokenizer) -> list[str]:
     return ["--model_name_or_path", str(tmp_path / "model"), "--output_dir", str(tmp_path / "onnx")]
 
 
-def test_a_file_as_the_options_say_and_one_of_8_bits(arguments, tmp_path, capsys, tiny_tokenizer, sentences):
+def test_the_folder_has_the_names_that_clients_look_for(
+    arguments, tmp_path, capsys, tiny_tokenizer, sentences, monkeypatch
+):
     for package in onnx_export.PACKAGES:
         pytest.importorskip(package, reason="needs the extra onnx")
-    main([*arguments, "--granularities", "2x16", "--int8", "--pooling", "cls"])
-    names = ["model_2x16.onnx", "model_2x16_int8.onnx"]
-    assert sorted(file.name for file in (tmp_path / "onnx").iterdir()) == names
+    monkeypatch.setenv("M3BERT_DATA", str(write_data(tmp_path / "data", sentences)))
+    options = ["--granularities", "2x16", "2x32", "--int8", "--fp16", "--pooling", "cls", "--max_length", "20"]
+    main([*arguments, *options])
+    folder = tmp_path / "onnx"
+    sizes, weights = ("", "_2x16"), ("", "_quantized", "_fp16")
+    names = [f"onnx/model{size}{kind}.onnx" for size in sizes for kind in weights]
+    found = {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+    assert {name for name in found if name.startswith("onnx/")} == {*names, "onnx/quality.json"}
+    assert {"config.json", "tokenizer.json", "tokenizer_config.json", "modules.json", "1_Pooling/config.json"} < found
+
+    assert AutoConfig.from_pretrained(folder).num_hidden_layers == 2
+    assert AutoTokenizer.from_pretrained(folder).model_max_length == 20
+    assert published_pooling(str(folder)) == "cls" and published_options(str(folder))["max_length"] == 20
     model = M3BertModel.from_pretrained(tmp_path / "model")
-    encoder = GridEncoder(model, tiny_tokenizer, Grid.parse("2x16"), pooling="cls")
-    expected = encoder.encode(sentences[:5]).at(Granularity(2, 16), normalize=True)
-    found = onnx_export.embed(onnx_export.open_session(tmp_path / "onnx" / names[0]), encoder, sentences[:5])
-    np.testing.assert_allclose(found, expected, atol=1e-4, rtol=0)
+    encoder = GridEncoder(model, tiny_tokenizer, Grid.parse("2x16,2x32"), pooling="cls", max_length=20)
+    expected = encoder.encode(sentences[:5])
+    for name, granularity in ((names[0], Granularity(2, 32)), (names[3], Granularity(2, 16))):
+        vectors = onnx_export.embed(onnx_export.open_session(folder / name), encoder, sentences[:5])
+        np.testing.assert_allclose(vectors, expected.at(granularity, normalize=True), atol=1e-4, rtol=0)
+
+    report = json.loads((folder / "onnx" / "quality.json").read_text())
+    assert [graph["file"] for graph in report["graphs"]] == names and report["metrics"] == {"stsb": "spearman"}
+    evaluator = load_task(find_task("stsb"), tmp_path / "data")
+    vectors = {name: encoder.encode(texts).at(Granularity(2, 32)) for name, texts in evaluator.texts.items()}
+    for graph in report["graphs"]:
+        assert graph["bytes"] == (folder / graph["file"]).stat().st_size
+        assert (graph["mean_cosine"] is None) == (graph["weights"] == "float32")
+        assert graph["weights"] == "float32" or 0.9 < graph["lowest_cosine"] <= graph["mean_cosine"] <= 1.000001
+    assert report["graphs"][0]["scores"]["stsb"] == pytest.approx(evaluator.score(vectors)["spearman"], abs=1e-3)
     printed = capsys.readouterr().out.splitlines()
-    assert [line.partition(": ")[0].rpartition("/")[2] for line in printed] == names
-    assert all(("differs from torch" in line) != ("cosine to float32" in line) for line in printed)
+    assert [line.partition(": ")[0] for line in printed] == [str(folder / name) for name in (*names, QUALITY)]
 
 
-def test_each_granularity_has_a_file_of_its_name(arguments, tmp_path, monkeypatch):
+def test_options_reach_the_graphs_and_the_folder_of_a_checkpoint_stays_as_it_is(arguments, tmp_path, monkeypatch):
     asked = []
 
-    def export(encoder, granularity, file, **options):
-        asked.append((granularity, file.name, options))
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(b"")
+    def write(encoder, granularities, folder, **options):
+        asked.append(granularities)
+        assert options["normalize"] is False and options["opset"] == 20 and not options["int8"]
+        return SimpleNamespace(graphs=[])
 
-    monkeypatch.setattr("scripts.export.export_onnx", export)
-    monkeypatch.setattr("scripts.export.largest_difference", lambda encoder, file: 0.0)
-    for named in (["--granularities", "2x8", "1x8"], ["--grid", "1,2x8"]):
-        main([*arguments, *named, "--no_normalize", "--opset", "20"])
-    options = {"normalize": False, "opset": 20}
-    files = [(Granularity(1, 8), "model_1x8.onnx", options), (Granularity(2, 8), "model_2x8.onnx", options)]
-    assert asked == files * 2
+    monkeypatch.setattr("scripts.export.write_graphs", write)
+    own = [*arguments[:2], "--output_dir", arguments[1]]
+    before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()}
+    for named in (["--granularities", "2x8", "1x8"], ["--grid", "1,2x8"], []):
+        main([*own, *named, "--no_normalize", "--opset", "20"])
+    assert asked == [[Granularity(1, 8), Granularity(2, 8)]] * 2 + [[]]
+    assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()} == before
 
 
 def test_bad_requests_are_refused(arguments, monkeypatch):
     with pytest.raises(ValueError, match="--format gguf is not known; legal values: onnx"):
         main([*arguments, "--granularities", "2x8", "--format", "gguf"])
-    for named in ([], ["--granularities", "2x8", "--grid", "4x8"]):
-        with pytest.raises(ValueError, match="Pass either --granularities 2x64 6x384 or --grid 2,6x64,384"):
-            main([*arguments, *named])
+    with pytest.raises(ValueError, match="Pass either --granularities 2x64 6x384 or --grid 2,6x64,384"):
+        main([*arguments, "--granularities", "2x8", "--grid", "4x8"])
     with pytest.raises(ValueError, match="--opset 17 must be within 18..23"):
         main([*arguments, "--granularities", "2x8", "--opset", "17"])
     with pytest.raises(ValueError, match="outside of it: 9x8"):
         main([*arguments, "--granularities", "2x8", "9x8"])
+    with pytest.raises(ValueError, match="There is no task 'poetry'"):
+        main([*arguments, "--tasks", "poetry"])
+    for option in (["--compile"], ["--compute_dtype", "bfloat16"]):
+        with pytest.raises(ValueError, match="--compile do not suit an export: it is in float32, on a CPU"):
+            main([*arguments, *option])
     monkeypatch.setattr(onnx_export, "PACKAGES", ("absent",))
     with pytest.raises(ValueError, match=r"ONNX export needs absent: pip install 'm3bert\[onnx\]'"):
         main([*arguments, "--granularities", "2x8"])

@@ -162,7 +162,7 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
         tokenizer = transformers.AutoTokenizer.from_pretrained("user/base")
         inputs = tokenizer(["open the file", "read a list of names"], padding=True, return_tensors="np")
         feed = {{name: inputs[name] for name in ("input_ids", "attention_mask")}}
-        print("onnx", abs(session.run(None, feed)[0] - vectors).max() < 1e-5, vectors.shape)
+        print("onnx", abs(session.run(["sentence_embedding"], feed)[0] - vectors).max() < 1e-5, vectors.shape)
 
         import re
         ran = 0
@@ -216,7 +216,8 @@ def test_a_second_push_changes_only_what_changed(run, hub, push, in_process):
     done = push(line)
     assert done.returncode == 0, done.stderr
     first = hub.commits("user/model")
-    assert {"README.md", "onnx/model_2x8.onnx", "figures/heat_map_sts.png"} < set(first[0].changed)
+    graphs = {"onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model_2x8.onnx", "onnx/quality.json"}
+    assert {"README.md", *graphs, "figures/heat_map_sts.png"} < set(first[0].changed)
 
     sent = len(hub.requests)
     assert push(line).returncode == 0
@@ -247,9 +248,12 @@ def test_what_a_person_edits_on_the_hub_stays(run, hub, push, in_process):
 def test_figures_and_graphs_of_an_earlier_push_go_with_what_they_showed(run, hub, push):
     output = run / "output"
     assert push([output, "user/model", "--results", run / "results.json", "--onnx", "2x8"]).returncode == 0
-    assert push([output, "user/model", "--onnx", "4x8"]).returncode == 0
+    assert push([output, "user/model", "--onnx", "4x8", "--onnx_int8", "--onnx_fp16"]).returncode == 0
     files = set(hub.files("user/model"))
     assert "onnx/model_4x8.onnx" in files and "onnx/model_2x8.onnx" not in files
+    assert {"onnx/model_4x8_quantized.onnx", "onnx/model_4x8_fp16.onnx", "onnx/model_fp16.onnx"} < files
+    assert push([output, "user/model"]).returncode == 0
+    assert not any(name.startswith("onnx/") for name in hub.files("user/model"))
     assert not any(name.startswith("figures/") for name in files)
 
 

@@ -1,0 +1,257 @@
+"""
+The ONNX graphs of a checkpoint, under the names that the Hub's clients look for, and how much quality the smaller
+number formats lose.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import date
+from importlib.metadata import version
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainers.core.granularity import Granularity
+from trainers.core.states import longest_text, unwrap_encoder
+from trainers.data.stdlib_docs import topic_pairs
+from trainers.evaluation.encoding import GridEncoder, Role
+from trainers.evaluation.evaluators import Evaluator
+from trainers.evaluation.readers import load_task
+from trainers.evaluation.tasks import find_tasks
+from trainers.hub.modules import write_modules
+
+from .checkpoint import full_size
+from .onnx_export import PACKAGES, embed, export_onnx, halve_onnx, open_session, quantize_onnx
+from .tables import markdown
+
+
+QUALITY = "onnx/quality.json"
+SUFFIXES = {"float32": "", "int8": "_quantized", "float16": "_fp16"}
+NUM_PAIRS = 128  # of a title and a text of Python's help topics
+LOWEST_FLOAT16_COSINE = 0.999  # a graph that overflows in float16 is far below
+DEFAULT_TASK = "stsb"
+
+
+def graph_name(granularity: Granularity | None = None, weights: str = "float32") -> str:
+    """
+    The path of a graph in a repository: `onnx/model_4x64_quantized.onnx`.
+
+    Args:
+        granularity ([`Granularity`], *optional*): Default: the full size, which the name does not mention.
+        weights (`str`, *optional*, defaults to `"float32"`): `"float32"`, `"int8"` or `"float16"`.
+    """
+    size = f"_{granularity}" if granularity is not None else ""
+    return f"onnx/model{size}{SUFFIXES[weights]}.onnx"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """
+    One graph and its measured quality.
+
+    Args:
+        file (`str`): Its path in the repository.
+        granularity (`str`): Its granularity.
+        weights (`str`): `"float32"`, `"int8"` or `"float16"`.
+        bytes (`int`): Size of the file.
+        mean_cosine (`float`, *optional*): Mean cosine of its embeddings and those of the float32 graph of the same
+            granularity; `None` for the float32 graph.
+        lowest_cosine (`float`, *optional*): The lowest of these cosines.
+        scores (`dict[str, float]`): Task -> its main metric.
+    """
+
+    file: str
+    granularity: str
+    weights: str
+    bytes: int
+    mean_cosine: float | None = None
+    lowest_cosine: float | None = None
+    scores: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """
+    What is in `onnx/quality.json`.
+
+    Args:
+        date (`str`): Date of the measurement, ISO 8601.
+        machine (`str`): Processor type and number of cores. The rounding of 8 bits differs between processors.
+        versions (`dict[str, str]`): Package -> version.
+        texts (`str`): The texts of the cosines.
+        metrics (`dict[str, str]`): Task -> its metric.
+        graphs (`list[Graph]`): The graphs.
+    """
+
+    date: str
+    machine: str
+    versions: Mapping[str, str]
+    texts: str
+    metrics: Mapping[str, str]
+    graphs: Sequence[Graph]
+
+
+def graph_table(report: GraphReport) -> str:
+    """One row per graph: its file, granularity, size, cosine to float32, and scores in percent."""
+    metrics = [f"{task} ({metric})" for task, metric in report.metrics.items()]
+    header = ["file", "granularity", "weights", "MB", "cosine to float32", "lowest", *metrics]
+    rows = []
+    for graph in report.graphs:
+        cosines = ["" if value is None else f"{value:.4f}" for value in (graph.mean_cosine, graph.lowest_cosine)]
+        scores = [f"{100 * graph.scores[task]:.2f}" for task in report.metrics]
+        rows.append(
+            [f"`{graph.file}`", graph.granularity, graph.weights, f"{graph.bytes / 1e6:.1f}", *cosines, *scores]
+        )
+    return markdown(header, rows, words=3)
+
+
+def write_graphs(
+    encoder: GridEncoder,
+    granularities: Sequence[Granularity],
+    folder: Path,
+    *,
+    int8: bool = False,
+    fp16: bool = False,
+    normalize: bool = True,
+    opset: int = 18,
+    tasks: Sequence[str] = (),
+    data: Path | None = None,
+) -> GraphReport:
+    """
+    Write the graphs of an encoder and `quality.json` into the folder `onnx` of a checkpoint.
+
+    `model.onnx` is the full size and `model_quantized.onnx` the same in 8 bits, the format that browsers load by
+    default. Every other granularity is `model_4x64.onnx` and the like.
+
+    Args:
+        encoder ([`GridEncoder`]): The encoder.
+        granularities (`Sequence[Granularity]`): Granularities besides the full size.
+        folder (`Path`): Folder of the checkpoint.
+        int8 (`bool`, *optional*, defaults to `False`): Write each granularity also in 8 bits.
+        fp16 (`bool`, *optional*, defaults to `False`): Write each graph also in float16.
+        normalize (`bool`, *optional*, defaults to `True`): Whether the graphs L2-normalise the embeddings.
+        opset (`int`, *optional*, defaults to 18): Version of the ONNX operators.
+        tasks (`Sequence[str]`, *optional*): Tasks to score each graph on. Default: STS-B, if it is in `data`.
+        data (`Path`, *optional*): Folder of local data sets.
+
+    Returns:
+        [`GraphReport`]
+
+    Raises:
+        ValueError: as [`export_onnx`], if a task has no data, or a graph cannot be computed in float16.
+    """
+    evaluators = find_evaluators(tasks, data)
+    full = full_size(unwrap_encoder(encoder.model).config, encoder.projection)
+    graphs = []
+    for granularity in dict.fromkeys([full, *granularities]):
+        name = None if granularity == full else granularity
+        file = folder / graph_name(name)
+        export_onnx(encoder, granularity, file, normalize=normalize, opset=opset)
+        variants = {"float32": file}
+        if int8 or name is None:
+            variants["int8"] = quantize_onnx(file, folder / graph_name(name, "int8"))
+        if fp16:
+            variants["float16"] = halve_onnx(file, folder / graph_name(name, "float16"))
+        graphs += measure(encoder, granularity, variants, evaluators)
+    report = GraphReport(
+        date=date.today().isoformat(),
+        machine=f"{platform.machine()}, {os.cpu_count()} cores",
+        versions={name: version(name) for name in (*PACKAGES, "torch")},
+        texts=f"{2 * NUM_PAIRS} titles and texts of Python's help topics",
+        metrics={name: evaluator.main_metric for name, evaluator in evaluators.items()},
+        graphs=graphs,
+    )
+    (folder / QUALITY).write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
+    return report
+
+
+def write_encoder_files(encoder: GridEncoder, folder: Path) -> None:
+    """
+    Write what clients read besides the graphs: config, tokenizer, and the modules of sentence-transformers.
+
+    Args:
+        encoder ([`GridEncoder`]): The encoder.
+        folder (`Path`): Folder of the export, which is created.
+    """
+    config = unwrap_encoder(encoder.model).config
+    max_length = longest_text(config, encoder.tokenizer, encoder.max_length)
+    config.save_pretrained(folder)
+    tokenizer = copy.deepcopy(encoder.tokenizer)
+    tokenizer.model_max_length = max_length  # the only limit that transformers.js reads
+    tokenizer.save_pretrained(folder)
+    write_modules(
+        folder,
+        width=full_size(config).dim,
+        max_length=max_length,
+        pooling=encoder.pooling,
+        prompts={str(role): prompt for role, prompt in encoder.prompts.items()},
+        projection=encoder.projection,
+    )
+
+
+def find_evaluators(names: Sequence[str], data: Path | None) -> dict[str, Evaluator]:
+    """The texts and gold labels of tasks by name. Without names: STS-B, if it is in the folder of local data."""
+    if not names and data is not None and (data / DEFAULT_TASK).is_dir():
+        names = [DEFAULT_TASK]
+    return {task.name: load_task(task, data) for task in find_tasks(names)}
+
+
+def measure(
+    encoder: GridEncoder, granularity: Granularity, files: Mapping[str, Path], evaluators: Mapping[str, Evaluator]
+) -> list[Graph]:
+    """
+    Measure the graphs of one granularity.
+
+    Args:
+        encoder ([`GridEncoder`]): Gives tokenizer and prompts.
+        granularity ([`Granularity`]): The granularity.
+        files (`dict[str, Path]`): Weights -> file. `"float32"` comes first.
+        evaluators (`dict[str, Evaluator]`): Task -> its texts and gold labels.
+
+    Raises:
+        ValueError: if the float16 graph is far from the float32 graph.
+    """
+    texts = [text for pair in islice(topic_pairs(), NUM_PAIRS) for text in (pair.summary, pair.body)]
+    graphs: list[Graph] = []
+    reference = None
+    for weights, file in files.items():
+        session = open_session(file)
+        vectors = embed_all(session, encoder, texts)
+        cosines: dict[str, float] = {}
+        if reference is None:
+            reference = vectors
+        else:
+            each = torch.cosine_similarity(vectors, reference)
+            cosines = {"mean_cosine": round(each.mean().item(), 6), "lowest_cosine": round(each.min().item(), 6)}
+            if weights == "float16" and not cosines["lowest_cosine"] >= LOWEST_FLOAT16_COSINE:  # also where it is NaN
+                raise ValueError(
+                    f"{granularity} cannot be computed in float16: the cosine to float32 is only "
+                    f"{cosines['lowest_cosine']:.3f}; the limit is {LOWEST_FLOAT16_COSINE}."
+                )
+        scores = {}
+        for name, evaluator in evaluators.items():
+            parts = {
+                part: embed_all(session, encoder, own, evaluator.role(part)) for part, own in evaluator.texts.items()
+            }
+            scores[name] = round(evaluator.score(parts)[evaluator.main_metric], 6)
+        path = file.relative_to(file.parent.parent).as_posix()
+        graphs.append(Graph(path, str(granularity), weights, file.stat().st_size, **cosines, scores=scores))
+    return graphs
+
+
+def embed_all(session: Any, encoder: GridEncoder, texts: Sequence[str], role: Role = "query") -> torch.Tensor:
+    """The embeddings `(texts, dim)` of any number of texts in onnxruntime, with the prompt of their role."""
+    texts = [encoder.prompts.get(role, "") + text for text in texts]
+    order = np.argsort([len(text) for text in texts], kind="stable")  # texts of similar length share a batch
+    parts = [order[start : start + encoder.batch_size] for start in range(0, len(texts), encoder.batch_size)]
+    vectors = np.concatenate([embed(session, encoder, [texts[row] for row in part]) for part in parts])
+    return torch.from_numpy(vectors[np.argsort(order)])
