@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import transformers
@@ -237,6 +240,15 @@ def test_unknown_types_and_layers_are_refused():
     for layers in ([-1], [7], []):
         with pytest.raises(ValueError, match=r"must be within 0\.\.4"):
             nested_states(backbone("bert"), padded_batch(), layers)
+
+
+def test_the_documentation_lists_every_backbone():
+    page = (Path(__file__).parents[3] / "docs" / "train.md").read_text(encoding="utf-8")
+    section = page.split("## Which encoders")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ") and "-norm" in line]
+    listed = [set(re.findall(r"`([^`]+)`", row)) for row in rows]
+    normed = {name for name, spec in BACKBONES.items() if spec.final_norm is not None}
+    assert listed == [set(BACKBONES) - normed, normed]
 
 
 def test_code_that_comes_with_a_model_is_not_taken_for_that_of_transformers():
