@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .command import argument_parser, run_command
+from .command import argument_parser, compute_of, run_command
 from .fit_exits import add_exit_options, report, save_with_exits
 
 
@@ -83,6 +83,7 @@ def main(arguments: list[str]) -> None:
     if options.fit_exits and options.encoder_only:
         raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
     if options.fit_exits:
+        compute_of(options)  # refuses what is not there before the model is loaded
         model, tokenizer = converted(options.source, options.revision)
         fit = save_with_exits(
             model,

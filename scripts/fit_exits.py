@@ -106,7 +106,9 @@ def save_with_exits(
         compute_dtype=compute.autocast_dtype,
         description="Fitting exits",
     )
-    model.to(kept).save_pretrained(output_dir)
+    if model.dtype != kept:
+        model.to(kept)
+    model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     limit = longest_text(model.config, tokenizer, published["max_length"])
     width = width_of(model.config)
@@ -135,6 +137,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--revision", help="branch, tag or commit of the source")
     add_exit_options(parser)
     options = parser.parse_args(arguments)
+    compute_of(options)  # refuses what is not there before the model is loaded
 
     from transformers import AutoModel, AutoTokenizer
 

@@ -98,6 +98,10 @@ def test_a_teacher_is_named_in_the_record(source, files, tmp_path, encoder_folde
 
 
 def test_what_is_wrong_is_said(source, files, tmp_path):
+    for command, line in ((convert, ["nowhere", "out", "--fit_exits", files[0]]), (fit_exits, ["nowhere", "out"])):
+        options = ["--texts", files[0]] if command is fit_exits else []
+        with pytest.raises(ValueError, match="compute_dtype='int8' is unknown; legal values: float32, bfloat16"):
+            command([*line, *options, "--compute_dtype", "int8"])
     with pytest.raises(ValueError, match="--fit_exits needs the pooling, which --encoder_only leaves out"):
         convert([source, str(tmp_path / "out"), "--fit_exits", files[0], "--encoder_only"])
     with pytest.raises(ValueError, match=r"layers=\[3\] must be within 0..2"):

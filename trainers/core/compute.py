@@ -107,7 +107,8 @@ def device_of(name: str | None) -> torch.device:
 def place(model: Any, options: ComputeArguments) -> Any:
     """
     Prepare a model as the options say, in place. Half-precision weights become float32 unless another type is asked
-    for, which changes none of their values; float32 weights stay float32, see [`autocast`].
+    for, which changes none of their values; float32 weights stay float32, see [`autocast`]. Quantised weights keep
+    their type.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The model, with or without a head.
@@ -126,7 +127,8 @@ def place(model: Any, options: ComputeArguments) -> Any:
     encoder = unwrap_encoder(model)
     if options.attn_implementation is not None:
         set_attention(encoder, options.attn_implementation)
-    if options.compute_dtype == "float32" and encoder.dtype in (torch.bfloat16, torch.float16):
+    quantized = getattr(encoder.config, "quantization_config", None) is not None
+    if options.compute_dtype == "float32" and encoder.dtype in (torch.bfloat16, torch.float16) and not quantized:
         model.float()
     model.to(options.torch_device)
     if options.compile:

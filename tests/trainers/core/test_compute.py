@@ -90,6 +90,17 @@ def test_weights_of_half_precision_are_widened_unless_they_are_asked_for(tiny_mo
         assert torch.equal(tensor, kept[name].float())
 
 
+def test_quantised_weights_keep_their_type(tmp_path):
+    torchao = pytest.importorskip("torchao.quantization")
+    M3BertModel(tiny_config()).to(torch.bfloat16).save_pretrained(tmp_path)
+    settings = transformers.TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    model = M3BertModel.from_pretrained(tmp_path, dtype=torch.bfloat16, quantization_config=settings).eval()
+    batch = padded_batch()
+    expected = state(model, batch)
+    assert place(model, ComputeArguments(device="cpu")).dtype == torch.bfloat16
+    assert torch.equal(state(model, batch), expected)
+
+
 @pytest.mark.parametrize(("name", "tolerance"), [("bfloat16", 0.1), ("float16", 0.02)])
 def test_mixed_precision_leaves_the_weights_and_comes_close(tiny_model, name, tolerance):
     batch, options = padded_batch(), ComputeArguments(device="cpu", compute_dtype=name)
