@@ -67,7 +67,7 @@ def evaluations(results: GridResults) -> list[EvalResult]:
             EvalResult(
                 task_type=TASK_TYPES[score.task_type],
                 task_name=score.task_type.replace("_", " "),
-                dataset_type=hub.path if hub else score.task,
+                dataset_type=hub.path if hub else results.settings.get("own_data", {}).get(score.task, score.task),
                 dataset_name=score.task,
                 dataset_config=hub.config if hub else None,
                 dataset_split=score.split,

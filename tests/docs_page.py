@@ -27,6 +27,7 @@ from tests.snippets import ROOT, read, snippets
 DEFAULT_ENCODER = Path("stand-ins", "default").absolute()
 DATA = Path("stand-ins", "data").absolute()
 NAMES = {module: name for name, (module, _) in cli.COMMANDS.items()}  # of `python -m scripts.MODULE`
+LONGEST = 48  # tokens of a text in training, which is all that the small models have positions for
 FILE = re.compile(r"# (\w+\.py)\n")  # the first line of a block that is a file
 
 
@@ -42,6 +43,7 @@ def make_short() -> None:
     def with_two_steps(self: Any) -> None:
         self.max_steps, self.save_strategy = 2, "no"
         self.per_device_train_batch_size = min(self.per_device_train_batch_size, 8)
+        self.max_length = min(self.max_length, LONGEST)
         check(self)
 
     def measured(*arguments: Any, **options: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from hub_cards.metadata import card_data, evaluations, kept
@@ -16,6 +18,13 @@ def test_every_main_score_of_a_known_task_type_is_a_result(results):
     first = found[0]
     assert (first.task_type, first.dataset_type) == ("sentence-similarity", "mteb/stsbenchmark-sts")
     assert (first.metric_name, first.metric_args) == ("spearman at 2x8", {"layer": 2, "dim": 8})
+
+
+def test_data_of_ones_own_on_the_hub_is_named_by_its_id(results):
+    results.scores = [replace(score, task="mine") for score in results.scores[:1]]
+    assert evaluations(results)[0].dataset_type == "mine"
+    results.settings["own_data"] = {"mine": "user/mine"}
+    assert evaluations(results)[0].dataset_type == "user/mine"
 
 
 def test_empty_values_are_left_out(results):

@@ -164,8 +164,8 @@ def hub_source(source: str) -> HubData | None:
 
 def _own_task(source: str, task_type: str, hub: HubData | None, read: Any, split: str) -> Task:
     """
-    The task of a source, under its own name. A data set on the Hub with the name of another task is called
-    `user-name`.
+    The task of a source, under its own name. A data set on the Hub with the name of a task of another data set
+    or split is called `user-name`.
 
     Raises:
         ValueError: if a local source has the name of a task: reports and cards would take one for the other.
@@ -174,8 +174,9 @@ def _own_task(source: str, task_type: str, hub: HubData | None, read: Any, split
     if hub is not None:
         suffix = f"-{hub.config}" if hub.config else ""
         name = hub.path.rpartition("/")[2] + suffix
-        known = TASKS[name].hub if name in TASKS else None
-        if name in taken and (known is None or (hub.path, hub.config) != (known.path, known.config)):
+        task = TASKS.get(name)
+        known = (task.hub.path, task.hub.config, task.splits) if task is not None and task.hub is not None else None
+        if name in taken and known != (hub.path, hub.config, (split,)):
             name = hub.path.replace("/", "-") + suffix
     else:
         name = Path(source).resolve().name

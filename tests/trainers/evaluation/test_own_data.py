@@ -338,6 +338,7 @@ def test_collections_on_the_hub(on_the_hub):
     assert evaluator.texts == {"queries": ["q"], "documents": ["T x", "y"]} and evaluator.relevant == [{1: 1.0}]
     assert load_task(collection_task("user/mine", split="dev")).relevant == [{0: 2.0}]
     task = collection_task("mteb/scifact")
+    assert collection_task("mteb/scifact", split="train").name == "mteb-scifact", "other scores than those of the task"
     assert task.name == "scifact" and load_task(task) == load_task(find_task("scifact"))
     with pytest.raises(ValueError, match="user/bare has no configuration 'queries'; it has corpus"):
         load_task(collection_task("user/bare"))
