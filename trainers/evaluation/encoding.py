@@ -25,7 +25,7 @@ from ..core.states import (
     ProjectedStates,
     TextStates,
     check_pooling,
-    max_positions,
+    longest_text,
     nested_states,
     truncate,
     unwrap_encoder,
@@ -35,8 +35,6 @@ from .embeddings import GridEmbeddings
 
 
 logger = logging.getLogger(__name__)
-# A tokenizer saved without a maximum length has a huge model_max_length.
-NO_LIMIT = 10**9
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,7 @@ class GridEncoder:
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
         batch_size (`int`, *optional*, defaults to 64): Number of texts to encode at a time.
         max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: the
-            limit of the tokenizer, or of the model if the tokenizer has none.
+            smaller one of the limits of tokenizer and model.
         prompts (`dict[str, str]`, *optional*): Role (`"query"`, `"document"`) -> prompt put before the texts of this
             role, for encoders that were trained with prompts.
         max_lengths (`dict[str, int]`, *optional*): Role (`"query"`, `"document"`) -> maximum length of its texts in
@@ -95,9 +93,7 @@ class GridEncoder:
         check_pooling(self.pooling, config)
         if self.dtype not in (torch.float32, torch.float16):
             raise ValueError(f"dtype={self.dtype} is not available here; legal values: float32 or float16.")
-        limit = self.tokenizer.model_max_length
-        if limit > NO_LIMIT:
-            limit = max_positions(config)
+        limit = longest_text(config, self.tokenizer)
         lengths = {"": self.max_length, **{f"{role}_": length for role, length in self.max_lengths.items()}}
         for role, length in lengths.items():
             if length is not None and not 0 < length <= limit:

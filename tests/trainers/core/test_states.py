@@ -149,13 +149,16 @@ def test_states_do_not_depend_on_the_side_of_the_padding(model_type):
 
 
 @pytest.mark.parametrize("model_type", OTHERS)
-def test_a_text_of_as_many_tokens_as_there_are_positions(model_type):
+def test_a_text_of_as_many_tokens_as_there_are_positions(model_type, tiny_tokenizer):
     model = backbone(model_type)
     limit = max_positions(model.config)
     assert limit == 48 - OFFSETS.get(model_type, 0)
     ids = torch.randint(5, 99, (1, limit + 1))
     with torch.no_grad():
         assert nested_states(model, {"input_ids": ids[:, :limit]}, [4]).layers[4].isfinite().all()
+        encoder = GridEncoder(model, tiny_tokenizer, Grid.parse("4x8"))
+        assert encoder.max_length == limit  # the tokenizer would allow 48
+        assert encoder.encode(["read " * 100]).layers[4].isfinite().all()
         if model_type in ABSOLUTE:
             with pytest.raises((IndexError, RuntimeError)):
                 nested_states(model, {"input_ids": ids}, [4])
