@@ -44,6 +44,11 @@ REASONS = {
     "deberta-v2": "its attention is disentangled into content and relative position",
     "albert": "its layers share their weights, and its embeddings are factorised",
     "xlm-roberta-xl": "its pre-norm layers have biases that m3BERT lacks",
+    "eurobert": "its attention heads share keys and values",
+    "qwen3": "it is causal, and normalises queries and keys",
+    "gemma3_text": "it normalises queries and keys, and alternates local and global attention",
+    "nomic_bert": "its rotary, gated layers are not converted yet",
+    "gte": "its rotary, gated layers are not converted yet",
 }
 
 

@@ -104,7 +104,9 @@ def test_dtype_is_kept():
         ("Bert", {"is_decoder": True}, "it is a decoder"),
         ("Bert", {"position_embedding_type": "relative_key"}, "its positions are 'relative_key', not absolute"),
         ("Electra", {"embedding_size": 16}, "projected to the width"),
-        ("Qwen3", {"head_dim": 8, "num_key_value_heads": 4}, "model type 'qwen3' is not a known BERT variant"),
+        ("Qwen3", {"head_dim": 8, "num_key_value_heads": 4}, "it is causal, and normalises queries and keys"),
+        ("NomicBert", {}, "its rotary, gated layers are not converted yet"),
+        ("Ernie", {}, "model type 'ernie' is not a known BERT variant"),
     ],
 )
 def test_what_is_not_exact_is_refused_with_the_reason(family, changes, reason):
