@@ -169,9 +169,11 @@ def quantize_onnx(file: Path, output: Path) -> Path:
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
+    model = onnx.load(file)
+    model.graph.ClearField("value_info")  # inferred again; the quantizer transposes some weights and keeps old shapes
     with quiet():
         # Weights use only 7 of the 8 bits: with 8, sums overflow on processors without VNNI.
-        quantize_dynamic(file, output, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
+        quantize_dynamic(model, output, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
     return rewrite(onnx.load(output), file, output, "int8")
 
 

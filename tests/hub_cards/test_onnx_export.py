@@ -188,6 +188,8 @@ def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
     projected = encoder.projection(torch.from_numpy(run(file, inputs, "last_hidden_state")).mean(dim=1))
     vectors = torch.nn.functional.normalize(projected[:, :5].detach())
     np.testing.assert_allclose(run(file, inputs), vectors.numpy(), atol=1e-4, rtol=0)
+    for smaller in (quantize_onnx(file, tmp_path / "small.onnx"), halve_onnx(file, tmp_path / "half.onnx")):
+        assert (run(smaller, inputs) * vectors.numpy()).sum() > 0.97
     assert onnx.load(file).opset_import[0].version == 23
     found = metadata(file)
     assert json.loads(found["prompts"]) == {"query": "find the text "} and found["prompts_in_graph"] == "false"

@@ -1,0 +1,120 @@
+"""Which graphs are written under which names, and what is measured of them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+from transformers import set_seed
+
+from hub_cards import onnx_graphs
+from hub_cards.card import CardSource, render_card
+from hub_cards.checkpoint import Checkpoint
+from hub_cards.onnx_graphs import Graph, GraphReport, embed_all, find_evaluators, graph_name, graph_table, write_graphs
+from hub_cards.publication import Options
+from modeling_m3bert import M3BertModel
+from tests.conftest import tiny_config
+from tests.evaluation_data import write_data
+from trainers import Granularity, Grid
+from trainers.evaluation import GridEncoder
+
+
+pytest.importorskip("onnx", reason="needs the extra onnx")
+pytest.importorskip("onnxscript", reason="needs the extra onnx")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+
+ONE_LAYER = {"num_hidden_layers": 1, "matryoshka_layers": []}
+REPORT = GraphReport(
+    date="2026-11-22",
+    machine="a machine",
+    versions={"onnx": "1.23.2"},
+    texts="256 texts",
+    metrics={"stsb": "spearman"},
+    graphs=[
+        Graph("onnx/model.onnx", "6x32", "float32", 90_300_000, scores={"stsb": 0.8203}),
+        Graph("onnx/model_quantized.onnx", "6x32", "int8", 22_800_000, 0.99163, 0.98476, {"stsb": 0.8201}),
+    ],
+)
+
+
+@pytest.fixture
+def encoder(tiny_tokenizer) -> GridEncoder:
+    set_seed(0)
+    return GridEncoder(M3BertModel(tiny_config(**ONE_LAYER)).eval(), tiny_tokenizer, Grid.parse("1x32"))
+
+
+def test_names_are_those_that_clients_look_for():
+    small = Granularity(4, 64)
+    assert [graph_name(None, weights) for weights in ("float32", "int8", "float16")] == [
+        "onnx/model.onnx",
+        "onnx/model_quantized.onnx",
+        "onnx/model_fp16.onnx",
+    ]
+    assert graph_name(small) == "onnx/model_4x64.onnx"
+    assert graph_name(small, "int8") == "onnx/model_4x64_quantized.onnx"
+
+
+def test_the_full_size_is_written_once_and_always_in_8_bits_too(encoder, tmp_path):
+    report = write_graphs(encoder, [Granularity(1, 32), Granularity(1, 8)], tmp_path)
+    names = ["onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model_1x8.onnx"]
+    assert [graph.file for graph in report.graphs] == names
+    found = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
+    assert found == {*names, "onnx/quality.json"}
+    assert json.loads((tmp_path / "onnx" / "quality.json").read_text()) == json.loads(json.dumps(asdict(report)))
+    # The cosines are those of the two files.
+    texts = [text for pair in list(onnx_graphs.topic_pairs())[:128] for text in (pair.summary, pair.body)]
+    full, small = (
+        embed_all(onnxruntime.InferenceSession(tmp_path / name), encoder, texts).double() for name in names[:2]
+    )
+    cosines = torch.nn.functional.cosine_similarity(full, small)
+    assert report.graphs[1].mean_cosine == pytest.approx(cosines.mean().item(), abs=1e-5)
+    assert report.graphs[1].lowest_cosine == pytest.approx(cosines.min().item(), abs=1e-5)
+
+
+def test_any_number_of_texts_keeps_its_order_and_gets_its_prompt(encoder, tmp_path, sentences):
+    write_graphs(encoder, [], tmp_path)
+    session = onnxruntime.InferenceSession(tmp_path / "onnx" / "model.onnx")
+    prompted = GridEncoder(
+        encoder.model, encoder.tokenizer, encoder.grid, batch_size=5, prompts={"document": "open the "}
+    )
+    for role in ("query", "document"):
+        expected = prompted.encode(sentences, role=role).at(Granularity(1, 32), normalize=True)
+        np.testing.assert_allclose(embed_all(session, prompted, sentences, role), expected, atol=1e-5)
+
+
+def test_what_float16_cannot_compute_is_refused(encoder, tmp_path):
+    with torch.no_grad():
+        encoder.model.layers[0].mlp.down_proj.weight.mul_(1e7)
+    with pytest.raises(ValueError, match="1x32 cannot be computed in float16: the cosine to float32 is only") as error:
+        write_graphs(encoder, [], tmp_path, fp16=True)
+    assert "\n" not in str(error.value) and "the limit is 0.999" in str(error.value)
+
+
+def test_sts_b_is_scored_where_it_is(tmp_path, sentences):
+    assert find_evaluators([], None) == {} == find_evaluators([], tmp_path)
+    data = write_data(tmp_path / "data", sentences)
+    assert list(find_evaluators([], data)) == ["stsb"]
+    assert list(find_evaluators(["mrpc", "stsb"], data)) == ["mrpc", "stsb"]
+    with pytest.raises(ValueError, match="Task 'sick': there is no 'test'"):
+        find_evaluators(["sick"], data)
+
+
+def test_the_card_has_the_loss_of_each_graph(run):
+    pytest.importorskip("jinja2", reason="needs the extra publish")
+    assert graph_table(REPORT).splitlines()[2:] == [
+        "| `onnx/model.onnx` | 6x32 | float32 | 90.3 |  |  | 82.03 |",
+        "| `onnx/model_quantized.onnx` | 6x32 | int8 | 22.8 | 0.9916 | 0.9848 | 82.01 |",
+    ]
+    card = str(render_card(CardSource("user/model", Checkpoint(run / "output"), onnx=REPORT)))
+    assert graph_table(REPORT) in card and "256 texts. Measured on 2026-11-22 on a machine, with\nonnx 1.23.2." in card
+    assert 'hf_hub_download(repo, "onnx/model.onnx")' in card and "- onnx\n" in card
+    without = str(render_card(CardSource("user/model", Checkpoint(run / "output"))))
+    assert "ONNX" not in without and "- onnx\n" not in without
+
+
+def test_formats_of_graphs_need_graphs():
+    with pytest.raises(ValueError, match="onnx_int8 and onnx_fp16 need onnx: name a granularity, such as 4x64"):
+        Options(onnx_fp16=True)
