@@ -352,7 +352,9 @@ def limits(source: CardSource) -> list[str]:
         layers = in_words([layer for layer in checkpoint.config.legal_layers if layer <= full.layer])
         dims = in_words([dim for dim in checkpoint.config.legal_dims if dim <= full.dim])
         found.append(f"Legal values: `output_layer` {layers}; `output_dim` {dims}.")
-    if checkpoint.projection is not None:
+    if checkpoint.exported_from and checkpoint.projection is not None:
+        found.append("The Dense module after the pooling makes the embedding. `AutoModel` returns what precedes it.")
+    elif checkpoint.projection is not None:
         found.append("The projection belongs to the last layer. `AutoModel` returns the states before the projection.")
     if checkpoint.quantized:
         found.append("Loading its weights in 8 bits needs the package torchao.")
@@ -381,6 +383,7 @@ def gaps(source: CardSource) -> list[str]:
 def citations(source: CardSource) -> list[str]:
     """BibTeX entries of the architecture, if it is m3BERT's, and of every paper behind the training loss."""
     record = source.checkpoint.record
-    entries = [papers.M3BERT.citation] if source.checkpoint.elastic else []
+    elastic = source.checkpoint.elastic or source.checkpoint.exported_from is not None
+    entries = [papers.M3BERT.citation] if elastic else []
     entries += [paper["citation"] for part in (record.parts if record else []) for paper in part["papers"]]
     return list(dict.fromkeys(entries))
