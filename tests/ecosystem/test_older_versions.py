@@ -21,6 +21,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native
+from hub_cards.onnx_graphs import write_graphs
 from tests.ecosystem.conftest import LONGEST
 from trainers import Granularity, Grid
 from trainers.exits import fit_exits
@@ -30,7 +31,7 @@ from trainers.hub.modules import write_modules
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
-REQUIREMENTS = ("transformers==4.57.*", "sentence-transformers==5.*")
+REQUIREMENTS = ("transformers==4.57.*", "sentence-transformers==5.*", "optimum-onnx[onnxruntime]")
 TEXTS = ["One text.", "", "Remove a whole directory tree.", "wörds that no vocabulary has", "too long, " * 300]
 SIZES = [Granularity(4, 64), Granularity(6, 384)]
 
@@ -103,6 +104,30 @@ def test_native_exports_give_the_same_vectors(published, tmp_path, run_older):
     assert done.returncode == 0, done.stderr
     print(done.stdout)
     assert done.stdout.count("EQUAL") == 2 and "newly initialized" not in done.stderr
+
+
+def test_sentence_transformers_runs_the_graphs_of_a_native_export(published, tmp_path, run_older):
+    """Of 4x64: its graph returns the states, and sentence-transformers applies pooling and the Dense module."""
+    native = export_native(Checkpoint(published), tmp_path / "native", SIZES[0])
+    write_graphs(native.encoder(), [], tmp_path / "native")
+    (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
+    done = run_older(
+        """
+        import json
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        texts, vectors = json.load(open("texts.json")), {}
+        for backend, options in (("torch", {}), ("onnx", {"file_name": "onnx/model.onnx"})):
+            model = SentenceTransformer("native", backend=backend, device="cpu", model_kwargs=options)
+            vectors[backend] = model.encode(texts, convert_to_tensor=True)
+        torch.testing.assert_close(vectors["onnx"], vectors["torch"], atol=1e-4, rtol=0)
+        print("EQUAL", tuple(vectors["onnx"].shape), (vectors["onnx"] - vectors["torch"]).abs().max().item())
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    print(done.stdout)
+    assert "EQUAL (5, 64)" in done.stdout
 
 
 def test_a_whole_export_is_cut_by_the_number_of_layers(published, tmp_path, run_older):
