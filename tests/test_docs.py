@@ -38,6 +38,8 @@ from trainers.evaluation import find_tasks
 
 
 PAGES = [page for page in pages() if snippets(read(page))]
+# They train, export or evaluate so much that they take most of a minute or more.
+LONG_PAGES = {f"docs/{name}.md" for name in ("index", "train", "distil", "exits", "evaluate", "publish", "jobs")}
 OWNERS = {
     "hf_user": "user",
     "hf_intfloat": "intfloat",
@@ -105,7 +107,9 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
         yield server
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.slow) if page in LONG_PAGES else page for page in PAGES]
+)
 def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_tokenizer, sentences, monkeypatch):
     missing = [module for module in OPTIONAL if find_spec(module) is None]
     if missing:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     )
     from .core.arguments import NestedTrainingArguments as NestedTrainingArguments
     from .core.composition import Composition as Composition
-    from .core.compute import ComputeArguments as ComputeArguments
-    from .core.compute import place as place
     from .core.embedding import EmbeddingConfig as EmbeddingConfig
     from .core.embedding import EmbeddingObjective as EmbeddingObjective
     from .core.granularity import Granularity as Granularity

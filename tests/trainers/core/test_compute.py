@@ -195,7 +195,7 @@ def test_compilation_reaches_the_encoder_inside_a_head_and_an_adapter():
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 1
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
 def test_a_gpu_gives_what_the_cpu_gives(tiny_model, name):
     batch = padded_batch()
