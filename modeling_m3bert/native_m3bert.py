@@ -109,7 +109,8 @@ def without_native(config: M3BertConfig) -> str | None:
 
 def native_config(config: M3BertConfig, model_type: str) -> PreTrainedConfig:
     """
-    The config of the native encoder of an m3BERT that [`refuse_without_native`] accepts.
+    The config of the native encoder of an m3BERT that [`refuse_without_native`] accepts. BERT has one dropout for
+    embeddings and layers: that of the layers is taken.
 
     Args:
         config ([`M3BertConfig`]): Config of the m3BERT.
