@@ -211,6 +211,7 @@ def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push):
     assert not hub.repos and {request.method for request in hub.requests} <= {"HEAD", "GET"}
 
 
+@pytest.mark.slow
 def test_a_second_push_changes_only_what_changed(run, hub, push, in_process):
     line = [run / "output", "user/model", "--results", run / "results.json", "--onnx", "2x8"]
     done = push(line)
@@ -297,6 +298,7 @@ def test_an_interrupted_upload_goes_on_where_it_stopped(run, hub, push, tmp_path
     assert all(files[shard.name] == shard.read_bytes() for shard in shards)
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_ends_in_one_clear_line(run, hub, push, in_process):
     output = run / "output"
     assert "does not know this token (401)" in error_line(push([output, "user/model"], token="hf_wrong"))
@@ -324,6 +326,7 @@ def test_a_full_disk_here_ends_in_one_clear_line(run, push):
     assert "File too large" in error_line(push(line, limit=20_000))  # the files of code fit, the weights do not
 
 
+@pytest.mark.slow
 def test_the_token_is_in_no_file_log_or_traceback(run, hub, push, in_process, tmp_path):
     """With a token of the real form, every log switched on, and uploads that fail and that do not."""
     token = "hf_" + "Zq7" * 12
