@@ -46,7 +46,6 @@ def test_three_columns_to_train_on_and_data_to_score_that_training_has_not_seen(
     assert {*kinds.train_labels} == {*kinds.test_labels} == {"language", "built-in", "library"}
 
 
-@pytest.mark.slow
 def test_it_runs_twice_but_never_over_a_file_of_yours(tmp_path):
     main([str(tmp_path)])
     main([str(tmp_path)])

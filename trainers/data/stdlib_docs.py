@@ -10,6 +10,7 @@ import sysconfig
 import warnings
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,9 +55,11 @@ def split_docstring(module: str, name: str, docstring: str | None) -> Pair | Non
     return Pair(module, name, summary, body[:LONGEST_BODY], is_clean)
 
 
-def module_pairs() -> Iterator[Pair]:
+@cache  # parsing the library takes seconds
+def module_pairs() -> tuple[Pair, ...]:
     """Pairs from the docstrings of modules, classes and functions, read from the source without importing it."""
     root = Path(sysconfig.get_paths()["stdlib"])
+    pairs: list[Pair] = []
     for file in sorted(root.rglob("*.py")):
         parts = file.relative_to(root).with_suffix("").parts
         if SKIPPED & set(parts) or parts[0].startswith("config-"):
@@ -65,7 +68,8 @@ def module_pairs() -> Iterator[Pair]:
             warnings.simplefilter("ignore")  # some old modules have invalid escape sequences
             tree = ast.parse(file.read_text(encoding="utf-8", errors="replace"))
         module = ".".join(part for part in parts if part != "__init__")
-        yield from tree_pairs(module, module, tree)
+        pairs += tree_pairs(module, module, tree)
+    return tuple(pairs)
 
 
 def tree_pairs(module: str, name: str, node: ast.AST) -> Iterator[Pair]:
