@@ -39,7 +39,10 @@ from trainers.evaluation import find_tasks
 
 PAGES = [page for page in pages() if snippets(read(page))]
 # They train, export or evaluate so much that they take most of a minute or more.
-LONG_PAGES = {f"docs/{name}.md" for name in ("index", "train", "distil", "exits", "evaluate", "publish", "jobs")}
+LONG_PAGES = {
+    f"docs/{name}.md"
+    for name in ("index", "convert", "train", "distil", "exits", "evaluate", "publish", "jobs", "write-an-objective")
+}
 OWNERS = {
     "hf_user": "user",
     "hf_intfloat": "intfloat",

@@ -53,6 +53,7 @@ save_file(vectors, "vectors.safetensors")
 """
 
 
+@pytest.mark.slow
 def test_their_trainer_trains_and_saves_it(tiny_tokenizer, sentences, tmp_path, run_bare):
     pooling = "cls"  # which is not their default
     before = M3BertModel(tiny_config())

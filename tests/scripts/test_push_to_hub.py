@@ -229,6 +229,7 @@ def test_a_second_push_changes_only_what_changed(run, hub, push, in_process):
     assert list(hub.commits("user/model")[0].changed) == ["README.md"]
 
 
+@pytest.mark.slow
 def test_what_a_person_edits_on_the_hub_stays(run, hub, push, in_process):
     assert push([run / "output", "user/model"]).returncode == 0
     edit = in_process(
@@ -277,6 +278,7 @@ def test_results_and_metadata_are_where_leaderboards_read_them(run, hub, push, t
     assert left == {".eval_results/other.yaml"}
 
 
+@pytest.mark.slow
 def test_an_interrupted_upload_goes_on_where_it_stopped(run, hub, push, tmp_path, tiny_tokenizer):
     folder = tmp_path / "sharded"
     modeling_m3bert.M3BertModel(tiny_config()).save_pretrained(folder, max_shard_size="60KB")

@@ -150,6 +150,7 @@ runpy.run_path("app.py", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_space_starts_where_there_is_nothing_but_its_folder(space, tmp_path, tiny_tokenizer):
     client = pytest.importorskip("gradio_client", reason="comes with gradio")
     published(tmp_path / "hub", tiny_tokenizer)
