@@ -72,7 +72,7 @@ def sentence_transformer(minilm):
 
 
 # A share of the data is enough to see that two programs agree; all of it takes minutes.
-EVERY = pytest.mark.parametrize("every", [16, pytest.param(1, marks=pytest.mark.slow)])
+EVERY = pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 
 
 def test_similarity_has_the_published_value(real, data_folder):
