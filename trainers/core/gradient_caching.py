@@ -15,72 +15,85 @@ every gradient once per mini-batch under data parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from .states import PooledStates, Pooling, nested_states
+from .chunks import Rows
+from .states import Pooling, nested_states
 
 
-Rows = dict[str, torch.Tensor]
-Encode = Callable[[Rows], tuple[torch.Tensor, ...]]
-
-
-def cached_states(
-    model: nn.Module,
-    inputs: Mapping[str, torch.Tensor],
-    layers: Iterable[int],
-    pooling: Pooling,
-    mini_batch_size: int,
-) -> PooledStates:
+def cached_vectors(
+    model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling
+) -> dict[int, torch.Tensor]:
     """
-    Pooled states at several layers, encoded in mini-batches. Values and gradients are those of encoding all texts at
-    once. The memory is that of the activations of one mini-batch; the cost is one more forward pass.
+    Pooled states of mini-batches at several layers. Values and gradients are those of encoding all texts at once. The
+    memory is that of the activations of one mini-batch; the cost is one more forward pass.
+
+    The gradients of all mini-batches are added in place, to the gradients that the parameters already have. Only
+    `.grad` itself is ever held, and every parameter's gradient hooks run once, with the sum.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder. Its trainable parameters must be leaf
             tensors; sharded parameters (FSDP) are not.
-        inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer, one text per row.
+        batches (`Sequence[dict[str, torch.Tensor]]`): Mini-batches: outputs of the tokenizer, one text per row.
         layers (`Iterable[int]`): Layers to read.
         pooling (`str`): `"mean"`, `"cls"` or `"lasttoken"`.
-        mini_batch_size (`int`): Number of texts to encode at a time.
 
     Returns:
-        [`PooledStates`]
+        `dict[int, torch.Tensor]`: layer -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
 
     Raises:
         ValueError: as [`nested_states`], or if the encoder uses re-entrant activation checkpointing.
     """
     layers = sorted(set(layers))
-
-    def encode(rows: Rows) -> tuple[torch.Tensor, ...]:
-        states = nested_states(model, rows, layers)
-        return tuple(states.pooled(layer, pooling) for layer in layers)
-
-    batches = []
-    for start in range(0, len(next(iter(inputs.values()))), mini_batch_size):
-        rows = {name: value[start : start + mini_batch_size] for name, value in inputs.items()}
-        batches.append(_without_padding(rows))
-    return PooledStates(dict(zip(layers, _encode_all(encode, batches), strict=True)), pooling)
-
-
-def _encode_all(encode: Encode, batches: list[Rows]) -> tuple[torch.Tensor, ...]:
-    if not torch.is_grad_enabled():
-        return _concatenated(encode(rows) for rows in batches)
+    encoder = _PooledEncoder(model, layers, pooling)
+    if len(batches) == 1 or not torch.is_grad_enabled():
+        return dict(zip(layers, _concatenated(map(encoder, batches)), strict=True))
     # The graph of the first mini-batch shows which parameters are used; the others must not get a gradient.
     replay = _Replay(batches[0])
-    with_graph = encode(batches[0])
-    parameters = _leaves(with_graph)
+    with_graph = encoder(batches[0])
+    leaves = {id(leaf) for leaf in _leaves(with_graph)}
+    names, parameters = [], []
+    for name, parameter in encoder.named_parameters():
+        if id(parameter) in leaves:
+            names.append(name)
+            parameters.append(parameter)
     first = tuple(output.detach() for output in with_graph)
     del with_graph
     if not parameters:
-        return _concatenated([first, *(encode(rows) for rows in batches[1:])])
-    return _CachedEncode.apply(encode, batches, parameters, first, replay, *parameters)
+        outputs = _concatenated([first, *map(encoder, batches[1:])])
+    else:
+        outputs = _CachedEncode.apply(encoder, batches, names, parameters, first, replay, *parameters)
+    return dict(zip(layers, outputs, strict=True))
+
+
+class _PooledEncoder(nn.Module):
+    """Pooled states of a mini-batch, one tensor per layer, and their backward pass."""
+
+    def __init__(self, model: nn.Module, layers: Sequence[int], pooling: Pooling) -> None:
+        super().__init__()
+        self.model, self.layers, self.pooling = model, layers, pooling
+
+    def forward(
+        self, rows: Rows, replay: _Replay | None = None, grads: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, ...]:
+        if replay is None:
+            return self.pooled(rows)
+        with torch.enable_grad(), replay.again():
+            outputs = self.pooled(rows)
+        torch.autograd.backward(outputs, grads)  # not under autocast, as in any training step
+        return outputs
+
+    def pooled(self, rows: Rows) -> tuple[torch.Tensor, ...]:
+        states = nested_states(self.model, rows, self.layers)
+        return tuple(states.pooled(layer, self.pooling) for layer in self.layers)
 
 
 class _CachedEncode(torch.autograd.Function):
@@ -89,40 +102,59 @@ class _CachedEncode(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        encode: Encode,
-        batches: list[Rows],
-        parameters: list[torch.Tensor],
+        encoder: _PooledEncoder,
+        batches: Sequence[Rows],
+        names: list[str],
+        parameters: list[nn.Parameter],
         first: tuple[torch.Tensor, ...],
         replay: _Replay,
         *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.encode, ctx.batches, ctx.parameters, ctx.replays = encode, batches, parameters, [replay]
+        ctx.encoder, ctx.batches, ctx.replays = encoder, batches, [replay]
+        ctx.names, ctx.parameters = names, parameters
         outputs = [first]
         for rows in batches[1:]:
             ctx.replays.append(_Replay(rows))
-            outputs.append(encode(rows))
+            outputs.append(encoder(rows))
         return _concatenated(outputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        totals: list[torch.Tensor | None] = [None] * len(ctx.parameters)
-        start = 0
-        for rows, replay in zip(ctx.batches, ctx.replays, strict=True):
-            with torch.enable_grad(), replay.again():
-                outputs = ctx.encode(rows)
-            stop = start + len(outputs[0])
-            shares = torch.autograd.grad(
-                outputs, ctx.parameters, [grad[start:stop] for grad in grads], allow_unused=True
-            )
-            start = stop
-            for index, share in enumerate(shares):
-                total = totals[index]
-                if total is None:
-                    totals[index] = share
-                elif share is not None:
-                    total += share
-        return (*[None] * 5, *totals)
+        sizes = [len(next(iter(rows.values()))) for rows in ctx.batches]
+        parts = zip(*(grad.split(sizes) for grad in grads), strict=True)
+        with _gathering_gradients(ctx.parameters) as gathered:
+            stand_ins = dict(zip(ctx.names, gathered, strict=True))
+            for rows, replay, part in zip(ctx.batches, ctx.replays, parts, strict=True):
+                functional_call(ctx.encoder, stand_ins, (rows, replay, part))
+            totals = [stand_in.grad for stand_in in gathered]
+        return (*[None] * 6, *totals)
+
+
+@contextmanager
+def _gathering_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[list[torch.Tensor]]:
+    """
+    Stand-ins of the parameters, which share their values. Gradients that accumulate in a stand-in do not run the hooks
+    of its parameter, such as those of data parallelism, which must see one gradient per step.
+
+    A stand-in starts with the gradient that its parameter has from earlier steps, and the parameter's is `None` from
+    then on: autograd then stores the sum, which the caller returns, as the parameter's gradient, without a copy. A
+    parameter with hooks on its gradient keeps it, because such a hook must see the new gradient alone.
+    """
+    stand_ins = [parameter.detach().requires_grad_() for parameter in parameters]
+    taken = [not parameter._backward_hooks for parameter in parameters]
+    for parameter, stand_in, take in zip(parameters, stand_ins, taken, strict=True):
+        if take:
+            stand_in.grad, parameter.grad = parameter.grad, None
+    try:
+        yield stand_ins
+    except BaseException:
+        for parameter, stand_in, take in zip(parameters, stand_ins, taken, strict=True):
+            if take:
+                parameter.grad = stand_in.grad
+        raise
+    for stand_in in stand_ins:
+        stand_in.grad = None  # the caller's is then the only reference, and autograd need not copy
 
 
 class _Replay:
@@ -173,18 +205,3 @@ def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def _concatenated(outputs: Iterable[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
     return tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))
-
-
-def _without_padding(rows: Rows) -> Rows:
-    """Rows without the columns on the right that are padding in every row. Padding on the left stays, because it
-    determines positions."""
-    mask = rows.get("attention_mask")
-    if mask is None:
-        return rows
-    real = mask.any(dim=0).nonzero()
-    longest = int(real[-1]) + 1 if len(real) else 1
-    width = mask.shape[1]
-    return {
-        name: value[:, :longest] if value.ndim > 1 and value.shape[1] == width else value
-        for name, value in rows.items()
-    }

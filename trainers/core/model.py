@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .gradient_caching import cached_states
+from .column_states import column_states
 from .objective import NestedBatch, Objective
 from .projection import Projection
-from .states import NestedStates, PooledStates, ProjectedStates, TextStates, nested_states
+from .states import ProjectedStates, TextStates
 
 
 NOT_INPUTS = ("text_ids", "teacher")  # entries of a text column that the encoder does not read
@@ -25,8 +25,8 @@ class NestedModel(nn.Module):
     Args:
         backbone ([`~transformers.PreTrainedModel`] or peft model): Encoder, with or without a head.
         objective ([`Objective`]): The objective to minimise.
-        mini_batch_size (`int`, *optional*): Number of texts to encode at a time, with cached gradients
-            ([`cached_states`]). Default: all texts at once.
+        mini_batch_size (`int`, *optional*): Cache gradients: as many tokens as this number of the longest texts has
+            are encoded at a time ([`column_states`]). Default: the graph of all texts is kept.
         projection ([`Projection`], *optional*): Projection of the last layer's pooled embedding. The objective reads
             the projected embedding.
 
@@ -82,7 +82,7 @@ class NestedModel(nn.Module):
         """
         columns = inputs if all(isinstance(value, Mapping) for value in inputs.values()) else {"text": inputs}
         batch = NestedBatch(
-            texts={name: self.encode(column) for name, column in columns.items()},
+            texts=self.encode(columns),
             text_ids=of_all(columns, "text_ids"),
             teacher=of_all(columns, "teacher"),
             labels=labels,
@@ -92,18 +92,19 @@ class NestedModel(nn.Module):
         terms = self.objective(batch)
         return {"loss": self.objective.total(terms), "terms": terms}
 
-    def encode(self, column: Mapping[str, torch.Tensor]) -> TextStates:
-        """The states of one text column that the objective reads."""
-        inputs = {name: value for name, value in column.items() if name not in NOT_INPUTS}
-        layers, pooling = self.objective.layers, self.objective.pooling
-        states: NestedStates | PooledStates
-        if self.mini_batch_size is None or pooling is None:
-            states = nested_states(self.backbone, inputs, layers)
-        else:
-            states = cached_states(self.backbone, inputs, layers, pooling, self.mini_batch_size)
+    def encode(self, columns: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, TextStates]:
+        """Text column -> the states that the objective reads."""
+        inputs = {
+            name: {entry: value for entry, value in column.items() if entry not in NOT_INPUTS}
+            for name, column in columns.items()
+        }
+        states = column_states(
+            self.backbone, inputs, self.objective.layers, self.objective.pooling, self.mini_batch_size
+        )
         if self.projection is None:
             return states
-        return ProjectedStates(states, self.projection, self.config.num_hidden_layers)
+        depth = self.config.num_hidden_layers
+        return {name: ProjectedStates(text, self.projection, depth) for name, text in states.items()}
 
 
 def of_all(columns: Mapping[str, Mapping[str, torch.Tensor]], name: str) -> dict[str, torch.Tensor] | None:

@@ -18,6 +18,8 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from modeling_m3bert.conversion_m3bert import position_offset
 
+from .chunks import Flattened
+
 
 Pooling = Literal["mean", "cls", "lasttoken"]
 POOLINGS = ("mean", "cls", "lasttoken")
@@ -272,7 +274,12 @@ def shared_layers(config: Any) -> list[int]:
 
 def max_positions(config: Any) -> int:
     """The longest text, in tokens, that a backbone of this config reads."""
-    return config.max_position_embeddings - max(position_offset(config), backbone_spec(config).first_position)
+    return config.max_position_embeddings - first_position(config)
+
+
+def first_position(config: Any) -> int:
+    """Row of the position embeddings that the first token of a text reads."""
+    return max(position_offset(config), backbone_spec(config).first_position)
 
 
 def longest_text(config: Any, tokenizer: Any, published: int | None = None) -> int:
@@ -290,7 +297,8 @@ def longest_text(config: Any, tokenizer: Any, published: int | None = None) -> i
 
 def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
     """
-    Run a backbone once and return its states at several layers.
+    Run a backbone once and return its states at several layers. With flash attention, the texts are flattened into one
+    row without padding.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
@@ -314,7 +322,11 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
         if layers[-1] in encoder.config.legal_layers:
             depth = options["output_layer"] = layers[-1]
         options["output_dim"] = encoder.config.hidden_size
-    outputs = encoder(**inputs, **options, output_hidden_states=layers, return_dict=True)
+    flattened = None
+    if "flash" in encoder.config._attn_implementation and "attention_mask" in inputs:
+        flattened = Flattened.of(inputs, first_position(encoder.config))
+    arguments = inputs if flattened is None else flattened.inputs
+    outputs = encoder(**arguments, **options, output_hidden_states=layers, return_dict=True)
 
     norm = encoder.get_submodule(spec.final_norm) if spec.final_norm is not None else nn.Identity()
     # transformers applies the final norm to the last hidden state only.
@@ -324,6 +336,8 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
         states = {layer: encoder.exit_state(layer, state) for layer, state in states.items()}
     if layers[-1] == depth:
         states[depth] = outputs.last_hidden_state
+    if flattened is not None:
+        states = {layer: flattened.padded(state) for layer, state in states.items()}
     mask = inputs.get("attention_mask")
     if mask is None:
         mask = torch.ones(

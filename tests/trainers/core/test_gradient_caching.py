@@ -11,11 +11,17 @@ from modeling_m3bert import M3BertModel
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.tiny_run import GRID, assert_same_weights, quiet_model
 from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, MultigranularMLM, NestedModel
-from trainers.core.gradient_caching import cached_states
+from trainers.core.chunks import PassCost
+from trainers.core.column_states import column_states
 from trainers.core.states import nested_states
 
 
 LENGTHS = (7, 3, 1, 5, 9, 2, 0)
+
+
+def pooled(model: torch.nn.Module, inputs: dict[str, torch.Tensor], layers: list[int], mini_batch_size: int):
+    """The states of one column, encoded in mini-batches."""
+    return column_states(model, {"text": inputs}, layers, "mean", mini_batch_size)["text"]
 
 
 def columns(lengths: tuple[int, ...] = LENGTHS) -> dict[str, dict[str, torch.Tensor]]:
@@ -52,7 +58,7 @@ def test_dropout_is_replayed():
     model = M3BertModel(tiny_config(attention_dropout=0.3, embedding_dropout=0.3)).double().train()
     inputs, sizes = padded_batch(lengths=(5, 5, 5, 5, 5)), (2, 2, 1)
     torch.manual_seed(3)
-    cached = cached_states(model, inputs, [2, 6], "mean", mini_batch_size=2)
+    cached = pooled(model, inputs, [2, 6], mini_batch_size=2)
     after = torch.rand(1)
     torch.manual_seed(3)
     parts = [
@@ -63,11 +69,11 @@ def test_dropout_is_replayed():
     upstream = torch.randn(5, 32, dtype=torch.float64)
     losses = []
     for states in (cached, None):
-        pooled = [
+        vectors = [
             states.pooled(layer) if states is not None else torch.cat([part.pooled(layer) for part in parts])
             for layer in (2, 6)
         ]
-        losses.append((pooled[0] * upstream).sum() + (pooled[1].square() * upstream).sum())
+        losses.append((vectors[0] * upstream).sum() + (vectors[1].square() * upstream).sum())
     torch.testing.assert_close(losses[0], losses[1])
     torch.manual_seed(99)
     before = torch.get_rng_state()
@@ -83,7 +89,7 @@ def test_autocast_is_replayed(tiny_model):
     found = []
     for size in (1, 3):
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            states = cached_states(tiny_model, inputs, [6], "mean", size)
+            states = pooled(tiny_model, inputs, [6], size)
         found.append(gradients(tiny_model, (states.pooled(6) * upstream).sum()))
     whole = torch.cat([gradient.flatten() for gradient in found[1]])
     apart = torch.cat([gradient.flatten() for gradient in found[0]])
@@ -93,16 +99,22 @@ def test_autocast_is_replayed(tiny_model):
     assert (whole - exact).norm() > 1e-4 * exact.norm()  # the backward pass ran in bf16, too
 
 
-def test_the_encoder_sees_mini_batches_only_and_twice(tiny_model):
+def test_the_encoder_sees_mini_batches_only_and_twice(tiny_model, monkeypatch):
+    monkeypatch.setattr(PassCost, "on", classmethod(lambda cls, device: cls(2)))
     seen = []
     tiny_model.register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
     )
-    model = NestedModel(tiny_model, Contrastive(Grid.parse("6x8")), mini_batch_size=3)
+    model = NestedModel(tiny_model, Contrastive(Grid.parse("6x8")), mini_batch_size=2)
     texts = {name: padded_batch(lengths=LENGTHS) for name in ("a", "b")}
     outputs = model(**texts)
-    once = [(3, 7), (3, 9), (1, 1)] * 2  # cut to the longest of each; an empty text keeps one token
-    assert seen == once
+    # Both columns together, longest first, cut to the longest of each; an empty text keeps one token. No mini-batch
+    # has more tokens than two of the longest texts, so short texts share one.
+    assert len(seen) > 1
+    assert all(rows * tokens <= 2 * 9 for rows, tokens in seen)
+    assert seen == sorted(seen, key=lambda shape: -shape[1])
+    assert sum(rows for rows, _ in seen) == 2 * len(LENGTHS)
+    once = list(seen)
     outputs["loss"].backward()
     assert sorted(seen) == sorted(once * 2)
     seen.clear()
@@ -111,11 +123,66 @@ def test_the_encoder_sees_mini_batches_only_and_twice(tiny_model):
     assert seen == once
 
 
+def test_a_single_mini_batch_is_encoded_once(tiny_model):
+    calls = []
+    tiny_model.register_forward_pre_hook(lambda module, args: calls.append(None))
+    NestedModel(tiny_model, Contrastive(Grid.parse("6x8")), mini_batch_size=100)(**columns((5, 5)))["loss"].backward()
+    assert len(calls) == 1
+
+
+def test_gradients_accumulate_in_place(tiny_model):
+    """The second step adds to the gradients of the first, without another copy; both together are their sum."""
+    model = NestedModel(tiny_model.double(), Contrastive(Grid.parse("6x8")), mini_batch_size=2)
+    batches = [columns(), columns()]
+    apart = [gradients(tiny_model, model(**batch)["loss"]) for batch in batches]
+    tiny_model.zero_grad(set_to_none=True)
+    model(**batches[0])["loss"].backward()
+    where = {name: parameter.grad.data_ptr() for name, parameter in tiny_model.named_parameters()}
+    model(**batches[1])["loss"].backward()
+    for (name, parameter), first, second in zip(tiny_model.named_parameters(), *apart, strict=True):
+        torch.testing.assert_close(parameter.grad, first + second, msg=name)
+        assert parameter.grad.data_ptr() == where[name], name
+
+
+def test_hooks_of_a_parameter_see_its_gradient_once_and_alone(tiny_model):
+    model = NestedModel(tiny_model.double(), Contrastive(Grid.parse("6x8")), mini_batch_size=2)
+    batch, weight = columns(), tiny_model.layers[3].mlp.up_proj.weight
+    expected = gradients(tiny_model, model(**batch)["loss"])
+    expected = dict(zip((name for name, _ in tiny_model.named_parameters()), expected, strict=True))
+    before, after = [], []
+    weight.register_hook(before.append)
+    weight.register_post_accumulate_grad_hook(lambda parameter: after.append(parameter.grad.clone()))
+    tiny_model.zero_grad(set_to_none=True)
+    for _ in range(2):
+        model(**batch)["loss"].backward()
+    wanted = expected["layers.3.mlp.up_proj.weight"]
+    assert (len(before), len(after)) == (2, 2)
+    for found, times in zip([*before, *after], (1, 1, 1, 2), strict=True):
+        torch.testing.assert_close(found, times * wanted)
+
+
+def test_a_failing_backward_pass_leaves_earlier_gradients(tiny_model):
+    model = NestedModel(tiny_model, Contrastive(Grid.parse("6x8")), mini_batch_size=2)
+    model(**columns())["loss"].backward()
+    outputs = model(**columns())
+    calls = []
+
+    def fail(module: torch.nn.Module, args: tuple) -> None:
+        calls.append(None)
+        if len(calls) > 1:
+            raise RuntimeError("out of memory")
+
+    tiny_model.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        outputs["loss"].backward()
+    assert all(parameter.grad is not None for parameter in tiny_model.parameters())
+
+
 def test_no_graph_is_kept_for_a_mini_batch(tiny_model):
     """However many mini-batches: one node, and no tensors beside the embeddings."""
     nodes = []
     for rows in (4, 12):
-        states = cached_states(tiny_model, padded_batch(lengths=(5,) * rows), [6], "mean", 2)
+        states = pooled(tiny_model, padded_batch(lengths=(5,) * rows), [6], 2)
         waiting, seen = [states.pooled(6).grad_fn], set()
         while waiting:
             node = waiting.pop()
@@ -162,7 +229,7 @@ def test_an_objective_that_reads_tokens_is_refused(tiny_model):
         NestedModel(quiet_model(), MultigranularMLM(GRID), mini_batch_size=2)
     with pytest.raises(ValueError, match="mini_batch_size=0 must be 1 or more"):
         NestedModel(tiny_model, Contrastive(GRID), mini_batch_size=0)
-    states = cached_states(tiny_model, padded_batch(), [6], "mean", 2)
+    states = pooled(tiny_model, padded_batch(), [6], 2)
     with pytest.raises(ValueError, match="pooled with 'mean'; 'cls' needs token states"):
         states.pooled(6, "cls")
 

@@ -1,0 +1,91 @@
+"""The states of all text columns of a training batch, encoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .chunks import PassCost, TextRows, chunked, in_row_order, padded_in_row_order, with_shared_embeddings
+from .gradient_caching import cached_vectors
+from .states import NestedStates, PooledStates, Pooling, TextStates, nested_states, unwrap_encoder
+
+
+Columns = Mapping[str, Mapping[str, torch.Tensor]]
+
+
+def column_states(
+    model: Any,
+    columns: Columns,
+    layers: Iterable[int],
+    pooling: Pooling | None = None,
+    mini_batch_size: int | None = None,
+) -> dict[str, TextStates]:
+    """
+    Encode the texts of all columns together, in chunks of similar length ([`chunked`]). Values and gradients are those
+    of [`nested_states`] of each column. Every text is in one chunk, so that its dropout masks are drawn once.
+
+    A compiled step encodes each column as it is, because every new shape would be compiled.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
+        columns (`Mapping[str, Mapping[str, torch.Tensor]]`): Text column -> output of the tokenizer.
+        layers (`Iterable[int]`): Layers to read.
+        pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token states.
+        mini_batch_size (`int`, *optional*): Cache gradients ([`cached_vectors`]), with at most as many tokens at a
+            time as this number of the longest texts has. Needs `pooling`.
+
+    Returns:
+        `dict[str, TextStates]`: text column -> [`PooledStates`], or [`NestedStates`] without a pooling.
+
+    Raises:
+        ValueError: as [`nested_states`] and [`cached_vectors`].
+    """
+    layers = sorted(set(layers))
+    texts = None if torch.compiler.is_compiling() else TextRows.of(columns.values())
+    if texts is None:
+        return {name: nested_states(model, inputs, layers) for name, inputs in columns.items()}
+    width = texts.inputs["attention_mask"].shape[1]
+    cost = PassCost.on(texts.inputs["attention_mask"].device)
+    if mini_batch_size is not None:
+        cost = cost.limited(mini_batch_size * max(texts.lengths))
+    chunks = chunked(texts.lengths, cost)
+    rows = [texts.take(chunk) for chunk in chunks]
+    if mini_batch_size is not None and pooling is not None:
+        cached = cached_vectors(model, rows, layers, pooling)
+        return pooled_columns(columns, texts, chunks, {layer: [cached[layer]] for layer in layers}, pooling)
+
+    if len(rows) > 1 and not texts.padded_left and "input_ids" in texts.inputs:
+        rows = with_shared_embeddings(unwrap_encoder(model), rows)
+    states = [nested_states(model, inputs, layers) for inputs in rows]
+    if pooling is not None:
+        vectors = {layer: [each.pooled(layer, pooling) for each in states] for layer in layers}
+        return pooled_columns(columns, texts, chunks, vectors, pooling)
+    padded = {
+        layer: texts.split(padded_in_row_order([each.layers[layer] for each in states], chunks, width))
+        for layer in layers
+    }
+    return {
+        name: NestedStates(
+            {layer: padded[layer][index][:, :tokens] for layer in layers},
+            columns[name]["attention_mask"],
+            states[0].causal,
+        )
+        for index, (name, (_, tokens)) in enumerate(zip(columns, texts.shapes, strict=True))
+    }
+
+
+def pooled_columns(
+    columns: Columns,
+    texts: TextRows,
+    chunks: Sequence[Sequence[int]],
+    vectors: Mapping[int, Sequence[torch.Tensor]],
+    pooling: Pooling,
+) -> dict[str, TextStates]:
+    """The embeddings of each column, from those of each chunk (layer -> one tensor per chunk)."""
+    split = {layer: texts.split(in_row_order(parts, chunks)) for layer, parts in vectors.items()}
+    return {
+        name: PooledStates({layer: split[layer][index] for layer in split}, pooling)
+        for index, name in enumerate(columns)
+    }
