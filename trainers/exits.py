@@ -22,12 +22,14 @@ from transformers import PreTrainedTokenizerBase
 from modeling_m3bert import M3BertModel
 from modeling_m3bert.conversion_m3bert import refuse_unrepresentable
 
+from .core.chunks import PassCost, in_row_order
 from .core.compute import autocast
 from .core.distributed import rank, sum_over_ranks, world_size
 from .core.projection import Projection
 from .core.ridge import AffineMap, RegressionSums, principal_axes
 from .core.states import Pooling, check_pooling, max_positions, nested_states, truncate
 from .data.teacher import TeacherEmbeddings
+from .data.text_chunks import TOKENS_PER_TEXT, tokenized_chunks
 
 
 BASES = ("last_layer", "principal")
@@ -144,7 +146,8 @@ def fit_exits(
         max_length (`int`, *optional*): Maximum length of a text in tokens. Default: the limit of the model.
         prompts (`Sequence[str]`, *optional*, defaults to `("",)`): Prompts that are put before the texts in turn, for
             encoders that were trained with prompts.
-        batch_size (`int`, *optional*, defaults to 64): Number of texts to encode at a time.
+        batch_size (`int`, *optional*, defaults to 64): Number of texts of 128 tokens to encode at a time: more shorter
+            texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
         compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products: `torch.bfloat16` or
             `torch.float16` (mixed precision). Default: the type of the weights. The fit itself is in float64.
         penalties (`Sequence[float]`, *optional*): Penalties to choose from, as multiples of the number of texts.
@@ -278,31 +281,23 @@ class ExitReader:
             for text in chunk:
                 encoded = text.encode()
                 self.digest.update(len(encoded).to_bytes(8, "little") + encoded)
-            prompted = {row: self.prompts[(start + row) % len(self.prompts)] + chunk[row] for row in own}
-            order = sorted(own, key=lambda row: len(prompted[row]), reverse=True)
-            batches = [
-                self.encode([prompted[row] for row in order[first : first + self.batch_size]], layers)
-                for first in range(0, len(order), self.batch_size)
-            ]
-            if batches:
-                yield (
-                    [chunk[row] for row in order],
-                    {layer: torch.cat([batch[layer] for batch in batches]) for layer in layers},
-                )
+            prompted = [self.prompts[(start + row) % len(self.prompts)] + chunk[row] for row in own]
+            if prompted:
+                yield [chunk[row] for row in own], self.encode(prompted, layers)
 
     def encode(self, texts: list[str], layers: Sequence[int]) -> dict[int, torch.Tensor]:
-        """Layer -> pooled states of one batch of texts."""
-        inputs = self.tokenizer(
-            texts,
-            padding=True,
-            truncation=True,
-            max_length=self.max_length,
-            return_token_type_ids=False,
-            return_tensors="pt",
-        )
-        with autocast(self.encoder.device, self.compute_dtype):
-            states = nested_states(self.encoder, inputs.to(self.encoder.device), layers)
-        return {layer: states.pooled(layer, self.pooling) for layer in layers}
+        """Layer -> pooled states of texts `(texts, width)`."""
+        device = self.encoder.device
+        cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
+        chunks: list[list[int]] = []
+        vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+        for chunk, inputs in tokenized_chunks(self.tokenizer, texts, self.max_length, cost):
+            with autocast(device, self.compute_dtype):
+                states = nested_states(self.encoder, inputs.to(device), layers)
+            chunks.append(chunk)
+            for layer in layers:
+                vectors[layer].append(states.pooled(layer, self.pooling))
+        return {layer: in_row_order(parts, chunks) for layer, parts in vectors.items()}
 
 
 class ExitSums:

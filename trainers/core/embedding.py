@@ -196,9 +196,9 @@ class EmbeddingConfig(NestedTrainingArguments):
             model.
         projection_dim (`int`, *optional*): Train a projection of the last layer's pooled embedding to this many dims
             and publish it with the model ([`Projection`]). The dims of the grid are then prefixes of the projection.
-        mini_batch_size (`int`, *optional*): Cache gradients, so that the encoder's memory does not grow with the batch:
-            as many tokens as this number of the longest texts has are encoded at a time. Default: keep the activations
-            of all texts, which is faster.
+        mini_batch_size (`int`, *optional*): Cache gradients, so that the encoder's memory does not grow with the
+            batch: as many tokens as this number of the longest texts has are encoded at a time. Default: keep the
+            activations of all texts, which is faster.
         learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
         dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because

@@ -14,6 +14,7 @@ from torch import nn
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..core.chunks import PassCost
 from ..core.compute import autocast
 from ..core.distributed import rank, wait_for_all_ranks, world_size
 from ..core.embedding import Role
@@ -31,10 +32,13 @@ from ..core.states import (
     unwrap_encoder,
 )
 from ..data.embedding_store import EmbeddingStore, fingerprint_of
+from ..data.text_chunks import TOKENS_PER_TEXT, tokenized_chunks
 from .embeddings import GridEmbeddings
 
 
 logger = logging.getLogger(__name__)
+# Batches that are tokenised together, and stored together in a folder.
+BATCHES_PER_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,8 @@ class GridEncoder:
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
         grid ([`Grid`]): Granularities.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
-        batch_size (`int`, *optional*, defaults to 64): Number of texts to encode at a time.
+        batch_size (`int`, *optional*, defaults to 64): Number of texts of 128 tokens to encode at a time: more shorter
+            texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
         max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: the
             smaller one of the limits of tokenizer and model.
         prompts (`dict[str, str]`, *optional*): Role (`"query"`, `"document"`) -> prompt put before the texts of this
@@ -138,65 +143,56 @@ class GridEncoder:
             raise ValueError("Several processes need a folder to encode into: pass folder.")
         texts = [self.prompts.get(role, "") + text for text in texts]
         widths = {layer: self.grid.dims_of(layer)[-1] for layer in self.grid.layers}
-        # Texts of similar length share a batch, which keeps padding small. The longest come first, so that a batch
-        # that does not fit in memory fails immediately.
+        # Texts of similar length are tokenised together. The longest come first, so that a batch that does not fit in
+        # memory fails immediately.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
-        batches = [order[start : start + self.batch_size] for start in range(0, len(texts), self.batch_size)]
+        block = self.batch_size * BATCHES_PER_BLOCK
+        blocks = [order[start : start + block] for start in range(0, len(texts), block)]
         if folder is None:
             memory = {layer: torch.empty((len(texts), width), dtype=self.dtype) for layer, width in widths.items()}
-            for _, rows, vectors in self._run(texts, dict(enumerate(batches)), role, description):
+            for _, rows, vectors in self._run(texts, dict(enumerate(blocks)), role, description):
                 for layer in widths:
                     memory[layer][rows] = vectors[layer]
             return GridEmbeddings(self.grid, memory)
 
         names = {layer: f"layer_{layer}" for layer in widths}
         array_widths = {names[layer]: width for layer, width in widths.items()}
-        store = EmbeddingStore(folder, self.manifest(texts, role), array_widths, batches, self.dtype)
-        missing = {batch: batches[batch] for batch in store.missing()}
-        for batch, _, vectors in self._run(texts, missing, role, description):
-            store.write(batch, {names[layer]: vectors[layer] for layer in widths})
+        store = EmbeddingStore(folder, self.manifest(texts, role), array_widths, blocks, self.dtype)
+        missing = {block: blocks[block] for block in store.missing()}
+        for block, _, vectors in self._run(texts, missing, role, description):
+            store.write(block, {names[layer]: vectors[layer] for layer in widths})
         wait_for_all_ranks()
         arrays = store.read()
         return GridEmbeddings(self.grid, {layer: torch.from_numpy(arrays[names[layer]]) for layer in widths})
 
     @torch.no_grad()
     def _run(
-        self, texts: Sequence[str], batches: Mapping[int, list[int]], role: Role, description: str | None
+        self, texts: Sequence[str], blocks: Mapping[int, list[int]], role: Role, description: str | None
     ) -> Iterator[tuple[int, list[int], dict[int, torch.Tensor]]]:
-        """Yield the number of each batch, its rows, and its embeddings (layer -> tensor)."""
+        """Yield the number of each block of texts, its rows, and its embeddings (layer -> tensor)."""
         device = next(self.model.parameters()).device
+        cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
         was_training, filled, longest = self.model.training, 0, self.max_length_of(role)
         self.model.eval()
         bar = tqdm(
-            total=sum(map(len, batches.values())),
+            total=sum(map(len, blocks.values())),
             desc=description,
             unit=" texts",
             disable=description is None or rank() > 0,
             leave=False,
         )
         try:
-            for batch, rows in batches.items():
-                inputs = self.tokenizer(
-                    [texts[row] for row in rows],
-                    padding=True,
-                    truncation=True,
-                    max_length=longest,
-                    return_token_type_ids=False,
-                    return_tensors="pt",
-                )
-                filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
-                states: TextStates = self.states(inputs.to(device), self.grid.layers)
-                if self.projection is not None:
-                    projection = self.projection.to(device)
-                    states = ProjectedStates(states, projection, self.grid.layers[-1])
+            for number, rows in blocks.items():
                 vectors = {
-                    layer: truncate(states.pooled(layer, self.pooling), self.grid.dims_of(layer)[-1]).to(
-                        "cpu", self.dtype
-                    )
+                    layer: torch.empty((len(rows), self.grid.dims_of(layer)[-1]), dtype=self.dtype)
                     for layer in self.grid.layers
                 }
-                yield batch, rows, vectors
-                bar.update(len(rows))
+                for chunk, inputs in tokenized_chunks(self.tokenizer, [texts[row] for row in rows], longest, cost):
+                    filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
+                    for layer, pooled in self.pooled(inputs.to(device)).items():
+                        vectors[layer][chunk] = pooled.to("cpu", self.dtype)
+                    bar.update(len(chunk))
+                yield number, rows, vectors
         finally:
             bar.close()
             self.model.train(was_training)
@@ -204,6 +200,17 @@ class GridEncoder:
             logger.warning(
                 f"{filled} of {len(texts)} texts reach the maximum of {longest} tokens; longer texts were truncated."
             )
+
+    def pooled(self, inputs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Layer -> embeddings of a batch at the largest dim of the layer."""
+        states: TextStates = self.states(inputs, self.grid.layers)
+        if self.projection is not None:
+            projection = self.projection.to(inputs["input_ids"].device)
+            states = ProjectedStates(states, projection, self.grid.layers[-1])
+        return {
+            layer: truncate(states.pooled(layer, self.pooling), self.grid.dims_of(layer)[-1])
+            for layer in self.grid.layers
+        }
 
     def states(self, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
         """[`nested_states`] of a batch, computed in the encoder's type. Poolings stay in float32."""

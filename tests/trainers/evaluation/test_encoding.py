@@ -13,7 +13,7 @@ from datasets import Dataset
 from modeling_m3bert import M3BertModel
 from tests.trainers.tiny_run import count_forwards, run_two
 from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
+from trainers.evaluation import GridEncoder, encoding
 
 
 GRID = Grid.parse("2,6x8,32")
@@ -67,7 +67,25 @@ def test_a_wider_type_of_the_same_weights_has_the_same_fingerprint(encoder):
     assert encoder.weights_fingerprint() == half != full
 
 
-def test_a_folder_holds_the_same_and_an_interrupted_run_goes_on(encoder, sentences, tmp_path):
+def test_batches_have_equal_numbers_of_tokens(encoder, sentences):
+    """Two texts of 128 tokens at a time are many short texts, and never more tokens."""
+    encoder = replace(encoder, batch_size=2)
+    shapes = []
+    encoder.model.register_forward_pre_hook(
+        lambda module, args, kwargs: shapes.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    texts = [*sentences[:24], *[" ".join(sentences[:20])] * 13]
+    vectors = encoder.encode(texts).layers[6]
+    assert sum(rows for rows, _ in shapes) == len(texts)
+    assert all(rows * tokens <= 2 * 128 for rows, tokens in shapes)
+    assert max(rows for rows, _ in shapes) > 5  # short texts share a batch
+    assert [rows for rows, tokens in shapes if tokens == 48] == [5, 4, 4]  # the limit of the model
+    for row in (0, 7, 23, 30):
+        torch.testing.assert_close(vectors[row], encoder.encode([texts[row]]).layers[6][0], atol=1e-5, rtol=1e-5)
+
+
+def test_a_folder_holds_the_same_and_an_interrupted_run_goes_on(encoder, sentences, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "BATCHES_PER_BLOCK", 1)
     texts = sentences[:11]
     expected = encoder.encode(texts)
     seen = count_forwards(encoder.model)
@@ -122,7 +140,8 @@ import torch.distributed
 from transformers import AutoTokenizer
 from modeling_m3bert import M3BertModel
 from trainers import Grid
-from trainers.evaluation import GridEncoder
+from trainers.evaluation import GridEncoder, encoding
+encoding.BATCHES_PER_BLOCK = 1
 torch.distributed.init_process_group("gloo")
 folder = Path(sys.argv[1])
 model, tokenizer = (auto.from_pretrained(folder / "model") for auto in (M3BertModel, AutoTokenizer))
