@@ -23,7 +23,7 @@ from .figures import TITLES
 from .metadata import Statements, card_data, kept
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
-from .tables import asymmetric_table, markdown, task_table, task_type_table
+from .tables import asymmetric_table, engine_table, markdown, task_table, task_type_table
 
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -200,6 +200,9 @@ def context(source: CardSource) -> dict[str, Any]:
         "tokens": tokens_counted(config),
         "results": results is not None,
         "latency": results.latency if results else None,
+        "engines": engine_table(results.latency, results.granularities.layers)
+        if results and results.latency
+        else None,
         "date": results.date if results else None,
         "machine": results.machine if results else None,
         "seed": results.seed if results else None,

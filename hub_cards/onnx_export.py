@@ -227,12 +227,28 @@ def embed(session: Any, encoder: GridEncoder, texts: Sequence[str]) -> np.ndarra
     return session.run(["sentence_embedding"], tokenize(encoder, texts))[0]
 
 
-def open_session(model: Path | bytes) -> Any:
-    """An `onnxruntime.InferenceSession` on the CPU for a file or its content."""
-    require_onnx()
-    from onnxruntime import InferenceSession
+def open_session(model: Path | bytes, threads: int | None = None) -> Any:
+    """
+    Open an `onnxruntime.InferenceSession` on the CPU.
 
-    return InferenceSession(model, providers=["CPUExecutionProvider"])
+    Args:
+        model (`Path` or `bytes`): A file or its content.
+        threads (`int`, *optional*): Number of threads. They are idle between two calls. Default: onnxruntime's, whose
+            threads wait actively.
+    """
+    require_onnx()
+    from onnxruntime import InferenceSession, SessionOptions
+
+    options = SessionOptions()
+    if threads is not None:
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+    return InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def missing_packages() -> list[str]:
+    """Packages of the extra that are not installed."""
+    return [name for name in PACKAGES if find_spec(name) is None]
 
 
 def require_onnx() -> None:
@@ -242,13 +258,12 @@ def require_onnx() -> None:
     Raises:
         ValueError: names the missing packages.
     """
-    missing = [name for name in PACKAGES if find_spec(name) is None]
-    if missing:
+    if missing := missing_packages():
         raise ValueError(f"ONNX export needs {', '.join(missing)}: pip install 'm3bert[onnx]'.")
 
 
 def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
-    """A copy of an encoder, ready for export: one granularity, no prompts, in float32 on the CPU, and with eager
+    """A copy of an encoder, ready for export: one granularity, no roles, in float32 on the CPU, and with eager
     attention, which gives no NaN for an empty text."""
     model, projection = copy.deepcopy((encoder.model, encoder.projection))
     model = model.to("cpu", torch.float32).eval()
@@ -258,6 +273,7 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
         model=model,
         grid=Grid((granularity,)),
         prompts={},
+        max_lengths={},
         dtype=torch.float32,
         compute_dtype=None,
         projection=projection and projection.to("cpu", torch.float32),

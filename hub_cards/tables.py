@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from trainers.core.granularity import Granularity
 from trainers.evaluation.choice import BYTES_PER_NUMBER
-from trainers.evaluation.results import GridResults
+from trainers.evaluation.results import GridResults, Latency
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
@@ -115,6 +115,41 @@ def asymmetric_table(results: GridResults, dim: int) -> str:
     return markdown([*header, *(["ms per query"] if results.latency else [])], map(row, layers))
 
 
+def latency_note(latency: Latency) -> str:
+    """What the times of a latency are, for the text below a table of them."""
+    return (
+        f"ms per query: encoding in torch and exact search among {latency.documents:,} documents (threads: "
+        f"{latency.threads}). Each time is {latency.statistic}."
+    )
+
+
+def engine_table(latency: Latency, layers: Collection[int]) -> str:
+    """
+    One row per layer, one column per engine: milliseconds to encode one query.
+
+    Args:
+        latency ([`Latency`]): A latency.
+        layers (`Collection[int]`): Rows, as far as another engine than torch was measured at them.
+
+    Returns:
+        `str`: the table; empty if it has no row.
+    """
+    measured = {
+        layer: latency.encode_ms_by_engine(layer) for layer in sorted(layers) if str(layer) in latency.encode_ms
+    }
+    rows = {layer: times for layer, times in measured.items() if len(times) > 1}
+    if not rows:
+        return ""
+    engines = ["torch", *latency.engine_ms]
+    return markdown(
+        ["layer", *engines],
+        (
+            [str(layer), *(f"{times[name]:.2f}" if name in times else "" for name in engines)]
+            for layer, times in rows.items()
+        ),
+    )
+
+
 def report(results: GridResults) -> str:
     """All tables of an evaluation, below a summary of the run."""
     settings = ", ".join(f"{name} {value}" for name, value in results.settings.items() if value)
@@ -125,6 +160,10 @@ def report(results: GridResults) -> str:
         "## Means per task type",
         task_type_table(results),
     ]
+    if results.latency is not None:
+        parts.append(latency_note(results.latency))
+        if engines := engine_table(results.latency, results.granularities.layers):
+            parts += ["## Milliseconds to encode one query, by engine", engines]
     for task_type in results.task_types():
         parts += [f"## {task_type} ({results.main_metric(task_type)})", task_table(results, task_type)]
     if results.two_stage_searches:

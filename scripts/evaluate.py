@@ -21,7 +21,8 @@ from pathlib import Path
 from transformers import set_seed
 
 from hub_cards.figures import draw_all
-from hub_cards.tables import report, task_type_table
+from hub_cards.onnx_latency import onnx_engines
+from hub_cards.tables import engine_table, latency_note, report, task_type_table
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
 from trainers.core.compute import ComputeArguments, place
@@ -98,6 +99,13 @@ class EvaluationArguments:
     latency_documents: int = field(
         default=100_000, metadata={"help": "Number of documents in the index whose search is timed."}
     )
+    latency_onnx: list[int] = field(
+        default_factory=list,
+        metadata={
+            "help": "Layers of the grid whose ms per query are also measured in onnxruntime, in float32 and int8. "
+            "Needs the extra `onnx`, and memory for two graphs per layer, each with all token embeddings."
+        },
+    )
     two_stages: bool = field(default=True, metadata={"help": "For retrieval: also measure two-stage searches."})
     asymmetric: bool = field(
         default=False,
@@ -161,8 +169,12 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"--latency_documents {options.latency_documents} must be 1 or more.")
     if options.asymmetric and options.no_asymmetric:
         raise ValueError("--asymmetric and --no_asymmetric exclude each other: pass one of them.")
+    if options.latency_onnx and not options.latency:
+        raise ValueError("--latency_onnx and --no_latency exclude each other: pass one of them.")
     set_seed(options.seed)
     encoder = load_encoder(encoding)
+    # Before the work: an encoder that cannot be exported ends the run at once.
+    engines = onnx_engines(encoder, options.latency_onnx) if options.latency_onnx else None
     results = evaluate_grid(
         encoder,
         tasks,
@@ -178,10 +190,18 @@ def main(arguments: list[str]) -> None:
     results.settings["compile"] = encoding.compile
     if options.latency:
         results.latency = measure_latency(
-            as_deployed(encoder, encoding), QUERIES, documents=options.latency_documents, seed=options.seed
+            as_deployed(encoder, encoding),
+            QUERIES,
+            documents=options.latency_documents,
+            seed=options.seed,
+            engines=engines,
         )
     write(results, Path(options.output_dir))
     print(f"\n{task_type_table(results)}")
+    if results.latency is not None:
+        print(f"\n{latency_note(results.latency)}")
+        if engines is not None:
+            print(f"\nms to encode one query:\n\n{engine_table(results.latency, results.granularities.layers)}")
 
 
 if __name__ == "__main__":

@@ -15,14 +15,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from datetime import date
-from importlib.metadata import version
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +28,8 @@ from safetensors.torch import save_file
 from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, set_seed
 
+from hub_cards.onnx_export import missing_packages
+from hub_cards.onnx_latency import onnx_engines
 from modeling_m3bert import M3BertModel
 from trainers import (
     Composition,
@@ -40,7 +37,6 @@ from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
     ExitDistillation,
-    Granularity,
     Grid,
     TeacherEmbeddings,
     fit_exits,
@@ -50,10 +46,11 @@ from trainers.core.compute import ComputeArguments, autocast, place
 from trainers.core.extras import require_extra
 from trainers.core.parts.cross_depth import CrossDepth
 from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
-from trainers.evaluation import GridEncoder, Latency, exact_search, measure_latency, ranking_scores
+from trainers.evaluation import GridEncoder, exact_search, measure_latency, ranking_scores
 
 from .command import add_compute_options, argument_parser, compute_of, run_command
 from .convert import convert
+from .quickstart_report import METRICS, Clock, Scores, draw, latency_report, report, require_figure, write_results
 from .sources import DEFAULT_ENCODER, default_base
 
 
@@ -70,17 +67,8 @@ QUESTIONS = [
     "the middle value of some numbers",
     "break a long text into lines of a given width",
 ]
-# Keys of results.json -> headings. A search is symmetric, or has all documents at the last layer.
-SEARCHES = {
-    "untouched": "converted",
-    "exits": "exits",
-    "exits_asymmetric": f"exits, documents at layer {FULL.layer}",
-    "trained": "trained",
-    "trained_asymmetric": f"trained, documents at layer {FULL.layer}",
-}
-METRICS = {"recall@10": "Recall@10", "mrr@10": "MRR@10"}
+ONNX_LAYERS = (2, FULL.layer)  # timed in onnxruntime as well
 States = dict[int, torch.Tensor]  # layer -> pooled states, one row per text
-Scores = dict[Granularity, dict[str, float]]
 
 
 @torch.no_grad()
@@ -275,59 +263,6 @@ def write_index(pairs: list[Pair], vectors: torch.Tensor, folder: Path) -> None:
         file.writelines(json.dumps({"name": pair.name, "summary": pair.summary}) + "\n" for pair in pairs)
 
 
-def report(scores: dict[str, Scores], latency: Latency, tfidf: dict[str, float]) -> str:
-    """The final table, in Markdown: Recall@10 / MRR@10 of each search, latency and size."""
-    headings = ["granularity", *(SEARCHES[name] for name in scores), "ms per query", "bytes per vector"]
-    lines = [f"| {' | '.join(headings)} |", f"| --- |{' --: |' * (len(headings) - 1)}"]
-    for g in GRID:
-        cells = [cell(found[g]) for found in scores.values()]
-        lines.append(f"| {g} | {' | '.join(cells)} | {latency.of(g):.1f} | {4 * g.dim} |")
-    lines.append(f"| TF-IDF | {' | '.join([cell(tfidf)] * len(scores))} | | |")
-    return "\n".join(lines)
-
-
-def cell(scores: dict[str, float]) -> str:
-    """Recall@10 and MRR@10 in percent."""
-    return " / ".join(f"{100 * scores[metric]:.1f}" for metric in METRICS)
-
-
-def require_figure() -> Any:
-    """matplotlib's `Figure`."""
-    return require_extra("matplotlib.figure", "quickstart", "The quickstart").Figure
-
-
-def draw(scores: dict[str, Scores], tfidf: dict[str, float], file: Path) -> None:
-    """Plot Recall@10 over bytes per vector, one colour per layer: symmetric search on the left, documents at the last
-    layer on the right."""
-    figure = require_figure()(figsize=(9, 4.5), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    colors = dict(zip(GRID.layers, ("#e7298a", "#d95f02", "#7570b3", "#1b9e77"), strict=True))
-    styles = {"untouched": ":", "exits": "--", "trained": "-"}
-    titles = ("documents at the layer of the query", f"documents at layer {FULL.layer}: one index")
-    for axes, suffix, title in zip(panels, ("", "_asymmetric"), titles, strict=True):
-        for start, style in styles.items():
-            for layer in GRID.layers if f"{start}{suffix}" in scores else ():
-                found = scores[f"{start}{suffix}"]
-                recalls = [100 * found[Granularity(layer, dim)]["recall@10"] for dim in GRID.dims]
-                axes.plot([4 * dim for dim in GRID.dims], recalls, style, color=colors[layer], marker="o", ms=4)
-        axes.axhline(100 * tfidf["recall@10"], color="grey", linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([4 * dim for dim in GRID.dims], [str(4 * dim) for dim in GRID.dims])
-        axes.set_xlabel("bytes per vector (float32)")
-        axes.set_title(title, fontsize="medium")
-        axes.grid(alpha=0.3)
-    panels[0].set_ylabel("Recall@10 of held-out documentation (%)")
-    panels[0].set_ylim(0, 100)
-    for layer, color in colors.items():
-        panels[0].plot([], [], "o", color=color, label=f"queries at layer {layer}")
-    for start, style in styles.items():
-        if start in scores:
-            panels[0].plot([], [], style, color="black", label=SEARCHES[start])
-    panels[0].plot([], [], color="grey", linewidth=1, label="TF-IDF")
-    figure.legend(handlelength=3, fontsize="small", ncols=4, loc="outside upper center")
-    figure.savefig(file, dpi=150)
-
-
 def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
     """Ask in another process that has the checkpoint and transformers, but not this project."""
     environment = {**os.environ, "HF_MODULES_CACHE": str(folder.resolve() / "modules")}
@@ -337,20 +272,6 @@ def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
     done = subprocess.run(line, env=environment)
     if done.returncode != 0:
         sys.exit(done.returncode)  # it has printed why
-
-
-class Clock:
-    """Seconds of each stage of the run."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def time(self, stage: str) -> Iterator[None]:
-        """Time what runs inside."""
-        start = time.perf_counter()
-        yield
-        self.seconds[stage] = round(time.perf_counter() - start, 1)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -405,15 +326,24 @@ def run(options: argparse.Namespace) -> None:
         )
         write_index(pairs, torch.cat([index, found[FULL.layer]]), folder)
     encoder = GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH, compute_dtype=dtype)
+    with clock.time("ONNX export"):
+        engines = None if missing_packages() else onnx_engines(encoder, ONNX_LAYERS)
     with clock.time("latency"):
         queries = [pair.summary for pair in test_pairs[:40]]
-        latency = measure_latency(encoder, queries, documents=len(pairs), rounds=40)
+        latency = measure_latency(encoder, queries, documents=len(pairs), rounds=40, engines=engines)
 
-    counts = (len(train_pairs), len(test_pairs))
-    write_results(folder, options, scores, latency, tfidf, clock, counts, compute)
-    table = report(scores, latency, tfidf)
+    settings = {
+        "seed": options.seed,
+        "compute": {**vars(compute), "device": str(compute.torch_device)},
+        "base": options.base or DEFAULT_ENCODER,
+        "train_pairs": len(train_pairs),
+        "test_pairs": len(test_pairs),
+        "steps": 0 if options.fast else options.steps,
+    }
+    write_results(folder / "results.json", settings, GRID, scores, latency, tfidf, clock)
+    table = f"{report(GRID, scores, latency, tfidf)}\n\n{latency_report(GRID, latency)}"
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    draw(scores, tfidf, folder / "recall.png")
+    draw(GRID, scores, tfidf, folder / "recall.png")
     stages = ", ".join(f"{stage} {seconds:.0f} s" for stage, seconds in clock.seconds.items())
     tqdm.write(
         f"\nRetrieval of {len(test_pairs)} held-out texts, {' / '.join(METRICS.values())} in percent "
@@ -427,42 +357,6 @@ def run(options: argparse.Namespace) -> None:
     ask(folder, QUESTIONS, compute)
     where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
     tqdm.write(f"\nAsk your own: m3bert quickstart --query '...'{where}")
-
-
-def write_results(
-    folder: Path,
-    options: argparse.Namespace,
-    scores: dict[str, Scores],
-    latency: Latency,
-    tfidf: dict[str, float],
-    clock: Clock,
-    counts: tuple[int, int],
-    compute: ComputeArguments,
-) -> None:
-    """Write `results.json`."""
-    results = {
-        "date": date.today().isoformat(),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
-        "seed": options.seed,
-        "compute": {**vars(compute), "device": str(compute.torch_device)},
-        "base": options.base or DEFAULT_ENCODER,
-        "versions": {name: version(name) for name in ("torch", "transformers")},
-        "python": platform.python_version(),
-        "train_pairs": counts[0],
-        "test_pairs": counts[1],
-        "steps": 0 if options.fast else options.steps,
-        "seconds": clock.seconds,
-        "tfidf": tfidf,
-        "granularities": {
-            str(g): {
-                **{name: found[g] for name, found in scores.items()},
-                "ms_per_query": latency.of(g),
-                "bytes_per_vector": 4 * g.dim,
-            }
-            for g in GRID
-        },
-    }
-    (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
 
 
 def main(arguments: list[str]) -> None:

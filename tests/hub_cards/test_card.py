@@ -293,6 +293,23 @@ def test_every_granularity_has_its_costs_and_scores(published):
     assert "ms to encode" in text and "| 8x" not in text
 
 
+def test_the_card_compares_engines_and_says_which_quantile_a_time_is(run):
+    results = GridResults.load(run / "results.json")
+
+    def costs_of(latency):
+        source = CardSource("user/model", Checkpoint(run / "output"), replace(results, latency=latency))
+        return section(str(render_card(source)), "costs")
+
+    assert "Each is the 10th percentile of its measurements" in costs_of(results.latency)
+    assert "other engines" not in costs_of(results.latency)
+    deepest = results.granularities.full.layer
+    text = costs_of(replace(results.latency, quantile=0.5, engine_ms={"ONNX int8": {str(deepest): 0.25}}))
+    assert "Each is the median of its measurements" in text
+    ((layer, milliseconds, int8),) = rows(text, "| layer | torch | ONNX int8 |")
+    assert (layer, int8) == (str(deepest), "0.25")
+    assert float(milliseconds) == pytest.approx(results.latency.encode_ms[str(deepest)], abs=0.01)
+
+
 def test_rendering_again_is_idempotent_and_what_a_person_wrote_stays(published, run, tmp_path):
     card = (published / "README.md").read_text()
     again = (lay_out(run, tmp_path / "again", card) / "README.md").read_text()

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from hub_cards.tables import asymmetric_table, markdown, report, task_table, task_type_table, two_stage_table
+from hub_cards.tables import (
+    asymmetric_table,
+    engine_table,
+    markdown,
+    report,
+    task_table,
+    task_type_table,
+    two_stage_table,
+)
 from trainers import Granularity
 from trainers.evaluation import AsymmetricSearch
 
@@ -60,6 +68,23 @@ def test_queries_at_each_layer_are_beside_symmetric_search(results):
     assert "## Queries at one layer, documents at another, 32 dims" in report(results)
     results.latency = None
     assert asymmetric_table(results, 32).splitlines()[2] == "| 2 | 8.0 | 23.2 |"
+
+
+def test_engines_are_beside_torch_at_the_layers_that_they_were_measured_at(results):
+    layers = results.granularities.layers
+    assert engine_table(results.latency, layers) == "" and "by engine" not in report(results)
+    engines = {"ONNX float32": {"2": 1.0, "6": 2.5}, "ONNX int8": {"6": 1.25}}
+    results.latency = replace(results.latency, engine_ms=engines, quantile=0.1)
+    assert engine_table(results.latency, layers).splitlines() == [
+        "| layer | torch | ONNX float32 | ONNX int8 |",
+        "| --- | --: | --: | --: |",
+        "| 2 | 2.00 | 1.00 |  |",
+        "| 6 | 5.00 | 2.50 | 1.25 |",
+    ]
+    assert engine_table(results.latency, [6]).count("\n") == 2
+    whole = report(results)
+    assert "Each time is the 10th percentile of its measurements" in whole
+    assert engine_table(results.latency, layers) in whole
 
 
 def test_a_report_has_all_tables(results):

@@ -67,6 +67,17 @@ def test_latency_counts_where_it_was_measured(results, tmp_path, capsys):
     assert capsys.readouterr().out.startswith("Judged by cranfield, msmarco. Deploy 2x32: ")
 
 
+def test_engines_are_compared_where_they_were_measured(results, tmp_path, capsys):
+    results.latency = Latency(
+        {"2": 1.0, "6": 3.0}, {"8": 0.1, "32": 0.4}, {"8": {}, "32": {}}, 1000, "m3bert", 1,
+        engine_ms={"ONNX float32": {"6": 1.5}, "ONNX int8": {"6": 0.75}},
+    )  # fmt: skip
+    results.save(tmp_path / "engines.json")
+    choose.main([str(tmp_path / "engines.json"), "--documents", "1000"])
+    printed = capsys.readouterr().out
+    assert "3 ms in torch, 1.5 ms in ONNX float32 and 0.75 ms in ONNX int8: ONNX int8 is quickest" in printed
+
+
 def test_queries_at_few_layers_count_where_they_were_measured(results, tmp_path, capsys):
     results.latency = Latency({"2": 1.0, "6": 3.0}, {"8": 0.1, "32": 0.4}, {"8": {}, "32": {}}, 1000, "m3bert", 1)
     results.asymmetric_searches = [

@@ -63,6 +63,23 @@ def test_results_say_how_they_were_computed_and_belong_to_the_same_weights(tiny_
     assert any(score.value != other.value for score, other in zip(plain.scores, mixed.scores, strict=True))
 
 
+def test_latency_in_onnxruntime_is_beside_that_in_torch(tiny_checkpoint, data, tmp_path, capsys):
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    line = ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8", "--tasks", "stsb"]
+    line += ["--output_dir", str(tmp_path), "--latency_documents", "10", "--latency_onnx"]
+    evaluate.main([*line, "2"])
+    assert "| layer | torch | ONNX float32 | ONNX int8 |" in capsys.readouterr().out
+    results = GridResults.load(tmp_path / "results.json")
+    assert {engine: set(times) for engine, times in results.latency.engine_ms.items()} == {
+        "ONNX float32": {"2"},
+        "ONNX int8": {"2"},
+    }
+    with pytest.raises(ValueError, match="The grid has no layer 3 to measure in onnxruntime; its layers: 2, 6"):
+        evaluate.main([*line, "3"])
+    with pytest.raises(ValueError, match="--latency_onnx and --no_latency exclude each other"):
+        evaluate.main([*line, "2", "--no_latency"])
+
+
 def test_the_timed_encoder_computes_as_the_scored_one(tiny_tokenizer, encoder_folder):
     compute = ComputeArguments(device="cpu", attn_implementation="eager", compute_dtype="bfloat16")
     model = AutoModel.from_pretrained(encoder_folder)

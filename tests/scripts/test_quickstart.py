@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from hub_cards.onnx_export import missing_packages
 from modeling_m3bert import M3BertModel
-from scripts import quickstart
+from scripts import quickstart, quickstart_report
 from tests.conftest import tiny_config
 from trainers import Granularity, Grid, fit_exits
 from trainers.data.stdlib_docs import Pair
@@ -106,11 +108,22 @@ def test_the_table(small_grid):
         threads=1,
         engine="faiss",
     )
-    lines = quickstart.report(scores, latency, {"recall@10": 1.0, "mrr@10": 0.125}).splitlines()
-    assert lines[0].startswith("| granularity | converted | exits | exits, documents at layer ")
+    lines = quickstart_report.report(small_grid, scores, latency, {"recall@10": 1.0, "mrr@10": 0.125}).splitlines()
+    assert lines[0].startswith("| granularity | converted | exits | exits, documents at layer 6 |")
     assert lines[2] == "| 0x8 | 50.0 / 25.0 | 50.0 / 25.0 | 50.0 / 25.0 | 1.5 | 32 |"
-    assert lines[-1] == "| TF-IDF | 100.0 / 12.5 | 100.0 / 12.5 | 100.0 / 12.5 | | |"
+    assert lines[-1] == "| TF-IDF | 100.0 / 12.5 | 100.0 / 12.5 | 100.0 / 12.5 |  |  |"
     assert len({line.count("|") for line in lines}) == 1
+
+
+def test_times_are_explained_and_engines_shown_where_they_were_measured(small_grid, monkeypatch):
+    latency = Latency({"0": 0.5, "2": 1.0, "4": 2.0, "6": 3.0}, {"8": 0.5}, {}, 9, "m3bert", 2, quantile=0.1)
+    monkeypatch.setattr(quickstart_report, "missing_packages", lambda: ["onnxruntime"])
+    text = quickstart_report.latency_report(small_grid, latency)
+    assert "9 documents (threads: 2). Each time is the 10th percentile" in text
+    assert text.endswith("which needs onnxruntime: pip install 'm3bert[onnx]'.")
+    measured = replace(latency, engine_ms={"ONNX float32": {"6": 1.5}, "ONNX int8": {"6": 0.75}})
+    text = quickstart_report.latency_report(small_grid, measured)
+    assert text.endswith("| 6 | 3.00 | 1.50 | 0.75 |") and "pip install" not in text
 
 
 @pytest.mark.slow
@@ -124,8 +137,10 @@ def test_the_quickstart_runs_from_end_to_end(minilm, tmp_path):
         printed = run(*arguments)
         assert "0 layers x 384 dims" in printed and "2 layers x 384 dims" in printed
         results = json.loads((tmp_path / "results.json").read_text())
-        assert len(results["granularities"]) == 16
-        assert len(set(results["granularities"]["2x64"]) & set(quickstart.SEARCHES)) == searches
+        assert len(results["granularities"]) == 16 and results["latency"]["quantile"] < 0.5
+        other = "pip install 'm3bert[onnx]'" if missing_packages() else "| layer | torch | ONNX float32 | ONNX int8 |"
+        assert other in printed
+        assert len(set(results["granularities"]["2x64"]) & set(quickstart_report.SEARCHES)) == searches
         assert (tmp_path / "recall.png").stat().st_size > 10_000
         assert "textwrap" in run("--query", "wrap a paragraph of text to a given width")
     fitted = results["granularities"]["2x64"]["exits"]["recall@10"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import mean
 
 from ..core.granularity import Granularity
@@ -83,6 +83,8 @@ class Choice:
         plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search, as in every asymmetric
             search.
         explanation (`str`, *optional*): The choice and its reasons in a few sentences.
+        encode_ms (`dict[str, float]`, *optional*): Engine -> milliseconds to encode a query; empty if latency was not
+            measured. `latency_ms` and `quality` are those of torch.
     """
 
     granularity: Granularity
@@ -92,6 +94,7 @@ class Choice:
     latency_ms: float | None
     plan: SearchPlan | None
     explanation: str = ""
+    encode_ms: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def asymmetric(self) -> bool:
@@ -253,6 +256,8 @@ def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolera
         best = min(fitting, key=lambda choice: (choice.cost, -choice.quality))
     else:
         best = min(fitting, key=lambda choice: (-choice.quality, choice.cost))
+    if results.latency is not None:
+        best = replace(best, encode_ms=results.latency.encode_ms_by_engine(best.query_layer))
     return replace(best, explanation=_explain(best, candidates, len(fitting), budget, tolerance))
 
 
@@ -296,6 +301,7 @@ def _explain(best: Choice, candidates: Sequence[Choice], fitting: int, budget: B
     explanation = (
         f"Deploy {what}: {fitting} of {len(candidates)} {kind} fit the budget, and it is {why} of them. "
         f"Its quality is {best.quality:.3f}{share}. {budget.documents:,} vectors take {best.memory_gb:.3g} GB{time}."
+        f"{_engines(best.encode_ms)}"
     )
     if not best.asymmetric:
         return f"{explanation} {_how_to_search(best.plan, budget.documents, tolerance)}"
@@ -303,6 +309,18 @@ def _explain(best: Choice, candidates: Sequence[Choice], fitting: int, budget: B
     time = "" if same.latency_ms is None else f" in {same.latency_ms:.3g} ms"
     layers = _layers(same.query_layer)
     return f"{explanation} Queries at {layers} would reach {same.quality:.3f}{time}. Use exact search."
+
+
+def _engines(encode_ms: Mapping[str, float]) -> str:
+    """What encoding takes in each engine, if there are several."""
+    if len(encode_ms) < 2:
+        return ""
+    times = [f"{milliseconds:.3g} ms in {engine}" for engine, milliseconds in encode_ms.items()]
+    quickest = min(encode_ms, key=lambda engine: encode_ms[engine])
+    return (
+        f" Encoding alone takes {', '.join(times[:-1])} and {times[-1]}: {quickest} is quickest. The quality, the "
+        "time of a query and the limits are those of torch."
+    )
 
 
 def _layers(count: int) -> str:

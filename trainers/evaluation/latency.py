@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from statistics import median
 from typing import TypeVar
 
@@ -15,11 +16,15 @@ from .results import Latency
 from .search import SHORTLISTS, ExactIndex, rerank
 
 
+# Other work on the machine only adds time, often to more than half of the rounds, so a median measures that work too.
+QUANTILE = 0.1
+BLOCK = 5  # rounds of one engine before the next one has its turn
+
 Name = TypeVar("Name")
 
 
-def seconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
-    """Median seconds per call of each function. Every round calls each function once; a first round is not counted."""
+def times_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, list[float]]:
+    """Seconds of each call of each function. Every round calls each function once; a first round is not counted."""
     times: dict[Name, list[float]] = {name: [] for name in functions}
     for counted in [False, *[True] * rounds]:
         for name, function in functions.items():
@@ -27,12 +32,91 @@ def seconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int)
             function()
             if counted:
                 times[name].append(time.perf_counter() - start)
-    return {name: median(values) for name, values in times.items()}
+    return times
+
+
+def seconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
+    """Median seconds per call of each function. Every round calls each function once; a first round is not counted."""
+    return {name: median(values) for name, values in times_in_turn(functions, rounds).items()}
+
+
+def lower_quantile(times: Sequence[float], quantile: float = QUANTILE) -> float:
+    """The quantile of some times as one of them, the next lower one: times between two are not interpolated."""
+    return sorted(times)[int(quantile * (len(times) - 1))]
+
+
+def milliseconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
+    """[`lower_quantile`] of the milliseconds per call of each function, measured in turn."""
+    return {name: _milliseconds(values) for name, values in times_in_turn(functions, rounds).items()}
+
+
+def encode_milliseconds(
+    engines: Mapping[str, Mapping[int, Callable[[str], object]]], texts: Sequence[str], rounds: int
+) -> dict[str, dict[str, float]]:
+    """
+    [`lower_quantile`] of the milliseconds per text of several engines.
+
+    Engines have their turns in blocks of rounds. The threads of an engine stay active for a moment and slow down the
+    next one, whose first call is therefore not counted.
+
+    Args:
+        engines (`dict[str, dict[int, Callable]]`): Engine -> layer -> function that encodes a text.
+        texts (`Sequence[str]`): Texts, used in turn.
+        rounds (`int`): Calls that count, per function.
+
+    Returns:
+        `dict[str, dict[str, float]]`: engine -> layer as text -> milliseconds.
+    """
+
+    def with_texts(function: Callable[[str], object]) -> Callable[[], object]:
+        turn = cycle(texts)
+        return lambda: function(next(turn))
+
+    timed = {
+        engine: {layer: with_texts(function) for layer, function in functions.items()}
+        for engine, functions in engines.items()
+    }
+    times: dict[tuple[str, int], list[float]] = {}
+    for start in range(0, rounds, BLOCK):
+        for engine, functions in timed.items():
+            for layer, values in times_in_turn(functions, min(BLOCK, rounds - start)).items():
+                times.setdefault((engine, layer), []).extend(values)
+    return {
+        engine: {str(layer): _milliseconds(times[engine, layer]) for layer in functions}
+        for engine, functions in timed.items()
+    }
+
+
+def _milliseconds(times: Sequence[float]) -> float:
+    return round(1000 * lower_quantile(times), 3)
+
+
+def torch_encoder(encoder: GridEncoder, layer: int) -> Callable[[str], torch.Tensor]:
+    """A function that encodes a query, given with its prompt, at a layer: `(1, hidden_size)`, on the CPU."""
+    device = unwrap_encoder(encoder.model).device
+
+    def encode(text: str) -> torch.Tensor:
+        inputs = encoder.tokenizer(
+            [text],
+            truncation=True,
+            max_length=encoder.max_length_of("query"),
+            return_token_type_ids=False,
+            return_tensors="pt",
+        )
+        return encoder.states(inputs.to(device), [layer]).pooled(layer, encoder.pooling).cpu()
+
+    return encode
 
 
 @torch.no_grad()
 def measure_latency(
-    encoder: GridEncoder, queries: Sequence[str], *, documents: int = 100_000, rounds: int = 20, seed: int = 0
+    encoder: GridEncoder,
+    queries: Sequence[str],
+    *,
+    documents: int = 100_000,
+    rounds: int = 20,
+    seed: int = 0,
+    engines: Mapping[str, Mapping[int, Callable[[str], object]]] | None = None,
 ) -> Latency:
     """
     Measure the latency of a single query: encoding at each layer (text to vector), exact search at each dim, and
@@ -44,32 +128,18 @@ def measure_latency(
         queries (`Sequence[str]`): Realistic queries, used in turn.
         documents (`int`, *optional*, defaults to 100,000): Number of vectors to search. They are random, because the
             time of an exact search does not depend on their values.
-        rounds (`int`, *optional*, defaults to 20): Measurements per step; the result is their median.
+        rounds (`int`, *optional*, defaults to 20): Measurements per step. The result is their 10th percentile
+            (`QUANTILE`) and not their median, because a busy machine disturbs measurements in one direction only.
         seed (`int`, *optional*, defaults to 0): Seed of the random vectors.
+        engines (`dict[str, dict[int, Callable]]`, *optional*): Engine -> layer -> function that encodes a query,
+            given with its prompt, in another engine than torch. `hub_cards.onnx_latency.onnx_engines` makes those of
+            onnxruntime.
 
     Returns:
         [`Latency`]
     """
-    device = next(encoder.model.parameters()).device
     was_training = encoder.model.training
     encoder.model.eval()
-
-    def encode(layer: int) -> Callable[[], None]:
-        turn = iter(range(rounds + 1))
-
-        def run() -> None:
-            text = queries[next(turn) % len(queries)]
-            inputs = encoder.tokenizer(
-                [encoder.prompts.get("query", "") + text],
-                truncation=True,
-                max_length=encoder.max_length_of("query"),
-                return_token_type_ids=False,
-                return_tensors="pt",
-            )
-            encoder.states(inputs.to(device), [layer]).pooled(layer, encoder.pooling).cpu()
-
-        return run
-
     vectors = torch.randn(documents, encoder.grid.dims[-1], generator=torch.Generator().manual_seed(seed))
 
     def search(dim: int) -> Callable[[], object]:
@@ -83,21 +153,22 @@ def measure_latency(
         return lambda: rerank(query, narrowed, shortlist, [size])
 
     sizes = [size for size in SHORTLISTS if size <= documents]
-    encode_seconds = seconds_in_turn({layer: encode(layer) for layer in encoder.grid.layers}, rounds)
-    search_seconds = seconds_in_turn({dim: search(dim) for dim in encoder.grid.dims}, rounds)
-    rerank_seconds = seconds_in_turn(
+    texts = [encoder.prompts.get("query", "") + text for text in queries]
+    every = {"torch": {layer: torch_encoder(encoder, layer) for layer in encoder.grid.layers}, **(engines or {})}
+    encode_ms = encode_milliseconds(every, texts, rounds)
+    search_ms = milliseconds_in_turn({dim: search(dim) for dim in encoder.grid.dims}, rounds)
+    rerank_ms = milliseconds_in_turn(
         {(dim, size): reorder(dim, size) for dim in encoder.grid.dims for size in sizes}, rounds
     )
     encoder.model.train(was_training)
     return Latency(
-        encode_ms={str(layer): round(1000 * seconds, 3) for layer, seconds in encode_seconds.items()},
-        search_ms={str(dim): round(1000 * seconds, 3) for dim, seconds in search_seconds.items()},
-        rerank_ms={
-            str(dim): {str(size): round(1000 * rerank_seconds[dim, size], 3) for size in sizes}
-            for dim in encoder.grid.dims
-        },
+        encode_ms=encode_ms.pop("torch"),
+        search_ms={str(dim): value for dim, value in search_ms.items()},
+        rerank_ms={str(dim): {str(size): rerank_ms[dim, size] for size in sizes} for dim in encoder.grid.dims},
         documents=documents,
         encoder=unwrap_encoder(encoder.model).config.model_type,
         threads=torch.get_num_threads(),
         engine=ExactIndex.engine,
+        quantile=QUANTILE,
+        engine_ms=encode_ms,
     )

@@ -94,16 +94,21 @@ class AsymmetricSearch:
 @dataclass(frozen=True)
 class Latency:
     """
-    Latency of one query in milliseconds: medians, measured on the machine of the run.
+    Latency of one query in milliseconds, measured on the machine of the run.
 
     Args:
-        encode_ms (`dict[str, float]`): Layer -> time to encode one query, with early exit if the encoder has it.
+        encode_ms (`dict[str, float]`): Layer -> time to encode one query in torch, with early exit if the encoder has
+            it.
         search_ms (`dict[str, float]`): Dim -> time of one exact search among `documents`.
         rerank_ms (`dict[str, dict[str, float]]`): Dim -> length of the shortlist -> time to re-rank it.
         documents (`int`): Number of documents in the measured search. The time of an exact search is linear in it.
         encoder (`str`): Model type of the encoder.
         threads (`int`): Number of threads for encoding and search.
         engine (`str`, *optional*, defaults to `"faiss"`): Library that searched: `"faiss"` or `"torch"`.
+        quantile (`float`, *optional*, defaults to 0.5): Which quantile of the measured times each value is. Files
+            that do not name one hold medians.
+        engine_ms (`dict[str, dict[str, float]]`, *optional*): Engine besides torch (`"ONNX int8"`) -> layer -> time to
+            encode one query, with as many threads.
     """
 
     encode_ms: dict[str, float]
@@ -113,6 +118,23 @@ class Latency:
     encoder: str
     threads: int
     engine: str = "faiss"
+    quantile: float = 0.5
+    engine_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def statistic(self) -> str:
+        """What each value is, in words."""
+        if self.quantile == 0.5:
+            return "the median of its measurements"
+        return (
+            f"the {100 * self.quantile:g}th percentile of its measurements, because other work on the machine can "
+            "only add time"
+        )
+
+    def encode_ms_by_engine(self, layer: int) -> dict[str, float]:
+        """Engine -> milliseconds to encode one query at a layer: torch, and the other engines measured at it."""
+        others = {engine: times[str(layer)] for engine, times in self.engine_ms.items() if str(layer) in times}
+        return {"torch": self.encode_ms[str(layer)], **others}
 
     def of(self, granularity: Granularity, documents: int | None = None) -> float:
         """Milliseconds per query for encoding and exact search among `documents` (by default as many as measured)."""

@@ -158,6 +158,19 @@ def test_a_query_without_layers_is_called_a_table_look_up(results):
     assert "embed queries at 0 layers (a table look-up): " in choose(results, ["cranfield"], Budget(9)).explanation
 
 
+def test_the_quickest_engine_is_named_for_the_layer_of_the_queries(results):
+    results.latency = replace(results.latency, engine_ms={"other": {"2": 0.5, "6": 7.0}, "third": {"6": 1.25}})
+    deep = choose(results, RETRIEVAL, Budget(1000))
+    assert deep.encode_ms == {"torch": 5.0, "other": 7.0, "third": 1.25}
+    sentence = "Encoding alone takes 5 ms in torch, 7 ms in other and 1.25 ms in third: third is quickest. The quality"
+    assert sentence in deep.explanation
+    results.asymmetric_searches = measured_between_layers(RETRIEVAL, {32: 0.99})
+    shallow = choose(results, RETRIEVAL, Budget(1000))
+    assert shallow.query_layer == 2 and "takes 2 ms in torch and 0.5 ms in other: other is" in shallow.explanation
+    results.latency = replace(results.latency, engine_ms={})
+    assert "Encoding alone" not in choose(results, RETRIEVAL, Budget(1000)).explanation
+
+
 def test_nothing_that_fits_says_why(results):
     with pytest.raises(ValueError, match=r"fits the budget: none is within memory_gb=0.01 \(smallest: 0.032\)"):
         choose(results, RETRIEVAL, Budget(1_000_000, memory_gb=0.01))

@@ -11,6 +11,7 @@ from trainers import Granularity, Grid
 from trainers.evaluation import (
     AsymmetricSearch,
     GridResults,
+    Latency,
     evaluate_grid,
     find_tasks,
     measure_latency,
@@ -23,7 +24,9 @@ NAMES = ["stsb", "mrpc", "tatoeba-deu", "banking77", "cranfield", "stsb-geometry
 
 def test_results_say_what_was_run_and_survive_a_file(encoder, data, tmp_path):
     results = evaluate_grid(encoder, find_tasks(NAMES), data, seed=3)
-    results.latency = measure_latency(encoder, ["open the file"], documents=50, rounds=2)
+    engines = {"other": {6: len}}
+    results.latency = measure_latency(encoder, ["open the file"], documents=50, rounds=2, engines=engines)
+    assert set(results.latency.engine_ms["other"]) == {"6"} and results.latency.quantile < 0.5
     assert {dim: set(sizes) for dim, sizes in results.latency.rerank_ms.items()} == {
         dim: {"10", "20", "50"} for dim in ("8", "32")
     }
@@ -51,6 +54,15 @@ def test_results_say_what_was_run_and_survive_a_file(encoder, data, tmp_path):
     (tmp_path / "cut.json").write_text('{"model": ')
     with pytest.raises(ValueError, match="cut.json is not JSON"):
         GridResults.load(tmp_path / "cut.json")
+
+
+def test_a_file_without_engines_and_quantile_holds_medians(results_of_pairs, tmp_path):
+    results_of_pairs.latency = Latency({"2": 1.0}, {"8": 1.0}, {}, 9, "m3bert", 1)
+    content = asdict(results_of_pairs)
+    del content["latency"]["quantile"], content["latency"]["engine_ms"]
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    assert GridResults.load(tmp_path / "results.json") == results_of_pairs
+    assert results_of_pairs.latency.quantile == 0.5
 
 
 def test_a_cut_keeps_the_asymmetric_searches_whose_layers_are_both_within(encoder, data):
