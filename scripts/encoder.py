@@ -40,7 +40,7 @@ class ReadingArguments:
             "help": "mean, cls (the first token) or lasttoken. Default: as the encoder was published, else mean."
         },
     )
-    batch_size: int = field(default=64, metadata={"help": "Texts per batch."})
+    batch_size: int = field(default=64, metadata={"help": "Texts of 128 tokens per batch; more of shorter ones."})
     max_length: int | None = field(
         default=None,
         metadata={"help": "Longest text in tokens; longer ones are truncated. Default: the model's limit."},

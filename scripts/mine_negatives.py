@@ -42,7 +42,7 @@ class MiningArguments:
         default=None, metadata={"help": "Longest text of the teacher in tokens. Default: the teacher's limit."}
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the teacher."})
-    batch_size: int = field(default=64, metadata={"help": "Texts per batch."})
+    batch_size: int = field(default=64, metadata={"help": "Texts of 128 tokens per batch; more of shorter ones."})
     query_prompt: str | None = field(default=None, metadata={"help": "Prompt for queries."})
     document_prompt: str | None = field(default=None, metadata={"help": "Prompt for candidates."})
     files: list[str] = field(
