@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart demo test test-slow lint format docs wheel bench clean
+.PHONY: help quickstart demo test test-slow lint format docs wheel bench bench-quick clean
 
 help:  ## List the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-12s %s\n", $$1, $$2}'
@@ -50,8 +50,11 @@ docs: .venv/installed-dev  ## Build the documentation into build/site
 wheel: .venv/installed-dev  ## Build the wheel into dist
 	$(BIN)/python -m build --wheel
 
-bench: .venv/installed-dev  ## Run the benchmarks
-	for file in benchmarks/[a-z]*.py; do echo "== $$file"; $(BIN)/python -m benchmarks.$$(basename $$file .py) || exit 1; done
+bench: .venv/installed-dev  ## Run the benchmarks (an hour or two)
+	$(BIN)/python -m benchmarks
+
+bench-quick: .venv/installed-dev  ## Run the benchmarks at small sizes (10 minutes at most)
+	$(BIN)/python -m benchmarks --quick
 
 clean:  ## Remove the environment and the output of runs
 	rm -rf .venv build dist runs *.egg-info

