@@ -3,7 +3,7 @@ Scoring a whole grid against encoding once: STS-B's test set, every layer of the
 six dims, from texts to 36 Spearman correlations. Needs M3BERT_DATA.
 
     python -m benchmarks.grid_evaluation              # three minutes on two cores
-    python -m benchmarks.grid_evaluation --quick      # 256 pairs, three layers x three dims
+    python -m benchmarks.grid_evaluation --quick      # 128 pairs, three layers x three dims
 
 The last line printed is a JSON object. `grid_vs_one_encode`: time of all 36 scores relative to encoding the same texts
 once at full depth and width with the same settings. `grid_vs_each_alone`: the same time relative to loading and
@@ -38,7 +38,7 @@ BOUNDS: Bounds = {
     "spearman_full": None,
 }
 FULL = (Grid.parse("1,2,3,4,5,6 x 16,32,64,128,256,384"), None, 7)  # grid, pairs, rounds
-QUICK = (Grid.parse("2,4,6 x 32,128,384"), 256, 3)
+QUICK = (Grid.parse("2,4,6 x 32,128,384"), 128, 3)
 SETTINGS: dict[str, Any] = {"batch_size": 64, "max_length": 128}
 
 
