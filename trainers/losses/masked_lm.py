@@ -10,9 +10,12 @@ import torch
 
 from ._blocks import Buffers, blocks, check_dims, segments
 from ._divergence import DivergenceGradients, Divergences, RunningDivergences
+from ._products import add_product_, write_product_
 
 
-# Scores in memory at a time (rows x vocabulary block). 2^21 float32 scores are 8 MiB per dim, about one CPU cache.
+# Scores in memory at a time (rows x vocabulary block). On a CPU, they and their gradients at a few dims should stay in
+# the cache: 2^19 float32 scores are 2 MiB per dim. Elsewhere, small blocks would leave the device idle.
+CPU_BLOCK_SCORES = 2**19
 BLOCK_SCORES = 2**21
 
 
@@ -36,7 +39,8 @@ def nested_cross_entropy(
     log-sum-exp of every row and dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary
     is never allocated.
 
-    Memory in addition to the inputs and their gradients: `rows * block * (dims + 1)` numbers. If there are at most
+    Memory in addition to the inputs and their gradients: `rows * block * (dims + 1)` numbers, and one number per row,
+    dim and block. If there are at most
     `hidden_size` rows, the gradient of `weight` is already allocated in the forward pass, and stores the scores of the
     longest prefix until the backward pass.
 
@@ -57,7 +61,7 @@ def nested_cross_entropy(
     """
     dims = check_dims(dims, states.shape[1])
     dtype = _product_dtype(states)
-    size = min(block_size or default_block_size(len(states)), len(weight))
+    size = min(block_size or default_block_size(states), len(weight))
     score_buffer = _score_buffer(states, weight, dtype)
     return NestedCrossEntropy.apply(states, weight, bias, targets, dims, size, dtype, score_buffer, None)[0]
 
@@ -108,7 +112,7 @@ def nested_cross_entropy_and_divergence(
     rows = states.reshape(layers * tokens, width)
     dims = check_dims(dims, width)
     dtype = _product_dtype(rows)
-    size = min(block_size or default_block_size(len(rows)), len(weight))
+    size = min(block_size or default_block_size(rows), len(weight))
     divergences = Divergences(tuple(pairs), tokens, reverse, temperature)
     losses, values = NestedCrossEntropy.apply(
         rows, weight, bias, targets.repeat(layers), dims, size, dtype, _score_buffer(rows, weight, dtype), divergences
@@ -116,9 +120,10 @@ def nested_cross_entropy_and_divergence(
     return losses.view(layers, tokens, len(dims)), values
 
 
-def default_block_size(rows: int) -> int:
-    """Default number of vocabulary entries at a time."""
-    return max(256, BLOCK_SCORES // max(1, rows))
+def default_block_size(rows: torch.Tensor) -> int:
+    """Default number of vocabulary entries at a time for these rows."""
+    scores = CPU_BLOCK_SCORES if rows.device.type == "cpu" else BLOCK_SCORES
+    return max(256, scores // max(1, len(rows)))
 
 
 def _product_dtype(states: torch.Tensor) -> torch.dtype:
@@ -145,24 +150,26 @@ class NestedCrossEntropy(torch.autograd.Function):
         ctx.dims, ctx.block_size, ctx.dtype = dims, block_size, dtype
         ctx.score_buffer, ctx.divergences = score_buffer, divergences
         precise = torch.promote_types(dtype, torch.float32)
-        log_sums = states.new_full((len(states), len(dims)), -torch.inf, dtype=precise)
-        rows = states.to(dtype)
+        rows, parts = states.to(dtype), blocks(len(weight), block_size)
         buffers = Buffers(rows, 2, len(rows) * block_size, precise)
-        running = None if divergences is None else RunningDivergences(divergences, log_sums, block_size)
-        for block in blocks(len(weight), block_size):
-            nested, powers = buffers.of(len(rows), block.stop - block.start)
+        block_log_sums = states.new_empty((len(parts), len(dims), len(rows)), dtype=precise)
+        running = None if divergences is None else RunningDivergences(divergences, block_log_sums, block_size)
+        for block, log_sums in zip(parts, block_log_sums, strict=True):
+            nested, probabilities = buffers.of(len(rows), block.stop - block.start)
             for index, scores in enumerate(_nested_scores(rows, weight[block].to(dtype), bias, block, dims, nested)):
-                # Finite even if a bias of -inf excludes a whole block.
-                largest = scores.amax(dim=1, keepdim=True).clamp_(min=torch.finfo(precise).min)
-                sums = torch.sub(scores, largest, out=powers).exp_().sum(dim=1)
-                block_log_sums = sums.log_().add_(largest[:, 0])
+                # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
+                # probability p = exp(s - log_sum). If a bias of -inf excludes a whole block, p is undefined.
+                largest = scores.amax(dim=1)
+                largest_probability = torch.softmax(scores, dim=1, out=probabilities).amax(dim=1)
+                log_sums[index] = torch.where(largest.isneginf(), largest, largest - largest_probability.log_())
                 if running is not None:
-                    running.keep(index, scores, block_log_sums)
-                log_sums[:, index] = torch.logaddexp(log_sums[:, index], block_log_sums)
+                    running.keep(index, scores, log_sums[index])
             if score_buffer is not None:
                 _stored_scores(score_buffer, block, len(rows)).copy_(nested)
             if running is not None:
                 running.add_block(nested.shape[1], _excluded(bias, block))
+        all_log_sums = block_log_sums.logsumexp(dim=0)
+        block_shares = block_log_sums.sub_(all_log_sums).exp_()
         target_scores = torch.stack(
             [
                 (rows[:, segment] * weight[targets, segment].to(dtype)).sum(dim=1, dtype=precise)
@@ -174,15 +181,15 @@ class NestedCrossEntropy(torch.autograd.Function):
             target_scores += bias[targets].to(precise).unsqueeze(1)
         values = None if running is None else running.values()
         node_log_sums = None if running is None else running.log_sums
-        ctx.save_for_backward(states, weight, bias, targets, log_sums, values, node_log_sums)
-        return log_sums - target_scores, values
+        ctx.save_for_backward(states, weight, bias, targets, block_shares, values, node_log_sums)
+        return all_log_sums.T.contiguous() - target_scores, values
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        states, weight, bias, targets, log_sums, values, node_log_sums = ctx.saved_tensors
-        grad_losses = grad_outputs[0].to(log_sums.dtype)
+        states, weight, bias, targets, block_shares, values, node_log_sums = ctx.saved_tensors
         needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        dims, dtype, precise = ctx.dims, ctx.dtype, log_sums.dtype
+        dims, dtype, precise = ctx.dims, ctx.dtype, block_shares.dtype
+        grad_losses = grad_outputs[0].to(precise)
         rows = states.to(dtype)
         grad_states = torch.zeros_like(states, dtype=precise) if needs_states else None
         # The buffer becomes grad_weight below, so a second backward pass cannot use its scores.
@@ -195,9 +202,10 @@ class NestedCrossEntropy(torch.autograd.Function):
             grads = grad_outputs[1].to(precise)
             divergence_gradients = DivergenceGradients(ctx.divergences, node_log_sums, values, grads, ctx.block_size)
         buffers = Buffers(rows, 1 + len(dims), len(rows) * ctx.block_size, precise)
-        for block in blocks(len(weight), ctx.block_size):
+        for block, shares in zip(blocks(len(weight), ctx.block_size), block_shares, strict=True):
             block_weight = weight[block].to(dtype)
             hits = ((targets >= block.start) & (targets < block.stop)).nonzero().squeeze(1)
+            excluded = _excluded(bias, block)
             nested, *gradients = buffers.of(len(rows), block.stop - block.start)
             if score_buffer is None:
                 all_scores = _nested_scores(rows, block_weight, bias, block, dims, nested)
@@ -207,23 +215,24 @@ class NestedCrossEntropy(torch.autograd.Function):
             for index, scores in enumerate(all_scores):
                 if divergence_gradients is not None:
                     divergence_gradients.keep(index, scores)
-                torch.sub(scores, log_sums[:, index, None], out=gradients[index])
-                gradients[index].exp_().mul_(grad_losses[:, index, None])
+                if excluded is not None and excluded.all():
+                    gradients[index].zero_()
+                else:
+                    probabilities = torch.softmax(scores, dim=1, out=gradients[index])
+                    probabilities.mul_((shares[index] * grad_losses[:, index])[:, None])
                 # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
                 gradients[index][hits, targets[hits] - block.start] -= grad_losses[hits, index]
             if divergence_gradients is not None:
-                divergence_gradients.add_to(gradients, _excluded(bias, block))
+                divergence_gradients.add_to(gradients, excluded)
             # A segment of dims is in its own prefix and in all longer ones.
             for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
                 shorter.add_(longer)
             for gradient, segment in zip(gradients, segments(dims), strict=True):
                 gradient = gradient.to(dtype)
                 if grad_states is not None:
-                    grad_states[:, segment] += gradient @ block_weight[:, segment]
-                if grad_weight is not None and grad_weight.dtype == dtype:
-                    torch.mm(gradient.T, rows[:, segment], out=grad_weight[block, segment])  # without a copy
-                elif grad_weight is not None:
-                    grad_weight[block, segment] = gradient.T @ rows[:, segment]
+                    add_product_(grad_states[:, segment], gradient, block_weight[:, segment])
+                if grad_weight is not None:
+                    write_product_(grad_weight[block, segment], gradient.T, rows[:, segment])
             if grad_weight is not None:
                 grad_weight[block, dims[-1] :] = 0
             if grad_bias is not None:
@@ -270,9 +279,5 @@ def _nested_scores(
     else:
         scores.copy_(bias[block])
     for segment in segments(dims):
-        left, right = rows[:, segment], block_weight[:, segment].T
-        if scores.dtype == rows.dtype:
-            scores.addmm_(left, right)
-        else:
-            scores += left @ right
+        add_product_(scores, rows[:, segment], block_weight[:, segment].T)
         yield scores
