@@ -116,8 +116,8 @@ LENGTHS = (32, 256)  # tokens per text
 
 @dataclass(frozen=True)
 class Sizes:
-    """Pairs per batch of short and of long texts, texts of 32 tokens of masked-LM training, texts of the teacher's cache; timings of each step:
-    of short texts, of masked-LM training, of long texts."""
+    """Pairs per batch of short and of long texts, texts of 32 tokens of masked-LM training, texts of the teacher's
+    cache; timings of each step: of short texts, of masked-LM training, of long texts."""
 
     batch: int
     long_batch: int
