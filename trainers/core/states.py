@@ -142,7 +142,7 @@ class NestedStates:
         state = state.to(torch.promote_types(state.dtype, torch.float32))
         mask = self.attention_mask
         if pooling == "mean":
-            total = torch.einsum("btd,bt->bd", state, mask.to(state.dtype))
+            total = torch.bmm(mask.to(state.dtype)[:, None], state)[:, 0]  # einsum would multiply by transposed states
             return total / mask.sum(dim=1, keepdim=True).clamp(min=1)
         if pooling == "cls" and self.causal:
             raise ValueError(

@@ -42,9 +42,9 @@ class Standardized(torch.autograd.Function):
     def forward(ctx: Any, states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         real = mask.to(states.dtype)
         count = real.sum(dim=1).clamp(min=1)[:, None]
-        means = torch.einsum("btd,bt->bd", states, real) / count
+        means = torch.bmm(real[:, None], states)[:, 0] / count  # einsum would multiply by the transposed states
         centred = (states - means[:, None, :]).mul_(real[:, :, None])
-        deviations = (centred.square().sum(dim=1) / count).sqrt()
+        deviations = (centred.square().sum(dim=1) / count).sqrt_()
         # Equal numbers may differ from their mean by its rounding error.
         varies = deviations > ROUNDINGS * torch.finfo(means.dtype).eps * means.abs()
         deviations = torch.where(varies, deviations, 0.0)
@@ -59,7 +59,7 @@ class Standardized(torch.autograd.Function):
         outputs, deviations, inverses, real = ctx.saved_tensors
         count = real.sum(dim=1).clamp(min=1)[:, None]
         with no_autocast(outputs):
-            means = torch.einsum("btd,bt->bd", grads, real) / count
+            means = torch.bmm(real[:, None], grads)[:, 0] / count
         projections = (grads * outputs).sum(dim=1) / count
         # The gradient through the deviation is a multiple of the outputs. A constant dim has no gradient.
         varies = deviations > 0

@@ -33,7 +33,7 @@ def token_importance(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tenso
     """
     states, anchors = precise(states), precise(anchors)
     with no_autocast(states):
-        return torch.bmm(states, anchors[:, :, None])[:, :, 0] / states.shape[2] ** 0.5
+        return torch.bmm(anchors[:, None], states.transpose(1, 2))[:, 0] / states.shape[2] ** 0.5
 
 
 def prefix_attention_scores(
@@ -60,7 +60,23 @@ def prefix_attention_scores(
             nn.functional.pad(anchors @ projection.to(anchors.dtype).T, (0, width - len(projection)))
             for projection in projections
         ]
-        return torch.bmm(torch.stack(queries, dim=1), states.transpose(1, 2)) / width**0.5
+        return Scores.apply(torch.stack(queries, dim=1) / width**0.5, states)
+
+
+class Scores(torch.autograd.Function):
+    """`queries @ states^T` for `(batch, queries, dims)` and `(batch, tokens, dims)`. The gradient of the states has
+    their layout; that of a plain product would be transposed, and then copied."""
+
+    @staticmethod
+    def forward(ctx: Any, queries: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(queries, states)
+        return torch.bmm(queries, states.transpose(1, 2))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        queries, states = ctx.saved_tensors
+        with no_autocast(states):
+            return torch.bmm(grad_outputs[0], states), torch.bmm(grad_outputs[0].transpose(1, 2), queries)
 
 
 def attention_divergence(
@@ -108,7 +124,13 @@ def nested_token_counts(num_tokens: torch.Tensor, shares: Sequence[float], *, sm
     return torch.minimum(counts, num_tokens[:, None].double()).long()
 
 
-def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+def nested_token_cka(
+    states: torch.Tensor | Sequence[torch.Tensor],
+    counts: torch.Tensor,
+    dims: Sequence[int],
+    *,
+    orders: Sequence[torch.Tensor] | None = None,
+) -> torch.Tensor:
     r"""
     `1 - CKA` with a linear kernel between the prefixes and the full states of the leading tokens (MIPIC,
     [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 7 to 12), for all dims at once. States are centred
@@ -116,15 +138,18 @@ def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[
     not match.
 
     All dims use the same order of tokens, so their token sets are leading blocks of one Gram matrix. The Gram matrix
-    of a prefix is that of the next shorter prefix plus one product over the dims between them. Only the states are
-    saved for the backward pass.
+    of a prefix is that of the next shorter prefix plus one product over the dims between them, and so is that of the
+    full width. Nothing larger than the states themselves is saved for the backward pass.
 
     Args:
-        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states, most important token first.
-            Carries gradient through the prefixes only: the full width is the teacher.
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states. Carries gradient through the
+            prefixes only: the full width is the teacher. A sequence of such tensors stands for all their texts, one
+            after the other.
         counts (`torch.LongTensor` of shape `(batch, len(dims))`): Number of leading tokens that each dim is aligned
-            on: at most `tokens`, and not descending over dims.
+            on: at most `leading`, and not descending over dims.
         dims (`Sequence[int]`): Prefix dims, ascending.
+        orders (`Sequence[torch.LongTensor]` of shapes `(batch, leading)`, *optional*): For each tensor of `states`,
+            the positions of the leading tokens, most important first. Default: all tokens in their order.
 
     Returns:
         `torch.Tensor` of shape `(batch, len(dims))`, in float32 or wider; 0 if there are fewer than two tokens, or all
@@ -133,102 +158,166 @@ def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
     """
-    return NestedTokenCKA.apply(precise(states), counts, check_dims(dims, states.shape[2]))
+    states = [states] if isinstance(states, torch.Tensor) else list(states)
+    if orders is None:
+        orders = [torch.arange(own.shape[1], device=own.device).expand(own.shape[:2]) for own in states]
+    return NestedTokenCKA.apply(counts, tuple(orders), check_dims(dims, states[0].shape[2]), *states)
 
 
 class NestedTokenCKA(torch.autograd.Function):
     """See [`nested_token_cka`]."""
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-        ctx.save_for_backward(states, counts)
-        ctx.dims, ctx.longest = dims, counts.amax(dim=0).tolist() if len(counts) else [0] * len(dims)
-        losses = states.new_zeros(len(states), len(dims))
-        with no_autocast(states):
-            for rows in blocks(len(states), _rows_at_once(states)):
-                for index, student, teacher in _centred_grams(_shifted(states[rows]), counts[rows], dims, ctx.longest):
-                    losses[rows, index] = _alignment(student, teacher)[0]
+    def forward(
+        ctx: Any, counts: torch.Tensor, orders: tuple[torch.Tensor, ...], dims: tuple[int, ...], *states: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.dims, ctx.sets = dims, _token_sets(counts)
+        ctx.parts = blocks(len(counts), _rows_at_once(max(order.shape[1] for order in orders)))
+        precision = torch.promote_types(states[0].dtype, torch.float32)
+        losses = states[0].new_zeros(len(counts), len(dims), dtype=precision)
+        coefficients = losses.new_zeros(len(dims), 2, len(counts))
+        ctx.grams = None
+        with no_autocast(losses):
+            for rows in ctx.parts:
+                grams = _centred_grams(_leading(states, orders, rows), counts[rows], dims, ctx.sets)
+                for index, pair in enumerate(grams):
+                    losses[rows, index], coefficients[index, :, rows] = _alignment(pair)
+                # A single block of texts is so small that its matrices can wait for the backward pass.
+                ctx.grams = grams if len(ctx.parts) == 1 else None
+        ctx.save_for_backward(counts, coefficients, *states, *orders)
         return losses
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        states, counts = ctx.saved_tensors
-        grad_states = torch.zeros_like(states)
-        with no_autocast(states):
-            for rows in blocks(len(states), _rows_at_once(states)):
-                _add_gradients(grad_states[rows], _shifted(states[rows]), counts[rows], grad_outputs[0][rows], ctx)
-        return grad_states, None, None
-
-
-def _add_gradients(
-    grad_states: torch.Tensor, states: torch.Tensor, counts: torch.Tensor, grads: torch.Tensor, ctx: Any
-) -> None:
-    """Write the gradient of a block of texts into `grad_states`."""
-    dims, longest, grad_grams = ctx.dims, ctx.longest, []
-    for index, student, teacher in _centred_grams(states, counts, dims, longest):
-        _, by_teacher, by_student = _alignment(student, teacher)
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        counts, coefficients, *saved = ctx.saved_tensors
+        states, orders = saved[: len(saved) // 2], saved[len(saved) // 2 :]
+        grads = [torch.zeros_like(own) for own in states]
         # Both matrices are already centred, and centring is idempotent.
-        grad = 2 * grads[:, index]
-        student.mul_((grad * by_student)[:, None, None])
-        grad_grams.append(student.addcmul_(teacher, (grad * by_teacher)[:, None, None]))
-    # The tokens of a shorter prefix are a leading block of the tokens of a longer one.
-    total = grad_grams[-1]
-    for index, segment in reversed(list(enumerate(segments(dims)))):
-        kept = total.shape[1]
-        grad_states[:, :kept, segment] = torch.bmm(total, states[:, :kept, segment])
-        if index > 0:
-            total[:, : longest[index - 1], : longest[index - 1]] += grad_grams[index - 1]
+        weights = 2 * coefficients * grad_outputs[0].T[:, None]
+        with no_autocast(counts):
+            for rows in ctx.parts:
+                leading = _leading(states, orders, rows)
+                grams = ctx.grams or _centred_grams(leading, counts[rows], ctx.dims, ctx.sets)
+                gradient = _gradient(leading, grams, weights[:, :, rows], ctx.dims)
+                longest, dim = gradient.shape[1:]
+                for own, texts, order, within in _pieces(grads, orders, rows):
+                    kept = order[:, :longest]
+                    own[texts, :, :dim][torch.arange(len(kept), device=kept.device)[:, None], kept] = gradient[
+                        within, : kept.shape[1]
+                    ].to(own.dtype)
+        return None, None, None, *grads
 
 
-def _shifted(states: torch.Tensor) -> torch.Tensor:
-    """The states minus the state of the first token. A large offset that all tokens share would make the products
-    inaccurate. The shift does not change centred Gram matrices or the gradients."""
-    return states - states[:, :1]
+def _pieces(
+    states: Sequence[torch.Tensor], orders: Sequence[torch.Tensor], rows: slice
+) -> Iterator[tuple[torch.Tensor, slice, torch.Tensor, slice]]:
+    """Yield the tensors that hold the texts `rows`, which texts of a tensor these are, the order of their tokens, and
+    their place within `rows`."""
+    start = 0
+    for own, order in zip(states, orders, strict=True):
+        first, last = max(rows.start - start, 0), min(rows.stop - start, len(own))
+        if first < last:
+            texts = slice(first, last)
+            yield own, texts, order[texts], slice(first + start - rows.start, last + start - rows.start)
+        start += len(own)
 
 
-def _rows_at_once(states: torch.Tensor) -> int:
+def _leading(states: Sequence[torch.Tensor], orders: Sequence[torch.Tensor], rows: slice) -> torch.Tensor:
+    """
+    The states of the leading tokens of some texts, `(rows, leading, hidden_size)`, minus the state of the first of
+    them; 0 after the last. A large offset that all tokens share would make the products inaccurate. The shift changes
+    neither centred Gram matrices nor the gradients.
+    """
+    longest, width = max(order.shape[1] for order in orders), states[0].shape[2]
+    precision = torch.promote_types(states[0].dtype, torch.float32)
+    leading = states[0].new_empty((rows.stop - rows.start, longest, width), dtype=precision)
+    for own, texts, order, within in _pieces(states, orders, rows):
+        tokens = order + own.shape[1] * torch.arange(len(order), device=order.device)[:, None]
+        chosen = own[texts].flatten(0, 1).index_select(0, tokens.flatten()).view(*order.shape, width).to(precision)
+        torch.sub(chosen, chosen[:, :1], out=leading[within, : order.shape[1]])
+        leading[within, order.shape[1] :] = 0
+    return leading
+
+
+def _rows_at_once(tokens: int) -> int:
     """Number of texts whose Gram matrices fit in a CPU cache."""
-    return max(1, GRAM_NUMBERS // max(1, states.shape[1] ** 2))
+    return max(1, GRAM_NUMBERS // max(1, tokens**2))
+
+
+def _token_sets(counts: torch.Tensor) -> list[tuple[int, bool]]:
+    """For each dim, the largest number of leading tokens, and whether some texts have fewer."""
+    if not len(counts):
+        return [(0, False)] * counts.shape[1]
+    smallest, largest = torch.stack([counts.amin(dim=0), counts.amax(dim=0)]).tolist()
+    return [(most, fewest < most) for fewest, most in zip(smallest, largest, strict=True)]
 
 
 def _centred_grams(
-    states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...], longest: list[int]
-) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yield, for each prefix, its index, its centred Gram matrices over its tokens, and those of the full width over
-    the same tokens. The caller may overwrite both."""
-    teacher = torch.bmm(states, states.transpose(1, 2))
-    gram = torch.zeros_like(teacher)
-    for index, segment in enumerate(segments(dims)):
+    states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...], sets: list[tuple[int, bool]]
+) -> list[torch.Tensor]:
+    """For each prefix, its centred Gram matrices over its tokens, and those of the full width over the same tokens:
+    `(2, texts, tokens, tokens)`."""
+    gram = states.new_empty(len(states), states.shape[1], states.shape[1])
+    grams: list[torch.Tensor] = []
+    for (longest, _), segment in zip(sets, segments(dims), strict=True):
         part = states[:, :, segment]
-        gram.baddbmm_(part, part.transpose(1, 2))
-        kept = slice(longest[index])
-        student_gram, teacher_gram = (_centred(matrix[:, kept, kept], counts[:, index]) for matrix in (gram, teacher))
-        yield index, student_gram, teacher_gram
+        gram.baddbmm_(part, part.transpose(1, 2), beta=1 if grams else 0)  # a beta of 0 ignores what is there
+        grams.append(gram.new_empty(2, len(gram), longest, longest))
+        grams[-1][0] = gram[:, :longest, :longest]
+    rest = states[:, :, dims[-1] :]
+    gram.baddbmm_(rest, rest.transpose(1, 2))
+    for index, (pair, (longest, differ)) in enumerate(zip(grams, sets, strict=True)):
+        pair[1] = gram[:, :longest, :longest]
+        _centre_(pair, counts[:, index], differ)
+    return grams
 
 
-def _centred(gram: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
-    """Gram matrices centred over the `count` leading tokens of each text; 0 for all other tokens."""
-    kept = (torch.arange(gram.shape[1], device=gram.device) < count[:, None]).to(gram.dtype)
+def _centre_(pair: torch.Tensor, count: torch.Tensor, differ: bool) -> None:
+    """Centre Gram matrices over the `count` leading tokens of each text, in place; 0 for all other tokens. `differ`
+    says that there are other tokens."""
+    kept = (torch.arange(pair.shape[2], device=pair.device) < count[:, None]).to(pair.dtype)
+    if differ:
+        pair.mul_(kept[:, :, None]).mul_(kept[:, None, :])
     # Subtracted from every row and every column: its mean, less half of the mean of all entries.
-    shares = kept / count.clamp(min=1)[:, None]
-    means = torch.bmm(gram, shares[:, :, None])[:, :, 0]
-    offsets = means - (means * shares).sum(dim=1, keepdim=True) / 2
-    centred = gram - offsets[:, :, None]
-    return centred.sub_(offsets[:, None, :]).mul_(kept[:, :, None]).mul_(kept[:, None, :])
+    means = pair.sum(dim=3) / count.clamp(min=1)[:, None]
+    offsets = means - means.sum(dim=2, keepdim=True) / (2 * count.clamp(min=1)[:, None])
+    if differ:
+        offsets *= kept
+    pair.sub_(offsets[:, :, :, None]).sub_(offsets[:, :, None, :])
+    if differ:
+        pair.mul_(kept[:, :, None]).mul_(kept[:, None, :])
 
 
-def _alignment(student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _alignment(pair: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`1 - CKA` of centred Gram matrices, and its gradient with respect to the student's matrix: the coefficients of
-    the teacher's matrix and of the student's own matrix."""
-    student, teacher = student.flatten(1), teacher.flatten(1)
-    shared = (student * teacher).sum(dim=1)
-    own = torch.linalg.vector_norm(student, dim=1)
-    norms = own * torch.linalg.vector_norm(teacher, dim=1)
+    the student's own matrix and of the teacher's matrix, `(2, texts)`."""
+    matrices = pair.flatten(2)
+    shared = torch.linalg.vecdot(matrices[0], matrices[1])
+    own, other = torch.linalg.vector_norm(matrices, dim=2)
+    norms = own * other
     differ = norms != 0  # true for NaN, which must not be hidden
     norms, own = torch.where(differ, norms, 1.0), torch.where(differ, own, 1.0)
     similarity = shared / norms
-    return (
-        torch.where(differ, 1 - similarity, 0.0),
-        torch.where(differ, -1 / norms, 0.0),
-        torch.where(differ, similarity / own.square(), 0.0),
-    )
+    coefficients = torch.stack([similarity / own.square(), -1 / norms])
+    return torch.where(differ, 1 - similarity, 0.0), torch.where(differ, coefficients, 0.0)
+
+
+def _gradient(
+    states: torch.Tensor, grams: list[torch.Tensor], weights: torch.Tensor, dims: tuple[int, ...]
+) -> torch.Tensor:
+    """The gradient `(texts, tokens, dims[-1])` with respect to the prefixes of the leading tokens, from
+    [`_centred_grams`] and their weights in it, `(dims, 2, texts)`. Changes no argument."""
+    by_gram = [
+        (student * by_student).addcmul_(teacher, by_teacher)
+        for (student, teacher), (by_student, by_teacher) in zip(grams, weights[..., None, None], strict=True)
+    ]
+    total = by_gram[-1]
+    longest = total.shape[1]
+    gradient = states.new_empty(len(states), longest, dims[-1])
+    # The tokens of a shorter prefix are a leading block of the tokens of a longer one.
+    for index, segment in reversed(list(enumerate(segments(dims)))):
+        gradient[:, :, segment] = torch.bmm(total, states[:, :longest, segment])
+        if index > 0:
+            shorter = by_gram[index - 1].shape[1]
+            total[:, :shorter, :shorter] += by_gram[index - 1]
+    return gradient

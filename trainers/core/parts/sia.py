@@ -104,7 +104,7 @@ class SIA(FullWidthObjective):
             for own in tokens
         ]
         longest, longest_set = max(own.shape[1] for own in tokens), int(torch.cat(counts).max())
-        scores, importances, leading = [], [], []
+        scores, importances, orders = [], [], []
         for layer in self.layers:
             for text, own in zip(texts, tokens, strict=True):
                 states, padding = text.layers[layer], longest - own.shape[1]
@@ -117,7 +117,8 @@ class SIA(FullWidthObjective):
                     )
                     importances.append(nn.functional.pad(importance, (0, padding)))
                 if self.cka_weight:
-                    leading.append(leading_tokens(states, importance.masked_fill(~own, -torch.inf), longest_set))
+                    ranked = importance.masked_fill(~own, -torch.inf)
+                    orders.append(ranked.topk(min(longest_set, own.shape[1]), dim=1).indices)
         terms: Terms = {}
         # One call for all layers and columns, which are many small tensors.
         if self.attention_weight:
@@ -130,7 +131,12 @@ class SIA(FullWidthObjective):
             )
             terms |= self.means("attention", losses, rows)
         if self.cka_weight:
-            losses = nested_token_cka(torch.cat(leading), torch.cat(counts).repeat(len(self.layers), 1), self.dims)
+            losses = nested_token_cka(
+                [text.layers[layer] for layer in self.layers for text in texts],
+                torch.cat(counts).repeat(len(self.layers), 1),
+                self.dims,
+                orders=orders,
+            )
             terms |= self.means("cka", losses, rows)
         return terms
 
@@ -142,14 +148,6 @@ class SIA(FullWidthObjective):
 
     def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
         return weighted_sum(terms, {"attention": self.attention_weight, "cka": self.cka_weight})
-
-
-def leading_tokens(states: torch.Tensor, importance: torch.Tensor, count: int) -> torch.Tensor:
-    """The states of the `count` most important tokens of each text, `(batch, count, hidden_size)`, most important
-    first; zeros after the last token."""
-    order = importance.topk(min(count, importance.shape[1]), dim=1).indices
-    ordered = states.gather(1, order[:, :, None].expand(-1, -1, states.shape[2]))
-    return nn.functional.pad(ordered, (0, 0, 0, count - ordered.shape[1]))
 
 
 def check_shares(shares: Sequence[float], dims: Sequence[int]) -> None:

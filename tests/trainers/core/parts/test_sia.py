@@ -68,9 +68,10 @@ def test_token_sets_of_sia_nest(monkeypatch):
     """What reaches the CKA loss is one order a text, with counts that only grow."""
     seen = []
 
-    def spy(states, counts, dims):
-        seen.append((states.detach(), counts))
-        return states.new_zeros(len(states), len(dims)) + 0 * states.sum()
+    def spy(states, counts, dims, orders):
+        leading = [own[torch.arange(len(own))[:, None], order] for own, order in zip(states, orders, strict=True)]
+        seen.append((torch.cat(leading).detach(), counts))
+        return torch.zeros(counts.shape, dtype=states[0].dtype) + 0 * sum(own.sum() for own in states)
 
     monkeypatch.setattr(sia_module, "nested_token_cka", spy)
     batch = make_batch({"text": torch.ones(3, 30, dtype=torch.long)})
