@@ -15,12 +15,12 @@ from .masked_lm import nested_cross_entropy, nested_cross_entropy_and_divergence
 from .representation import critic_loss, critic_scores
 from .self_distillation import (
     attention_divergence,
-    nested_token_cka,
     nested_token_counts,
     prefix_attention_scores,
     token_importance,
 )
 from .similarity import nested_cosine_distances, nested_cosines, nested_similarity_distillation
+from .token_cka import nested_token_cka
 
 
 __all__ = [

@@ -12,7 +12,7 @@ from trainers.losses import (
     nested_token_cka,
     nested_token_counts,
     prefix_attention_scores,
-    self_distillation,
+    token_cka,
     token_importance,
 )
 
@@ -341,8 +341,8 @@ def test_blocks_of_texts_change_nothing(monkeypatch, numbers):
     upstream = torch.randn(COUNTS.shape, dtype=torch.float64)
     whole = nested_token_cka(states, COUNTS, DIMS)
     expected = whole, *torch.autograd.grad(whole, states, upstream)
-    monkeypatch.setattr(self_distillation, "GRAM_NUMBERS", numbers)
-    assert self_distillation._rows_at_once(states.shape[1]) == max(1, numbers // 49) < len(states)
+    monkeypatch.setattr(token_cka, "GRAM_NUMBERS", numbers)
+    assert token_cka._rows_at_once(states.shape[1]) == max(1, numbers // 49) < len(states)
     blocked = nested_token_cka(states, COUNTS, DIMS)
     for ours, theirs in zip((blocked, *torch.autograd.grad(blocked, states, upstream)), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
