@@ -355,10 +355,12 @@ def test_options_that_are_named_exist(capsys):
         "--nproc_per_node",
         "--num_processes",
         "--cpu",
+        "--quick",
+        "--threads",
         "--seeds",
         "--encoder",
         "--runner",
-    }  # of torchrun, accelerate, studies, vLLM
+    }  # of torchrun, accelerate, studies, benchmarks, vLLM
     assert len(named) > 30
     assert {name for name in named - others if not re.search(rf"{name}\b", known)} == set()
 

@@ -37,6 +37,7 @@ PENALTIES = tuple(10 ** (exponent / 2) for exponent in range(-8, 1))  # 1e-4, 3.
 VARIANCE_MATCHING = 0.5
 TEXTS_AT_ONCE = 1024  # sorted by length, so that a batch has little padding
 HELD_OUT = 10  # one row in ten chooses the penalty
+LEAST_TEXTS_OF_A_SOURCE = 30  # the targets of fewer texts vary too little to judge a map by
 ROWS_FOR_COSINES = 2000  # held-out rows kept for the report
 Sources = Mapping[str, Iterable[str]]
 
@@ -124,7 +125,7 @@ def fit_exits(
     does not grow with the number of texts, and all ranks share the work. Existing exits are replaced.
 
     The penalty of each layer is the one with the best mean R^2 on every tenth text; with several sources, also on each
-    source when the others were fitted. The final fit uses all texts.
+    source of 30 texts or more when the others were fitted. The final fit uses all texts.
 
     Args:
         model ([`M3BertModel`]): The encoder, whole or with a head. It is changed in place.
@@ -404,7 +405,7 @@ class ExitSums:
 
     def best_penalty(self, layer: int, penalties: Sequence[float], on_rows: Sequence[float]) -> int:
         """Index of the penalty with the best mean R^2 on held-out rows (`on_rows`, one value per penalty) and, with
-        several sources, on held-out sources."""
+        several sources, on held-out sources, except those with very few texts."""
         scores = [on_rows]
         sources = list(dict.fromkeys(source for source, _ in self.parts))
         if len(sources) > 1:
@@ -412,8 +413,10 @@ class ExitSums:
             for source in sources:
                 others = self.of(layer, without=source)
                 its = self.of(layer) - others
-                by_source.append([its.r_squared(affine) for affine in others.solve(penalties)])
-            scores.append([mean(values) for values in zip(*by_source, strict=True)])
+                if its.count >= LEAST_TEXTS_OF_A_SOURCE:
+                    by_source.append([its.r_squared(affine) for affine in others.solve(penalties)])
+            if by_source:
+                scores.append([mean(values) for values in zip(*by_source, strict=True)])
         means = [mean(values) for values in zip(*scores, strict=True)]
         return means.index(max(means))
 

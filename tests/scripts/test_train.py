@@ -162,17 +162,21 @@ def own_file(text_files) -> Path:
 
 def test_an_embedding_objective_of_ones_own(own_file, text_files, tiny_checkpoint, quick_options):
     """It trains, logs its terms under their names, evaluates, saves, and card and record name it."""
-    out = text_files / "out"
-    run(
-        f"{own_file}:AlignmentConfig", "--power", 3.0, "--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8,32",
-        "--train_files", text_files / "pairs.jsonl", "--eval_files", text_files / "pairs.jsonl", "--output_dir", out,
-        "--per_device_train_batch_size", 8, "--learning_rate", 1e-3, *quick_options(max_steps=3),
-    )  # fmt: skip
+    evaluated = {}
+    for rate in (0.0, 1e-3):
+        out = text_files / f"out-{rate}"
+        run(
+            f"{own_file}:AlignmentConfig", "--power", 3.0, "--model_name_or_path", tiny_checkpoint, "--grid",
+            "2,6x8,32", "--train_files", text_files / "pairs.jsonl", "--eval_files", text_files / "pairs.jsonl",
+            "--output_dir", out, "--per_device_train_batch_size", 8, "--learning_rate", rate,
+            *quick_options(max_steps=3),
+        )  # fmt: skip
+        evaluated[rate] = json.loads((out / "eval_results.json").read_text())["eval_loss"]
     terms = {"alignment_2x8", "alignment_2x32", "alignment_6x8", "alignment_6x32"}
     logs = logged(out)
     assert set(logs[0]) >= terms
     assert logs[0]["loss"] == pytest.approx(sum(logs[0][term] for term in terms), rel=1e-3)
-    assert logs[-1]["loss"] < logs[0]["loss"]
+    assert evaluated[1e-3] < evaluated[0.0]
     assert {f"eval_{term}" for term in terms} < set(json.loads((out / "eval_results.json").read_text()))
     assert M3BertModel.from_pretrained(out).config.matryoshka_layers == [2, 6]
     record = json.loads((out / "training.json").read_text())

@@ -226,6 +226,18 @@ def test_two_processes_fit_what_one_does(tiny_tokenizer, tmp_path):
     assert found["record"] | {"layers": None} == expected | {"layers": None}
 
 
+def test_a_source_of_one_text_does_not_choose_the_penalty(tiny_tokenizer):
+    """Its targets do not vary, so the share of their variance that a map explains is noise."""
+    penalties = []
+    for sources in ({"a": random_texts(201)}, {"a": random_texts(201), "b": random_texts(1, seed=3)}):
+        torch.manual_seed(5)
+        fit = fit_exits(M3BertModel(tiny_config()), tiny_tokenizer, sources)
+        penalties.append({layer: its.penalty for layer, its in fit.layers.items()})
+    alone, with_one = penalties
+    assert len(set(alone.values())) > 1
+    assert with_one == alone
+
+
 def test_too_few_texts_are_refused_with_the_number_wanted(model, tiny_tokenizer):
     with pytest.raises(ValueError, match="31 texts are too few to fit exits of 32 dims: 32 texts are the minimum"):
         fit_exits(model, tiny_tokenizer, [*random_texts(31), "", " "])
