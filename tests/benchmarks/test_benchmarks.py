@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from functools import partial
 from importlib import import_module
@@ -183,3 +184,16 @@ def test_a_quick_run_from_end_to_end(results, capsys):
     assert written["megabytes"]["added by loading and one forward pass"].keys() == {
         "full", "4 layers", "4 layers, exits"
     }  # fmt: skip
+
+
+def test_figures_of_the_documentation_are_those_of_the_results_files():
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "speed.md").read_text(encoding="utf-8")
+    peers = json.loads((root / "benchmarks" / "results" / "peers.json").read_text())
+    table = page.partition("## Beside sentence-transformers")[2].partition("##")[0]
+    shown = [float(ratio) for ratio in re.findall(r"\| (\d\.\d\d) \|$", table, flags=re.MULTILINE)]
+    assert shown == [round(peers[name], 2) for name in import_module("benchmarks.peers").BOUNDS]
+    head = json.loads((root / "benchmarks" / "results" / "masked_lm_head.json").read_text())
+    shown = [float(ratio) for ratio in re.findall(r"\| (\d\.\d\d) \| `masked_lm_head` \|", page)]
+    assert shown == [round(head[name], 2) for name in import_module("benchmarks.masked_lm_head").BOUNDS]
+    assert not peers["quick"] and not head["quick"]
