@@ -202,7 +202,8 @@ def padded_in_row_order(values: Sequence[torch.Tensor], chunks: Sequence[Sequenc
         `torch.Tensor` of shape `(texts, width, hidden_size)`, with zeros after the tokens of a chunk.
     """
     if len(chunks) == 1:
-        return nn.functional.pad(values[0], (0, 0, 0, width - values[0].shape[1]))
+        missing = width - values[0].shape[1]
+        return nn.functional.pad(values[0], (0, 0, 0, missing)) if missing else values[0]  # a pad of 0 would copy
     return _PaddedRows.apply([torch.tensor(chunk, device=values[0].device) for chunk in chunks], width, *values)
 
 

@@ -68,12 +68,17 @@ def column_states(
     }
     return {
         name: NestedStates(
-            {layer: padded[layer][index][:, :tokens] for layer in layers},
+            {layer: narrowed(padded[layer][index], tokens) for layer in layers},
             columns[name]["attention_mask"],
             states[0].causal,
         )
         for index, (name, (_, tokens)) in enumerate(zip(columns, texts.shapes, strict=True))
     }
+
+
+def narrowed(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The first tokens of states `(texts, width, hidden_size)`. A slice of all of them would copy the gradient."""
+    return states if states.shape[1] == tokens else states[:, :tokens]
 
 
 def pooled_columns(
