@@ -101,7 +101,7 @@ class Sizes:
 
 
 FULL = Sizes(64, 8, 8, 1024, 32, 2, 1536, 5, (2, 6), 43, 40)
-QUICK = Sizes(9, 3, 2, 33, 8, 1, 60, 2, (2,), 9, 10)
+QUICK = Sizes(9, 2, 1, 9, 3, 1, 60, 1, (2,), 9, 8)
 
 
 def compare_steps(run: Run, what: str, our: Side, their: Side, rounds: int) -> float:
