@@ -26,7 +26,7 @@ def column_states(
     Encode the texts of all columns together, in chunks of similar length ([`chunked`]). Values and gradients are those
     of [`nested_states`] of each column. Every text is in one chunk, so that its dropout masks are drawn once.
 
-    A compiled step encodes each column as it is, because every new shape would be compiled.
+    A compiled step without cached gradients encodes each column as it is, because every new shape would be compiled.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
@@ -40,10 +40,16 @@ def column_states(
         `dict[str, TextStates]`: text column -> [`PooledStates`], or [`NestedStates`] without a pooling.
 
     Raises:
-        ValueError: as [`nested_states`] and [`cached_vectors`].
+        ValueError: as [`nested_states`] and [`cached_vectors`], or if gradients are to be cached for rows that hold
+            several texts, or for columns with different kinds of tensors.
     """
     layers = sorted(set(layers))
-    texts = None if torch.compiler.is_compiling() else TextRows.of(columns.values())
+    compiled = torch.compiler.is_compiling() and mini_batch_size is None
+    texts = None if compiled else TextRows.of(columns.values())
+    if texts is None and mini_batch_size is not None:
+        raise ValueError(
+            "Gradients can be cached for one text per row, and with the same tensors in all columns."
+        )
     if texts is None:
         return {name: nested_states(model, inputs, layers) for name, inputs in columns.items()}
     width = texts.inputs["attention_mask"].shape[1]

@@ -187,6 +187,8 @@ def test_rows_of_several_texts_are_left_alone(tiny_model):
     }
     found = column_states(tiny_model, {"text": flat}, [6])["text"].layers[6]
     assert torch.equal(found, tiny_model(**flat).last_hidden_state)
+    with pytest.raises(ValueError, match="can be cached for one text per row"):
+        column_states(tiny_model, {"text": flat}, [6], "mean", mini_batch_size=2)
 
 
 def attention_of_flattened_texts(
