@@ -47,9 +47,7 @@ def column_states(
     compiled = torch.compiler.is_compiling() and mini_batch_size is None
     texts = None if compiled else TextRows.of(columns.values())
     if texts is None and mini_batch_size is not None:
-        raise ValueError(
-            "Gradients can be cached for one text per row, and with the same tensors in all columns."
-        )
+        raise ValueError("Gradients can be cached for one text per row, and with the same tensors in all columns.")
     if texts is None:
         return {name: nested_states(model, inputs, layers) for name, inputs in columns.items()}
     width = texts.inputs["attention_mask"].shape[1]
