@@ -22,6 +22,7 @@ from .modeling_m3bert import (
     M3BertPreTrainedModel,
 )
 from .native_m3bert import convert_to_native
+from .quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 
 
 AutoConfig.register(M3BertConfig.model_type, M3BertConfig)
@@ -31,6 +32,8 @@ AutoModelForSequenceClassification.register(M3BertConfig, M3BertForSequenceClass
 AutoModelForTokenClassification.register(M3BertConfig, M3BertForTokenClassification)
 AutoModelForQuestionAnswering.register(M3BertConfig, M3BertForQuestionAnswering)
 AutoModelForMultipleChoice.register(M3BertConfig, M3BertForMultipleChoice)
+AutoConfig.register(M3BertQuantizerConfig.model_type, M3BertQuantizerConfig)
+AutoModel.register(M3BertQuantizerConfig, M3BertQuantizer)
 
 __all__ = [
     "M3BertConfig",
@@ -41,6 +44,8 @@ __all__ = [
     "M3BertForTokenClassification",
     "M3BertModel",
     "M3BertPreTrainedModel",
+    "M3BertQuantizer",
+    "M3BertQuantizerConfig",
     "convert_to_m3bert",
     "convert_to_native",
 ]
