@@ -1,6 +1,6 @@
 """
-Embeddings in two bits or fewer per dim, after QAMA: a nested transform, thresholds per dim, and thermometer codes whose
-Hamming distance is the difference of levels.
+Embeddings in two bits or fewer per dim, after QAMA: a nested transform, thresholds per dim, and thermometer codes,
+whose Hamming distance is the difference of levels.
 
 This is one file with no import from the rest of the project, because it is published with a checkpoint as remote code:
 
