@@ -1,33 +1,60 @@
-"""Granularities and grids: the (layer, dim) sizes of a model, and their text form."""
+"""Granularities and grids: the (layer, dim) sizes of a model, the codes of stored embeddings, and their text form."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import total_ordering
+from itertools import product
 from typing import Any
 
+from .codes import CODES, FLOAT, code_of
 
-@dataclass(frozen=True, order=True)
+
+# Fewest bits first, as layers and dims ascend.
+ASCENDING = {name: position for position, name in enumerate(reversed(CODES))}
+
+
+@total_ordering
+@dataclass(frozen=True)
 class Granularity:
     """
-    One size of an encoder: the state after `layer`, truncated to its first `dim` entries. Written `4x64`.
+    One size of an encoder: the state after `layer`, truncated to its first `dim` entries. Written `4x64`. It may carry
+    a code, which is how the numbers are stored: `4x64@int8`. Sorted by layer, dim and bits.
 
     Args:
         layer (`int`): Layer to read, counted from 1. 0 is the embedding layer, which must have an exit.
         dim (`int`): Number of leading dims to keep.
+        code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
+
+    Raises:
+        ValueError: if the code is unknown.
     """
 
     layer: int
     dim: int
+    code: str = FLOAT
+
+    def __post_init__(self) -> None:
+        code_of(self.code)
+
+    @property
+    def size(self) -> Granularity:
+        """The same layer and dim in float32."""
+        return Granularity(self.layer, self.dim)
+
+    def __lt__(self, other: Granularity) -> bool:
+        mine, its = ((one.layer, one.dim, ASCENDING[one.code]) for one in (self, other))
+        return mine < its
 
     def __str__(self) -> str:
-        return f"{self.layer}x{self.dim}"
+        return f"{self.layer}x{self.dim}" + ("" if self.code == FLOAT else f"@{self.code}")
 
     @classmethod
     def parse(cls, text: str) -> Granularity:
         """
-        Read one granularity, such as `"4x64"`.
+        Read one granularity, such as `"4x64"` or `"4x64@int8"`.
 
         Raises:
             ValueError: if the text is not exactly one granularity.
@@ -35,13 +62,14 @@ class Granularity:
         grid = Grid.parse(text)
         if len(grid) != 1:
             raise ValueError(f"{text!r} must be one granularity, such as 4x64.")
-        return grid.full
+        (granularity,) = grid
+        return granularity
 
 
 @dataclass(frozen=True)
 class Grid:
     """
-    A set of granularities, sorted by layer, then by dim.
+    A set of granularities, sorted by layer, then by dim, then by bits.
 
     Args:
         granularities (`tuple[Granularity, ...]`): The members, in any order.
@@ -56,6 +84,8 @@ class Grid:
     ['2x32', '2x64', '4x32', '4x64']
     >>> str(Grid.parse("12x768, 2x16"))
     '2x16,12x768'
+    >>> [str(granularity) for granularity in Grid.parse("4x64@float32,int8")]
+    ['4x64@int8', '4x64']
     ```
     """
 
@@ -72,16 +102,16 @@ class Grid:
         object.__setattr__(self, "granularities", members)
 
     @classmethod
-    def product(cls, layers: Iterable[int], dims: Iterable[int]) -> Grid:
-        """The grid of every layer with every dim."""
-        dims = list(dims)
-        return cls(tuple(Granularity(layer, dim) for layer in layers for dim in dims))
+    def product(cls, layers: Iterable[int], dims: Iterable[int], codes: Iterable[str] = (FLOAT,)) -> Grid:
+        """The grid of every layer with every dim in every code."""
+        return cls(tuple(Granularity(*member) for member in product(layers, dims, codes)))
 
     @classmethod
     def parse(cls, text: str) -> Grid:
         """
-        Parse a grid. Text with one `x` is the product of two lists: `4,8,12x32,64,768`. Text with several is a list
-        of granularities: `2x16,4x32,12x768`. Spaces are ignored.
+        Parse a grid. Text with one `x` is the product of two lists: `4,8,12x32,64,768`, or of three with codes:
+        `4,8x32,64@float32,int8`. Text with several is a list of granularities: `2x16,4x32@sign,12x768`. The default
+        code is float32. Spaces are ignored.
 
         Args:
             text (`str`): The grid.
@@ -90,18 +120,19 @@ class Grid:
             [`Grid`]
 
         Raises:
-            ValueError: if the text has neither form.
+            ValueError: if the text has neither form, or a code is unknown.
         """
         compact = re.sub(r"\s", "", text).lower()
-        numbers = r"\d+(,\d+)*"
-        if re.fullmatch(f"{numbers}x{numbers}", compact):
-            layers, dims = ([int(number) for number in half.split(",")] for half in compact.split("x"))
-            return cls.product(layers, dims)
-        if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", compact):
-            pairs = (pair.split("x") for pair in compact.split(","))
-            return cls(tuple(Granularity(int(layer), int(dim)) for layer, dim in pairs))
+        numbers, code = r"\d+(,\d+)*", r"[a-z][a-z0-9.-]*"
+        if re.fullmatch(f"{numbers}x{numbers}(@{code}(,{code})*)?", compact):
+            sizes, _, codes = compact.partition("@")
+            layers, dims = ([int(number) for number in half.split(",")] for half in sizes.split("x"))
+            return cls.product(layers, dims, codes.split(",") if codes else (FLOAT,))
+        if re.fullmatch(rf"\d+x\d+(@{code})?(,\d+x\d+(@{code})?)*", compact):
+            members = (re.split("[x@]", member) for member in compact.split(","))
+            return cls(tuple(Granularity(int(layer), int(dim), *code) for layer, dim, *code in members))
         raise ValueError(
-            f"{text!r} is not a grid. Write layers x dims ('4,8,12x32,64,768') "
+            f"{text!r} is not a grid. Write layers x dims ('4,8,12x32,64,768'), with codes ('12x768@float32,int8'), "
             "or a list of granularities ('2x16,12x768')."
         )
 
@@ -139,11 +170,21 @@ class Grid:
 
     def dims_of(self, layer: int) -> list[int]:
         """Dims of the grid at `layer`, ascending."""
-        return [member.dim for member in self if member.layer == layer]
+        return sorted({member.dim for member in self if member.layer == layer})
+
+    @property
+    def codes(self) -> list[str]:
+        """Codes of the grid, fewest bits first."""
+        return sorted({member.code for member in self}, key=ASCENDING.__getitem__)
+
+    @property
+    def sizes(self) -> Grid:
+        """The grid without codes: float32 at every layer and dim that a member has. One encode gives them all."""
+        return Grid(tuple({member.size for member in self}))
 
     @property
     def full(self) -> Granularity:
-        """The deepest layer at the widest dim."""
+        """The deepest layer at the widest dim, in float32."""
         return Granularity(self.layers[-1], self.dims[-1])
 
     def require_full_size(self, config: Any) -> Grid:
@@ -163,7 +204,8 @@ class Grid:
 
     def validate(self, config: Any) -> Grid:
         """
-        Check that a model of this config has every granularity.
+        Check that a model of this config has every granularity, and none has a code: a model gives float32, and a code
+        stores it. To check a grid with codes, check its [`~Grid.sizes`].
 
         Args:
             config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
@@ -172,8 +214,13 @@ class Grid:
             [`Grid`]: itself.
 
         Raises:
-            ValueError: if a granularity is outside the model. The message names it and the model's size.
+            ValueError: if a granularity is outside the model, or has a code. The message names it.
         """
+        if coded := [str(member) for member in self if member.code != FLOAT]:
+            raise ValueError(
+                f"{', '.join(coded)}: a model is trained and run in float32. Codes are for stored embeddings: "
+                "name them in an evaluation."
+            )
         depth, width = config.num_hidden_layers, config.hidden_size
         first = 0 if 0 in getattr(config, "exit_layers", ()) else 1
         outside = [str(member) for member in self if not first <= member.layer <= depth or member.dim > width]
@@ -230,9 +277,9 @@ class Grid:
         return len(self.granularities)
 
     def __str__(self) -> str:
-        product = [Granularity(layer, dim) for layer in self.layers for dim in self.dims]
-        if len(self) > 1 and product == list(self):
-            return f"{','.join(map(str, self.layers))}x{','.join(map(str, self.dims))}"
+        if len(self) > 1 and Grid.product(self.layers, self.dims, self.codes) == self:
+            codes = "" if self.codes == [FLOAT] else f"@{','.join(self.codes)}"
+            return f"{','.join(map(str, self.layers))}x{','.join(map(str, self.dims))}{codes}"
         return self._spell(self.granularities)
 
     @staticmethod

@@ -170,7 +170,8 @@ class Objective(nn.Module):
         Check that a backbone of this config has the granularities of the objective.
 
         Raises:
-            ValueError: if a granularity is outside the model, or a required full size is missing from the grid.
+            ValueError: if a granularity is outside the model or has a code, or a required full size is missing from
+                the grid.
         """
         self.grid.validate(config)
         if self.needs_full_size:

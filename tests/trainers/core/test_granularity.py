@@ -8,7 +8,8 @@ from tests.conftest import tiny_config
 from tests.trainers.tiny_run import (
     GRID,
 )
-from trainers import Granularity, Grid
+from trainers import Contrastive, Granularity, Grid
+from trainers.core.codes import CODES, stored_bits
 from trainers.core.granularity import evenly_spaced
 
 
@@ -21,7 +22,21 @@ def test_a_product_and_a_list_are_told_apart():
     assert Grid.parse("4 x 32, 64") == Grid.product([4], [32, 64])
 
 
-@pytest.mark.parametrize("text", ["2,4x8,16", "2x16,4x32,12x768", "4x64", "1,2,3x7", "2x8,2x16,4x8"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2,4x8,16",
+        "2x16,4x32,12x768",
+        "4x64",
+        "1,2,3x7",
+        "2x8,2x16,4x8",
+        "4x64@int8",
+        "2,4x8,16@sign,int8,float32",
+        "2,4x8@qama-1.5,qama-2",
+        "2x16@sign,4x64@qama-2",
+        "2x8@int8,2x8,2x16",
+    ],
+)
 def test_text_survives_a_round_trip(text):
     assert Grid.parse(str(Grid.parse(text))) == Grid.parse(text)
     assert str(Grid.parse(text)) == text
@@ -35,6 +50,51 @@ def test_what_a_grid_tells():
     grid = Grid.parse("2x16,4x8,4x32")
     assert (grid.layers, grid.dims, grid.dims_of(4), len(grid)) == ([2, 4], [8, 16, 32], [8, 32], 3)
     assert Granularity(4, 8) in grid
+
+
+def test_a_grid_has_codes_and_its_sizes_do_not():
+    grid = Grid.parse("2x16, 4x8@SIGN, 4x8@int8, 4x32@int8")
+    assert [str(member) for member in grid] == ["2x16", "4x8@sign", "4x8@int8", "4x32@int8"]
+    assert (grid.dims_of(4), grid.codes, grid.full) == ([8, 32], ["sign", "int8", "float32"], Granularity(4, 32))
+    assert grid.sizes == Grid.parse("2x16,4x8,4x32")
+    product = Grid.product([2], [8, 16], ["float32", "qama-2"])
+    assert product == Grid.parse("2x8,16@float32,qama-2") == Grid.parse("2x8@qama-2,2x8,2x16@qama-2,2x16")
+    assert product.sizes == Grid.product([2], [8, 16]) == Grid.product([2], [8, 16]).sizes
+    assert Granularity.parse("4x64@int8") == Granularity(4, 64, "int8") != Granularity(4, 64)
+    assert Granularity.parse("4x64@int8").size == Granularity.parse("4x64@float32") == Granularity(4, 64)
+
+
+def test_codes_are_sorted_by_bits_within_a_size():
+    members = list(Grid.product([1], [8, 64], CODES))
+    assert [member.dim for member in members] == [8] * len(CODES) + [64] * len(CODES)
+    at_64 = [stored_bits(member.code, member.dim) for member in members if member.dim == 64]
+    assert at_64 == sorted(at_64) and at_64[-1] == 32 * 64
+    assert Granularity(1, 8) < Granularity(1, 64, "sign") < Granularity(1, 64, "int8") < Granularity(1, 64)
+    assert max(members) == Granularity(1, 64) >= members[-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("4x64@int7", "'int7' is not a code; legal values: float32, float16, int8, int4, qama-2"),
+        ("4x64@int8,int8", "4x64@int8,4x64@int8 names a granularity twice"),
+        ("4x64@", "is not a grid"),
+        ("4@int8x64", "is not a grid"),
+        ("2x16@int8,4x64@int8,sign", "is not a grid"),
+    ],
+)
+def test_codes_that_cannot_be(text, message):
+    with pytest.raises(ValueError, match=message):
+        Grid.parse(text)
+
+
+def test_codes_are_no_matter_of_the_model():
+    grid = Grid.parse("2,6x8@float32,int8")
+    with pytest.raises(ValueError, match="2x8@int8, 6x8@int8: a model is trained and run in float32"):
+        grid.validate(tiny_config())
+    assert grid.sizes.validate(tiny_config())
+    with pytest.raises(ValueError, match="trained and run in float32"):
+        Contrastive(grid).validate(tiny_config())
 
 
 @pytest.mark.parametrize("text", ["", "4", "x", "4x", "4-64", "4x64x2,3", "4x8;2x8", "a x b", "4.0x8", "-1x8"])

@@ -1,0 +1,48 @@
+"""Codes of stored embeddings: their bits and bytes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from modeling_m3bert import quantization_m3bert
+from trainers.core.codes import CODES, bytes_per_vector, stored_bits
+
+
+def test_codes_go_from_most_to_fewest_bits():
+    bits = [code.bits for code in CODES.values()]
+    assert bits == sorted(bits, reverse=True)
+    assert {name for name, code in CODES.items() if code.learned} == {*quantization_m3bert.CODES}
+
+
+@pytest.mark.parametrize("name", CODES)
+def test_bits_per_dim_are_exact_at_whole_widths(name):
+    for dim in (64, 384, 768):
+        assert stored_bits(name, dim) == CODES[name].bits * dim
+        assert bytes_per_vector(name, dim) == CODES[name].bits * dim / 8
+
+
+@pytest.mark.parametrize("dim", [1, 3, 7, 8, 31, 385])
+def test_odd_widths_take_whole_bytes(dim):
+    vector = np.zeros((1, dim), dtype=np.float32)
+    assert bytes_per_vector("float32", dim) == vector.nbytes
+    assert bytes_per_vector("float16", dim) == vector.astype(np.float16).nbytes
+    assert bytes_per_vector("int8", dim) == dim
+    assert bytes_per_vector("sign", dim) == np.packbits(vector > 0, axis=1).nbytes
+    for name in CODES:
+        assert 8 * bytes_per_vector(name, dim) - 8 < stored_bits(name, dim) <= 8 * bytes_per_vector(name, dim)
+
+
+@pytest.mark.parametrize("dim", [1, 7, 64])
+def test_the_bytes_of_faiss_are_these(dim):
+    faiss = pytest.importorskip("faiss")
+    for name, kind in (("int8", "QT_8bit"), ("int4", "QT_4bit")):
+        index = faiss.IndexScalarQuantizer(dim, getattr(faiss.ScalarQuantizer, kind), faiss.METRIC_INNER_PRODUCT)
+        assert bytes_per_vector(name, dim) == index.code_size
+
+
+def test_an_unknown_code_is_named_with_the_legal_ones():
+    with pytest.raises(ValueError, match="'int2' is not a code; legal values: float32, float16, int8"):
+        stored_bits("int2", 8)
+    with pytest.raises(ValueError, match="'int2' is not a code"):
+        bytes_per_vector("int2", 8)
