@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -399,6 +399,31 @@ class M3BertQuantizer(PreTrainedModel):
         first = start // 2
         return (pairs * self.pair_weights[first : first + pairs.shape[-2]]).sum(dim=-1)
 
+    def parts(self, transformed: torch.Tensor, code: str, dim: int) -> Iterator[tuple[str, slice, torch.Tensor]]:
+        """Bits, place among the thresholds of these bits, and numbers `(vectors, units)` of each part of a code."""
+        for bits, start, end in segments(code, dim):
+            first = start // DIMS_PER_UNIT[bits]
+            place = slice(first, first + stored_units(bits, end - start))
+            yield bits, place, self.reduce(transformed[..., start:end], bits, start)
+
+    def margins(self, transformed: torch.Tensor, code: str, dim: int) -> torch.Tensor:
+        """
+        Numbers minus thresholds, one per stored bit: a bit is set if its margin is above 0. For training.
+
+        Args:
+            transformed (`torch.Tensor` of shape `(vectors, hidden_size)`): Transformed embeddings. Carries gradient.
+            code (`str`): One of [`CODES`].
+            dim (`int`): Leading dims to keep.
+
+        Returns:
+            `torch.Tensor` of shape `(vectors, bits)`
+        """
+        margins = [
+            (numbers.unsqueeze(-1) - self.thresholds(bits)[:, place].flip(0).T).flatten(1)
+            for bits, place, numbers in self.parts(transformed, code, dim)
+        ]
+        return torch.cat(margins, dim=1)
+
     def units(self, vectors: torch.Tensor, code: str, dim: int | None = None) -> torch.Tensor:
         """
         The numbers that a code quantises, before quantisation: what a float query is compared with.
@@ -414,9 +439,7 @@ class M3BertQuantizer(PreTrainedModel):
         Raises:
             ValueError: if the code is unknown, or `dim` is not within the width.
         """
-        parts = segments(code, self._checked(dim))
-        transformed = self(vectors)
-        return torch.cat([self.reduce(transformed[..., start:end], bits, start) for bits, start, end in parts], dim=-1)
+        return torch.cat([numbers for _, _, numbers in self.parts(self(vectors), code, self._checked(dim))], dim=-1)
 
     @torch.no_grad()
     def encode(self, vectors: torch.Tensor, code: str, dim: int | None = None) -> Codes:
@@ -444,13 +467,11 @@ class M3BertQuantizer(PreTrainedModel):
             raise ValueError("An embedding is not finite.")
         if spare := -stored_bits(code, dim) % 8:
             logger.info(f"{code} at {dim} dims fills whole bytes with {spare} zero bits per vector.")
-        numbers, packed, done = self.units(vectors, code, dim), [], 0
-        for bits, start, end in segments(code, dim):
-            units, first = stored_units(bits, end - start), start // DIMS_PER_UNIT[bits]
-            thresholds = self.thresholds(bits)[:, first : first + units]
-            packed.append(thermometer(levels_of(numbers[:, done : done + units], thresholds), LEVELS[bits]))
-            done += units
-        return Codes(pack_bits(torch.cat(packed, dim=1)), code, dim, self.fingerprint)
+        bits = [
+            thermometer(levels_of(numbers, self.thresholds(name)[:, place]), LEVELS[name])
+            for name, place, numbers in self.parts(self(vectors), code, dim)
+        ]
+        return Codes(pack_bits(torch.cat(bits, dim=1)), code, dim, self.fingerprint)
 
     def signs(self, codes: Codes) -> torch.Tensor:
         """

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .core.parts.cross_depth import CrossDepth as CrossDepth
     from .core.parts.hsic import HSIC as HSIC
     from .core.parts.pic import PIC as PIC
+    from .core.parts.quantization import QAMA as QAMA
     from .core.parts.scr import SCR as SCR
     from .core.parts.sia import SIA as SIA
     from .core.parts.sir import SIR as SIR
@@ -111,6 +112,8 @@ if TYPE_CHECKING:
         MultigranularMLMTrainer as MultigranularMLMTrainer,
     )
     from .publishing import PublishingTrainer as PublishingTrainer
+    from .qama import QAMAConfig as QAMAConfig
+    from .qama import QAMATrainer as QAMATrainer
     from .simcse import SimCSE as SimCSE
     from .simcse import SimCSEConfig as SimCSEConfig
     from .simcse import SimCSETrainer as SimCSETrainer
@@ -139,6 +142,7 @@ METHODS = {
     "mic": "MIC",
     "mixture": "Mixture",
     "exit-distillation": "ExitDistillation",
+    "qama": "QAMA",
     "ibkd": "IBKD",
     "ibkd-finetuning": "IBKDFinetuning",
 }

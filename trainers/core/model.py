@@ -93,7 +93,9 @@ class NestedModel(nn.Module):
         return {"loss": self.objective.total(terms), "terms": terms}
 
     def encode(self, columns: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, TextStates]:
-        """Text column -> the states that the objective reads."""
+        """Text column -> the states that the objective reads; empty if it reads none."""
+        if not self.objective.layers:
+            return {}
         inputs = {
             name: {entry: value for entry, value in column.items() if entry not in NOT_INPUTS}
             for name, column in columns.items()

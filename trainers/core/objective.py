@@ -157,7 +157,7 @@ class Objective(nn.Module):
 
     @property
     def layers(self) -> list[int]:
-        """Layers whose states [`forward`] reads."""
+        """Layers whose states [`forward`] reads. If there are none, the encoder is not run."""
         return self.grid.layers
 
     @property

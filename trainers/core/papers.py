@@ -8,17 +8,24 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Paper:
     """
-    A paper on arXiv.
+    A paper.
 
     Args:
         title (`str`): Title.
-        id (`str`): arXiv identifier, `YYMM.NNNNN`.
-        authors (`tuple[str, ...]`): Names of the authors, as printed in the paper.
+        id (`str`): arXiv identifier, `YYMM.NNNNN`. The year alone, `YYMM` with month 00, for a paper elsewhere.
+        authors (`tuple[str, ...]`): Names of the authors, as printed in the paper. `"others"` stands for the rest.
+        url (`str`, *optional*): Where to find it. Default: its page on the Hub, by the arXiv identifier.
     """
 
     title: str
     id: str
     authors: tuple[str, ...]
+    url: str = ""
+
+    @property
+    def link(self) -> str:
+        """Address of the paper."""
+        return self.url or f"https://huggingface.co/papers/{self.id}"
 
     @property
     def citation(self) -> str:
@@ -28,8 +35,7 @@ class Paper:
             "title": f"{{{self.title}}}",
             "author": " and ".join(self.authors),
             "year": f"20{self.id[:2]}",
-            "eprint": self.id,
-            "archivePrefix": "arXiv",
+            **({"url": self.url} if self.url else {"eprint": self.id, "archivePrefix": "arXiv"}),
         }
         lines = (f"  {name} = {{{value}}}" for name, value in values.items())
         return f"@misc{{{key},\n" + ",\n".join(lines) + "\n}"
@@ -95,6 +101,13 @@ IBKD = Paper(
     "Text Representation Distillation via Information Bottleneck Principle",
     "2311.05472",
     ("Yanzhao Zhang", "Dingkun Long", "Zehan Li", "Pengjun Xie"),
+)
+QAMA = Paper(
+    "Quantization Aware Matryoshka Adaptation: Leveraging Matryoshka Learning, Quantization, and Bitwise Operations for "
+    "Reduced Storage and Improved Retrieval Speed",
+    "2500",
+    ("Faizan Ahemad", "others"),
+    "https://github.com/faizanahemad/embedding-binary-quantisation",
 )
 CRD = Paper(
     "Contrastive Representation Distillation",

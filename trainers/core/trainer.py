@@ -97,9 +97,10 @@ class NestedTrainer(Trainer):
             if dataset is not None:
                 require_columns(dataset, columns)
         require_one_batch(train_dataset, args)
-        if projection is None:
+        if projection is None and objective.layers:
             declare_grid(copy.deepcopy(config), objective.grid)  # raise a ValueError before training, not after it
-        drop_stale_exits(unwrap_encoder(model), objective.grid)
+        if objective.layers:  # without layers, the encoder is not trained
+            drop_stale_exits(unwrap_encoder(model), objective.grid)
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._finite: dict[Term | None, torch.Tensor] = {}
@@ -136,8 +137,8 @@ class NestedTrainer(Trainer):
 
     def declare_grid(self) -> None:
         """Write the trained grid into the backbone's config. Does nothing for a model with a projection, whose grid
-        has dims of the projection, not of the encoder's states."""
-        if self.projection is None:
+        has dims of the projection, not of the encoder's states, and for an encoder that is not trained."""
+        if self.projection is None and self.nested.objective.layers:
             declare_grid(unwrap_encoder(self.backbone).config, self.nested.objective.grid)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

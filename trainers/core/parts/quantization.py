@@ -1,0 +1,236 @@
+"""QAMA: train a quantizer, alone or with the encoder, so that cut and quantised embeddings keep their similarities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from modeling_m3bert.quantization_m3bert import M3BertQuantizer
+
+from ...losses import nested_info_nce
+from ...losses.quantization import (
+    added_dims_overlap,
+    cosine_matrix,
+    information_bottleneck,
+    level_weights,
+    ramp,
+    range_penalty,
+    rank_error,
+    similarity_divergence,
+    similarity_error,
+    soft_bits,
+    threshold_repulsion,
+    variance_control,
+)
+from .. import papers
+from ..granularity import Granularity, Grid
+from ..objective import NestedBatch, Term, Terms
+from ..states import Pooling, truncate
+from .teacher import RepresentationDistillation, TaughtTexts
+
+
+SIMILARITY_TERMS = ("sim", "kl", "rank", "contrast")
+# The paper's released code, with two exceptions: the contrastive loss is 0.01 there, too, but orthogonality is weighted
+# by 0.01 * 0.01.
+WEIGHTS = {"sim": 1.0, "kl": 1.0, "rank": 1.0, "contrast": 0.01, "orthogonality": 0.01, "bottleneck": 0.01}
+WEIGHTS |= {"quantization": 0.01, "variance": 0.01}
+
+
+class QAMA(RepresentationDistillation):
+    """
+    Matches the similarities of transformed embeddings to those of the teacher's embeddings, at every nested dim, as
+    they are and quantised; regularises the added dims; keeps numbers away from thresholds (QAMA, Algorithm 1).
+
+    Bits have the gradient of a soft step ([`soft_bits`]). The paper passes no gradient through quantisation, which
+    `quantized_gradient=False` does.
+
+    Args:
+        grid ([`Grid`]): Layers, and nested dims. The widest dim is the quantizer's width.
+        quantizer ([`M3BertQuantizer`]): The quantizer to train; see [`~M3BertQuantizer.initialize`].
+        frozen (`bool`, *optional*, defaults to `True`): Whether the quantizer reads the teacher's embeddings. The
+            encoder is then neither run nor trained.
+        codes (`Sequence[str]`, *optional*, defaults to `("qama-2",)`): Codes whose similarities are matched.
+        quantized_gradient (`bool`, *optional*, defaults to `True`): Whether bits have a gradient.
+        matryoshka (`bool`, *optional*, defaults to `True`): Match similarities at every nested dim, not only at the
+            widest, and contrast pairs of texts if there are two columns.
+        quantization_loss (`bool`, *optional*, defaults to `True`): Keep numbers away from thresholds, and match the
+            similarities of codes.
+        regularization (`bool`, *optional*, defaults to `True`): Orthogonality of added dims, and information
+            bottleneck.
+        variance_control (`bool`, *optional*, defaults to `True`): Adaptive variance control.
+        temperature (`float`, *optional*, defaults to 0.1): Temperature of the KL divergence.
+        contrast_temperature (`float`, *optional*, defaults to 0.05): Temperature of the contrastive loss.
+        rank_texts (`int`, *optional*, defaults to 32): Texts per batch in the rank loss, which costs batch^2 numbers
+            per text.
+        weights (`dict[str, float]`, *optional*): Name of a term -> weight, in place of [`WEIGHTS`].
+        pooling (`str`, *optional*, defaults to `"mean"`): Pooling of the encoder's states.
+
+    Raises:
+        ValueError: if an argument is out of range; in forward, as [`RepresentationDistillation`].
+    """
+
+    name = "qama"
+    title = "QAMA"
+    equation = "QAMA, Algorithm 1: similarities of transformed and of quantised embeddings match the encoder's"
+    papers = (papers.QAMA,)
+    tags = ("qama", "matryoshka", "quantization", "sentence-similarity")
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        quantizer: M3BertQuantizer,
+        frozen: bool = True,
+        codes: Sequence[str] = ("qama-2",),
+        quantized_gradient: bool = True,
+        matryoshka: bool = True,
+        quantization_loss: bool = True,
+        regularization: bool = True,
+        variance_control: bool = True,
+        temperature: float = 0.1,
+        contrast_temperature: float = 0.05,
+        rank_texts: int = 32,
+        weights: Mapping[str, float] | None = None,
+        pooling: Pooling = "mean",
+    ):
+        super().__init__(grid, teacher_dim=quantizer.config.hidden_size, pooling=pooling)
+        if unknown := sorted((weights or {}).keys() - WEIGHTS.keys()):
+            raise ValueError(f"weights has unknown terms: {', '.join(unknown)}; legal: {', '.join(WEIGHTS)}.")
+        if grid.dims != quantizer.config.dims:
+            raise ValueError(f"The grid {grid} must have the nested dims of the quantizer, {quantizer.config.dims}.")
+        if min(temperature, contrast_temperature) <= 0 or rank_texts < 1:
+            raise ValueError("Temperatures must be above 0, and rank_texts 1 or more.")
+        self.quantizer, self.frozen = quantizer, frozen
+        self.codes, self.quantized_gradient = tuple(codes), quantized_gradient
+        self.matryoshka, self.quantization_loss = matryoshka, quantization_loss
+        self.regularization, self.variance_control = regularization, variance_control
+        self.temperature, self.contrast_temperature, self.rank_texts = temperature, contrast_temperature, rank_texts
+        self.weights = WEIGHTS | dict(weights or {})
+        self.progress = 0.0  # share of the training that is done, set by the trainer
+
+    @property
+    def layers(self) -> list[int]:
+        """None if frozen: the quantizer then reads the teacher's embeddings."""
+        return [] if self.frozen else self.grid.layers
+
+    def dims(self, layer: int) -> list[int]:
+        """Nested dims to match at a layer."""
+        dims = self.grid.dims_of(layer)
+        return dims if self.matryoshka else dims[-1:]
+
+    def forward(self, batch: NestedBatch) -> Terms:
+        taught = self.taught(batch)
+        targets = cosine_matrix(taught.teacher, taught.all_teachers)
+        terms: Terms = {}
+        for layer in self.grid.layers:
+            vectors = (
+                taught.teacher
+                if self.frozen
+                else torch.cat([text.pooled(layer, self.pooling) for text in batch.texts.values()])
+            )
+            transformed = self.quantizer(vectors)
+            everywhere = taught.rows.gather(transformed)
+            for dim in self.dims(layer):
+                g = Granularity(layer, dim)
+                sides = {g: (truncate(transformed, dim), truncate(everywhere, dim))}
+                if self.quantization_loss:
+                    sides |= {Granularity(layer, dim, code): self.bits(transformed, code, dim, taught)
+                              for code in self.codes}  # fmt: skip
+                for granularity, (own, candidates) in sides.items():
+                    terms |= self.similarity_terms(granularity, own, candidates, targets, taught, len(batch.teacher))
+            terms |= self.regularizers(layer, transformed, everywhere, taught)
+            if self.training:
+                self.quantizer.update_thresholds(everywhere.detach())
+        return terms
+
+    def bits(
+        self, transformed: torch.Tensor, code: str, dim: int, taught: TaughtTexts
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bits as 1 and -1 of the texts of this rank, and of all ranks."""
+        # Gathered before: the width of the soft step depends on the whole batch.
+        margins = self.quantizer.margins(taught.rows.gather(transformed), code, dim)
+        everywhere = soft_bits(margins if self.quantized_gradient else margins.detach())
+        return everywhere[taught.rows.offset :][: len(transformed)], everywhere
+
+    def similarity_terms(
+        self,
+        granularity: Granularity,
+        own: torch.Tensor,
+        candidates: torch.Tensor,
+        targets: torch.Tensor,
+        taught: TaughtTexts,
+        columns: int,
+    ) -> Terms:
+        """The similarity losses at one granularity."""
+        similarities, count = cosine_matrix(own, candidates), self.rank_texts
+        divergences = similarity_divergence(similarities, targets, temperature=self.temperature)
+        terms = {
+            self.term(granularity, "sim"): taught.rows.mean(similarity_error(similarities, targets)),
+            self.term(granularity, "kl"): taught.rows.mean(divergences),
+            self.term(granularity, "rank"): taught.rows.mean(rank_error(similarities[:count], targets[:count])),
+        }
+        if self.matryoshka and columns > 1:
+            terms[self.term(granularity, "contrast")] = self.contrast(own, candidates, taught, columns)
+        return terms
+
+    def contrast(self, own: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int) -> torch.Tensor:
+        """InfoNCE of the first text column and the second, among all texts but the anchor itself."""
+        pairs = len(own) // columns
+        rows = torch.arange(pairs, device=own.device)
+        own_places = taught.targets[:pairs, None]
+        # An anchor has its own place in common with itself among the candidates: it is not its own negative.
+        losses = nested_info_nce(
+            own[:pairs],
+            candidates,
+            dims=(own.shape[1],),
+            temperature=self.contrast_temperature,
+            targets=taught.targets[rows + pairs],
+            anchor_ids=own_places,
+            candidate_ids=torch.arange(len(candidates), device=own.device)[:, None],
+        )
+        return taught.rows.mean(losses)[0]
+
+    def regularizers(
+        self, layer: int, transformed: torch.Tensor, everywhere: torch.Tensor, taught: TaughtTexts
+    ) -> Terms:
+        """The losses on the transformed embeddings alone."""
+        widest = Granularity(layer, self.grid.dims_of(layer)[-1])
+        terms: Terms = {}
+        if self.regularization:
+            overlap = added_dims_overlap(everywhere, self.grid.dims_of(layer))
+            terms[self.term(widest, "orthogonality")] = overlap
+            terms[self.term(widest, "bottleneck")] = taught.rows.mean(information_bottleneck(transformed))
+        if self.quantization_loss:
+            terms[self.term(widest, "quantization")] = self.quantization(transformed, widest.dim, taught)
+        if self.variance_control:
+            # The new dims of each nested dim, on their own.
+            dims = [0, *self.grid.dims_of(layer)]
+            levels = zip(dims[:-1], dims[1:], strict=True)
+            values = torch.stack([variance_control(everywhere[:, start:end]) for start, end in levels])
+            terms[self.term(widest, "variance")] = ramp(self.progress) * values.sum()
+        return terms
+
+    def quantization(self, transformed: torch.Tensor, dim: int, taught: TaughtTexts) -> torch.Tensor:
+        """Distance from thresholds and range, averaged over the codes."""
+        values = []
+        for code in self.codes:
+            for bits, place, numbers in self.quantizer.parts(transformed, code, dim):
+                thresholds = self.quantizer.thresholds(bits)[:, place]
+                # The outermost thresholds are quantiles: numbers may lie as far beyond them as they lie apart.
+                reach = (thresholds[-1] - thresholds[0]).clamp(min=1 / dim)
+                outside = range_penalty(numbers, thresholds[0] - 3 * reach, thresholds[-1] + 3 * reach)
+                values.append(taught.rows.mean(threshold_repulsion(numbers, thresholds) + outside))
+        return ramp(self.progress) * torch.stack(values).mean()
+
+    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
+        by_dim = {layer: level_weights(self.dims(layer)) for layer in self.grid.layers}
+        scale = {layer: sum(weights.values()) for layer, weights in by_dim.items()}
+        weighted = []
+        for term, value in terms.items():
+            weight = self.weights[term.name]
+            g = term.granularity
+            if g is not None and term.name in SIMILARITY_TERMS:
+                weight *= by_dim[g.layer][g.dim] / scale[g.layer]
+            weighted.append(weight * value)
+        return torch.stack(weighted).sum()

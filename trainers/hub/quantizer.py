@@ -1,0 +1,55 @@
+"""The quantizer that is published with an encoder, in the subfolder `quantizer` of its checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers.utils.hub import cached_file
+
+from modeling_m3bert import M3BertQuantizer, quantization_m3bert
+
+
+QUANTIZER_FOLDER = "quantizer"
+QUANTIZER_CODE = "quantization_m3bert.py"
+
+
+def find_quantizer(name_or_path: str, **hub_options: Any) -> M3BertQuantizer | None:
+    """
+    The quantizer that was published with an encoder, if there is one. It is loaded by this package, without remote
+    code.
+
+    Args:
+        name_or_path (`str`): Folder or Hub id.
+        hub_options (*optional*): Options for the Hub, such as `revision`.
+    """
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    if cached_file(name_or_path, f"{QUANTIZER_FOLDER}/config.json", **hub_options, **missing) is None:
+        return None
+    return M3BertQuantizer.from_pretrained(name_or_path, subfolder=QUANTIZER_FOLDER, **hub_options).eval()
+
+
+def write_quantizer(folder: str | Path, quantizer: M3BertQuantizer) -> Path:
+    """
+    Write a quantizer beside an encoder: weights in a subfolder, and the code that loads them, which is looked for at
+    the root of a repository.
+
+    Args:
+        folder (`Path`): Folder of the encoder.
+        quantizer ([`M3BertQuantizer`]): The quantizer.
+
+    Returns:
+        `Path`: the subfolder.
+
+    Raises:
+        ValueError: if the quantizer has no thresholds.
+    """
+    if not quantizer.calibrated:
+        raise ValueError("This quantizer has no thresholds yet: train it, or call calibrate.")
+    target = Path(folder) / QUANTIZER_FOLDER
+    quantizer.save_pretrained(target)
+    # save_pretrained puts the code beside the weights; remote code is read from the root only.
+    (target / QUANTIZER_CODE).unlink(missing_ok=True)
+    shutil.copyfile(quantization_m3bert.__file__, Path(folder) / QUANTIZER_CODE)
+    return target

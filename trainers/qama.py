@@ -1,0 +1,194 @@
+"""QAMA: embeddings in two bits or fewer per dim, with a quantizer that is published with the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+
+from .core.composition import mapping_of
+from .core.described import described
+from .core.granularity import Grid
+from .core.objective import Objective
+from .core.parts.quantization import QAMA
+from .core.states import shared_layers, unwrap_encoder, width_of
+from .data.teacher import Teacher, TeacherEmbeddings
+from .distillation import DistillationConfig, DistillationTrainer
+from .hub.quantizer import write_quantizer
+from .hub.training_record import RECORD_FILE, TrainingRecord
+
+
+CALIBRATION_TEXTS = 20_000
+SMALLEST_DIM = 48
+
+
+@described
+@dataclass
+class QAMAConfig(DistillationConfig):
+    """
+    Configuration of [`QAMATrainer`], in addition to the fields of [`DistillationConfig`].
+
+    Args:
+        frozen (`bool`, *optional*, defaults to `True`): Train the quantizer alone, on embeddings that are computed
+            once. `False` trains the encoder with it.
+        codes (`list[str]`, *optional*): Codes whose similarities are trained. All codes can be used afterwards.
+            Default: `qama-2` and `qama-hybrid`.
+        quantizer_config (`dict`, *optional*): Arguments of [`M3BertQuantizerConfig`], as JSON or a YAML mapping, such as
+            `{skip: none, intermediate_size: 12288}`, which is the paper's.
+        quantized_gradient (`bool`, *optional*, defaults to `True`): Pass a gradient through quantisation, which the
+            paper does not.
+        matryoshka (`bool`, *optional*, defaults to `True`): Train every nested dim, not only the widest.
+        quantization_loss (`bool`, *optional*, defaults to `True`): Keep numbers away from thresholds, and train the
+            similarities of codes.
+        regularization (`bool`, *optional*, defaults to `True`): Orthogonality of added dims, and information
+            bottleneck.
+        variance_control (`bool`, *optional*, defaults to `True`): Adaptive variance control.
+        contrast_temperature (`float`, *optional*, defaults to 0.05): Temperature of the contrastive loss, for pairs.
+        rank_texts (`int`, *optional*, defaults to 32): Texts per batch in the rank loss, which costs batch^2 numbers
+            per text.
+        weights (`dict`, *optional*): Name of a term -> weight: sim, kl, rank, contrast, orthogonality, bottleneck,
+            quantization, variance.
+        temperature (`float`, *optional*, defaults to 0.05): Temperature of the KL divergence.
+        learning_rate (`float`, *optional*, defaults to 1e-3): Initial learning rate of AdamW.
+        per_device_train_batch_size (`int`, *optional*, defaults to 256): Rows per device and step.
+
+    The default grid is the last layer at its width, halved down to 48 dims. A frozen encoder has one layer; its exits,
+    which share the space of the last layer, can use the same quantizer. Without `teacher_name_or_path`, the teacher is
+    the model itself as it was loaded.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    frozen: bool = True
+    codes: list[str] | None = None
+    quantizer_config: dict | str | None = None
+    quantized_gradient: bool = True
+    matryoshka: bool = True
+    quantization_loss: bool = True
+    regularization: bool = True
+    variance_control: bool = True
+    contrast_temperature: float = 0.05
+    rank_texts: int = 32
+    weights: dict | str | None = None
+    temperature: float = 0.05
+    learning_rate: float = 1e-3
+    per_device_train_batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.codes = self.codes or ["qama-2", "qama-hybrid"]
+        self.quantizer_config = mapping_of("quantizer_config", self.quantizer_config)
+        self.weights = mapping_of("weights", self.weights)
+        if self.projection_dim is not None:
+            raise ValueError("A quantizer reads the embedding itself: unset projection_dim.")
+        if self.teacher_max_length is None:
+            self.teacher_max_length = self.max_length
+
+    def grid_for(self, config: Any) -> Grid:
+        if self.grid is None:
+            dims = [width_of(config)]
+            while dims[-1] % 2 == 0 and dims[-1] // 2 >= SMALLEST_DIM:
+                dims.append(dims[-1] // 2)
+            return Grid.product([config.num_hidden_layers], dims)
+        grid = Grid.parse(self.grid).validate(config)
+        if grid.dims[-1] != width_of(config) or len(grid) != len(grid.layers) * len(grid.dims):
+            raise ValueError(f"The grid {grid} must have the same dims at every layer, up to {width_of(config)}.")
+        if self.frozen and grid.layers != [config.num_hidden_layers]:
+            raise ValueError(
+                f"A frozen encoder is quantised at its last layer, {config.num_hidden_layers}; the grid is {grid}. "
+                "Load the model at another depth (output_layer), or set frozen=False."
+            )
+        return grid
+
+    def teacher_for(self, model: nn.Module) -> Teacher:
+        if self.teacher_name_or_path is None:
+            self.teacher_name_or_path = unwrap_encoder(model).config.name_or_path or None
+        return self.teacher
+
+    def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
+        options = {
+            "hidden_size": teacher.width,
+            "dims": grid.dims,
+            "layers": grid.layers,
+            **mapping_of("quantizer_config", self.quantizer_config),
+        }
+        quantizer = M3BertQuantizer(M3BertQuantizerConfig(**options))
+        quantizer.initialize(sample_of(teacher))
+        return QAMA(grid, quantizer=quantizer, **self.objective_arguments(QAMA))
+
+
+class QAMATrainer(DistillationTrainer):
+    """
+    Trains a quantizer for an encoder with [`QAMA`] and a [`QAMAConfig`], and saves it in the subfolder `quantizer` of
+    the checkpoint. By default the encoder is frozen, and its embeddings of all texts are computed once; no labels are
+    needed. At the end, thresholds are computed again from the training texts.
+    """
+
+    def __init__(self, model: nn.Module, args: QAMAConfig, *others: Any, **kwargs: Any):
+        self.earlier_record = TrainingRecord.find(unwrap_encoder(model).config.name_or_path or "")
+        if args.frozen:
+            model.requires_grad_(False)
+        super().__init__(model, args, *others, **kwargs)
+        if args.frozen:
+            self.quantizer.config.layers = shared_layers(unwrap_encoder(self.backbone).config)
+
+    @property
+    def quantizer(self) -> M3BertQuantizer:
+        """The quantizer that is trained."""
+        return self.nested.objective.quantizer
+
+    def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+        self.nested.objective.progress = self.state.global_step / max(1, self.state.max_steps)
+        return super().compute_loss(*args, **kwargs)
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().train(*args, **kwargs)
+        self.calibrate()
+        return output
+
+    @torch.no_grad()
+    def calibrate(self) -> None:
+        """Set thresholds to the quantiles over training texts, of at most 20,000 embeddings."""
+        if self.args.frozen:
+            assert self.teacher is not None  # DistillationTrainer embeds the texts
+            self.quantizer.calibrate(sample_of(self.teacher).to(self.quantizer.device))
+            return
+        embeddings, count = [], 0
+        self.model.eval()
+        for inputs in self.get_train_dataloader():
+            texts = self.nested.encode(self._prepare_inputs(inputs))
+            found = [
+                text.pooled(layer, self.args.pooling)
+                for text in texts.values()
+                for layer in self.quantizer.config.layers
+            ]
+            embeddings.append(self.accelerator.gather(torch.cat(found)))
+            count += len(embeddings[-1])
+            if count >= CALIBRATION_TEXTS:
+                break
+        self.quantizer.calibrate(torch.cat(embeddings))
+
+    def save_modules(self, output_dir: str) -> None:
+        """Also write the quantizer, with the record of its training. That of a frozen encoder stays as it was."""
+        super().save_modules(output_dir)
+        folder = write_quantizer(output_dir, self.quantizer)
+        if not self.args.frozen:
+            return
+        self.record().save(folder)
+        if self.earlier_record is None:
+            Path(output_dir, RECORD_FILE).unlink()
+        else:
+            self.earlier_record.save(output_dir)
+
+
+def sample_of(teacher: TeacherEmbeddings) -> torch.Tensor:
+    """At most 20,000 embeddings of a teacher's cache, evenly spaced, `(embeddings, width)` in float32."""
+    step = max(1, -(-len(teacher) // CALIBRATION_TEXTS))
+    return torch.from_numpy(teacher.vectors[::step].astype(np.float32))
