@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -39,8 +39,8 @@ class QAMAConfig(DistillationConfig):
             once. `False` trains the encoder with it.
         codes (`list[str]`, *optional*): Codes whose similarities are trained. All codes can be used afterwards.
             Default: `qama-2` and `qama-hybrid`.
-        quantizer_config (`dict`, *optional*): Arguments of [`M3BertQuantizerConfig`], as JSON or a YAML mapping, such as
-            `{skip: none, intermediate_size: 12288}`, which is the paper's.
+        quantizer_config (`dict`, *optional*): Arguments of [`M3BertQuantizerConfig`], as JSON or a YAML mapping. The
+            paper's are `{skip: none, intermediate_size: 12288}`.
         quantized_gradient (`bool`, *optional*, defaults to `True`): Pass a gradient through quantisation, which the
             paper does not.
         matryoshka (`bool`, *optional*, defaults to `True`): Train every nested dim, not only the widest.
@@ -142,10 +142,10 @@ class QAMATrainer(DistillationTrainer):
     @property
     def quantizer(self) -> M3BertQuantizer:
         """The quantizer that is trained."""
-        return self.nested.objective.quantizer
+        return cast(QAMA, self.nested.objective).quantizer
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        self.nested.objective.progress = self.state.global_step / max(1, self.state.max_steps)
+        cast(QAMA, self.nested.objective).progress = self.state.global_step / max(1, self.state.max_steps)
         return super().compute_loss(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:

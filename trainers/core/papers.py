@@ -103,8 +103,8 @@ IBKD = Paper(
     ("Yanzhao Zhang", "Dingkun Long", "Zehan Li", "Pengjun Xie"),
 )
 QAMA = Paper(
-    "Quantization Aware Matryoshka Adaptation: Leveraging Matryoshka Learning, Quantization, and Bitwise Operations for "
-    "Reduced Storage and Improved Retrieval Speed",
+    "Quantization Aware Matryoshka Adaptation: Leveraging Matryoshka Learning, Quantization, and Bitwise Operations "
+    "for Reduced Storage and Improved Retrieval Speed",
     "2500",
     ("Faizan Ahemad", "others"),
     "https://github.com/faizanahemad/embedding-binary-quantisation",

@@ -31,8 +31,7 @@ from .teacher import RepresentationDistillation, TaughtTexts
 
 
 SIMILARITY_TERMS = ("sim", "kl", "rank", "contrast")
-# The paper's released code, with two exceptions: the contrastive loss is 0.01 there, too, but orthogonality is weighted
-# by 0.01 * 0.01.
+# As in the paper's released code, but for orthogonality, which has 0.01 * 0.01 there.
 WEIGHTS = {"sim": 1.0, "kl": 1.0, "rank": 1.0, "contrast": 0.01, "orthogonality": 0.01, "bottleneck": 0.01}
 WEIGHTS |= {"quantization": 0.01, "variance": 0.01}
 
@@ -123,6 +122,7 @@ class QAMA(RepresentationDistillation):
         taught = self.taught(batch)
         targets = cosine_matrix(taught.teacher, taught.all_teachers)
         terms: Terms = {}
+        columns = len(batch.teacher or ())
         for layer in self.grid.layers:
             vectors = (
                 taught.teacher
@@ -138,7 +138,7 @@ class QAMA(RepresentationDistillation):
                     sides |= {Granularity(layer, dim, code): self.bits(transformed, code, dim, taught)
                               for code in self.codes}  # fmt: skip
                 for granularity, (own, candidates) in sides.items():
-                    terms |= self.similarity_terms(granularity, own, candidates, targets, taught, len(batch.teacher))
+                    terms |= self.similarity_terms(granularity, own, candidates, targets, taught, columns)
             terms |= self.regularizers(layer, transformed, everywhere, taught)
             if self.training:
                 self.quantizer.update_thresholds(everywhere.detach())
