@@ -142,10 +142,10 @@ class QAMATrainer(DistillationTrainer):
     @property
     def quantizer(self) -> M3BertQuantizer:
         """The quantizer that is trained."""
-        return cast(QAMA, self.nested.objective).quantizer
+        return cast("QAMA", self.nested.objective).quantizer
 
     def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
-        cast(QAMA, self.nested.objective).progress = self.state.global_step / max(1, self.state.max_steps)
+        cast("QAMA", self.nested.objective).progress = self.state.global_step / max(1, self.state.max_steps)
         return super().compute_loss(*args, **kwargs)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
