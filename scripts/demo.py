@@ -24,13 +24,14 @@ from safetensors.torch import load_file
 
 from modeling_m3bert import M3BertConfig
 from trainers import Granularity, Grid
+from trainers.core.codes import code_of
 from trainers.core.compute import ComputeArguments
 from trainers.core.states import unwrap_encoder
 from trainers.data.stdlib_docs import split_by_module, stdlib_pairs
 from trainers.data.teacher import require_sentence_transformers
 from trainers.evaluation import GridEmbeddings, GridEncoder
 from trainers.evaluation.encoding import Role
-from trainers.evaluation.precision import BITS, Search, Setting, search_at
+from trainers.evaluation.precision import Search, Setting, search_at
 
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, grid_of, load_encoder
@@ -47,6 +48,7 @@ SHOWN = 5  # documents on each side
 LONGEST_SHOWN = 300  # characters of a document
 MOST_LINES = 1000
 KEPT_CORPORA = 8  # of texts from the page
+BITS = {32: "float32", 8: "int8", 1: "sign"}  # bits per number -> code
 PAGE_CSS = """
 :is(#layer, #dim, #full_layer) :is(.tab-like-container, .min_value, .max_value) { display: none; }
 #result .html-container { padding: 0; }
@@ -196,7 +198,7 @@ def answer(
         encoder ([`GridEncoder`]): The encoder; the last granularity of its grid is the full size.
         corpus ([`Corpus`]): Documents, embedded by this encoder.
         query (`str`): The query.
-        setting ([`Setting`]): Granularity, bits per number and, for an encoder with exits, layer of the query.
+        setting ([`Setting`]): Granularity with a code and, for an encoder with exits, layer of the query.
         full_query_layer (`int`, *optional*): Layer of the query at the full size, for an encoder with exits.
 
     Returns:
@@ -208,11 +210,11 @@ def answer(
     query = query.strip()
     if not query:
         raise ValueError("There is no query: enter one.")
-    full = Setting(encoder.grid.granularities[-1], 32, full_query_layer)
+    full = Setting(encoder.grid.granularities[-1], full_query_layer)
     chosen, largest = search_at(encoder, corpus.embeddings, query, [setting, full], k=SHOWN)
     notes = [*corpus.notes, *cut_notes(encoder, [query], "query")]
     padding = -setting.granularity.dim % 8
-    if setting.bits == 1 and padding:
+    if setting.granularity.code == "sign" and padding:
         notes.append(f"{setting.granularity.dim} dims do not fill whole bytes: {padding} bits per vector are unused.")
     return render(corpus, chosen, largest, notes)
 
@@ -237,7 +239,8 @@ def render(corpus: Corpus, chosen: Search, full: Search, notes: Sequence[str] = 
 
 
 def named(setting: Setting) -> str:
-    g, bits = setting.granularity, setting.bits
+    g = setting.granularity
+    bits = int(code_of(g.code).bits)
     depth = f"{g.layer} layers" if setting.query_layer is None else f"query {setting.query_layer} of {g.layer} layers"
     return f"{depth}, {g.dim} dims, {bits} bit{'s' if bits > 1 else ''}"
 
@@ -330,8 +333,8 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
 
     def setting_at(layer: int, dim: int, bits: int) -> Setting:
         if depths:
-            return Setting(Granularity(depths[-1], dim), bits, query_layer=layer)
-        return Setting(Granularity(layer, dim), bits)
+            return Setting(Granularity(depths[-1], dim, BITS[bits]), query_layer=layer)
+        return Setting(Granularity(layer, dim, BITS[bits]))
 
     def compare(
         source: str, texts: str, query: str, layer: int, dim: int, bits: int, full_layer: int | None = None

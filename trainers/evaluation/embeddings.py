@@ -17,10 +17,10 @@ ROWS_AT_ONCE = 65_536  # rows to process at a time, for arrays that may be large
 @dataclass(frozen=True)
 class GridEmbeddings:
     """
-    Pooled embeddings of texts: one array per layer. Every granularity is a view of one of them.
+    Pooled embeddings of texts: one array per layer. Every size is a view of one of them. They have no code yet.
 
     Args:
-        grid ([`Grid`]): The granularities of the embeddings.
+        grid ([`Grid`]): The sizes of the embeddings.
         layers (`dict[int, torch.Tensor]`): Layer -> embeddings of shape `(texts, widest dim of the layer)`, on the
             CPU, not normalised.
     """
@@ -32,10 +32,10 @@ class GridEmbeddings:
         self, granularity: Granularity, rows: Sequence[int] | None = None, *, normalize: bool = False
     ) -> torch.Tensor:
         """
-        The embeddings at one granularity.
+        The embeddings at one size, in float. [`~coding.code_vectors`] gives those in a code.
 
         Args:
-            granularity ([`Granularity`]): A granularity of the grid.
+            granularity ([`Granularity`]): A size of the grid. Its code, if it has one, is not applied.
             rows (`Sequence[int]`, *optional*): Texts to return, in this order; `None` returns all, without a copy.
             normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise the truncated embeddings.
 
@@ -45,13 +45,17 @@ class GridEmbeddings:
         Raises:
             ValueError: if the granularity is not in the grid.
         """
-        if granularity not in self.grid.granularities:
-            raise ValueError(f"{granularity} is not among the encoded granularities {self.grid}.")
+        if granularity.size not in self.grid.granularities:
+            raise ValueError(f"{granularity.size} is not among the encoded granularities {self.grid}.")
         vectors = truncate(self.layers[granularity.layer], granularity.dim)
         vectors = vectors if rows is None else vectors[rows]
         return truncate(
             vectors.to(torch.promote_types(vectors.dtype, torch.float32)), granularity.dim, normalize=normalize
         )
+
+    def widest(self, layer: int, rows: Sequence[int] | None = None) -> torch.Tensor:
+        """The embeddings of a layer at its widest dim, as [`~GridEmbeddings.at`]: what a code is made from."""
+        return self.at(Granularity(layer, self.grid.dims_of(layer)[-1]), rows)
 
     def require_finite(self) -> GridEmbeddings:
         """

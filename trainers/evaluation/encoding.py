@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -15,10 +15,11 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from ..core.chunks import PassCost
+from ..core.codes import code_of
 from ..core.compute import autocast
 from ..core.distributed import rank, wait_for_all_ranks, world_size
 from ..core.embedding import Role
-from ..core.granularity import Grid
+from ..core.granularity import Granularity, Grid
 from ..core.projection import Projection
 from ..core.states import (
     NestedStates,
@@ -33,8 +34,12 @@ from ..core.states import (
 )
 from ..data.embedding_store import EmbeddingStore, fingerprint_of
 from ..data.text_chunks import TOKENS_PER_TEXT, tokenized_chunks
+from .coding import require_quantizer
 from .embeddings import GridEmbeddings
 
+
+if TYPE_CHECKING:
+    from modeling_m3bert.quantization_m3bert import M3BertQuantizer
 
 logger = logging.getLogger(__name__)
 # Batches that are tokenised together, and stored together in a folder.
@@ -50,7 +55,7 @@ class GridEncoder:
         model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
             It runs in eval mode; its own mode is restored afterwards.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
-        grid ([`Grid`]): Granularities.
+        grid ([`Grid`]): Granularities. Their codes are for an evaluation: texts are encoded once, in float.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
         batch_size (`int`, *optional*, defaults to 64): Number of texts of 128 tokens to encode at a time: more shorter
             texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
@@ -66,10 +71,11 @@ class GridEncoder:
             published with one. The dims of the grid are then dims of the projection.
         compute_dtype (`torch.dtype`, *optional*): Type of the matrix products: `torch.bfloat16` or `torch.float16`
             (mixed precision). Default: the type of the weights.
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the codes `qama-*`, which reads the full width.
 
     Raises:
-        ValueError: if a granularity is outside the model, a maximum length is beyond the limit, or the pooling or the
-            dtype is not a legal value.
+        ValueError: if a granularity is outside the model, a code needs a quantizer for these embeddings and there is
+            none, a maximum length is beyond the limit, or the pooling or the dtype is not a legal value.
 
     ```python
     >>> encoder = GridEncoder(model, tokenizer, Grid.parse("2,4,6x32,384"))  # doctest: +SKIP
@@ -89,12 +95,14 @@ class GridEncoder:
     projection: Projection | None = None
     max_lengths: Mapping[Role, int] = field(default_factory=dict)
     compute_dtype: torch.dtype | None = None
+    quantizer: M3BertQuantizer | None = None
 
     def __post_init__(self) -> None:
         config = unwrap_encoder(self.model).config
-        self.grid.validate(config)
+        self.grid.sizes.validate(config)
         if self.projection is not None:
-            self.projection.validate_grid(self.grid, config)
+            self.projection.validate_grid(self.grid.sizes, config)
+        require_quantizer(self.quantizer, self.grid, self.full_width)
         check_pooling(self.pooling, config)
         if self.dtype not in (torch.float32, torch.float16):
             raise ValueError(f"dtype={self.dtype} is not available here; legal values: float32 or float16.")
@@ -104,6 +112,17 @@ class GridEncoder:
             if length is not None and not 0 < length <= limit:
                 raise ValueError(f"{role}max_length={length} must be within 1..{limit}, the model's limit.")
         object.__setattr__(self, "max_length", self.max_length or limit)
+
+    @property
+    def full_width(self) -> int:
+        """Dims of the whole embedding."""
+        return self.projection.out_features if self.projection else unwrap_encoder(self.model).config.hidden_size
+
+    @property
+    def encoded_grid(self) -> Grid:
+        """The sizes that are encoded: those of the grid, and the full width where a code needs the quantizer."""
+        layers = {member.layer for member in self.grid if code_of(member.code).learned}
+        return Grid(tuple({*self.grid.sizes, *(Granularity(layer, self.full_width) for layer in layers)}))
 
     def max_length_of(self, role: Role) -> int:
         """Maximum length in tokens of the texts of a role."""
@@ -142,7 +161,8 @@ class GridEncoder:
         if world_size() > 1 and folder is None:
             raise ValueError("Several processes need a folder to encode into: pass folder.")
         texts = [self.prompts.get(role, "") + text for text in texts]
-        widths = {layer: self.grid.dims_of(layer)[-1] for layer in self.grid.layers}
+        grid = self.encoded_grid
+        widths = {layer: grid.dims_of(layer)[-1] for layer in grid.layers}
         # Texts of similar length are tokenised together. The longest come first, so that a batch that does not fit in
         # memory fails immediately.
         order = sorted(range(len(texts)), key=lambda index: len(texts[index]), reverse=True)
@@ -153,7 +173,7 @@ class GridEncoder:
             for _, rows, vectors in self._run(texts, dict(enumerate(blocks)), role, description):
                 for layer in widths:
                     memory[layer][rows] = vectors[layer]
-            return GridEmbeddings(self.grid, memory)
+            return GridEmbeddings(grid, memory)
 
         names = {layer: f"layer_{layer}" for layer in widths}
         array_widths = {names[layer]: width for layer, width in widths.items()}
@@ -163,7 +183,7 @@ class GridEncoder:
             store.write(block, {names[layer]: vectors[layer] for layer in widths})
         wait_for_all_ranks()
         arrays = store.read()
-        return GridEmbeddings(self.grid, {layer: torch.from_numpy(arrays[names[layer]]) for layer in widths})
+        return GridEmbeddings(grid, {layer: torch.from_numpy(arrays[names[layer]]) for layer in widths})
 
     @torch.no_grad()
     def _run(
@@ -172,6 +192,7 @@ class GridEncoder:
         """Yield the number of each block of texts, its rows, and its embeddings (layer -> tensor)."""
         device = next(self.model.parameters()).device
         cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
+        grid = self.encoded_grid
         was_training, filled, longest = self.model.training, 0, self.max_length_of(role)
         self.model.eval()
         bar = tqdm(
@@ -184,8 +205,7 @@ class GridEncoder:
         try:
             for number, rows in blocks.items():
                 vectors = {
-                    layer: torch.empty((len(rows), self.grid.dims_of(layer)[-1]), dtype=self.dtype)
-                    for layer in self.grid.layers
+                    layer: torch.empty((len(rows), grid.dims_of(layer)[-1]), dtype=self.dtype) for layer in grid.layers
                 }
                 for chunk, inputs in tokenized_chunks(self.tokenizer, [texts[row] for row in rows], longest, cost):
                     filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
@@ -202,15 +222,13 @@ class GridEncoder:
             )
 
     def pooled(self, inputs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
-        """Layer -> embeddings of a batch at the largest dim of the layer."""
+        """Layer -> embeddings of a batch at the largest encoded dim of the layer."""
+        grid = self.encoded_grid
         states: TextStates = self.states(inputs, self.grid.layers)
         if self.projection is not None:
             projection = self.projection.to(inputs["input_ids"].device)
             states = ProjectedStates(states, projection, self.grid.layers[-1])
-        return {
-            layer: truncate(states.pooled(layer, self.pooling), self.grid.dims_of(layer)[-1])
-            for layer in self.grid.layers
-        }
+        return {layer: truncate(states.pooled(layer, self.pooling), grid.dims_of(layer)[-1]) for layer in grid.layers}
 
     def states(self, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
         """[`nested_states`] of a batch, computed in the encoder's type. Poolings stay in float32."""
@@ -224,7 +242,7 @@ class GridEncoder:
             "text_fingerprint": fingerprint_of(texts),
             "model": unwrap_encoder(self.model).config.name_or_path,
             "weights_fingerprint": self.weights_fingerprint(),
-            "grid": str(self.grid),
+            "grid": str(self.encoded_grid),
             "pooling": self.pooling,
             "max_length": self.max_length_of(role),
             "batch_size": self.batch_size,

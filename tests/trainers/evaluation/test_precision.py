@@ -1,88 +1,20 @@
-"""Vectors in fewer bits: what is found equals a naive search of what the bits stand for, and the bytes are counted."""
+"""One query on documents in several codes: what is found and what it costs."""
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
 
+from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
-from trainers.evaluation.precision import PackedIndex, Setting, search_at
+from trainers.evaluation.coding import PackedIndex
+from trainers.evaluation.precision import Setting, search_at
 
 
 pytest.importorskip("sentence_transformers", reason="vectors in 8 bits or 1 need sentence-transformers")
-DIMS = (5, 8, 13, 32, 64)  # faiss has code of its own for multiples of 8, 16, 32 and 64
-
-
-def unit_vectors(rows: int, dim: int) -> torch.Tensor:
-    return torch.nn.functional.normalize(torch.randn(rows, dim), dim=1)
-
-
-def naive_scores(query: np.ndarray, documents: np.ndarray, bits: int) -> np.ndarray:
-    """The score of every document, number by number."""
-    if bits == 1:
-        return ((query > 0) == (documents > 0)).mean(axis=1) * 2 - 1
-    if bits == 8:
-        low = documents.min(axis=0)
-        step = (documents.max(axis=0) - low) / 255
-        documents = low + (np.floor((documents - low) / step).clip(0, 255) + 0.5) * step
-    return documents @ query
-
-
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize("bits", [32, 8, 1])
-def test_a_search_equals_comparing_with_every_document(bits, dim):
-    documents, queries = unit_vectors(200, dim), unit_vectors(3, dim)
-    scores, rows = PackedIndex.pack(documents, bits).search(queries, 10)
-    for query, found, order in zip(queries.numpy(), scores, rows, strict=True):
-        expected = naive_scores(query, documents.numpy(), bits)
-        assert len(set(order)) == 10
-        np.testing.assert_allclose(found, expected[order], atol=1e-6)
-        np.testing.assert_allclose(found, np.sort(expected)[::-1][:10], atol=1e-6)
-
-
-def test_eight_bits_are_nearer_to_the_cosine_than_one():
-    documents, queries = unit_vectors(200, 64), unit_vectors(20, 64)
-    cosines = (queries @ documents.T).numpy()
-    errors = {}
-    for bits in (32, 8, 1):
-        scores, rows = PackedIndex.pack(documents, bits).search(queries, 200)
-        errors[bits] = np.abs(scores - np.take_along_axis(cosines, rows, axis=1)).max()
-    assert errors[32] < 1e-6 < errors[8] < 0.01 < errors[1]
-
-
-@pytest.mark.parametrize(("bits", "a_vector"), [(32, 52), (8, 13), (1, 2)])
-def test_bytes_are_those_of_the_stored_numbers(bits, a_vector):
-    index = PackedIndex.pack(unit_vectors(7, 13), bits)
-    ranges = 2 * 13 * 4 if bits == 8 else 0
-    assert index.bytes_per_vector == a_vector and index.nbytes == 7 * a_vector + ranges
-
-
-@pytest.mark.parametrize("bits", [32, 8, 1])
-def test_a_single_document_keeps_its_numbers(bits):
-    documents = unit_vectors(1, 32)
-    queries = torch.cat([documents, -documents, unit_vectors(1, 32)])
-    scores, rows = PackedIndex.pack(documents, bits).search(queries, 5)
-    expected = [naive_scores(query, documents.numpy(), 1 if bits == 1 else 32) for query in queries.numpy()]
-    assert rows.tolist() == [[0]] * 3
-    np.testing.assert_allclose(scores, expected, atol=0.01)
-
-
-def test_a_dim_in_which_all_documents_agree_keeps_its_number():
-    documents = unit_vectors(20, 16)
-    documents[:, 3] = 0.5
-    query = torch.zeros(1, 16)
-    query[0, 3] = 1
-    scores, _ = PackedIndex.pack(documents, 8).search(query, 20)
-    np.testing.assert_allclose(scores, 0.5, atol=0.01)
-
-
-def test_what_cannot_be_packed_is_named():
-    with pytest.raises(ValueError, match="bits=4 is not available; legal values: 32, 8, 1"):
-        PackedIndex.pack(unit_vectors(2, 8), 4)
-    with pytest.raises(ValueError, match="There is no document to search"):
-        PackedIndex.pack(torch.empty(0, 8), 8)
 
 
 @pytest.fixture
@@ -90,16 +22,16 @@ def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
     return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2,4,6x8,16,32"), prompts={"query": "find "})
 
 
-SETTINGS = [Setting(Granularity(2, 8), 1), Setting(Granularity(4, 16), 8), Setting(Granularity(6, 32), 32)]
+SETTINGS = [Setting(Granularity.parse(text)) for text in ("2x8@sign", "4x16@int8", "6x32")]
 
 
-def test_each_setting_finds_what_its_own_granularity_and_bits_find(encoder, sentences):
+def test_each_setting_finds_what_its_own_granularity_and_code_find(encoder, sentences):
     documents = encoder.encode(sentences, role="document")
     results = search_at(encoder, documents, "read the file", SETTINGS, k=4, rounds=1)
     assert [result.setting for result in results] == SETTINGS
     query = encoder.encode(["read the file"], role="query")
-    for result, (g, bits) in zip(results, ((s.granularity, s.bits) for s in SETTINGS), strict=True):
-        index = PackedIndex.pack(documents.at(g, normalize=True), bits)
+    for result, g in zip(results, (setting.granularity for setting in SETTINGS), strict=True):
+        index = PackedIndex.pack(documents.at(g, normalize=True), g.code)
         scores, rows = index.search(query.at(g, normalize=True), 4)
         assert result.rows == rows[0].tolist()
         assert result.scores == pytest.approx(scores[0].tolist(), abs=1e-5)
@@ -123,3 +55,21 @@ def test_a_query_that_is_not_finite_is_refused(encoder, sentences):
         encoder.model.layers[0].mlp.down_proj.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="not finite"):
         search_at(encoder, documents, "read the file", SETTINGS, rounds=1)
+
+
+def test_a_learned_code_is_searched_with_the_quantizer_of_the_encoder(encoder, sentences):
+    quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[4]))
+    plain = encoder.encode(sentences, role="document")
+    quantizer.initialize(plain.at(Granularity(4, 32)))
+    coded = replace(encoder, grid=Grid.parse("4x16@qama-2"), quantizer=quantizer)
+    documents = coded.encode(sentences, role="document")
+    (result,) = search_at(coded, documents, "read the file", [Setting(Granularity(4, 16, "qama-2"))], k=4, rounds=1)
+    query = coded.encode(["read the file"], role="query").widest(4)
+    codes, other = (quantizer.encode(vectors, "qama-2", 16) for vectors in (query, plain.at(Granularity(4, 32))))
+    best = quantizer.hamming(codes, other)[0].sort(descending=True).values[:4]
+    assert result.scores == pytest.approx((2 * best - 1).tolist(), abs=1e-6)
+    assert result.bytes_per_vector == 6
+    with pytest.raises(ValueError, match=r"4x16@qama-2: these codes need a quantizer, and the encoder has none"):
+        replace(coded, quantizer=None)
+    with pytest.raises(ValueError, match=r"2x16@qama-2: the quantizer is for embeddings of layer 4"):
+        replace(coded, grid=Grid.parse("2,4x16@qama-2,int8"))

@@ -1,0 +1,342 @@
+"""
+Embeddings in a code: the bytes that are stored, an index of them, and the float vectors that compare as they do.
+
+An evaluator knows only float vectors. [`code_vectors`] gives it vectors whose cosines rank as an index of the stored
+bytes ranks, so that every code is scored from the one encode of a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ..core.codes import FLOAT, code_of, stored_bits
+from ..core.extras import require_extra
+from ..core.granularity import Granularity, Grid
+from ..core.states import truncate
+from ..data.teacher import require_sentence_transformers
+from .embeddings import ROWS_AT_ONCE
+
+
+if TYPE_CHECKING:
+    from modeling_m3bert.quantization_m3bert import M3BertQuantizer
+
+# Codes of a range per dim -> the type of faiss with the same bytes.
+RANGED = {"int8": "QT_8bit", "int4": "QT_4bit"}
+
+
+@dataclass(frozen=True)
+class Coder:
+    """
+    A code for the embeddings of one collection. Made by [`Coder.fit`].
+
+    Args:
+        code (`str`): One of [`~codes.CODES`].
+        dim (`int`): Dims of a stored embedding.
+        ranges (`np.ndarray` of shape `(2, dim)`, *optional*): Minimum and maximum of each dim, for `int8` and `int4`.
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the codes `qama-*`.
+    """
+
+    code: str
+    dim: int
+    ranges: np.ndarray | None = None
+    quantizer: M3BertQuantizer | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        vectors: torch.Tensor,
+        code: str = FLOAT,
+        dim: int | None = None,
+        quantizer: M3BertQuantizer | None = None,
+    ) -> Coder:
+        """
+        Fit a code to the embeddings that it will store.
+
+        Args:
+            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings; need not be normalised. A quantizer reads
+                their full width.
+            code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
+            dim (`int`, *optional*): Leading dims to keep. Default: all.
+            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the codes `qama-*`.
+
+        Raises:
+            ValueError: if there are no embeddings, the code is unknown or needs a quantizer, `dim` is not within the
+                width, or the quantizer reads another width.
+        """
+        width = vectors.shape[1]
+        dim = width if dim is None else dim
+        if not 0 < dim <= width:
+            raise ValueError(f"dim={dim} must be within 1..{width}, the width of the embeddings.")
+        if not len(vectors):
+            raise ValueError("There is no document to search.")
+        if code_of(code).learned:
+            if quantizer is None:
+                raise ValueError(f"The code {code} needs a quantizer, and there is none.")
+            if quantizer.config.hidden_size != width:
+                raise ValueError(f"The quantizer reads {quantizer.config.hidden_size} dims, not {width}.")
+            return cls(code, dim, quantizer=quantizer)
+        if code not in RANGED:
+            return cls(code, dim)
+        blocks = [_unit(vectors[start : start + ROWS_AT_ONCE], dim) for start in range(0, len(vectors), ROWS_AT_ONCE)]
+        low, high = torch.stack([b.amin(dim=0) for b in blocks]), torch.stack([b.amax(dim=0) for b in blocks])
+        return cls(code, dim, np.stack([low.amin(dim=0).numpy(), high.amax(dim=0).numpy()]))
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether a search codes the query, too, and compares bits by Hamming distance."""
+        return self.code == "sign" or self.quantizer is not None
+
+    def pack(self, vectors: torch.Tensor) -> np.ndarray:
+        """
+        The bytes to store.
+
+        Args:
+            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings as in [`Coder.fit`].
+
+        Returns:
+            `np.ndarray` of shape `(vectors, bytes_per_vector)`, uint8
+
+        Raises:
+            ValueError: if the code needs faiss or sentence-transformers, which is not installed.
+        """
+        blocks = (vectors[start : start + ROWS_AT_ONCE] for start in range(0, len(vectors), ROWS_AT_ONCE))
+        return np.concatenate([self._pack(block) for block in blocks])
+
+    def _pack(self, vectors: torch.Tensor) -> np.ndarray:
+        if self.quantizer is not None:
+            codes = self.quantizer.encode(vectors.float().to(self.quantizer.device), self.code, self.dim)
+            return codes.packed.cpu().numpy()
+        numbers = _unit(vectors, self.dim).numpy()
+        if self.code == "int8":
+            return quantized(numbers, "uint8", self.ranges)
+        if self.code == "sign":
+            return quantized(numbers, "ubinary")
+        if self.code == "int4":
+            return self._faiss_quantizer().compute_codes(numbers)
+        return numbers.astype(self.code).view(np.uint8)
+
+    @torch.no_grad()
+    def decode(self, packed: np.ndarray) -> torch.Tensor:
+        """
+        The numbers that stored bytes stand for, which are compared with [`~Coder.float_queries`]: the middle of a step
+        for `int8` and `int4`, 1 or -1 for `sign`, the mean of a level for `qama-*`.
+
+        Args:
+            packed (`np.ndarray` of shape `(vectors, bytes_per_vector)`): Bytes of [`Coder.pack`].
+
+        Returns:
+            `torch.Tensor` of shape `(vectors, numbers)`, float32
+        """
+        if self.quantizer is not None:
+            return self.quantizer.decode(self._codes(packed)).cpu()
+        if self.code == "sign":
+            return torch.from_numpy(2 * np.unpackbits(packed, axis=1, count=self.dim).astype(np.float32) - 1)
+        if self.code in RANGED:
+            return torch.from_numpy(self._faiss_quantizer().decode(packed))
+        return torch.from_numpy(packed.view(self.code).astype(np.float32))
+
+    @torch.no_grad()
+    def float_queries(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Queries as the float numbers that are compared with [`~Coder.decode`], `(queries, numbers)`, normalised."""
+        if self.quantizer is None:
+            return _unit(vectors, self.dim)
+        units = self.quantizer.units(vectors.float().to(self.quantizer.device), self.code, self.dim).cpu()
+        return torch.nn.functional.normalize(units, dim=1)
+
+    def documents(self, packed: np.ndarray) -> torch.Tensor:
+        """Stored bytes as a search compares them with [`~Coder.queries`]: bits as 1 and -1, or decoded."""
+        if self.quantizer is not None:
+            return self.quantizer.signs(self._codes(packed)).cpu()
+        return self.decode(packed)
+
+    def queries(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Queries as a search compares them with [`~Coder.documents`]: coded as the documents, or in float32."""
+        return self.documents(self.pack(vectors)) if self.symmetric else self.float_queries(vectors)
+
+    def _codes(self, packed: np.ndarray) -> Any:
+        from modeling_m3bert.quantization_m3bert import Codes
+
+        assert self.quantizer is not None  # by the callers
+        tensor = torch.from_numpy(packed).to(self.quantizer.device)
+        return Codes(tensor, self.code, self.dim, self.quantizer.fingerprint)
+
+    def _faiss_quantizer(self) -> Any:
+        faiss = require_extra("faiss", "evaluation", f"The code {self.code}")
+        quantizer = faiss.ScalarQuantizer(self.dim, getattr(faiss.ScalarQuantizer, RANGED[self.code]))
+        quantizer.train(self.ranges)
+        return quantizer
+
+
+@dataclass(frozen=True)
+class PackedIndex:
+    """
+    An index of embeddings in a code, with exact search. Made by [`PackedIndex.pack`].
+
+    Args:
+        index (`faiss.Index` or `faiss.IndexBinary`): The stored vectors.
+        coder ([`Coder`]): The code.
+    """
+
+    index: Any  # faiss has no common base class for both kinds
+    coder: Coder
+
+    @classmethod
+    def pack(
+        cls,
+        vectors: torch.Tensor,
+        code: str = FLOAT,
+        dim: int | None = None,
+        quantizer: M3BertQuantizer | None = None,
+    ) -> PackedIndex:
+        """
+        Build an index. `int8` and `sign` use [`~sentence_transformers.quantize_embeddings`], with the range of each
+        dim over the documents; `int4` is that of faiss.
+
+        Args:
+            vectors (`torch.Tensor` of shape `(documents, width)`): Embeddings; need not be normalised.
+            code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
+            dim (`int`, *optional*): Leading dims to keep. Default: all.
+            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the codes `qama-*`. It reads the full width.
+
+        Returns:
+            [`PackedIndex`]
+
+        Raises:
+            ValueError: as [`Coder.fit`], or if faiss or sentence-transformers is not installed.
+        """
+        coder = Coder.fit(vectors, code, dim, quantizer)
+        faiss = require_extra("faiss", "evaluation", "An index of packed vectors")
+        packed = coder.pack(vectors)
+        index: Any
+        if coder.symmetric:
+            index = faiss.IndexBinaryFlat(8 * packed.shape[1])
+            index.add(packed)
+        elif code == FLOAT:
+            index = faiss.IndexFlatIP(coder.dim)
+            index.add(packed.view(np.float32))
+        else:
+            # These types compare a query in float32; the other byte types of faiss would also round it.
+            kind = getattr(faiss.ScalarQuantizer, RANGED.get(code, "QT_fp16"))
+            index = faiss.IndexScalarQuantizer(coder.dim, kind, faiss.METRIC_INNER_PRODUCT)
+            index.train(np.zeros((1, coder.dim), dtype=np.float32) if coder.ranges is None else coder.ranges)
+            index.add_sa_codes(packed)
+        return cls(index, coder)
+
+    @property
+    def bytes_per_vector(self) -> int:
+        """Bytes per document vector."""
+        return self.index.code_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a search reads: all vectors and, for `int8` and `int4`, the minimum and maximum of each dim."""
+        ranges = 0 if self.coder.ranges is None else self.coder.ranges.nbytes
+        return self.index.ntotal * self.bytes_per_vector + ranges
+
+    def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Find the nearest documents by comparing each query with every document. For `sign` and `qama-*`, the bits of
+        query and document are compared by Hamming distance. For the other codes, the score is the dot product of the
+        float32 query and the decoded document: the cosine, or nearly.
+
+        Args:
+            queries (`torch.Tensor` of shape `(queries, width)`): Embeddings; need not be normalised.
+            k (`int`): Number of documents to find per query; all documents if there are fewer.
+
+        Returns:
+            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. For `sign` and
+            `qama-*`, the score is the cosine of the bits as 1 and -1: 1 if all are equal, -1 if all differ.
+        """
+        k = min(k, self.index.ntotal)
+        if not self.coder.symmetric:
+            return self.index.search(self.coder.float_queries(queries).numpy(), k)
+        distances, rows = self.index.search(self.coder.pack(queries), k)
+        return 1 - 2 * distances / stored_bits(self.coder.code, self.coder.dim), rows
+
+
+def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = None) -> np.ndarray:
+    """[`~sentence_transformers.quantize_embeddings`] of the optional dependency sentence-transformers. Ranges are
+    passed, because it cannot infer them from a single document."""
+    library = require_sentence_transformers("A code of 8 bits or 1 a number")
+    return library.quantize_embeddings(numbers, precision=precision, ranges=ranges)
+
+
+def code_vectors(
+    vectors: Mapping[str, torch.Tensor],
+    stored: Sequence[str],
+    granularity: Granularity,
+    quantizer: M3BertQuantizer | None = None,
+    *,
+    float_queries: bool = False,
+) -> dict[str, torch.Tensor]:
+    """
+    Embeddings of a task in a code, as float vectors whose cosines rank as an index of the stored bytes does.
+
+    Args:
+        vectors (`dict[str, torch.Tensor]`): Name -> embeddings of one layer `(texts, width)`, not normalised.
+        stored (`Sequence[str]`): Names of the embeddings that are stored. The code is fitted to them; the others are
+            queries.
+        granularity ([`Granularity`]): Dim and code.
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the codes `qama-*`.
+        float_queries (`bool`, *optional*, defaults to `False`): Whether queries stay in float32 and are compared with
+            decoded documents for every code, as when a shortlist is scored again.
+
+    Returns:
+        `dict[str, torch.Tensor]`: name -> float32 vectors, of another width than the embeddings for some codes.
+
+    Raises:
+        ValueError: as [`Coder.fit`].
+    """
+    everything = vectors[stored[0]] if len(stored) == 1 else torch.cat([vectors[name] for name in stored])
+    coder = Coder.fit(everything, granularity.code, granularity.dim, quantizer)
+    embed_document, embed_query = coder.documents, coder.queries
+    if float_queries:
+        embed_document, embed_query = coder.decode, coder.float_queries
+    documents = {name: embed_document(coder.pack(vectors[name])) for name in stored}
+    queries = {name: embed_query(side) for name, side in vectors.items() if name not in stored}
+    if not queries or coder.symmetric:
+        return documents | queries
+    # An index computes dot products, and decoded documents differ a little in length. One more number makes all
+    # lengths equal, so that cosines rank as dot products do. It is zero for queries.
+    squares = {name: side.square().sum(dim=1, keepdim=True) for name, side in documents.items()}
+    longest = max(square.max() for square in squares.values())
+    documents = {name: torch.cat([side, (longest - squares[name]).sqrt()], dim=1) for name, side in documents.items()}
+    queries = {name: torch.nn.functional.pad(side, (0, 1)) for name, side in queries.items()}
+    return documents | queries
+
+
+def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int) -> None:
+    """
+    Check that the codes of a grid can be made.
+
+    Args:
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the encoder.
+        grid ([`Grid`]): Granularities, with codes.
+        width (`int`): Full width of the encoder's embeddings.
+
+    Raises:
+        ValueError: if a granularity has a code `qama-*`, and there is no quantizer, or one for other layers or another
+            width. The message names the granularities.
+    """
+    learned = [member for member in grid if code_of(member.code).learned]
+    if not learned:
+        return
+    named = ", ".join(map(str, learned))
+    if quantizer is None:
+        raise ValueError(f"{named}: these codes need a quantizer, and the encoder has none.")
+    if quantizer.config.hidden_size != width:
+        raise ValueError(
+            f"{named}: the quantizer reads {quantizer.config.hidden_size} dims, and the embeddings have {width}."
+        )
+    its = quantizer.config.layers
+    if other := [str(member) for member in learned if its and member.layer not in its]:
+        raise ValueError(f"{', '.join(other)}: the quantizer is for embeddings of layer {', '.join(map(str, its))}.")
+
+
+def _unit(vectors: torch.Tensor, dim: int) -> torch.Tensor:
+    return truncate(vectors.float(), dim, normalize=True)
