@@ -1,5 +1,5 @@
 """
-A page to try an elastic encoder: what each depth, width and precision finds, and what it costs. For a model with
+A page to try an elastic encoder: what each depth, width and code finds, and what it costs. For a model with
 exits, documents are embedded once, with all layers, and the page chooses the depth of the query.
 
     m3bert demo                                                   # the encoder and documents of the quickstart
@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 
 from modeling_m3bert import M3BertConfig
 from trainers import Granularity, Grid
-from trainers.core.codes import code_of
+from trainers.core.codes import CODES, Code, bytes_per_vector, code_of, stored_bits
 from trainers.core.compute import ComputeArguments
 from trainers.core.states import unwrap_encoder
 from trainers.data.stdlib_docs import split_by_module, stdlib_pairs
@@ -48,7 +48,6 @@ SHOWN = 5  # documents on each side
 LONGEST_SHOWN = 300  # characters of a document
 MOST_LINES = 1000
 KEPT_CORPORA = 8  # of texts from the page
-BITS = {32: "float32", 8: "int8", 1: "sign"}  # bits per number -> code
 PAGE_CSS = """
 :is(#layer, #dim, #full_layer) :is(.tab-like-container, .min_value, .max_value) { display: none; }
 #result .html-container { padding: 0; }
@@ -68,15 +67,21 @@ li.shared, .problem { border-left: 3px solid var(--color-accent); }
 .problem { padding: 0.3rem 0.8rem; }
 """
 EXPLANATION = """
-A coloured line marks documents that both sides found. Scores are cosines. With 8 bits, the numbers of the documents
-are rounded; with 1 bit, only the signs of query and documents are kept, and compared by Hamming distance. Each search
-is exact: it compares the query with all documents. Times are for one query on this machine, the median of five runs.
+A coloured line marks documents that both sides found. Scores are cosines. A code says how the numbers of the documents
+are stored: rounded to 16, 8 or 4 bits, or as their signs. With `sign`, only the signs of query and documents are
+compared, by Hamming distance. Each search is exact: it compares the query with all documents. Times are for one query
+on this machine, the median of five runs.
+"""
+ABOUT_QUANTIZER = """
+This model has a quantizer. Its codes (`qama-...`) keep one of a few learned levels per dim, and are compared by
+Hamming distance, too. The bits are those that are stored: four levels take three, so that Hamming distances are
+differences of levels.
 """
 
 
 INTRODUCTION = """
 # One encoder, many sizes
-Search with the same query at a depth, width and precision of your choice, and at the full size. Compare what they
+Search with the same query at a depth, width and code of your choice, and at the full size. Compare what they
 find, and what it costs.
 """
 ABOUT_EXITS = """
@@ -192,7 +197,7 @@ def answer(
     encoder: GridEncoder, corpus: Corpus, query: str, setting: Setting, full_query_layer: int | None = None
 ) -> str:
     """
-    What a query finds and costs at a setting, side by side with the full size at 32 bits.
+    What a query finds and costs at a setting, side by side with the full size in float32.
 
     Args:
         encoder ([`GridEncoder`]): The encoder; the last granularity of its grid is the full size.
@@ -205,17 +210,20 @@ def answer(
         `str`: HTML.
 
     Raises:
-        ValueError: if there is no query, or the granularity is not in the grid.
+        ValueError: if there is no query, the size is not in the grid, or the encoder lacks the quantizer of a code.
     """
     query = query.strip()
     if not query:
         raise ValueError("There is no query: enter one.")
+    g = setting.granularity
+    if g.size not in corpus.embeddings.grid.granularities:
+        raise ValueError(f"{g.size} is not among the encoded granularities {corpus.embeddings.grid}.")
     full = Setting(encoder.grid.granularities[-1], full_query_layer)
     chosen, largest = search_at(encoder, corpus.embeddings, query, [setting, full], k=SHOWN)
     notes = [*corpus.notes, *cut_notes(encoder, [query], "query")]
-    padding = -setting.granularity.dim % 8
-    if setting.granularity.code == "sign" and padding:
-        notes.append(f"{setting.granularity.dim} dims do not fill whole bytes: {padding} bits per vector are unused.")
+    if unused := 8 * bytes_per_vector(g.code, g.dim) - stored_bits(g.code, g.dim):
+        bits = "1 bit per vector is" if unused == 1 else f"{unused} bits per vector are"
+        notes.append(f"{g.dim} dims do not fill whole bytes: {bits} unused.")
     return render(corpus, chosen, largest, notes)
 
 
@@ -240,9 +248,18 @@ def render(corpus: Corpus, chosen: Search, full: Search, notes: Sequence[str] = 
 
 def named(setting: Setting) -> str:
     g = setting.granularity
-    bits = int(code_of(g.code).bits)
     depth = f"{g.layer} layers" if setting.query_layer is None else f"query {setting.query_layer} of {g.layer} layers"
-    return f"{depth}, {g.dim} dims, {bits} bit{'s' if bits > 1 else ''}"
+    return f"{depth}, {g.dim} dims, {with_bits(code_of(g.code))}"
+
+
+def with_bits(code: Code) -> str:
+    """A code with its stored bits per dim."""
+    return f"{code.name} ({code.bits:g} bit{'s' if code.bits != 1 else ''})"
+
+
+def codes_of(encoder: GridEncoder) -> list[Code]:
+    """The codes that users choose from: those of a quantizer only if the encoder has one."""
+    return [code for code in CODES.values() if encoder.quantizer is not None or not code.learned]
 
 
 def costs_of(found: Search, documents: int) -> str:
@@ -331,17 +348,17 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
         )
         return control
 
-    def setting_at(layer: int, dim: int, bits: int) -> Setting:
+    def setting_at(layer: int, dim: int, code: str) -> Setting:
         if depths:
-            return Setting(Granularity(depths[-1], dim, BITS[bits]), query_layer=layer)
-        return Setting(Granularity(layer, dim, BITS[bits]))
+            return Setting(Granularity(depths[-1], dim, code), query_layer=layer)
+        return Setting(Granularity(layer, dim, code))
 
     def compare(
-        source: str, texts: str, query: str, layer: int, dim: int, bits: int, full_layer: int | None = None
+        source: str, texts: str, query: str, layer: int, dim: int, code: str, full_layer: int | None = None
     ) -> str:
         try:
             searched = encode_own(texts) if source == OWN else corpus
-            setting = setting_at(layers[layer - 1], dims[dim - 1], bits)
+            setting = setting_at(layers[layer - 1], dims[dim - 1], code)
             return answer(encoder, searched, query, setting, full_layer and depths[full_layer - 1])
         except ValueError as error:
             return f'<p class="problem">{escape(str(error))}</p>'
@@ -354,8 +371,9 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
                 "Query layers, chosen" if depths else "Layers", layers, "layer", position=(len(layers) + 1) // 2
             )
             dim = slider("Dims", dims, "dim", position=(len(dims) + 1) // 2)
-            bits = gr.Radio(list(BITS), value=8, label="Bits per number", elem_id="bits")
-            controls = [layer, dim, bits]
+            choices = [(with_bits(code), code.name) for code in codes_of(encoder)]
+            code = gr.Radio(choices, value="int8", label="Code (stored bits per dim)", elem_id="code")
+            controls = [layer, dim, code]
             if depths:
                 controls.append(slider("Query layers, full index", depths, "full_layer", position=len(depths)))
         source = gr.Radio(
@@ -366,7 +384,8 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
         )
         button = gr.Button("Compare", variant="primary", elem_id="compare")
         result = gr.HTML(css_template=RESULT_CSS, elem_id="result")
-        gr.Markdown(EXPLANATION + (ABOUT_EXITS if depths else ""))
+        about_quantizer = ABOUT_QUANTIZER if encoder.quantizer is not None else ""
+        gr.Markdown(EXPLANATION + about_quantizer + (ABOUT_EXITS if depths else ""))
         source.change(
             lambda chosen: gr.Textbox(visible=chosen == OWN),
             source,
@@ -380,7 +399,7 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
                 demo.load,
                 button.click,
                 query.submit,
-                *(control.input if control is bits else control.release for control in controls),
+                *(control.input if control is code else control.release for control in controls),
             ],
             compare,
             [source, texts, query, *controls],

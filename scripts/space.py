@@ -38,8 +38,9 @@ SPACE_CARD = """---
 
 # One encoder, many sizes
 
-Try [{model}](https://huggingface.co/{model}) at every depth and width that it was trained for, with 32, 8 or 1 bit per
-number, side by side with its full size. At startup, the Space encodes the documentation of Python's standard library.
+Try [{model}](https://huggingface.co/{model}) at every depth and width that it was trained for, stored with 32 bits per
+dim or fewer, side by side with its full size. At startup, the Space encodes the documentation of Python's standard
+library.
 
 Written by `m3bert demo --space`. The folders `m3bert`, `modeling_m3bert` and `trainers` are copies from m3BERT.
 """

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from html import unescape
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,15 +16,17 @@ from urllib.parse import urlsplit
 import pytest
 import torch
 
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
 from scripts import demo, quickstart
 from scripts.demo import Corpus, DemoArguments, answer, kept_corpus, load, main, own_corpus
 from scripts.encoder import EncoderArguments
 from tests.conftest import tiny_config
 from trainers import Granularity, Grid
+from trainers.core.codes import CODES
 from trainers.data.stdlib_docs import Pair
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.precision import Setting
+from trainers.hub.quantizer import write_quantizer
 
 
 pytest.importorskip("sentence_transformers", reason="vectors in 8 bits or 1 need sentence-transformers")
@@ -58,20 +61,20 @@ def hits(section: str) -> list[tuple[float, str]]:
 def naive_scores(encoder: GridEncoder, query: str, texts: list[str], setting: Setting) -> list[float]:
     """Every document alone, by the numbers of its embedding."""
     g = setting.granularity
-    query_vector = encoder.encode([query]).at(g, normalize=True)[0]
-    vectors = torch.cat([encoder.encode([text]).at(g, normalize=True) for text in texts])
-    if setting.bits == 1:
+    query_vector = encoder.encode([query]).at(g.size, normalize=True)[0]
+    vectors = torch.cat([encoder.encode([text]).at(g.size, normalize=True) for text in texts])
+    if g.code == "sign":
         return [float(((query_vector > 0) == (vector > 0)).float().mean() * 2 - 1) for vector in vectors]
-    if setting.bits == 8:
+    if g.code == "int8":
         low = vectors.amin(dim=0)
         step = (vectors.amax(dim=0) - low) / 255
         vectors = low + (((vectors - low) / step).floor() + 0.5) * step
     return (vectors @ query_vector).tolist()
 
 
-@pytest.mark.parametrize("bits", [32, 8, 1])
-def test_both_sides_show_what_a_naive_search_finds(encoder, corpus, bits):
-    setting, full = Setting(Granularity(2, 12), bits), Setting(Granularity(6, 32), 32)
+@pytest.mark.parametrize("code", ["float32", "int8", "sign"])
+def test_both_sides_show_what_a_naive_search_finds(encoder, corpus, code):
+    setting, full = Setting(Granularity(2, 12, code)), Setting(Granularity(6, 32))
     html = answer(encoder, corpus, f"  {QUERY} ", setting)
     names: dict[str, list[str]] = {}
     for name, expected in (("chosen", setting), ("full", full)):
@@ -88,10 +91,10 @@ def test_both_sides_show_what_a_naive_search_finds(encoder, corpus, bits):
 
 
 def test_costs_are_shown(encoder, corpus):
-    html = answer(encoder, corpus, QUERY, Setting(Granularity(2, 8), 8))
+    html = answer(encoder, corpus, QUERY, Setting(Granularity(2, 8, "int8")))
     count = len(corpus.texts)
     chosen, full = text_of(side(html, "chosen")), text_of(side(html, "full"))
-    assert "2 layers, 8 dims, 8 bits" in chosen and "6 layers, 32 dims, 32 bits" in full
+    assert "2 layers, 8 dims, int8 (8 bits)" in chosen and "6 layers, 32 dims, float32 (32 bits)" in full
     assert f"vector 8 bytes all {count} {8 * count + 2 * 4 * 8} bytes" in chosen
     assert f"vector 128 bytes all {count} {128 * count:,} bytes" in full
     for section in (chosen, full):
@@ -101,20 +104,22 @@ def test_costs_are_shown(encoder, corpus):
 
 def test_dims_that_do_not_fill_bytes_are_explained(encoder, corpus):
     note = "12 dims do not fill whole bytes: 4 bits per vector are unused."
-    assert note in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 1))
-    assert "vector 2 bytes" in text_of(answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 1)))
-    assert note not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12), 8))
-    assert "whole bytes" not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 8), 1))
+    assert note in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "sign")))
+    assert "vector 2 bytes" in text_of(answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "sign"))))
+    assert note not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "int8")))
+    assert "whole bytes" not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 8, "sign")))
 
 
-@pytest.mark.parametrize("bits", [32, 8, 1])
-def test_one_document_is_found(encoder, bits):
-    html = answer(encoder, own_corpus(encoder, "\n open a file \n"), QUERY, Setting(Granularity(4, 12), bits))
+@pytest.mark.parametrize("code", ["float32", "int8", "sign"])
+def test_one_document_is_found(encoder, code):
+    html = answer(encoder, own_corpus(encoder, "\n open a file \n"), QUERY, Setting(Granularity(4, 12, code)))
     assert "1 of the 1 documents" in text_of(html)
-    for name, expected in (("chosen", bits), ("full", 32)):
+    for name, expected in (("chosen", code), ("full", "float32")):
         ((score, line),) = hits(side(html, name))
         g = Granularity(4, 12) if name == "chosen" else GRID.full
-        cosine = naive_scores(encoder, QUERY, ["open a file"], Setting(g, 1 if expected == 1 else 32))[0]
+        cosine = naive_scores(
+            encoder, QUERY, ["open a file"], Setting(replace(g, code="sign" if expected == "sign" else "float32"))
+        )[0]
         assert line == "line 2" and score == pytest.approx(cosine, abs=0.02)
 
 
@@ -127,26 +132,26 @@ def test_lines_count_once_and_keep_their_numbers(encoder):
 def test_long_texts_are_cut_and_counted(encoder):
     found = own_corpus(encoder, f"{'read ' * 50_000}\nopen a file")
     assert found.notes == ["1 of 2 documents were truncated to 48 tokens."]
-    html = answer(encoder, found, "open " * 60, Setting(Granularity(4, 12), 8))
+    html = answer(encoder, found, "open " * 60, Setting(Granularity(4, 12, "int8")))
     assert "The query was truncated to 48 tokens." in html
     assert len(html) < 5000, "a document of a quarter million letters is shown by its beginning"
 
 
 def test_texts_are_shown_as_they_are_not_run(encoder):
     found = own_corpus(encoder, "<script>alert(1)</script> & a list")
-    html = answer(encoder, found, QUERY, Setting(Granularity(4, 12), 8))
+    html = answer(encoder, found, QUERY, Setting(Granularity(4, 12, "int8")))
     assert "<script>" not in html and "&lt;script&gt;alert(1)&lt;/script&gt; &amp; a list" in html
 
 
 def test_what_is_missing_is_said(encoder, corpus):
     with pytest.raises(ValueError, match="There is no query"):
-        answer(encoder, corpus, " \n", Setting(Granularity(4, 12), 8))
+        answer(encoder, corpus, " \n", Setting(Granularity(4, 12, "int8")))
     with pytest.raises(ValueError, match="There are no texts: enter some"):
         own_corpus(encoder, " \n\n")
     with pytest.raises(ValueError, match="1,001 lines are too many: this page takes 1,000 at most"):
         own_corpus(encoder, "\n".join(f"line {number}" for number in range(1001)))
     with pytest.raises(ValueError, match="4x16 is not among the encoded granularities"):
-        answer(encoder, corpus, QUERY, Setting(Granularity(4, 16), 8))
+        answer(encoder, corpus, QUERY, Setting(Granularity(4, 16, "int8")))
 
 
 def test_a_run_of_the_quickstart_is_read(sentences, tmp_path, monkeypatch):
@@ -197,7 +202,7 @@ def with_exits(tiny_model, tiny_tokenizer) -> GridEncoder:
 def test_queries_at_any_exit_search_one_index(with_exits, sentences, query_layer, full_query_layer):
     indexed = own_corpus(with_exits, "\n".join(sentences[:16]))
     assert list(indexed.embeddings.layers) == [6], "documents are embedded at one layer"
-    html = answer(with_exits, indexed, QUERY, Setting(Granularity(6, 12), 32, query_layer), full_query_layer)
+    html = answer(with_exits, indexed, QUERY, Setting(Granularity(6, 12), query_layer), full_query_layer)
     for name, layer, dim in (("chosen", query_layer, 12), ("full", full_query_layer, 32)):
         g = Granularity(layer, dim)
         query = GridEncoder(with_exits.model, with_exits.tokenizer, Grid((g,))).encode([QUERY]).at(g, normalize=True)
@@ -205,7 +210,7 @@ def test_queries_at_any_exit_search_one_index(with_exits, sentences, query_layer
         scores = (documents @ query[0]).tolist()
         section = side(html, name)
         assert [score for score, _ in hits(section)] == pytest.approx(sorted(scores, reverse=True)[:5], abs=2e-3)
-        assert f"query {layer} of 6 layers, {dim} dims, 32 bits" in text_of(section)
+        assert f"query {layer} of 6 layers, {dim} dims, float32 (32 bits)" in text_of(section)
     assert "documents that the full index finds" in text_of(html)
 
 
@@ -223,6 +228,51 @@ def test_a_model_with_exits_is_loaded_with_one_index(tmp_path, with_exits, tiny_
     monkeypatch.setattr(demo, "library_corpus", lambda encoder: str(encoder.grid))
     found, indexed = load(EncoderArguments(model_name_or_path=str(tmp_path)))
     assert indexed == str(found.grid) == "6x8,16,32" and demo.query_layers(found) == [0, 2, 4, 6]
+
+
+# --- A model with a quantizer -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def with_quantizer(encoder) -> GridEncoder:
+    """The encoder with a quantizer for its last layer."""
+    quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[6])).eval()
+    quantizer.initialize(torch.randn(300, 32))
+    return replace(encoder, quantizer=quantizer)
+
+
+def test_codes_of_a_quantizer_find_what_its_hamming_distances_find(with_quantizer, corpus):
+    quantizer = with_quantizer.quantizer
+    html = answer(with_quantizer, corpus, QUERY, Setting(Granularity(6, 12, "qama-2")))
+    vectors = with_quantizer.encode(corpus.texts, role="document").at(GRID.full)
+    documents = quantizer.encode(vectors, "qama-2", 12)
+    query = quantizer.encode(with_quantizer.encode([QUERY]).at(GRID.full), "qama-2", 12)
+    cosines = (2 * quantizer.hamming(query, documents)[0] - 1).tolist()  # of the bits as 1 and -1
+    shown_scores = [score for score, _ in hits(side(html, "chosen"))]
+    assert shown_scores == pytest.approx(sorted(cosines, reverse=True)[:5], abs=2e-3)
+    said = text_of(html)
+    assert "6 layers, 12 dims, qama-2 (3 bits)" in said and "vector 5 bytes" in said
+    assert "12 dims do not fill whole bytes: 4 bits per vector are unused." in said  # 36 bits in 5 bytes
+
+
+def test_codes_of_a_quantizer_are_offered_only_with_one(encoder, with_quantizer):
+    plain, all_codes = ([code.name for code in demo.codes_of(one)] for one in (encoder, with_quantizer))
+    assert plain == ["float32", "float16", "int8", "int4", "sign"]
+    assert all_codes == list(CODES)
+
+
+def test_a_layer_that_the_quantizer_does_not_read_is_said(with_quantizer, corpus):
+    with pytest.raises(ValueError, match="2x32@qama-1: the quantizer is for embeddings of layer 6"):
+        answer(with_quantizer, corpus, QUERY, Setting(Granularity(2, 32, "qama-1")))
+
+
+def test_a_model_is_loaded_with_its_quantizer(tmp_path, with_quantizer, tiny_tokenizer, monkeypatch, corpus):
+    with_quantizer.model.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    write_quantizer(tmp_path, with_quantizer.quantizer)
+    monkeypatch.setattr(demo, "library_corpus", lambda encoder: corpus)
+    found, _ = load(EncoderArguments(model_name_or_path=str(tmp_path)))
+    assert found.quantizer.fingerprint == with_quantizer.quantizer.fingerprint
 
 
 def free_port() -> int:
@@ -288,8 +338,8 @@ def shown(page, *titles: str) -> str:
 
 
 def test_a_reader_compares_sizes_in_a_browser(page, encoder, sentences):
-    full = "Full size: 6 layers, 32 dims, 32 bits"
-    shown(page, "Chosen: 4 layers, 12 dims, 8 bits", full)  # what it opens with
+    full = "Full size: 6 layers, 32 dims, float32 (32 bits)"
+    shown(page, "Chosen: 4 layers, 12 dims, int8 (8 bits)", full)  # what it opens with
     page.get_by_label("My own texts").check()
     page.locator("#texts textarea").fill("\n".join(sentences[:9]))
     page.locator("#query textarea, #query input").fill(QUERY)
@@ -297,12 +347,12 @@ def test_a_reader_compares_sizes_in_a_browser(page, encoder, sentences):
     page.locator("#dim input[type=range]").fill("3")
     page.get_by_text("Layers: 2 of 6").wait_for()
     page.get_by_text("Dims: 32 of 32").wait_for()
-    for bits, title in ((32, "32 bits"), (8, "8 bits"), (1, "1 bit")):
-        page.locator("#bits").get_by_label(str(bits), exact=True).check()
+    for code, label in (("float32", "float32 (32 bits)"), ("int4", "int4 (4 bits)"), ("sign", "sign (1 bit)")):
+        page.locator("#code").get_by_label(label, exact=True).check()
         page.locator("#compare").click()
-        html = shown(page, f"Chosen: 2 layers, 32 dims, {title}", full)
+        html = shown(page, f"Chosen: 2 layers, 32 dims, {label}", full)
         expected = answer(
-            encoder, own_corpus(encoder, "\n".join(sentences[:9])), QUERY, Setting(Granularity(2, 32), bits)
+            encoder, own_corpus(encoder, "\n".join(sentences[:9])), QUERY, Setting(Granularity(2, 32, code))
         )
         for name in ("chosen", "full"):
             assert hits(side(html, name)) == hits(side(expected, name))
@@ -314,7 +364,9 @@ def test_a_reader_changes_the_depth_of_the_query_in_a_browser(with_exits, senten
     indexed = own_corpus(with_exits, "\n".join(sentences[:9]))
     with opened_page(with_exits, indexed) as page:
         shown(
-            page, "Chosen: query 2 of 6 layers, 12 dims, 8 bits", "Full index: query 6 of 6 layers, 32 dims, 32 bits"
+            page,
+            "Chosen: query 2 of 6 layers, 12 dims, int8 (8 bits)",
+            "Full index: query 6 of 6 layers, 32 dims, float32 (32 bits)",
         )
         page.locator("#query textarea, #query input").fill(QUERY)
         page.locator("#layer input[type=range]").fill("1")
@@ -323,7 +375,7 @@ def test_a_reader_changes_the_depth_of_the_query_in_a_browser(with_exits, senten
         page.get_by_text("Query layers, full index: 4 of 6").wait_for()
         page.locator("#compare").click()
         html = shown(page, "Chosen: query 0 of 6", "Full index: query 4 of 6")
-        expected = answer(with_exits, indexed, QUERY, Setting(Granularity(6, 12), 8, 0), 4)
+        expected = answer(with_exits, indexed, QUERY, Setting(Granularity(6, 12, "int8"), 0), 4)
         for name in ("chosen", "full"):
             assert hits(side(html, name)) == hits(side(expected, name))
         assert page.evaluate("document.documentElement.scrollWidth") <= 400

@@ -176,7 +176,7 @@ def test_a_space_starts_where_there_is_nothing_but_its_folder(space, tmp_path, t
                 time.sleep(0.2)
         page = client.Client(f"http://127.0.0.1:{port}/", verbose=False, analytics_enabled=False)
         html = page.predict(demo.OWN, "open a file\nread a list", "read a list", 1, 2, 8, api_name="/compare")
-        assert "2 layers, 16 dims, 8 bits" in html and {"line 1", "line 2"} == {name for _, name in hits(html)[:2]}
+        assert "2 layers, 16 dims, int8 (8 bits)" in html and {"line 1", "line 2"} == {name for _, name in hits(html)[:2]}
         html = page.predict(demo.LIBRARY, "", "read a list", 3, 3, 1, api_name="/compare")
         assert "6 layers, 32 dims, 1 bit<" in html and "all 800" in text_of(html)
     finally:
