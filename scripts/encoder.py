@@ -9,10 +9,12 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from trainers import Grid, Projection
+from trainers.core.codes import CODES
 from trainers.core.compute import ComputeArguments, place
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
 from trainers.hub.modules import find_projection, published_options, published_pooling
+from trainers.hub.quantizer import find_quantizer
 
 from .sources import default_base
 
@@ -31,7 +33,8 @@ class ReadingArguments:
         default=None,
         metadata={
             "help": "Layers x dims (4,12x64,768), or a list of granularities (4x64,12x768). Default: all layers x 16, "
-            "32, 64, ... and the full width."
+            "32, 64, ... and the full width. An evaluation also takes codes of stored embeddings: "
+            "6x384@float32,int8,qama-2 or 6x64@int8,6x384@sign; legal values: " + ", ".join(CODES) + "."
         },
     )
     pooling: str | None = field(
@@ -71,7 +74,8 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
 
     Raises:
         ValueError: if the default encoder is not installed, the model does not have the grid, the length or the
-            attention, or no pooling was given and the published one is not supported.
+            attention, a code needs a quantizer that it does not have, or no pooling was given and the published one is
+            not supported.
     """
     name = arguments.model_name_or_path or default_base()
     options = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
@@ -94,6 +98,7 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
         dtype=dtype,
         projection=projection,
         compute_dtype=arguments.autocast_dtype,
+        quantizer=find_quantizer(name, revision=arguments.revision),
     )
 
 

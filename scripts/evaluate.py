@@ -4,6 +4,7 @@ Score every granularity of an encoder, encoding each task once: a results file, 
     m3bert evaluate --tasks paper --output_dir runs/evaluation                  # the default encoder
     m3bert evaluate --model_name_or_path intfloat/multilingual-e5-base --tasks sts cranfield \\
         --grid "4,8,12x32,64,768" --query_prompt "query: " --document_prompt "passage: "
+    m3bert evaluate --tasks cranfield --grid "6x384@float32,int8,sign"    # also in fewer bits
     m3bert evaluate --collection my-collection --pairs pairs.csv --labels reviews.csv     # your own data
     m3bert evaluate --list_tasks
 

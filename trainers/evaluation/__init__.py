@@ -50,6 +50,9 @@ if TYPE_CHECKING:
         Latency as Latency,
     )
     from .results import (
+        RescoredSearch as RescoredSearch,
+    )
+    from .results import (
         Score as Score,
     )
     from .results import (

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import mean
 
+from ..core.codes import FLOAT, bytes_per_vector, code_of
 from ..core.granularity import Granularity
-from .results import GridResults
+from .results import GridResults, rescored_bytes
 
 
-BYTES_PER_NUMBER = 4  # float32
 GIGABYTE = 1e9
 
 
@@ -21,7 +22,8 @@ class Budget:
 
     Args:
         documents (`int`): Number of vectors in the index.
-        memory_gb (`float`, *optional*): Maximum memory of the float32 vectors, in gigabytes (1e9 bytes).
+        memory_gb (`float`, *optional*): Maximum memory of the stored vectors, in gigabytes (1e9 bytes): codes, and
+            what is kept beside them to score a shortlist again.
         latency_ms (`float`, *optional*): Maximum milliseconds per query for encoding and search, on the machine of the
             evaluation.
         min_quality (`float`, *optional*): Minimum quality: mean of the main metrics.
@@ -69,22 +71,41 @@ class SearchPlan:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Rescoring:
     """
-    What to deploy: the granularity of the index, the layer for queries, and how to search.
+    How a shortlist that a code found is scored again.
 
     Args:
-        granularity ([`Granularity`]): Granularity of the documents. Queries have its dim, too.
+        by (`str`): `"codes"`, or vectors beside them in `"int8"` or `"float32"`.
+        shortlist (`int`): Length of the shortlist.
+        without (`float`): Quality of the search in the code alone.
+        largest (`int`): Number of documents in the largest collection that this was measured on.
+    """
+
+    by: str
+    shortlist: int
+    without: float
+    largest: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """
+    What to deploy: the granularity of the index, with its code, the layer for queries, and how to search.
+
+    Args:
+        granularity ([`Granularity`]): Granularity of the documents, with their code. Queries have its dim, too.
         query_layer (`int`): Layer of the queries. It differs from the granularity's layer in an asymmetric search.
-        quality (`float`): Mean of the main metrics of the tasks, with exact search.
-        memory_gb (`float`): Memory of all vectors, in gigabytes.
+        quality (`float`): Mean of the main metrics of the tasks, with exact search, or with re-scoring.
+        memory_gb (`float`): Memory of all vectors, in gigabytes, with those that score again.
         latency_ms (`float`, *optional*): Milliseconds per query with the chosen search; `None` if latency was not
-            measured.
+            measured, or not for this code.
         plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search, as in every asymmetric
             search.
         explanation (`str`, *optional*): The choice and its reasons in a few sentences.
         encode_ms (`dict[str, float]`, *optional*): Engine -> milliseconds to encode a query; empty if latency was not
             measured. `latency_ms` and `quality` are those of torch.
+        rescoring ([`Rescoring`], *optional*): How the shortlist of a code is scored again; `None` if it is not.
     """
 
     granularity: Granularity
@@ -95,6 +116,12 @@ class Choice:
     plan: SearchPlan | None
     explanation: str = ""
     encode_ms: Mapping[str, float] = field(default_factory=dict)
+    rescoring: Rescoring | None = None
+
+    @property
+    def bytes_per_vector(self) -> int:
+        """Bytes per stored vector, with the one that scores again."""
+        return rescored_bytes(self.granularity, self.rescoring.by if self.rescoring else "codes")
 
     @property
     def asymmetric(self) -> bool:
@@ -103,8 +130,10 @@ class Choice:
 
     @property
     def cost(self) -> tuple[float, float, int, int]:
-        """What makes one choice cheaper than another, most important first: bytes, latency, layers."""
-        return self.memory_gb, self.latency_ms or 0.0, self.query_layer, self.granularity.layer
+        """What makes one choice cheaper than another, most important first: bytes, latency, layers. A latency that was
+        not measured counts as the highest."""
+        time = math.inf if self.latency_ms is None else self.latency_ms
+        return self.memory_gb, time, self.query_layer, self.granularity.layer
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -128,7 +157,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
 def two_stage_plans(results: GridResults, tasks: Iterable[str], granularity: Granularity) -> list[SearchPlan]:
     """Measured two-stage searches whose second stage uses this granularity, averaged over the retrieval tasks."""
     collections = [task for task in tasks if task in results.tasks("retrieval")]
-    if not collections:
+    if not collections or granularity.code != FLOAT:
         return []
     exact = results.quality(collections)[granularity]
     measured = {
@@ -174,7 +203,7 @@ def cheapest_search(
 
     Returns:
         `tuple`: the [`SearchPlan`], or `None` for exact search; and the milliseconds per query, or `None` if latency
-        was not measured.
+        was not measured, or not for this code.
     """
     plans = [
         plan
@@ -182,7 +211,7 @@ def cheapest_search(
         if plan.quality >= (1 - tolerance) * plan.exact_quality > 0 and plan.products_share < 1
     ]
     latency = results.latency
-    if latency is None:
+    if latency is None or not latency.has(granularity):
         return min(plans, key=lambda plan: plan.products_share, default=None), None
     ways: list[tuple[float, SearchPlan | None]] = [(latency.of(granularity, documents), None)]
     ways += [
@@ -196,12 +225,14 @@ def cheapest_search(
 
 def deployments(results: GridResults, tasks: Iterable[str], documents: int, tolerance: float) -> list[Choice]:
     """
-    Everything that can be chosen: every granularity, with the search of [`cheapest_search`], and every asymmetric
-    search that was measured on all tasks, which is an exact search.
+    Everything that can be chosen: every granularity, with the search of [`cheapest_search`]; and, if they were
+    measured on all tasks, every asymmetric search, which is an exact search, and every search in a code with
+    re-scoring.
 
     Args:
         results ([`GridResults`]): Results of an evaluation.
-        tasks (`Iterable[str]`): Tasks to judge by. There are asymmetric searches only if all are retrieval tasks.
+        tasks (`Iterable[str]`): Tasks to judge by. There are asymmetric and re-scored searches only if all are
+            retrieval tasks.
         documents (`int`): Number of documents in the index.
         tolerance (`float`): Share of the exact search's quality that a two-stage search may lose.
 
@@ -211,33 +242,39 @@ def deployments(results: GridResults, tasks: Iterable[str], documents: int, tole
     Raises:
         ValueError: if there are no tasks, or a task was not scored.
     """
-    tasks, latency = list(tasks), results.latency
+    tasks, latency, exact = list(tasks), results.latency, results.quality(tasks)
 
-    def gigabytes(g: Granularity) -> float:
-        return documents * g.dim * BYTES_PER_NUMBER / GIGABYTE
+    def gigabytes(g: Granularity, rescore: str = "codes") -> float:
+        return documents * rescored_bytes(g, rescore) / GIGABYTE
 
     found = []
-    for g, quality in results.quality(tasks).items():
+    for g, quality in exact.items():
         plan, milliseconds = cheapest_search(results, tasks, g, documents, tolerance)
         found.append(Choice(g, g.layer, quality, gigabytes(g), milliseconds, plan))
     for (g, query_layer), quality in results.asymmetric_quality(tasks).items():
         time = None if latency is None else latency.of(Granularity(query_layer, g.dim), documents)
         found.append(Choice(g, query_layer, quality, gigabytes(g), time, None))
+    largest = max((search.documents for search in results.rescored_searches if search.task in tasks), default=0)
+    for (g, by, shortlist), quality in results.rescored_quality(tasks).items():
+        time = None if latency is None else latency.of_rescored(g, by, shortlist, documents)
+        rescoring = Rescoring(by, shortlist, exact[g], largest)
+        found.append(Choice(g, g.layer, quality, gigabytes(g, by), time, None, rescoring=rescoring))
     return found
 
 
 def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolerance: float = 0.01) -> Choice:
     """
-    Choose what to deploy, from all [`deployments`]: a granularity, or an asymmetric search, whose index has one
-    granularity and whose queries are embedded at another layer. With a minimum quality: the cheapest within all
-    limits, with the fewest bytes, then the lowest latency. Without one: the best within the limits, and the cheapest
-    of equally good ones.
+    Choose what to deploy, from all [`deployments`]: a granularity; an asymmetric search, whose index has one
+    granularity and whose queries are embedded at another layer; or a search in a code whose shortlist is scored again.
+    With a minimum quality: the cheapest within all limits, with the fewest bytes, then the lowest latency. Without
+    one: the best within the limits, and the cheapest of equally good ones.
 
     Args:
         results ([`GridResults`]): Results of an evaluation.
         tasks (`Iterable[str]`): Tasks to judge by, with the mean of their main metrics.
         budget ([`Budget`]): Limits. The latency of a granularity is that of [`cheapest_search`]; that of an asymmetric
-            search is encoding at the query's layer and exact search.
+            search is encoding at the query's layer and exact search. What was not measured does not fit a limited
+            latency.
         tolerance (`float`, *optional*, defaults to 0.01): Share of the exact search's quality that a two-stage search
             may lose.
 
@@ -269,7 +306,7 @@ def _within(budget: Budget, candidates: Sequence[Choice]) -> list[Choice]:
         name = f"memory_gb={budget.memory_gb:g} (smallest: {min(needed):.3g})"
         limits[name] = [value <= budget.memory_gb for value in needed]
     if budget.latency_ms is not None:
-        taken = [choice.latency_ms or 0.0 for choice in candidates]
+        taken = [math.inf if choice.latency_ms is None else choice.latency_ms for choice in candidates]
         name = f"latency_ms={budget.latency_ms:g} (smallest: {min(taken):.3g})"
         limits[name] = [value <= budget.latency_ms for value in taken]
     if budget.min_quality is not None:
@@ -287,7 +324,7 @@ def _within(budget: Budget, candidates: Sequence[Choice]) -> list[Choice]:
 
 def _explain(best: Choice, candidates: Sequence[Choice], fitting: int, budget: Budget, tolerance: float) -> str:
     """The choice and its reasons in a few sentences."""
-    symmetric = {choice.granularity: choice for choice in candidates if not choice.asymmetric}
+    symmetric = {c.granularity: c for c in candidates if not c.asymmetric and c.rescoring is None}
     full = symmetric.get(Granularity(max(g.layer for g in symmetric), max(g.dim for g in symmetric)))
     what = str(best.granularity)
     if best.asymmetric:
@@ -300,9 +337,11 @@ def _explain(best: Choice, candidates: Sequence[Choice], fitting: int, budget: B
     time = "" if best.latency_ms is None else f", and a query takes {best.latency_ms:.3g} ms for encoding and search"
     explanation = (
         f"Deploy {what}: {fitting} of {len(candidates)} {kind} fit the budget, and it is {why} of them. "
-        f"Its quality is {best.quality:.3f}{share}. {budget.documents:,} vectors take {best.memory_gb:.3g} GB{time}."
-        f"{_engines(best.encode_ms)}"
+        f"Its quality is {best.quality:.3f}{share}. {_storage(best)}"
+        f"{budget.documents:,} vectors take {best.memory_gb:.3g} GB{time}.{_engines(best.encode_ms)}"
     )
+    if best.granularity.code != FLOAT:
+        return f"{explanation} {_how_to_search_codes(best, budget.documents)}"
     if not best.asymmetric:
         return f"{explanation} {_how_to_search(best.plan, budget.documents, tolerance)}"
     same = symmetric[best.granularity]
@@ -320,6 +359,34 @@ def _engines(encode_ms: Mapping[str, float]) -> str:
     return (
         f" Encoding alone takes {', '.join(times[:-1])} and {times[-1]}: {quickest} is quickest. The quality, the "
         "time of a query and the limits are those of torch."
+    )
+
+
+def _storage(choice: Choice) -> str:
+    """The code in plain words; empty for float32."""
+    g = choice.granularity
+    if g.code == FLOAT:
+        return ""
+    beside = ""
+    if choice.rescoring is not None and choice.rescoring.by != "codes":
+        beside = f", and {bytes_per_vector(choice.rescoring.by, g.dim)} bytes beside them in {choice.rescoring.by}"
+    return (
+        f"A vector is stored as {g.code}, {code_of(g.code).words}: {bytes_per_vector(g.code, g.dim)} bytes instead of "
+        f"{bytes_per_vector(FLOAT, g.dim)} in float32{beside}. "
+    )
+
+
+def _how_to_search_codes(choice: Choice, documents: int) -> str:
+    code, rescoring = code_of(choice.granularity.code), choice.rescoring
+    bits = code.learned or code.name == "sign"
+    compared = "by the Hamming distance of their codes" if bits else "with a float query against the decoded codes"
+    if rescoring is None:
+        return f"Use exact search, {compared}."
+    by = "the codes decoded" if rescoring.by == "codes" else f"their {rescoring.by} vectors"
+    larger = " A much larger index may need a longer shortlist." if documents > 2 * rescoring.largest else ""
+    return (
+        f"Search in two stages: shortlist {rescoring.shortlist} documents {compared}, and score them again with the "
+        f"float query against {by}. Without that, the quality is {rescoring.without:.3f}.{larger}"
     )
 
 

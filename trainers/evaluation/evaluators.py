@@ -27,6 +27,7 @@ from .search import SHORTLISTS, ExactIndex, exact_search, products_share, rankin
 
 Vectors = Mapping[str, torch.Tensor]
 Scores = dict[str, float]
+LONGEST_RESCORED = 100  # documents found in a code that are scored again
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Evaluator(ABC):
     def role(name: str) -> Role:
         """Role of the texts of this name, for encoders with prompts."""
         return "document" if name == "documents" else "query"
+
+    @property
+    def stored(self) -> list[str]:
+        """Names of the texts whose embeddings are stored, which a code is fitted to: the documents, or all texts."""
+        return [name for name in self.texts if self.role(name) == "document"] or list(self.texts)
 
     @abstractmethod
     def score(self, vectors: Vectors) -> Scores:
@@ -77,6 +83,21 @@ class Evaluator(ABC):
         Returns:
             `list[dict[str, Any]]`: per search, the fields of a [`TwoStageSearch`] except task and layer. Empty for
             other task types.
+        """
+        return []
+
+    def score_rescored(self, coded: Vectors, rescorers: Mapping[str, Callable[[], Vectors]]) -> list[dict[str, Any]]:
+        """
+        Measure searches of a retrieval task that find a shortlist in a code and score it again, for every length in
+        [`SHORTLISTS`] up to 100 and to the size of the collection.
+
+        Args:
+            coded (`dict[str, torch.Tensor]`): Embeddings in the code, from [`~coding.code_vectors`].
+            rescorers (`dict[str, Callable]`): Name -> function that gives the vectors that score again.
+
+        Returns:
+            `list[dict[str, Any]]`: per search, the fields of a [`RescoredSearch`] except task and granularity. Empty
+            for other task types.
         """
         return []
 
@@ -223,6 +244,27 @@ class Retrieval(Evaluator):
                         }
                     )
         return plans
+
+    def score_rescored(self, coded: Vectors, rescorers: Mapping[str, Callable[[], Vectors]]) -> list[dict[str, Any]]:
+        documents = len(coded["documents"])
+        sizes = [size for size in SHORTLISTS if size <= min(documents, LONGEST_RESCORED)]
+        if not sizes or not rescorers:
+            return []
+        shortlist = exact_search(coded["queries"], coded["documents"], sizes[-1])
+        searches = []
+        for name, vectors_of in rescorers.items():
+            vectors = vectors_of()
+            for size, ranked in rerank(vectors["queries"], vectors["documents"], shortlist, sizes).items():
+                searches.append(
+                    {
+                        "documents": documents,
+                        "rescore": name,
+                        "shortlist": size,
+                        "metric": self.main_metric,
+                        "value": ranking_scores(ranked, self.relevant)[self.main_metric],
+                    }
+                )
+        return searches
 
     def score_asymmetric(
         self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]

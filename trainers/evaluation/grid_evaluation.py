@@ -6,21 +6,25 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import date
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
+from ..core.codes import FLOAT, code_of
 from ..core.granularity import Granularity
-from ..core.states import shared_layers, unwrap_encoder
+from ..core.states import shared_layers, truncate, unwrap_encoder
+from .coding import code_vectors
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
-from .evaluators import Evaluator, Scores
+from .evaluators import Evaluator, Scores, Vectors
 from .readers import load_task
-from .results import AsymmetricSearch, GridResults, Score, TwoStageSearch
+from .results import AsymmetricSearch, GridResults, RescoredSearch, Score, TwoStageSearch
 from .tasks import Task
 
 
@@ -62,7 +66,7 @@ class TaskEmbeddings:
         description: str | None = None,
         folder: Path | None = None,
     ) -> None:
-        self.grid = encoder.grid
+        self.grid, self.quantizer, self.evaluator = encoder.grid, encoder.quantizer, evaluator
         self._rows: dict[str, list[int] | None] = {}
         self._role = {name: evaluator.role(name) for name in evaluator.texts}
         self._embeddings: dict[str, GridEmbeddings] = {}
@@ -83,15 +87,37 @@ class TaskEmbeddings:
 
     def of(self, name: str, layer: int) -> torch.Tensor:
         """Embeddings of one list of texts at the widest granularity of a layer, `(texts, dim)`."""
-        widest = Granularity(layer, self.grid.dims_of(layer)[-1])
-        return self._embeddings[self._role[name]].at(widest, self._rows[name])
+        return truncate(self._encoded(name, layer), self.grid.dims_of(layer)[-1])
+
+    def in_code(self, granularity: Granularity, *, float_queries: bool = False) -> dict[str, torch.Tensor]:
+        """Name of each list of texts -> its embeddings in a code, by [`code_vectors`]."""
+        encoded = {name: self._encoded(name, granularity.layer) for name in self._rows}
+        return code_vectors(encoded, self.evaluator.stored, granularity, self.quantizer, float_queries=float_queries)
+
+    def rescorers(self, granularity: Granularity) -> dict[str, Callable[[], Vectors]]:
+        """What can score a shortlist of a code again: [`RESCORERS`] that differ from the search in the code."""
+        code = code_of(granularity.code)
+        found: dict[str, Callable[[], Vectors]] = {}
+        if code.learned or code.name == "sign":
+            found["codes"] = partial(self.in_code, granularity, float_queries=True)
+        for name in ("int8", FLOAT):
+            if code.bits < min(16, code_of(name).bits):
+                found[name] = partial(self.in_code, replace(granularity, code=name))
+        return found
+
+    def float_dims(self, layer: int) -> list[int]:
+        """Dims of a layer that are scored in float32."""
+        return [member.dim for member in self.grid if (member.layer, member.code) == (layer, FLOAT)]
+
+    def _encoded(self, name: str, layer: int) -> torch.Tensor:
+        return self._embeddings[self._role[name]].widest(layer, self._rows[name])
 
 
 def score_grid(
     encoder: GridEncoder, evaluator: Evaluator, description: str | None = None
 ) -> dict[Granularity, Scores]:
     """
-    Score one task at every granularity, with each text encoded once.
+    Score one task at every granularity, also in codes, with each text encoded once.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
@@ -105,11 +131,24 @@ def score_grid(
         ValueError: if an embedding is not finite. The message names the granularities.
     """
     embeddings = TaskEmbeddings(encoder, evaluator, description)
-    return {
+    floats = {
         Granularity(layer, dim): scores
         for layer in encoder.grid.layers
-        for dim, scores in evaluator.score_layer(embeddings.layer(layer), encoder.grid.dims_of(layer)).items()
+        for dim, scores in _float_scores(evaluator, embeddings, layer).items()
     }
+    return {g: floats[g] if g in floats else _scores(evaluator, embeddings.in_code(g)) for g in encoder.grid}
+
+
+def _float_scores(evaluator: Evaluator, embeddings: TaskEmbeddings, layer: int) -> dict[int, Scores]:
+    """Dim -> metrics in float32."""
+    dims = embeddings.float_dims(layer)
+    return evaluator.score_layer(embeddings.layer(layer), dims) if dims else {}
+
+
+def _scores(evaluator: Evaluator, vectors: Vectors) -> Scores:
+    """Metrics of vectors in a code. Some have another width than the embeddings."""
+    width = next(iter(vectors.values())).shape[1]
+    return evaluator.score_layer(vectors, [width])[width]
 
 
 def evaluate_grid(
@@ -124,7 +163,7 @@ def evaluate_grid(
     verbose: bool = False,
 ) -> GridResults:
     """
-    Score every granularity on every task, with the texts of each task encoded once.
+    Score every granularity on every task, also in codes, with the texts of each task encoded once.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
@@ -132,7 +171,8 @@ def evaluate_grid(
         data (`Path`, *optional*): Folder of local data sets. Data that is not there is read from the Hub.
         folder (`Path`, *optional*): Folder for memory-mapped embeddings, for collections larger than memory and for
             runs that can be resumed. `None` keeps the embeddings of one task at a time in memory.
-        two_stages (`bool`, *optional*, defaults to `True`): Whether to also measure two-stage searches.
+        two_stages (`bool`, *optional*, defaults to `True`): Whether to also measure two-stage searches, and searches
+            in a code whose shortlist is scored again.
         asymmetric (`bool`, *optional*): Whether to also measure asymmetric searches, with queries and documents at
             different layers. Default: between the layers that share a space, see [`shared_layers`]. `True` is between
             all layers, `False` is not at all.
@@ -152,6 +192,7 @@ def evaluate_grid(
         raise ValueError(f"Two tasks are called {twice[0]!r}: rename one, so that the results can tell them apart.")
     evaluators = {task.name: load_task(task, data) for task in tasks}  # missing data fails before any encoding
     grid, config = encoder.grid, unwrap_encoder(encoder.model).config
+    grid_is_learned = any(code_of(code).learned for code in grid.codes)
     own = {task.name: task.hub.path if task.hub else task.folder for task in tasks if task.read is not None}
     results = GridResults(
         model=config.name_or_path,
@@ -173,6 +214,7 @@ def evaluate_grid(
             "device": str(unwrap_encoder(encoder.model).device),
             # Hub id, or name of the file or folder, of the data of tasks that are not registered.
             **({"own_data": own} if own else {}),
+            **({"quantizer": encoder.quantizer.fingerprint} if encoder.quantizer and grid_is_learned else {}),
         },
     )
     layers = _asymmetric_layers(encoder, asymmetric)
@@ -212,23 +254,32 @@ def _score_task(
 ) -> None:
     """Add the scores of a task to the results."""
     split = "+".join(task.splits)
+
+    def add(g: Granularity, scores: Scores) -> None:
+        for metric, value in scores.items():
+            if not math.isfinite(value):
+                raise ValueError(f"{metric} is not defined at {g}: its embeddings may all be equal.")
+            main = metric == evaluator.main_metric
+            results.scores.append(Score(task.name, evaluator.task_type, split, metric, main, str(g), value))
+
     for layer in embeddings.grid.layers:
-        vectors, dims = embeddings.layer(layer), embeddings.grid.dims_of(layer)
-        for dim, scores in evaluator.score_layer(vectors, dims).items():
-            for metric, value in scores.items():
-                if not math.isfinite(value):
-                    raise ValueError(f"{metric} is not defined at {layer}x{dim}: its embeddings may all be equal.")
-                main = metric == evaluator.main_metric
-                results.scores.append(
-                    Score(task.name, evaluator.task_type, split, metric, main, f"{layer}x{dim}", value)
-                )
+        vectors, dims = embeddings.layer(layer), embeddings.float_dims(layer)
+        for dim, scores in _float_scores(evaluator, embeddings, layer).items():
+            add(Granularity(layer, dim), scores)
+        for g in (member for member in embeddings.grid if member.layer == layer and member.code != FLOAT):
+            coded = embeddings.in_code(g)
+            add(g, _scores(evaluator, coded))
+            if two_stages:
+                results.rescored_searches += [
+                    RescoredSearch(task=task.name, layer=layer, dim=g.dim, code=g.code, **search)
+                    for search in evaluator.score_rescored(coded, embeddings.rescorers(g))
+                ]
         if two_stages:
             plans = evaluator.score_two_stages(vectors, dims)
             results.two_stage_searches += [TwoStageSearch(task=task.name, layer=layer, **plan) for plan in plans]
         if variances := evaluator.variances(vectors):
             rounded = [float(f"{variance:.6g}") for variance in variances]
             results.variances.setdefault(task.name, {})[str(layer)] = rounded
-    searches = evaluator.score_asymmetric(
-        embeddings.of, {layer: embeddings.grid.dims_of(layer) for layer in asymmetric_layers}
-    )
+    float_dims = {layer: dims for layer in asymmetric_layers if (dims := embeddings.float_dims(layer))}
+    searches = evaluator.score_asymmetric(embeddings.of, float_dims)
     results.asymmetric_searches += [AsymmetricSearch(task=task.name, **search) for search in searches]

@@ -10,7 +10,10 @@ from typing import TypeVar
 
 import torch
 
+from ..core.codes import FLOAT, code_of
+from ..core.granularity import Grid
 from ..core.states import truncate, unwrap_encoder
+from .coding import Coder, PackedIndex
 from .encoding import GridEncoder
 from .results import Latency
 from .search import SHORTLISTS, ExactIndex, rerank
@@ -119,8 +122,8 @@ def measure_latency(
     engines: Mapping[str, Mapping[int, Callable[[str], object]]] | None = None,
 ) -> Latency:
     """
-    Measure the latency of a single query: encoding at each layer (text to vector), exact search at each dim, and
-    re-ranking of shortlists at each dim.
+    Measure the latency of a single query: encoding at each layer (text to vector), exact search at each dim and code,
+    and re-ranking of shortlists at each dim. The time of a search in a code includes coding the query.
 
     Args:
         encoder ([`GridEncoder`]): The encoder as it would be deployed. An m3BERT stops at the layer; other encoders
@@ -140,7 +143,8 @@ def measure_latency(
     """
     was_training = encoder.model.training
     encoder.model.eval()
-    vectors = torch.randn(documents, encoder.grid.dims[-1], generator=torch.Generator().manual_seed(seed))
+    width = encoder.encoded_grid.dims[-1]
+    vectors = torch.randn(documents, width, generator=torch.Generator().manual_seed(seed))
 
     def search(dim: int) -> Callable[[], object]:
         index, query = ExactIndex(truncate(vectors, dim)), truncate(vectors[:1], dim, normalize=True)
@@ -152,7 +156,18 @@ def measure_latency(
         query, narrowed = truncate(vectors[:1], dim), truncate(vectors, dim)
         return lambda: rerank(query, narrowed, shortlist, [size])
 
+    def search_coded(dim: int, code: str) -> Callable[[], object]:
+        index = PackedIndex.pack(vectors, code, dim, encoder.quantizer)
+        return lambda: index.search(vectors[:1], 10)
+
+    def reorder_coded(dim: int, code: str, size: int) -> Callable[[], object]:
+        coder = Coder.fit(vectors, code, dim, encoder.quantizer)
+        packed, shortlist = coder.pack(vectors[:size]), torch.arange(size).unsqueeze(0).numpy()
+        return lambda: rerank(coder.float_queries(vectors[:1]), coder.decode(packed), shortlist, [size])
+
     sizes = [size for size in SHORTLISTS if size <= documents]
+    coded = sorted({(g.dim, g.code) for g in encoder.grid if g.code != FLOAT})
+    rescoring = rescoring_codes(encoder.grid)
     texts = [encoder.prompts.get("query", "") + text for text in queries]
     every = {"torch": {layer: torch_encoder(encoder, layer) for layer in encoder.grid.layers}, **(engines or {})}
     encode_ms = encode_milliseconds(every, texts, rounds)
@@ -160,11 +175,19 @@ def measure_latency(
     rerank_ms = milliseconds_in_turn(
         {(dim, size): reorder(dim, size) for dim in encoder.grid.dims for size in sizes}, rounds
     )
+    coded_search_ms = milliseconds_in_turn({(dim, code): search_coded(dim, code) for dim, code in coded}, rounds)
+    coded_rerank_ms = milliseconds_in_turn(
+        {(dim, code, size): reorder_coded(dim, code, size) for dim, code in rescoring for size in sizes}, rounds
+    )
     encoder.model.train(was_training)
     return Latency(
         encode_ms=encode_ms.pop("torch"),
-        search_ms={str(dim): value for dim, value in search_ms.items()},
-        rerank_ms={str(dim): {str(size): rerank_ms[dim, size] for size in sizes} for dim in encoder.grid.dims},
+        search_ms={str(dim): value for dim, value in search_ms.items()}
+        | {f"{dim}@{code}": value for (dim, code), value in coded_search_ms.items()},
+        rerank_ms={str(dim): {str(size): rerank_ms[dim, size] for size in sizes} for dim in encoder.grid.dims}
+        | {
+            f"{dim}@{code}": {str(size): coded_rerank_ms[dim, code, size] for size in sizes} for dim, code in rescoring
+        },
         documents=documents,
         encoder=unwrap_encoder(encoder.model).config.model_type,
         threads=torch.get_num_threads(),
@@ -172,3 +195,11 @@ def measure_latency(
         quantile=QUANTILE,
         engine_ms=encode_ms,
     )
+
+
+def rescoring_codes(grid: Grid) -> list[tuple[int, str]]:
+    """Dims and codes besides float32 that score shortlists again: `sign` and `qama-*` themselves, and int8 beside
+    codes of fewer bits."""
+    codes = [(g.dim, code_of(g.code)) for g in grid]
+    own = {(dim, code.name) for dim, code in codes if code.learned or code.name == "sign"}
+    return sorted(own | {(dim, "int8") for dim, code in codes if code.bits < code_of("int8").bits})

@@ -7,12 +7,19 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, TypeVar
 
+from ..core.codes import FLOAT, bytes_per_vector
 from ..core.granularity import Granularity, Grid
 
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+# Older version that can be read -> the fields it lacks.
+ADDED_SINCE: dict[int, dict[str, Any]] = {3: {"rescored_searches": []}}
+# What a shortlist is scored again by; "codes" are those that found it, compared with a float query.
+RESCORERS = ("codes", "int8", FLOAT)
+
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class Score:
         split (`str`): Split that was scored.
         metric (`str`): Name of the metric.
         main (`bool`): Whether this is the main metric of the task type.
-        granularity (`str`): Granularity as text, such as `4x64`.
+        granularity (`str`): Granularity as text, such as `4x64` or `4x64@int8`.
         value (`float`): Value. Correlations are in -1..1, shares in 0..1.
     """
 
@@ -68,6 +75,46 @@ class TwoStageSearch:
 
 
 @dataclass(frozen=True)
+class RescoredSearch:
+    """
+    A measured search in a code whose shortlist is scored again with a float query.
+
+    Args:
+        task (`str`): Name of the retrieval task.
+        documents (`int`): Number of documents in its collection.
+        layer (`int`): Layer of the vectors.
+        dim (`int`): Dim of the codes and of what scores again.
+        code (`str`): Code that finds the shortlist.
+        rescore (`str`): What scores it again: `"codes"`, the same codes, or vectors that are kept beside them in
+            `"int8"` or `"float32"`.
+        shortlist (`int`): Length of the shortlist.
+        metric (`str`): Name of the metric.
+        value (`float`): Value of the metric.
+    """
+
+    task: str
+    documents: int
+    layer: int
+    dim: int
+    code: str
+    rescore: str
+    shortlist: int
+    metric: str
+    value: float
+
+    @property
+    def granularity(self) -> Granularity:
+        """Granularity of the codes."""
+        return Granularity(self.layer, self.dim, self.code)
+
+
+def rescored_bytes(granularity: Granularity, rescore: str) -> int:
+    """Bytes per vector of codes and of what is kept beside them to score a shortlist again."""
+    beside = 0 if rescore == "codes" else bytes_per_vector(rescore, granularity.dim)
+    return bytes_per_vector(granularity.code, granularity.dim) + beside
+
+
+@dataclass(frozen=True)
 class AsymmetricSearch:
     """
     A measured exact search whose queries and documents are embedded at different layers.
@@ -99,8 +146,10 @@ class Latency:
     Args:
         encode_ms (`dict[str, float]`): Layer -> time to encode one query in torch, with early exit if the encoder has
             it.
-        search_ms (`dict[str, float]`): Dim -> time of one exact search among `documents`.
-        rerank_ms (`dict[str, dict[str, float]]`): Dim -> length of the shortlist -> time to re-rank it.
+        search_ms (`dict[str, float]`): Dim, with a code other than float32 (`64@int8`) -> time of one exact search
+            among `documents`.
+        rerank_ms (`dict[str, dict[str, float]]`): Dim, with a code as above -> length of the shortlist -> time to
+            re-rank it, decoded.
         documents (`int`): Number of documents in the measured search. The time of an exact search is linear in it.
         encoder (`str`): Model type of the encoder.
         threads (`int`): Number of threads for encoding and search.
@@ -137,8 +186,28 @@ class Latency:
         return {"torch": self.encode_ms[str(layer)], **others}
 
     def of(self, granularity: Granularity, documents: int | None = None) -> float:
-        """Milliseconds per query for encoding and exact search among `documents` (by default as many as measured)."""
-        return self.encode_ms[str(granularity.layer)] + self._search(granularity.dim, documents)
+        """
+        Milliseconds per query for encoding and exact search among `documents` (by default as many as measured).
+
+        Raises:
+            KeyError: if it was not measured; see [`~Latency.has`].
+        """
+        return self.encode_ms[str(granularity.layer)] + self._search(stored_as(granularity), documents)
+
+    def has(self, granularity: Granularity) -> bool:
+        """Whether encoding and search were measured at a granularity. Times of a code are not guessed."""
+        return str(granularity.layer) in self.encode_ms and stored_as(granularity) in self.search_ms
+
+    def of_rescored(
+        self, granularity: Granularity, rescore: str, shortlist: int, documents: int | None = None
+    ) -> float | None:
+        """Milliseconds per query for encoding, search in a code, and scoring a shortlist again; `None` if a part was
+        not measured."""
+        again = replace(granularity, code=granularity.code if rescore == "codes" else rescore)
+        milliseconds = self.rerank_ms.get(stored_as(again), {}).get(str(shortlist))
+        if milliseconds is None or not self.has(granularity):
+            return None
+        return self.of(granularity, documents) + milliseconds
 
     def of_two_stages(
         self, granularity: Granularity, first_dim: int, shortlist: int, documents: int | None = None
@@ -146,10 +215,15 @@ class Latency:
         """Milliseconds per query for encoding and a two-stage search: a shortlist found with `first_dim` dims and
         re-ranked at the granularity."""
         rerank = self.rerank_ms[str(granularity.dim)][str(shortlist)]
-        return self.encode_ms[str(granularity.layer)] + self._search(first_dim, documents) + rerank
+        return self.encode_ms[str(granularity.layer)] + self._search(str(first_dim), documents) + rerank
 
-    def _search(self, dim: int, documents: int | None) -> float:
-        return self.search_ms[str(dim)] * (1.0 if documents is None else documents / self.documents)
+    def _search(self, key: str, documents: int | None) -> float:
+        return self.search_ms[key] * (1.0 if documents is None else documents / self.documents)
+
+
+def stored_as(granularity: Granularity) -> str:
+    """Dim and code as text, which is the key of a [`Latency`]: `64`, or `64@int8`."""
+    return str(granularity).partition("x")[2]
 
 
 @dataclass
@@ -167,11 +241,13 @@ class GridResults:
         versions (`dict[str, str]`): Package -> version.
         settings (`dict`): Settings of the encoder: pooling, maximum lengths, batch size, prompts, type of
             the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
-            or name of the file or folder.
+            or name of the file or folder. `quantizer` is the fingerprint of the quantizer, if a code needed it.
         scores (`list[Score]`, *optional*): All scores.
         seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
             (`score`).
         two_stage_searches (`list[TwoStageSearch]`, *optional*): Measured two-stage searches.
+        rescored_searches (`list[RescoredSearch]`, *optional*): Measured searches in a code, with a shortlist that is
+            scored again.
         asymmetric_searches (`list[AsymmetricSearch]`, *optional*): Measured searches with queries and documents at
             different layers.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
@@ -195,6 +271,7 @@ class GridResults:
     variances: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     latency: Latency | None = None
     weights: str | None = None
+    rescored_searches: list[RescoredSearch] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
 
     def save(self, file: Path) -> None:
@@ -205,7 +282,7 @@ class GridResults:
     @classmethod
     def load(cls, file: Path) -> GridResults:
         """
-        Read results from a JSON file.
+        Read results from a JSON file, of this schema version or one in `ADDED_SINCE`.
 
         Raises:
             ValueError: if the file is not JSON, has another schema version, or lacks a field.
@@ -215,13 +292,17 @@ class GridResults:
         except json.JSONDecodeError as error:
             raise ValueError(f"{file} is not JSON: {error}.") from error
         found = content.get("schema_version") if isinstance(content, dict) else None
-        if found != SCHEMA_VERSION:
-            raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}.")
+        if found in ADDED_SINCE:
+            content |= ADDED_SINCE[found] | {"schema_version": SCHEMA_VERSION}
+        elif found != SCHEMA_VERSION:
+            legal = ", ".join(map(str, [*ADDED_SINCE, SCHEMA_VERSION]))
+            raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {legal}.")
         missing = sorted({part.name for part in fields(cls)} - content.keys())
         if missing:
             raise ValueError(f"{file} lacks {', '.join(missing)}.")
         content["scores"] = [Score(**score) for score in content["scores"]]
         content["two_stage_searches"] = [TwoStageSearch(**search) for search in content["two_stage_searches"]]
+        content["rescored_searches"] = [RescoredSearch(**search) for search in content["rescored_searches"]]
         content["asymmetric_searches"] = [AsymmetricSearch(**search) for search in content["asymmetric_searches"]]
         content["latency"] = Latency(**content["latency"]) if content["latency"] else None
         return cls(**content)
@@ -259,6 +340,7 @@ class GridResults:
             two_stage_searches=[
                 search for search in self.two_stage_searches if f"{search.layer}x{search.second_dim}" in names
             ],
+            rescored_searches=[search for search in self.rescored_searches if str(search.granularity) in names],
             asymmetric_searches=[
                 search
                 for search in self.asymmetric_searches
@@ -317,10 +399,34 @@ class GridResults:
             `dict[tuple[Granularity, int], float]`: granularity of the documents and layer of the queries -> mean. Only
             pairs that were measured on every task are in it: none if a task is not a retrieval task.
         """
-        tasks = set(tasks)
-        values: dict[tuple[Granularity, int], dict[str, float]] = {}
-        for search in self.asymmetric_searches:
-            pair = Granularity(search.document_layer, search.dim), search.query_layer
-            if search.task in tasks:
-                values.setdefault(pair, {})[search.task] = search.value
-        return {pair: mean(found.values()) for pair, found in values.items() if found.keys() == tasks}
+        measured = (
+            (search.task, (Granularity(search.document_layer, search.dim), search.query_layer), search.value)
+            for search in self.asymmetric_searches
+        )
+        return _means(measured, set(tasks))
+
+    def rescored_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, str, int], float]:
+        """
+        Mean of the main metrics of re-scored searches over several tasks.
+
+        Args:
+            tasks (`Iterable[str]`): Names of the tasks.
+
+        Returns:
+            `dict[tuple[Granularity, str, int], float]`: granularity of the codes, what scores again, and length of the
+            shortlist -> mean. Only searches that were measured on every task are in it.
+        """
+        measured = (
+            (search.task, (search.granularity, search.rescore, search.shortlist), search.value)
+            for search in self.rescored_searches
+        )
+        return _means(measured, set(tasks))
+
+
+def _means(measured: Iterable[tuple[str, Key, float]], tasks: set[str]) -> dict[Key, float]:
+    """Mean of the values of each key, for keys with a value of every task."""
+    values: dict[Key, dict[str, float]] = {}
+    for task, key, value in measured:
+        if task in tasks:
+            values.setdefault(key, {})[task] = value
+    return {key: mean(found.values()) for key, found in values.items() if found.keys() == tasks}

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from trainers import Granularity
-from trainers.evaluation import AsymmetricSearch, GridResults, Latency, Score, TwoStageSearch
+from trainers.evaluation import AsymmetricSearch, GridResults, Latency, RescoredSearch, Score, TwoStageSearch
 from trainers.evaluation.choice import Budget, choose, deployments, pareto_front, two_stage_plans
 
 
@@ -197,3 +197,87 @@ def test_the_pareto_front_is_what_nothing_beats():
     front = pareto_front(points)
     assert {points[index] for index in front} == {points[i] for i in range(40) if not beaten(i)}
     assert [points[index][0] for index in front] == sorted({points[index][0] for index in front})
+
+
+@pytest.fixture
+def coded(results) -> GridResults:
+    """Codes of 6x32 beside float32; `sign` loses much, and re-scoring makes up for it."""
+    values = {"6x32@int8": 0.498, "6x32@qama-2": 0.49, "6x32@sign": 0.42}
+    results.scores += [
+        Score(task, "retrieval", "test", "ndcg@10", True, granularity, value + shift)
+        for task, shift in (("cranfield", 0.0), ("cisi", 0.1))
+        for granularity, value in values.items()
+    ]
+    results.grid = "2x8,2x32,6x8,6x32@sign,6x32@qama-2,6x32@int8,6x32"
+    results.rescored_searches = [
+        RescoredSearch(task, 1000, 6, 32, "sign", by, size, "ndcg@10", value + shift)
+        for task, shift in (("cranfield", 0.0), ("cisi", 0.1))
+        for by, size, value in (("codes", 100, 0.46), ("int8", 50, 0.47), ("int8", 100, 0.495), ("float32", 100, 0.5))
+    ]
+    return results
+
+
+def test_little_memory_takes_fewer_bits_before_fewer_dims(coded):
+    coded.latency = None
+
+    def best(memory_gb):
+        choice = choose(coded, RETRIEVAL, Budget(1_000_000, memory_gb=memory_gb))
+        assert choice.memory_gb == 1_000_000 * choice.bytes_per_vector / 1e9 <= memory_gb
+        return str(choice.granularity), choice.rescoring.by if choice.rescoring else None, choice.bytes_per_vector
+
+    assert best(1) == ("6x32", None, 128)
+    assert best(0.1) == ("6x32@int8", None, 32)  # 32 bytes; 6x8 in float32 takes as many and has 0.45
+    assert best(0.0359) == best(0.032) == ("6x32@int8", None, 32)
+    assert best(0.03) == ("6x32@qama-2", None, 12)
+    assert best(0.011) == ("6x32@sign", "codes", 4)
+    coded.scores = [replace(s, value=0.2) if s.granularity == "6x32@int8" else s for s in coded.scores]
+    assert best(0.036) == ("6x32@sign", "int8", 4 + 32), "re-scored by int8, the signs are better than levels"
+    for lost in ("6x32@int8", "6x32@qama-2", "6x32@sign"):
+        coded.scores = [replace(s, value=0.2) if s.granularity == lost else s for s in coded.scores]
+    coded.rescored_searches = []
+    assert best(0.1) == ("6x8", None, 32), "where fewer bits are measured to be worse, fewer dims"
+
+
+def test_re_scoring_takes_the_memory_of_what_it_reads(coded):
+    coded.latency = None
+    found = {
+        (str(c.granularity), c.rescoring.by if c.rescoring else ""): c.bytes_per_vector
+        for c in deployments(coded, RETRIEVAL, 1000, 0.01)
+    }
+    assert found["6x32@sign", ""] == found["6x32@sign", "codes"] == 4
+    assert found["6x32@sign", "int8"] == 4 + 32 and found["6x32@sign", "float32"] == 4 + 128
+    coded.rescored_searches = [search for search in coded.rescored_searches if search.task == "cranfield"]
+    assert all(c.rescoring is None for c in deployments(coded, RETRIEVAL, 1000, 0.01)), "not measured on both"
+
+
+def test_a_choice_of_a_code_says_what_is_stored_and_how_to_search(coded):
+    coded.latency = None
+    choice = choose(coded, RETRIEVAL, Budget(1_000_000, memory_gb=0.011))
+    assert choice.explanation == (
+        "Deploy 6x32@sign: 2 of 11 plans fit the budget, and it is the best of them. Its quality is 0.510 (92.7% of "
+        "6x32). A vector is stored as sign, the sign of each dim: 4 bytes instead of 128 in float32. 1,000,000 "
+        "vectors take 0.004 GB. Search in two stages: shortlist 100 documents by the Hamming distance of their codes, "
+        "and score them again with the float query against the codes decoded. Without that, the quality is 0.470. A "
+        "much larger index may need a longer shortlist."
+    )
+    choice = choose(coded, RETRIEVAL, Budget(1000, memory_gb=3.3e-5))
+    assert choice.explanation.endswith("Use exact search, with a float query against the decoded codes.")
+    assert "stored as int8, 1 byte per dim: 32 bytes instead of 128 in float32. " in choice.explanation
+    coded.scores = [replace(s, value=0.2) if s.granularity == "6x32@int8" else s for s in coded.scores]
+    choice = choose(coded, RETRIEVAL, Budget(1000, memory_gb=3.7e-5))
+    assert "4 bytes instead of 128 in float32, and 32 bytes beside them in int8. 1,000 vectors" in choice.explanation
+    assert choice.explanation.endswith("against their int8 vectors. Without that, the quality is 0.470.")
+
+
+def test_a_latency_that_was_not_measured_is_not_guessed(coded):
+    def fits(**limits):
+        return str(choose(coded, RETRIEVAL, Budget(100_000, memory_gb=0.0033, **limits)).granularity)
+
+    assert fits() == "6x32@int8" and fits(latency_ms=100) == "6x8"
+    assert choose(coded, RETRIEVAL, Budget(100_000, memory_gb=0.0033)).latency_ms is None
+    coded.latency.search_ms["32@int8"] = 0.5
+    assert fits(latency_ms=100) == "6x32@int8"
+    assert choose(coded, RETRIEVAL, Budget(100_000, memory_gb=0.0033)).latency_ms == 5.5
+    coded.latency.search_ms["32@sign"], coded.latency.rerank_ms["32@sign"] = 0.25, {"100": 0.125}
+    choice = choose(coded, RETRIEVAL, Budget(100_000, memory_gb=0.0011, latency_ms=5.4))
+    assert (choice.rescoring.by, choice.latency_ms) == ("codes", 5.375)

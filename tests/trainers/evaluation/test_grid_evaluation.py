@@ -10,10 +10,20 @@ import pytest
 import torch
 from transformers import AutoModel
 
+from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from tests.evaluation_data import write_rows
 from tests.trainers.tiny_run import count_forwards
-from trainers import Grid
-from trainers.evaluation import evaluate_grid, find_task, find_tasks, load_task, score_grid
+from trainers import Granularity, Grid
+from trainers.evaluation import (
+    evaluate_grid,
+    exact_search,
+    find_task,
+    find_tasks,
+    load_task,
+    ranking_scores,
+    score_grid,
+)
+from trainers.evaluation.coding import PackedIndex
 
 
 GRID = Grid.parse("2,6x8,32")
@@ -129,3 +139,79 @@ def test_bad_data_names_the_task(encoder, data, sentences):
     with pytest.raises(ValueError, match="Task 'stsb': Embeddings at 6x8, 6x32 are not finite"):
         evaluate_grid(encoder, [find_task("stsb")], data)
     evaluate_grid(replace(encoder, grid=Grid.parse("2x8,32")), [find_task("stsb")], data)
+
+
+@pytest.fixture
+def coded(encoder, sentences):
+    """The tiny encoder in six codes, with a quantizer of layer 6."""
+    quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[6]))
+    quantizer.initialize(encoder.encode(sentences).at(Granularity(6, 32)))
+    grid = Grid.parse("2x8@int8,2x8,6x16@qama-2,6x16@int4,6x16,6x32@sign,6x32@float16,6x32")
+    return replace(encoder, grid=grid, quantizer=quantizer)
+
+
+def test_codes_are_scored_from_the_one_encode(coded, data):
+    seen = count_forwards(coded.model)
+    results = evaluate_grid(coded, find_tasks(NAMES), data)
+    passes = len(seen)
+    seen.clear()
+    plain = evaluate_grid(replace(coded, grid=coded.grid.sizes, quantizer=None), find_tasks(NAMES), data)
+    assert len(seen) == passes, "codes take no pass of their own"
+    assert results.grid == str(coded.grid) and results.granularities == coded.grid
+    floats = [score for score in results.scores if "@" not in score.granularity]
+    assert_same_scores(floats, plain.scores)
+    assert_same_scores(results.two_stage_searches, plain.two_stage_searches)
+    assert not plain.rescored_searches and "quantizer" not in plain.settings
+    assert results.settings["quantizer"] == coded.quantizer.fingerprint
+    assert results.weights == plain.weights and set(results.quality(NAMES[:5])) == set(coded.grid)
+    changed = [score for score in results.scores if score.main and score.granularity == "6x16@int4"]
+    same = {(score.task, score.granularity): score.value for score in plain.scores if score.main}
+    assert any(score.value != same[score.task, "6x16"] for score in changed)
+    for name in ("cranfield", "mrpc", "stsb-geometry"):
+        for g, scores in score_grid(coded, load_task(find_task(name), data)).items():
+            own = {s.metric: s.value for s in results.scores if (s.task, s.granularity) == (name, str(g))}
+            assert scores == pytest.approx(own, **LAST_BITS)
+
+
+def test_retrieval_in_a_code_is_that_of_an_index_and_re_scoring_that_of_its_shortlist(coded, data):
+    results, task = evaluate_grid(coded, find_tasks(["cranfield"]), data), find_task("cranfield")
+    evaluator = load_task(task, data)
+    sides = {name: coded.encode(texts, role=evaluator.role(name)) for name, texts in evaluator.texts.items()}
+    values = {(s.granularity, s.metric): s.value for s in results.scores}
+    found = {(s.granularity, s.rescore, s.shortlist): s.value for s in results.rescored_searches}
+    by_code = {"int8": {"float32"}, "qama-2": {"codes", "int8", "float32"}, "int4": {"int8", "float32"}}
+    by_code["sign"] = by_code["qama-2"]
+    assert {(code, by) for g, by, _ in found for code in [g.code]} == {(c, by) for c in by_code for by in by_code[c]}
+    for text in ("2x8@int8", "6x16@int4"):  # of codes whose scores are hardly ever equal
+        g = Granularity.parse(text)
+        queries, documents = (sides[name].at(g) for name in ("queries", "documents"))
+        _, ranked = PackedIndex.pack(documents, g.code).search(queries, 100)
+        expected = ranking_scores(ranked, evaluator.relevant)
+        assert expected["ndcg@10"] == pytest.approx(values[text, "ndcg@10"], abs=1e-6)
+        for size in (10, 20):
+            kept = [rows[exact_search(query[None], documents[rows], size)[0]]
+                    for query, rows in zip(queries, torch.from_numpy(ranked[:, :size]), strict=True)]  # fmt: skip
+            rescored = ranking_scores(torch.stack(kept).numpy(), evaluator.relevant)
+            assert found[g, "float32", size] == pytest.approx(rescored["ndcg@10"], abs=1e-6)
+    documents = len(evaluator.texts["documents"])
+    assert {size for _, _, size in found} == {size for size in (10, 20, 50, 100) if size <= documents} != set()
+    assert not evaluate_grid(coded, [task], data, two_stages=False).rescored_searches
+
+
+def test_all_codes_can_stand_alone(coded, data):
+    """Without float32 at a size, there is nothing to search with float prefixes or between layers."""
+    grid = Grid.parse("6x16,32@sign,qama-1")
+    results = evaluate_grid(replace(coded, grid=grid), find_tasks(["cranfield", "stsb"]), data, asymmetric=True)
+    assert {score.granularity for score in results.scores} == set(map(str, grid))
+    assert results.rescored_searches and not results.two_stage_searches and not results.asymmetric_searches
+
+
+def test_embeddings_that_are_all_equal_name_the_code(coded, data):
+    with torch.no_grad():
+        for parameter in coded.model.parameters():
+            parameter.zero_()
+    equal = replace(coded, grid=Grid.parse("6x32@int8"), quantizer=None)
+    with pytest.raises(
+        ValueError, match="Task 'stsb': spearman is not defined at 6x32@int8: its embeddings may all be"
+    ):
+        evaluate_grid(equal, find_tasks(["stsb"]), data)

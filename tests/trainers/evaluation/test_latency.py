@@ -7,7 +7,9 @@ from itertools import cycle
 from statistics import median
 
 import pytest
+import torch
 
+from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers import Grid
 from trainers.evaluation import Latency, latency, measure_latency
 
@@ -97,3 +99,14 @@ def test_layer_0_runs_no_layer(encoder_with_exits):
     deeper = replace(encoder_with_exits, grid=Grid.parse("0,2x8"))
     found = measure_latency(deeper, ["open the file"], documents=50, rounds=2)
     assert set(found.encode_ms) == {"0", "2"} and ran == [1, 2] * 3
+
+
+def test_searches_in_codes_are_timed(encoder, sentences):
+    quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[6]))
+    quantizer.initialize(torch.randn(100, 32))
+    coded = replace(encoder, grid=Grid.parse("6x8@qama-2,6x8,6x16@float16,6x16@int4"), quantizer=quantizer)
+    times = measure_latency(coded, ["open the file"], documents=30, rounds=2)
+    assert set(times.search_ms) == {"8", "16", "8@qama-2", "16@float16", "16@int4"}
+    assert set(times.rerank_ms) == {"8", "16", "8@qama-2", "8@int8", "16@int8"}
+    assert all(set(sizes) == {"10", "20"} for sizes in times.rerank_ms.values())
+    assert all(times.has(g) for g in coded.grid)

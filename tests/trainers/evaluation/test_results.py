@@ -12,10 +12,12 @@ from trainers.evaluation import (
     AsymmetricSearch,
     GridResults,
     Latency,
+    RescoredSearch,
     evaluate_grid,
     find_tasks,
     measure_latency,
 )
+from trainers.evaluation.results import rescored_bytes
 
 
 GRID = Grid.parse("2,6x8,32")
@@ -63,6 +65,54 @@ def test_a_file_without_engines_and_quantile_holds_medians(results_of_pairs, tmp
     (tmp_path / "results.json").write_text(json.dumps(content))
     assert GridResults.load(tmp_path / "results.json") == results_of_pairs
     assert results_of_pairs.latency.quantile == 0.5
+
+
+def test_a_file_of_the_schema_before_codes_is_read(results_of_pairs, tmp_path):
+    content = asdict(results_of_pairs) | {"schema_version": 3}
+    del content["rescored_searches"]
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    assert GridResults.load(tmp_path / "results.json") == results_of_pairs
+    del content["two_stage_searches"]
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match="results.json lacks two_stage_searches"):
+        GridResults.load(tmp_path / "results.json")
+    (tmp_path / "results.json").write_text(json.dumps(content | {"schema_version": 4}))
+    with pytest.raises(ValueError, match="results.json lacks rescored_searches, two_stage_searches"):
+        GridResults.load(tmp_path / "results.json")
+
+
+def test_re_scored_searches_survive_a_file_and_a_cut(results_of_pairs, tmp_path):
+    results = results_of_pairs
+    results.grid = "2,6x8,32@sign,float32"
+    results.rescored_searches = [
+        RescoredSearch(task, 48, layer, 8, "sign", by, 10, "ndcg@10", value)
+        for task, layer, by, value in [
+            ("cranfield", 6, "int8", 0.3),
+            ("cisi", 6, "int8", 0.5),
+            ("cranfield", 6, "codes", 0.9),
+            ("cranfield", 2, "int8", 0.1),
+        ]
+    ]
+    results.save(tmp_path / "results.json")
+    assert GridResults.load(tmp_path / "results.json") == results
+    coded = Granularity(6, 8, "sign")
+    assert results.rescored_quality(["cranfield", "cisi"]) == {(coded, "int8", 10): pytest.approx(0.4)}
+    assert len(results.rescored_quality(["cranfield"])) == 3 and not results.rescored_quality(["stsb"])
+    cut = results.within(Granularity(2, 32))
+    assert cut.grid == "2x8,32@sign,float32" and [search.layer for search in cut.rescored_searches] == [2]
+    assert [rescored_bytes(coded, by) for by in ("codes", "int8", "float32")] == [1, 1 + 8, 1 + 32]
+
+
+def test_times_of_codes_are_those_that_were_measured():
+    times = Latency(
+        {"6": 2.0}, {"8": 1.0, "8@sign": 0.25}, {"8": {"10": 0.5}, "8@int8": {"10": 0.125}}, 100, "m3bert", 1
+    )
+    coded = Granularity(6, 8, "sign")
+    assert times.has(coded) and times.of(coded, 200) == 2.5 and times.of(Granularity(6, 8)) == 3
+    assert not times.has(Granularity(6, 8, "int8")) and not times.has(Granularity(2, 8))
+    assert times.of_rescored(coded, "float32", 10) == 2.75 and times.of_rescored(coded, "int8", 10, 200) == 2.625
+    assert times.of_rescored(coded, "codes", 10) is None and times.of_rescored(coded, "int8", 20) is None
+    assert times.of_rescored(Granularity(6, 8, "int4"), "int8", 10) is None
 
 
 def test_a_cut_keeps_the_asymmetric_searches_whose_layers_are_both_within(encoder, data):
