@@ -20,10 +20,12 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import PromptType
 from torch import nn
 
+from ..core.codes import CODES, FLOAT
 from ..core.embedding import Role
 from ..core.granularity import Granularity
 from ..core.states import unwrap_encoder
 from ..data.embedding_store import fingerprint_of
+from .coding import Coder
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
 
@@ -60,7 +62,9 @@ class EncodeOnce:
 
 class GranularityModel(AbsEncoder):
     """
-    One granularity of a model as a model for MTEB.
+    One granularity of a model as a model for MTEB. With a code, it gives the numbers that an index compares: what the
+    stored bytes stand for. Queries are in float32, or coded as well where codes are compared by Hamming distance.
+    Ranges of `int8` and `int4` are those of the texts of one call.
 
     Args:
         encode_once ([`EncodeOnce`]): The embeddings, shared by all granularities of a grid.
@@ -74,11 +78,19 @@ class GranularityModel(AbsEncoder):
         self._encode_once = encode_once
 
     def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
-        """Embeddings of batches of texts, `(texts, dim)`, not normalised. Other arguments of MTEB are ignored."""
+        """
+        Embeddings of batches of texts: `(texts, dim)` in float32, not normalised; of another width for some codes.
+        Texts that MTEB does not call queries are stored. Other arguments of MTEB are ignored.
+        """
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type == PromptType.document else "query"
         description = "Encoding the grid" if kwargs.get("show_progress_bar") else None
-        return self._encode_once(texts, role, description).at(self.granularity)
+        found, g = self._encode_once(texts, role, description), self.granularity
+        if g.code == FLOAT:
+            return found.at(g)
+        vectors = found.widest(g.layer)
+        coder = Coder.fit(vectors, g.code, g.dim, self._encode_once.encoder.quantizer)
+        return coder.queries(vectors) if prompt_type == PromptType.query else coder.documents(coder.pack(vectors))
 
 
 def parameters_at(model: nn.Module, layer: int) -> int:
@@ -92,7 +104,8 @@ def parameters_at(model: nn.Module, layer: int) -> int:
 
 def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None = None) -> ModelMeta:
     """
-    MTEB's metadata of one granularity. MTEB saves the results of each granularity under its `experiment_kwargs`.
+    MTEB's metadata of one granularity. MTEB saves the results of each granularity under its `experiment_kwargs`, which
+    name layer, dim, and a code other than float32.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
@@ -109,6 +122,9 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
     name = name or config.name_or_path
     if name.count("/") != 1:
         raise ValueError(f"name={name!r} must have the form user/model, which MTEB requires.")
+    code = {} if granularity.code == FLOAT else {"code": granularity.code}
+    # An index of decoded documents, which differ a little in length, compares by dot product.
+    as_cosine = granularity.code in (FLOAT, "sign") or CODES[granularity.code].learned
     return ModelMeta(
         loader=None,
         name=name,
@@ -124,10 +140,10 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         public_training_code=None,
         public_training_data=None,
         framework=["PyTorch", "Transformers"],
-        similarity_fn_name=ScoringFunction(ScoringFunction.COSINE),
+        similarity_fn_name=ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT,
         use_instructions=bool(encoder.prompts),
         training_datasets=None,
-        experiment_kwargs={"output_layer": granularity.layer, "output_dim": granularity.dim},
+        experiment_kwargs={"output_layer": granularity.layer, "output_dim": granularity.dim, **code},
     )
 
 

@@ -7,14 +7,17 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
+from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from tests.trainers.tiny_run import count_forwards
 from trainers import Granularity, Grid
+from trainers.core.codes import CODES
 from trainers.evaluation import STS, GridEncoder, find_task, score_grid
 from trainers.evaluation.readers import load_task
 
 
 mteb = pytest.importorskip("mteb", reason="needs the extra mteb")
 from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
+from mteb.types import PromptType  # noqa: E402
 
 from tests.trainers.evaluation.local_mteb import metadata as metadata_of  # noqa: E402
 from tests.trainers.evaluation.local_mteb import similarity_task  # noqa: E402
@@ -57,6 +60,55 @@ def test_one_granularity_is_one_row(real):
     assert len({model_meta(real, g, "local/minilm").__hash__() for g in GRID}) == 3
     with pytest.raises(ValueError, match="name='minilm' must have the form user/model"):
         model_meta(real, Granularity(4, 64), "minilm")
+
+
+def test_a_code_is_named_unless_it_is_float32(tiny_model, tiny_tokenizer):
+    coded = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("4x8@float32,int8,sign"))
+    metas = {g.code: model.mteb_model_meta for g, model in mteb_models(coded, name="local/tiny").items()}
+    size = {"output_layer": 4, "output_dim": 8}
+    assert metas["float32"].experiment_kwargs == size
+    assert metas["int8"].experiment_kwargs == {**size, "code": "int8"}
+    assert metas["sign"].experiment_kwargs == {**size, "code": "sign"}
+    assert len({hash(meta) for meta in metas.values()}) == 3
+
+
+@pytest.fixture
+def coded(tiny_model, tiny_tokenizer) -> GridEncoder:
+    """An encoder of every code at one size, with a quantizer."""
+    quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[6])).eval()
+    quantizer.initialize(torch.randn(300, 32))
+    return GridEncoder(tiny_model, tiny_tokenizer, Grid.product([6], [12], CODES), quantizer=quantizer)
+
+
+def embedded(model, texts, prompt_type):
+    return model.encode([{"text": list(texts[:7])}, {"text": list(texts[7:])}], prompt_type=prompt_type)
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_similarities_of_a_code_are_those_of_an_index_of_its_bytes(coded, sentences, code):
+    """Documents by their bytes; queries in float32, or coded where codes are compared by Hamming distance."""
+    pytest.importorskip("faiss")
+    pytest.importorskip("sentence_transformers")
+    from trainers.evaluation.coding import PackedIndex
+
+    model = mteb_models(coded, name="local/tiny")[Granularity(6, 12, code)]
+    documents = embedded(model, sentences[:16], PromptType.document)
+    queries = embedded(model, sentences[16:24], PromptType.query)
+    similarities = model.similarity(queries, documents)
+    index = PackedIndex.pack(
+        coded.encode(sentences[:16], role="document").widest(6), code, 12, coded.quantizer if "qama" in code else None
+    )
+    scores, rows = index.search(coded.encode(sentences[16:24]).widest(6), 16)
+    torch.testing.assert_close(
+        similarities.gather(1, torch.from_numpy(rows)), torch.from_numpy(scores).float(), atol=1e-5, rtol=0
+    )
+
+
+def test_texts_without_a_role_are_all_coded(coded, sentences):
+    model = mteb_models(coded, name="local/tiny")[Granularity(6, 12, "qama-2")]
+    vectors = embedded(model, sentences[:16], None)
+    expected = coded.quantizer.signs(coded.quantizer.encode(coded.encode(sentences[:16]).widest(6), "qama-2", 12))
+    assert torch.equal(vectors, expected) and set(vectors.unique().tolist()) == {-1.0, 1.0}
 
 
 def test_queries_and_documents_have_their_prompts(tiny_model, tiny_tokenizer, sentences, tmp_path):
