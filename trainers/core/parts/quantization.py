@@ -31,9 +31,9 @@ from .teacher import RepresentationDistillation, TaughtTexts
 
 
 SIMILARITY_TERMS = ("sim", "kl", "rank", "contrast")
-# As in the paper's released code, but for orthogonality, which has 0.01 * 0.01 there.
-WEIGHTS = {"sim": 1.0, "kl": 1.0, "rank": 1.0, "contrast": 0.01, "orthogonality": 0.01, "bottleneck": 0.01}
-WEIGHTS |= {"quantization": 0.01, "variance": 0.01}
+# As in the paper's released code, where bottleneck and variance are means over dims, not sums: 0.01 / 384 dims.
+WEIGHTS = {"sim": 1.0, "kl": 1.0, "rank": 1.0, "contrast": 0.01, "orthogonality": 1e-4, "quantization": 0.01}
+WEIGHTS |= {"bottleneck": 3e-5, "variance": 3e-5}
 
 
 class QAMA(RepresentationDistillation):

@@ -1,0 +1,331 @@
+"""
+QAMA on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), frozen, its last layer.
+
+    python -m benchmarks.reproduction.qama --development              # settings, on msmarco-mini
+    python -m benchmarks.reproduction.qama --seeds 0 1                # the six steps of the paper's ablation, tests
+    python -m benchmarks.reproduction.qama --table                    # print the tables
+    python -m benchmarks.reproduction.qama --figures                  # draw quality against bytes
+
+Training texts and embeddings are those of the study of exits (runs/exits): 20,000 unlabelled texts, none of an
+evaluation set. They are no pairs, so that the contrastive loss has no part. Tests: Cranfield, CISI, NPL (nDCG@10), 128
+tokens per text. Development: msmarco-mini.
+
+Steps, each with all before: thresholds only (no training); a feed-forward transform, trained to match similarities at
+full width; the quantisation loss and the similarities of codes; the Matryoshka loss; orthogonality and information
+bottleneck; variance control.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import faiss
+import numpy as np
+import torch
+from datasets import Dataset
+from matplotlib.figure import Figure
+
+from benchmarks.reproduction.exits import DEPTH, RETRIEVAL_TESTS, WIDTH, evaluators, raw_states, sources
+from benchmarks.reproduction.study import Run, add_results
+from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from scripts.command import run_command
+from scripts.convert import converted
+from scripts.sources import data_folder, default_base
+from trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddings, truncate
+from trainers.core.codes import bytes_per_vector
+from trainers.evaluation.coding import code_vectors
+from trainers.evaluation.evaluators import Retrieval
+from trainers.evaluation.search import exact_search, ranking_scores, rerank
+
+
+FOLDER = Path("runs/qama")
+RESULTS = Path(__file__).with_name("results")
+DIMS = [96, 192, 384]
+CODES = ["qama-2", "qama-1.5", "qama-hybrid", "qama-1", "qama-0.5"]
+SHORTLIST = 100
+TRAINING: dict[str, Any] = {
+    "grid": f"{DEPTH}x48,96,192,384",
+    "max_steps": 300,
+    "per_device_train_batch_size": 256,
+    "learning_rate": 1e-3,
+    "temperature": 0.05,
+    "warmup_steps": 0.1,
+    "max_length": 8,  # the frozen encoder reads no tokens
+    "text_columns": ["text"],
+    "quantizer_config": {"skip": "identity"},
+    "use_cpu": True,
+}
+OFF = {"quantization_loss": False, "matryoshka": False, "regularization": False, "variance_control": False}
+# Step -> settings of its training.
+STEPS: dict[str, dict[str, Any] | None] = {
+    "thresholds only": None,
+    "+ feed-forward transform": OFF,
+    "+ quantisation loss": OFF | {"quantization_loss": True},
+    "+ Matryoshka loss": OFF | {"quantization_loss": True, "matryoshka": True},
+    "+ orthogonality, bottleneck": {"variance_control": False},
+    "+ variance control": {},
+}
+# Settings that were compared on msmarco-mini, in addition to the steps; each is all steps with a change.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "no gradient through codes": {"quantized_gradient": False},
+    "skip none": {"quantizer_config": {"skip": "none", "intermediate_size": 32 * WIDTH}, "learning_rate": 1e-4},
+    "skip principal": {"quantizer_config": {"skip": "principal"}},
+    "learning rate 3e-4": {"learning_rate": 3e-4},
+    "temperature 0.1": {"temperature": 0.1},
+}
+Vectors = Mapping[str, torch.Tensor]
+
+
+def embeddings(data: Path, name: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Collection -> name of its texts -> embeddings of the last layer."""
+    states = raw_states(data, name)
+    wanted = [task for task in states if task in (*RETRIEVAL_TESTS, "msmarco-mini")]
+    return {task: {side: layers[DEPTH] for side, layers in states[task].items()} for task in wanted}
+
+
+def training_texts(data: Path) -> dict[str, torch.Tensor]:
+    """Text -> its embedding, `(width,)`."""
+    states = raw_states(data, "texts")
+    return {
+        text: vector
+        for source, texts in sources(data).items()
+        for text, vector in zip(texts, states[source][DEPTH], strict=True)
+    }
+
+
+def quantizer_of(data: Path, settings: dict[str, Any] | None, seed: int) -> tuple[M3BertQuantizer, float]:
+    """A quantizer, and the seconds of its training."""
+    rows, start = training_texts(data), time.perf_counter()
+    if settings is None:
+        torch.manual_seed(seed)
+        quantizer = M3BertQuantizer(M3BertQuantizerConfig(WIDTH, skip="identity", layers=[DEPTH]))
+        quantizer.calibrate(torch.stack(list(rows.values())))
+        return quantizer.eval(), time.perf_counter() - start
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    file = FOLDER / "teacher.npy"
+    np.save(file, torch.stack(list(rows.values())).numpy())
+    teacher = TeacherEmbeddings(list(rows), np.load(file, mmap_mode="r"))
+    model, tokenizer = converted(default_base())
+    dataset = Dataset.from_dict({"text": list(rows)})
+    trainer = Run(QAMAConfig, QAMATrainer, TRAINING | settings).train(
+        model, tokenizer, dataset, {"teacher": teacher}, seed=seed
+    )
+    return trainer.quantizer.eval(), time.perf_counter() - start
+
+
+def ndcg(evaluator: Retrieval, ranked: np.ndarray) -> float:
+    """nDCG@10 of ranked documents."""
+    return ranking_scores(ranked, evaluator.relevant, (10,))["ndcg@10"]
+
+
+def score(
+    evaluator: Retrieval, vectors: Vectors, codes: Sequence[str], quantizer: M3BertQuantizer | None = None
+) -> dict[str, dict[Granularity, float]]:
+    """
+    Way to search -> granularity -> nDCG@10, at every dim in every code: `""` by the code alone, `"asymmetric"` by a
+    float query against the codes, `"re-scored"` the first 100 by int8, and `"re-scored by codes"` by a float query
+    against the codes.
+    """
+    found: dict[str, dict[Granularity, float]] = {
+        way: {} for way in ("", "asymmetric", "re-scored", "re-scored by codes")
+    }
+    for dim in DIMS:
+        kept = {name: truncate(side, dim) for name, side in vectors.items()}
+        exact = code_vectors(kept, ["documents"], Granularity(DEPTH, dim, "int8"))
+        for code in codes:
+            g = Granularity(DEPTH, dim, code)
+            coded = code_vectors(vectors, ["documents"], g, quantizer)
+            floats = code_vectors(vectors, ["documents"], g, quantizer, float_queries=True)
+            ranked = exact_search(coded["queries"], coded["documents"], SHORTLIST)
+            found[""][g] = ndcg(evaluator, ranked)
+            found["asymmetric"][g] = ndcg(evaluator, exact_search(floats["queries"], floats["documents"], 10))
+            for way, sides in (("re-scored", exact), ("re-scored by codes", floats)):
+                again = rerank(sides["queries"], sides["documents"], ranked, [SHORTLIST])[SHORTLIST]
+                found[way][g] = ndcg(evaluator, again)
+    return found
+
+
+def agreement(vectors: Vectors, codes: Sequence[str], quantizer: M3BertQuantizer) -> dict[Granularity, float]:
+    """
+    Share of the ten nearest documents of a document that float32 at full width and the Hamming distance of codes have
+    in common, over 500 documents. It needs no labels, and tells settings apart that nDCG@10 does not.
+    """
+    sides = {"queries": vectors["documents"][:500], "documents": vectors["documents"]}
+    exact = exact_search(sides["queries"], sides["documents"], 11)
+    found = {}
+    for g in (Granularity(DEPTH, dim, code) for code in codes for dim in DIMS):
+        coded = code_vectors(sides, ["documents"], g, quantizer)
+        ranked = exact_search(coded["queries"], coded["documents"], 11)
+        found[g] = mean(
+            len(others(row, ours) & others(row, its)) / 10
+            for row, (ours, its) in enumerate(zip(ranked.tolist(), exact.tolist(), strict=True))
+        )
+    return found
+
+
+def others(row: int, ranked: list[int]) -> set[int]:
+    """The first ten documents but the one that was asked for, which finds itself."""
+    return set([found for found in ranked if found != row][:10])
+
+
+def product_quantization(evaluator: Retrieval, vectors: Vectors, train: torch.Tensor) -> dict[int, float]:
+    """Bytes per vector -> nDCG@10 of faiss' product quantisation, with codebooks of the training texts."""
+    sides = {name: torch.nn.functional.normalize(side, dim=1).numpy() for name, side in vectors.items()}
+    found = {}
+    for size in (12, 24, 48, 96, 128):
+        index = faiss.IndexPQ(WIDTH, size, 8, faiss.METRIC_INNER_PRODUCT)
+        index.train(torch.nn.functional.normalize(train, dim=1).numpy())
+        index.add(sides["documents"])
+        found[size] = ndcg(evaluator, index.search(sides["queries"], 10)[1])
+    return found
+
+
+def scalar_codes(evaluator: Retrieval, vectors: Vectors) -> dict[Granularity, float]:
+    """float32, int8 and sign of sentence-transformers at dims of the same bytes as QAMA's codes."""
+    sizes = {"float32": [12, 24, 36, *DIMS], "int8": [24, 48, 78, 96, 144, *DIMS[1:]], "sign": DIMS}
+    found = {}
+    for code, dims in sizes.items():
+        for dim in dims:
+            g = Granularity(DEPTH, dim, code)
+            coded = code_vectors({name: truncate(side, dim) for name, side in vectors.items()}, ["documents"], g)
+            found[g] = ndcg(evaluator, exact_search(coded["queries"], coded["documents"], 10))
+    return found
+
+
+WAYS = ("", "asymmetric", "re-scored by codes", "re-scored")
+
+
+def named(test: str, way: str) -> str:
+    """A test searched in one way, as the results file calls it."""
+    return f"{test} {way}".strip()
+
+
+def about(development: bool) -> dict[str, Any]:
+    """What identifies the study."""
+    return {
+        "command": f"python -m benchmarks.reproduction.qama{' --development' if development else ''}",
+        "settings": {"training": TRAINING, "shortlist": SHORTLIST},
+        "metric": "nDCG@10; run -> seed -> test, and way to search -> granularity; faiss PQ: bytes per vector",
+    }
+
+
+def value(results: dict[str, Any], run: str, tests: Sequence[str], key: Any) -> float:
+    """Mean of a run over tests and seeds, in percent."""
+    return 100 * mean(seed[test][str(key)] for seed in results["scores"][run].values() for test in tests)
+
+
+def print_tables(results: dict[str, Any], tests: Sequence[str]) -> None:
+    """The ablation, and quality by bytes per vector."""
+    runs = trained_runs(results)
+    sizes = [Granularity(DEPTH, dim, code) for code in ("qama-2", "qama-1.5") for dim in (384, 192, 96)]
+    for what, kind in (
+        ("nDCG@10", ""),
+        ("nDCG@10, float query", "asymmetric"),
+        ("agreement with float32", "agreement"),
+    ):
+        names = [named(test, kind) for test in tests]
+        if any(name not in tests_of for run in runs for tests_of in results["scores"][run].values() for name in names):
+            continue
+        print(f"\nMean {what}, {', '.join(tests)}:\n")
+        print("| step | " + " | ".join(f"{g.dim}@{g.code}" for g in sizes) + " |\n| --- |" + " --: |" * len(sizes))
+        for run in runs:
+            print(f"| {run} | " + " | ".join(f"{value(results, run, names, g):.1f}" for g in sizes) + " |")
+    run = [run for run in runs if run in STEPS][-1]
+    full = value(results, "no quantizer", tests, Granularity(DEPTH, WIDTH))
+    rows: list[tuple[int, str, list[str]]] = []
+    for key in next(iter(results["scores"]["no quantizer"].values()))[tests[0]]:
+        g = Granularity.parse(key)
+        cells = [share(value(results, "no quantizer", tests, g), full)]
+        rows.append((bytes_per_vector(g.code, g.dim), f"{g.code}, {g.dim} dims", cells))
+    for size in next(iter(results["scores"]["faiss PQ"].values()))[tests[0]]:
+        rows.append((int(size), "faiss PQ", [share(value(results, "faiss PQ", tests, size), full)]))
+    for g in (Granularity(DEPTH, dim, code) for code in CODES for dim in DIMS):
+        cells = [share(value(results, run, [named(test, way) for test in tests], g), full) for way in WAYS]
+        rows.append((bytes_per_vector(g.code, g.dim), f"{g.code}, {g.dim} dims", cells))
+    print(f"\nMean nDCG@10 (share of float32 at {WIDTH} dims), {run!r}. Re-scored: the first {SHORTLIST}.\n")
+    print("| bytes per vector | stored | Hamming or as the code has it | float query | re-scored by codes | by int8 |")
+    print("| --: | --- | --: | --: | --: | --: |")
+    for size, stored, cells in sorted(rows, key=lambda row: row[0]):
+        print(f"| {size} | {stored} | " + " | ".join([*cells, *["-"] * (4 - len(cells))]) + " |")
+
+
+def trained_runs(results: dict[str, Any]) -> list[str]:
+    """The steps and variants that were scored, in their order."""
+    return [run for run in (*STEPS, *VARIANTS) if run in results["scores"]]
+
+
+def share(quality: float, full: float) -> str:
+    """A score and its share of another."""
+    return f"{quality:.1f} ({quality / full:.1%})"
+
+
+def draw(results: dict[str, Any], tests: Sequence[str]) -> None:
+    """Mean nDCG@10 over bytes per vector, one line per code."""
+    run = [run for run in trained_runs(results) if run in STEPS][-1]
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    for code in CODES:
+        sizes = [Granularity(DEPTH, dim, code) for dim in DIMS]
+        places = [bytes_per_vector(g.code, g.dim) for g in sizes]
+        axes.plot(places, [value(results, run, tests, g) for g in sizes], "o-", label=code)
+    for code in ("float32", "int8", "sign"):
+        keys = next(iter(results["scores"]["no quantizer"].values()))[tests[0]]
+        sizes = [g for g in map(Granularity.parse, keys) if g.code == code]
+        places = [bytes_per_vector(g.code, g.dim) for g in sizes]
+        axes.plot(places, [value(results, "no quantizer", tests, g) for g in sizes], "s:", label=code)
+    sizes = list(next(iter(results["scores"]["faiss PQ"].values()))[tests[0]])
+    axes.plot([int(s) for s in sizes], [value(results, "faiss PQ", tests, s) for s in sizes], "x--", label="faiss PQ")
+    axes.set_xscale("log", base=2)
+    axes.set_xlabel("bytes per vector")
+    axes.set_ylabel(f"mean nDCG@10 of {', '.join(tests)}")
+    axes.grid(alpha=0.3)
+    axes.legend(ncols=2)
+    figure.savefig(RESULTS / "qama.png", dpi=120)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[], help="seeds to train and score")
+    parser.add_argument("--steps", nargs="+", choices=[*STEPS, *VARIANTS], help="steps to train; default: all")
+    parser.add_argument("--development", action="store_true", help="score msmarco-mini, and the variants")
+    parser.add_argument("--table", action="store_true", help="print the tables")
+    parser.add_argument("--figures", action="store_true", help="draw the figure")
+    options = parser.parse_args(arguments)
+    data = data_folder()
+    tests = ["msmarco-mini"] if options.development else RETRIEVAL_TESTS
+    file = RESULTS / ("qama_development.json" if options.development else "qama.json")
+    if options.seeds:
+        vectors = embeddings(data, "development" if options.development else "tests")
+        every = evaluators(data, options.development)
+        train = torch.stack(list(training_texts(data).values()))
+        baselines = {test: scalar_codes(every[test], vectors[test]) for test in tests}
+        products = {test: product_quantization(every[test], vectors[test], train) for test in tests}
+        add_results(file, {"no quantizer": {"0": baselines}, "faiss PQ": {"0": products}}, about(options.development))
+    known = STEPS | (VARIANTS if options.development else {})
+    for seed in options.seeds:
+        for step in options.steps or known:
+            quantizer, seconds = quantizer_of(data, known[step], seed)
+            found: dict[str, dict[Granularity, float]] = {}
+            for test in tests:
+                for way, scores in score(every[test], vectors[test], CODES, quantizer).items():
+                    found[named(test, way)] = scores
+                if options.development:
+                    found[named(test, "agreement")] = agreement(vectors[test], CODES, quantizer)
+            add_results(file, {step: {str(seed): found}}, about(options.development))
+            shown = {str(g): round(100 * found[tests[0]][g], 1) for g in found[tests[0]] if g.code == "qama-2"}
+            print(f"{step}, seed {seed}: trained in {seconds:.0f} s, {tests[0]} {shown}", flush=True)
+    if options.table or options.figures or options.seeds:
+        results = json.loads(file.read_text(encoding="utf-8"))
+        print_tables(results, tests)
+        if options.figures:
+            draw(results, tests)
+
+
+if __name__ == "__main__":
+    run_command(main)
