@@ -33,6 +33,7 @@ NAMES = (
     "exit_fit",
     "elastic_loading",
     "grid_evaluation",
+    "quantised_search",
     "peers",
 )
 ONE_THREAD = "masked_lm_head"

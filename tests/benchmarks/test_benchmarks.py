@@ -53,6 +53,8 @@ def test_all_benchmarks_are_run_together():
 def test_every_benchmark_has_bounds_and_a_quick_run(name, capsys):
     if name in ("peers", "teacher_cache"):
         pytest.importorskip("sentence_transformers")
+    if name == "quantised_search":
+        pytest.importorskip("faiss")
     module = import_module(f"benchmarks.{name}")
     assert module.BENCHMARK.name == name
     assert module.BENCHMARK.bounds is module.BOUNDS

@@ -1,0 +1,105 @@
+"""The benchmark of quantised search: every search against a naive one, and the distribution of its documents."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from modeling_m3bert.quantization_m3bert import hamming_distances
+
+
+pytest.importorskip("faiss")
+
+from benchmarks import quantised_search as benchmark
+
+
+TOP, SHORTLIST, DIM = 5, 20, 24
+
+
+@pytest.fixture(scope="module")
+def documents() -> torch.Tensor:
+    torch.manual_seed(0)
+    return normalize(torch.randn(300, DIM), dim=1)
+
+
+@pytest.fixture(scope="module")
+def queries() -> torch.Tensor:
+    torch.manual_seed(1)
+    return normalize(torch.randn(7, DIM), dim=1)
+
+
+@pytest.fixture(scope="module")
+def collection(documents) -> benchmark.Collection:
+    collection = benchmark.Collection(documents)
+    collection.add(documents[:200])
+    collection.add(documents[200:])
+    return collection
+
+
+def top_rows(scores: torch.Tensor) -> np.ndarray:
+    return scores.topk(TOP, dim=1).indices.numpy()
+
+
+def distances_of(rows: np.ndarray, distances: torch.Tensor) -> list[list[int]]:
+    """Distances of the rows found: where distances are equal, either row may be found."""
+    return distances.gather(1, torch.from_numpy(rows)).tolist()
+
+
+def test_float_searches_find_the_highest_dot_products(collection, queries, documents):
+    expected = top_rows(queries @ documents.T)
+    searches = collection.searches(TOP, SHORTLIST)
+    for name in ("float32", "float32, torch"):
+        assert (searches[name](queries) == expected).all(), name
+    assert benchmark.recall(searches["int8"](queries), expected) > 0.9
+
+
+def test_binary_searches_find_the_smallest_hamming_distances(collection, queries, documents):
+    searches = collection.searches(TOP, SHORTLIST)
+    codes, own = (collection.quantizer.encode(its, benchmark.CODE) for its in (queries, documents))
+    differing = ((queries.unsqueeze(1) > 0) != (documents > 0)).sum(dim=2)
+    for name, distances in {"2-bit": hamming_distances(codes.packed, own.packed), "sign": differing}.items():
+        smallest = distances.sort(dim=1).values[:, :TOP].tolist()
+        assert distances_of(searches[name](queries), distances) == smallest, name
+
+
+def test_a_shortlist_of_all_documents_is_sorted_by_the_float_query(collection, queries, documents):
+    searches = collection.searches(TOP, len(documents))
+    own = collection.quantizer.encode(documents, benchmark.CODE)
+    assert (searches["2-bit, by codes"](queries) == top_rows(collection.quantizer.scores(queries, own))).all()
+    decoded = torch.from_numpy(collection.int8.reconstruct_n(0, len(documents)))
+    for name in ("2-bit, by int8", "sign, by int8"):
+        assert (searches[name](queries) == top_rows(queries @ decoded.T)).all(), name
+
+
+def test_rescored_searches_stay_within_their_shortlist(collection, queries):
+    searches = collection.searches(TOP, SHORTLIST)
+    for first, second in (("2-bit", "2-bit, by codes"), ("2-bit", "2-bit, by int8"), ("sign", "sign, by int8")):
+        shortlist = collection.searches(SHORTLIST)[first](queries)
+        found = searches[second](queries)
+        assert found.shape == (len(queries), TOP)
+        assert benchmark.recall(shortlist, found) == 1, second
+        assert all(len(set(rows)) == TOP for rows in found.tolist())
+
+
+def test_searches_say_their_bytes(collection):
+    sizes = collection.bytes_per_document()
+    assert sizes.keys() == collection.searches().keys()
+    assert [sizes[name] for name in ("float32", "int8", "sign", "2-bit")] == [96, 24, 3, 9]
+    assert sizes["2-bit, by codes"] == 9 and sizes["2-bit, by int8"] == 33 and sizes["sign, by int8"] == 27
+
+
+def test_recall_counts_rows_in_any_order():
+    assert benchmark.recall(np.array([[3, 1], [5, 6]]), np.array([[1, 3], [6, 7]])) == 0.75
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.5, 2.0])
+def test_drawn_embeddings_have_the_mean_and_covariance_of_the_sample(noise):
+    torch.manual_seed(0)
+    sample = torch.randn(50, 3) @ torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 0.5], [0.0, 0.0, 0.2]]) + 1
+    drawn = benchmark.Distribution(sample, noise).draw(200_000)
+    torch.testing.assert_close(drawn.mean(dim=0), sample.mean(dim=0), atol=0.03, rtol=0)
+    torch.testing.assert_close(drawn.T.cov(), sample.T.cov(correction=0), atol=0.06, rtol=0.02)
+    repeats = len(drawn.round(decimals=3).unique(dim=0))
+    assert repeats == len(sample) if noise == 0 else repeats > 10 * len(sample)
