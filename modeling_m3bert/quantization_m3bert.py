@@ -41,7 +41,6 @@ HYBRID = "qama-hybrid"  # a quarter of the dims at each number of bits, most bit
 CODES = ("qama-2", HYBRID, "qama-1.5", "qama-1", "qama-0.5")
 SKIPS = ("none", "identity", "principal")
 LARGEST_SAMPLE = 65_536  # vectors that thresholds and principal components are computed from
-SMALLEST_NORM = 1e-12
 
 
 def segments(code: str, dim: int) -> list[tuple[str, int, int]]:
@@ -335,10 +334,9 @@ class M3BertQuantizer(PreTrainedModel):
         width = self.config.hidden_size
         if module is self:
             module.pair_weights.fill_(0.5**0.5)
-            for bits, levels in LEVELS.items():
+            for bits in LEVELS:
                 module.thresholds(bits).zero_()
                 module.means(bits).zero_()
-                assert len(module.means(bits)) == levels
             module.calibrated.fill_(False)
         elif module is self.skip:
             module.weight.copy_(torch.eye(width))
@@ -391,7 +389,8 @@ class M3BertQuantizer(PreTrainedModel):
             start (`int`, *optional*, defaults to 0): Where these dims start in the embedding; even for `"0.5"`.
 
         Returns:
-            `torch.Tensor` of shape `(vectors, units)`. The second dim of an incomplete pair counts as zero.
+            `torch.Tensor` of shape `(vectors, units)`. The second dim of an incomplete pair counts as zero; its
+            thresholds and level means are those of the whole pair.
         """
         if DIMS_PER_UNIT[bits] == 1:
             return transformed
@@ -604,7 +603,8 @@ class M3BertQuantizer(PreTrainedModel):
         transformed = self(vectors[:LARGEST_SAMPLE])
         if not torch.isfinite(transformed).all():
             raise ValueError("An embedding is not finite.")
-        if (transformed == transformed[:1]).all():
+        # Equal rows of a product may differ by rounding.
+        if (transformed - transformed[:1]).abs().max() <= 16 * torch.finfo(transformed.dtype).eps:
             raise ValueError("The embeddings are all equal: thresholds need different ones.")
         for bits, levels in LEVELS.items():
             numbers = self.reduce(transformed, bits)
@@ -615,14 +615,18 @@ class M3BertQuantizer(PreTrainedModel):
     @torch.no_grad()
     def update_thresholds(self, transformed: torch.Tensor) -> None:
         """
-        Move thresholds towards the quantiles of a batch: `momentum * old + (1 - momentum) * new`.
+        Move thresholds towards the quantiles of a batch, and level means towards the means between these:
+        `momentum * old + (1 - momentum) * new`.
 
         Args:
             transformed (`torch.Tensor` of shape `(vectors, hidden_size)`): Transformed embeddings of the batch.
         """
         for bits, levels in LEVELS.items():
-            new = quantile_thresholds(self.reduce(transformed, bits), levels)
-            self.thresholds(bits).lerp_(new, 1 - self.config.momentum)
+            numbers = self.reduce(transformed, bits)
+            thresholds = quantile_thresholds(numbers, levels)
+            means = level_means(numbers, levels_of(numbers, thresholds), levels)
+            self.thresholds(bits).lerp_(thresholds, 1 - self.config.momentum)
+            self.means(bits).lerp_(means, 1 - self.config.momentum)
 
     def _checked(self, dim: int | None) -> int:
         """The dims to keep; all by default."""
