@@ -1,6 +1,6 @@
 """
-Choose the granularity to deploy within a budget, and the layer for queries if it was measured, from the results of an
-evaluation:
+Choose the granularity to deploy within a budget, from the results of an evaluation: layer, dims and code of the index,
+and, if they were measured, the layer for queries and what scores a shortlist again:
 
     m3bert choose runs/evaluation/results.json --documents 1000000 --memory_gb 0.5
     m3bert choose runs/evaluation/results.json --documents 1000000 --latency_ms 10 --min_quality 0.4
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hub_cards.tables import asymmetric_table, two_stage_table
+from hub_cards.tables import asymmetric_table, rescored_table, two_stage_table
 from trainers.evaluation.choice import Budget, choose
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import GROUPS
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("results", type=Path, help="results.json of `m3bert evaluate`")
     parser.add_argument("--documents", type=int, required=True, help="number of vectors in the index")
-    parser.add_argument("--memory_gb", type=float, help="memory for the float32 vectors, in gigabytes")
+    parser.add_argument("--memory_gb", type=float, help="memory for the stored vectors in their code, in gigabytes")
     parser.add_argument(
         "--latency_ms", type=float, help="ms per query, encoding and search together; needs measured latency"
     )
@@ -48,7 +48,9 @@ def main(arguments: list[str]) -> None:
         "--tolerance", type=float, default=0.01, help="share of the quality that a two-stage search may lose"
     )
     parser.add_argument(
-        "--plans", action="store_true", help="also print all measured searches in two stages or between layers"
+        "--plans",
+        action="store_true",
+        help="also print all measured searches in two stages, with codes scored again, or between layers",
     )
     options = parser.parse_args(arguments)
     results = GridResults.load(options.results)
@@ -57,9 +59,12 @@ def main(arguments: list[str]) -> None:
     choice = choose(results, tasks, budget, tolerance=options.tolerance)
     print(f"Judged by {', '.join(tasks)}. {choice.explanation}")
     if options.plans:
-        print(f"\n{two_stage_table(results, choice.granularity)}")
-        if any(search.dim == choice.granularity.dim for search in results.asymmetric_searches):
-            print(f"\n{asymmetric_table(results, choice.granularity.dim)}")
+        size = choice.granularity.size
+        print(f"\n{two_stage_table(results, size)}")
+        if any(search.granularity.size == size for search in results.rescored_searches):
+            print(f"\n{rescored_table(results, size)}")
+        if any(search.dim == size.dim for search in results.asymmetric_searches):
+            print(f"\n{asymmetric_table(results, size.dim)}")
 
 
 if __name__ == "__main__":
