@@ -9,22 +9,25 @@ from typing import Any, cast
 import numpy as np
 import torch
 from torch import nn
+from transformers import AutoConfig
 
 from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 
 from .core.composition import mapping_of
 from .core.described import described
-from .core.granularity import Grid
+from .core.granularity import Granularity, Grid
 from .core.objective import Objective
 from .core.parts.quantization import QAMA
 from .core.states import shared_layers, unwrap_encoder, width_of
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
+from .hub.modules import find_projection, published_pooling
 from .hub.quantizer import write_quantizer
 from .hub.training_record import RECORD_FILE, TrainingRecord
 
 
 CALIBRATION_TEXTS = 20_000
+QUANTIZER_OPTIONS = ("intermediate_size", "skip", "momentum")  # the others follow from the model and the grid
 SMALLEST_DIM = 48
 
 
@@ -50,7 +53,7 @@ class QAMAConfig(DistillationConfig):
             bottleneck.
         variance_control (`bool`, *optional*, defaults to `True`): Adaptive variance control.
         contrast_temperature (`float`, *optional*, defaults to 0.05): Temperature of the contrastive loss, for pairs.
-        rank_texts (`int`, *optional*, defaults to 32): Texts per batch in the rank loss, which costs batch^2 numbers
+        rank_texts (`int`, *optional*, defaults to 8): Texts per batch in the rank loss, which costs batch^2 numbers
             per text.
         weights (`dict`, *optional*): Name of a term -> weight: sim, kl, rank, contrast, orthogonality, bottleneck,
             quantization, variance.
@@ -60,7 +63,7 @@ class QAMAConfig(DistillationConfig):
 
     The default grid is the last layer at its width, halved down to 48 dims. A frozen encoder has one layer; its exits,
     which share the space of the last layer, can use the same quantizer. Without `teacher_name_or_path`, the teacher is
-    the model itself as it was loaded.
+    the model itself as it was saved.
 
     Raises:
         ValueError: if a value is out of range.
@@ -75,7 +78,7 @@ class QAMAConfig(DistillationConfig):
     regularization: bool = True
     variance_control: bool = True
     contrast_temperature: float = 0.05
-    rank_texts: int = 32
+    rank_texts: int = 8
     weights: dict | str | None = None
     temperature: float = 0.05
     learning_rate: float = 1e-3
@@ -85,6 +88,11 @@ class QAMAConfig(DistillationConfig):
         super().__post_init__()
         self.codes = self.codes or ["qama-2", "qama-hybrid"]
         self.quantizer_config = mapping_of("quantizer_config", self.quantizer_config)
+        if unknown := sorted(self.quantizer_config.keys() - QUANTIZER_OPTIONS):
+            raise ValueError(
+                f"quantizer_config names unknown arguments: {', '.join(unknown)}; legal values: "
+                f"{', '.join(QUANTIZER_OPTIONS)}."
+            )
         self.weights = mapping_of("weights", self.weights)
         if self.projection_dim is not None:
             raise ValueError("A quantizer reads the embedding itself: unset projection_dim.")
@@ -108,18 +116,24 @@ class QAMAConfig(DistillationConfig):
         return grid
 
     def teacher_for(self, model: nn.Module) -> Teacher:
+        config = unwrap_encoder(model).config
         if self.teacher_name_or_path is None:
-            self.teacher_name_or_path = unwrap_encoder(model).config.name_or_path or None
+            self.teacher_name_or_path = config.name_or_path or None
+            if self.frozen and self.teacher_name_or_path is not None:
+                require_published(config, self.pooling)
+            if self.teacher_pooling is None and self.pooling != "mean":
+                self.teacher_pooling = self.pooling  # without published modules, it would be the mean
         return self.teacher
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
-        options = {
-            "hidden_size": teacher.width,
-            "dims": grid.dims,
-            "layers": grid.layers,
-            **mapping_of("quantizer_config", self.quantizer_config),
-        }
-        quantizer = M3BertQuantizer(M3BertQuantizerConfig(**options))
+        if teacher.width != grid.dims[-1]:
+            raise ValueError(
+                f"The teacher's embeddings have {teacher.width} dims, those of the model {grid.dims[-1]}: a quantizer "
+                "starts from embeddings like those that it will read."
+            )
+        options = mapping_of("quantizer_config", self.quantizer_config)
+        config = M3BertQuantizerConfig(grid.dims[-1], dims=grid.dims, layers=grid.layers, **options)
+        quantizer = M3BertQuantizer(config)
         quantizer.initialize(sample_of(teacher))
         return QAMA(grid, quantizer=quantizer, **self.objective_arguments(QAMA))
 
@@ -132,7 +146,8 @@ class QAMATrainer(DistillationTrainer):
     """
 
     def __init__(self, model: nn.Module, args: QAMAConfig, *others: Any, **kwargs: Any):
-        self.earlier_record = TrainingRecord.find(unwrap_encoder(model).config.name_or_path or "")
+        name = unwrap_encoder(model).config.name_or_path
+        self.earlier_record = TrainingRecord.find(name) if name else None
         if args.frozen:
             model.requires_grad_(False)
         super().__init__(model, args, *others, **kwargs)
@@ -186,6 +201,32 @@ class QAMATrainer(DistillationTrainer):
             Path(output_dir, RECORD_FILE).unlink()
         else:
             self.earlier_record.save(output_dir)
+
+
+def require_published(config: Any, pooling: str) -> None:
+    """
+    Check that an encoder embeds as the model in its folder does, from which its embeddings are computed.
+
+    Raises:
+        ValueError: if it was cut when it was loaded, or was published with another pooling, or with a projection.
+    """
+    name = config.name_or_path
+    mine, published = (size_of(one) for one in (config, AutoConfig.from_pretrained(name)))
+    if mine != published:
+        raise ValueError(
+            f"The frozen encoder has the size {mine}, but {name} was saved with {published}: save the model at this "
+            "size first, and load it from there."
+        )
+    if (found := published_pooling(name)) not in (None, pooling):
+        raise ValueError(f"{name} was published with pooling={found!r}, which a frozen encoder keeps: set pooling.")
+    if find_projection(name) is not None:
+        raise ValueError(f"{name} was published with a projection, which cannot be quantised.")
+
+
+def size_of(config: Any) -> Granularity:
+    """The size of the embeddings that a model of this config returns by default."""
+    layer = config.resolve_granularity()[0] if config.model_type == "m3bert" else config.num_hidden_layers
+    return Granularity(layer, width_of(config))
 
 
 def sample_of(teacher: TeacherEmbeddings) -> torch.Tensor:

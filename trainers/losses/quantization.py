@@ -112,7 +112,7 @@ def information_bottleneck(vectors: torch.Tensor, *, offset: float = 0.1, expone
         `torch.Tensor` of shape `(texts,)`
     """
     sizes = precise(vectors).abs().clamp(min=SMALLEST_NUMBER)
-    weights = torch.arange(1, vectors.shape[1] + 1, device=vectors.device) / vectors.shape[1]
+    weights = torch.arange(1, vectors.shape[1] + 1, dtype=sizes.dtype, device=sizes.device) / vectors.shape[1]
     return (weights * (sizes.square() / (offset + sizes)).pow(exponent)).sum(dim=1)
 
 
@@ -122,12 +122,12 @@ def variance_control(vectors: torch.Tensor) -> torch.Tensor:
     ramp over training).
 
     Args:
-        vectors (`torch.Tensor` of shape `(texts, dims)`): Embeddings of two texts or more. Carries gradient.
+        vectors (`torch.Tensor` of shape `(texts, dims)`): Embeddings. Carries gradient.
 
     Returns:
         `torch.Tensor`, a scalar.
     """
-    variance = precise(vectors).var(dim=0)
+    variance = precise(vectors).var(dim=0, correction=0)
     return (-(variance + SMALLEST_NUMBER**2).sqrt()).exp().sum()
 
 
@@ -175,7 +175,8 @@ def soft_bits(margins: torch.Tensor) -> torch.Tensor:
     """
     spread = 0.5 * margins.detach().std(dim=0, correction=0).clamp(min=SMALLEST_NUMBER)
     soft = 2 * torch.sigmoid(margins / spread) - 1
-    return soft + (torch.where(margins > 0, 1.0, -1.0) - soft).detach()
+    # The difference is exactly 0 and carries the gradient.
+    return torch.where(margins > 0, 1.0, -1.0) + (soft - soft.detach())
 
 
 def ramp(progress: float) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from modeling_m3bert.quantization_m3bert import M3BertQuantizer
+from modeling_m3bert.quantization_m3bert import M3BertQuantizer, stored_bits
 
 from ...losses import nested_info_nce
 from ...losses.quantization import (
@@ -60,7 +60,8 @@ class QAMA(RepresentationDistillation):
         variance_control (`bool`, *optional*, defaults to `True`): Adaptive variance control.
         temperature (`float`, *optional*, defaults to 0.1): Temperature of the KL divergence.
         contrast_temperature (`float`, *optional*, defaults to 0.05): Temperature of the contrastive loss.
-        rank_texts (`int`, *optional*, defaults to 32): Texts per batch in the rank loss, which costs batch^2 numbers
+        mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
+        rank_texts (`int`, *optional*, defaults to 8): Texts per batch in the rank loss, which costs batch^2 numbers
             per text.
         weights (`dict[str, float]`, *optional*): Name of a term -> weight, in place of [`WEIGHTS`].
         pooling (`str`, *optional*, defaults to `"mean"`): Pooling of the encoder's states.
@@ -89,7 +90,8 @@ class QAMA(RepresentationDistillation):
         variance_control: bool = True,
         temperature: float = 0.1,
         contrast_temperature: float = 0.05,
-        rank_texts: int = 32,
+        mask_duplicates: bool = True,
+        rank_texts: int = 8,
         weights: Mapping[str, float] | None = None,
         pooling: Pooling = "mean",
     ):
@@ -100,11 +102,16 @@ class QAMA(RepresentationDistillation):
             raise ValueError(f"The grid {grid} must have the nested dims of the quantizer, {quantizer.config.dims}.")
         if min(temperature, contrast_temperature) <= 0 or rank_texts < 1:
             raise ValueError("Temperatures must be above 0, and rank_texts 1 or more.")
+        if not codes:
+            raise ValueError("QAMA needs a code to train, such as qama-2.")
+        for code in codes:
+            stored_bits(code, quantizer.config.hidden_size)  # raises a ValueError if it is unknown
         self.quantizer, self.frozen = quantizer, frozen
         self.codes, self.quantized_gradient = tuple(codes), quantized_gradient
         self.matryoshka, self.quantization_loss = matryoshka, quantization_loss
         self.regularization, self.variance_control = regularization, variance_control
-        self.temperature, self.contrast_temperature, self.rank_texts = temperature, contrast_temperature, rank_texts
+        self.temperature, self.contrast_temperature = temperature, contrast_temperature
+        self.mask_duplicates, self.rank_texts = mask_duplicates, rank_texts
         self.weights = WEIGHTS | dict(weights or {})
         self.progress = 0.0  # share of the training that is done, set by the trainer
 
@@ -135,8 +142,9 @@ class QAMA(RepresentationDistillation):
                 g = Granularity(layer, dim)
                 sides = {g: (truncate(transformed, dim), truncate(everywhere, dim))}
                 if self.quantization_loss:
-                    sides |= {Granularity(layer, dim, code): self.bits(transformed, code, dim, taught)
-                              for code in self.codes}  # fmt: skip
+                    for code in self.codes:
+                        bits = self.bits(everywhere, code, dim)
+                        sides[Granularity(layer, dim, code)] = bits[taught.rows.offset :][: len(transformed)], bits
                 for granularity, (own, candidates) in sides.items():
                     terms |= self.similarity_terms(granularity, own, candidates, targets, taught, columns)
             terms |= self.regularizers(layer, transformed, everywhere, taught)
@@ -144,14 +152,10 @@ class QAMA(RepresentationDistillation):
                 self.quantizer.update_thresholds(everywhere.detach())
         return terms
 
-    def bits(
-        self, transformed: torch.Tensor, code: str, dim: int, taught: TaughtTexts
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Bits as 1 and -1 of the texts of this rank, and of all ranks."""
-        # Gathered before: the width of the soft step depends on the whole batch.
-        margins = self.quantizer.margins(taught.rows.gather(transformed), code, dim)
-        everywhere = soft_bits(margins if self.quantized_gradient else margins.detach())
-        return everywhere[taught.rows.offset :][: len(transformed)], everywhere
+    def bits(self, everywhere: torch.Tensor, code: str, dim: int) -> torch.Tensor:
+        """Bits as 1 and -1, from the transformed texts of all ranks: the soft step depends on the whole batch."""
+        margins = self.quantizer.margins(everywhere, code, dim)
+        return soft_bits(margins if self.quantized_gradient else margins.detach())
 
     def similarity_terms(
         self,
@@ -175,19 +179,20 @@ class QAMA(RepresentationDistillation):
         return terms
 
     def contrast(self, own: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int) -> torch.Tensor:
-        """InfoNCE of the first text column and the second, among all texts but the anchor itself."""
+        """InfoNCE of the first text column and the second, among all texts but the anchor itself and, on request,
+        texts equal to the anchor or its positive."""
         pairs = len(own) // columns
-        rows = torch.arange(pairs, device=own.device)
-        own_places = taught.targets[:pairs, None]
-        # An anchor has its own place in common with itself among the candidates: it is not its own negative.
+        ids, all_ids = taught.targets[:, None], torch.arange(len(candidates), device=own.device)[:, None]
+        if self.mask_duplicates and taught.own_ids is not None and taught.all_ids is not None:
+            ids, all_ids = taught.own_ids, taught.all_ids
         losses = nested_info_nce(
             own[:pairs],
             candidates,
             dims=(own.shape[1],),
             temperature=self.contrast_temperature,
-            targets=taught.targets[rows + pairs],
-            anchor_ids=own_places,
-            candidate_ids=torch.arange(len(candidates), device=own.device)[:, None],
+            targets=taught.targets[pairs : 2 * pairs],
+            anchor_ids=torch.cat([ids[:pairs], ids[pairs : 2 * pairs]], dim=1),
+            candidate_ids=all_ids.expand(-1, 2),
         )
         return taught.rows.mean(losses)[0]
 
