@@ -327,6 +327,7 @@ class M3BertQuantizer(PreTrainedModel):
             self.register_buffer(f"thresholds_{named(bits)}", torch.zeros(levels - 1, units))
             self.register_buffer(f"means_{named(bits)}", torch.zeros(levels, units))
         self.register_buffer("calibrated", torch.tensor(False))
+        self._hashed: tuple[tuple[Any, ...], str] | None = None
         self.post_init()
 
     @torch.no_grad()
@@ -555,11 +556,17 @@ class M3BertQuantizer(PreTrainedModel):
     @property
     def fingerprint(self) -> str:
         """Identifies the weights and thresholds: equal quantizers give equal codes."""
-        digest = blake2b(json.dumps([self.config.skip, self.config.layers]).encode(), digest_size=8)
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest()
+        tensors = sorted(self.state_dict().items())
+        # Hashing takes as long as coding a few vectors: done again only if a tensor was changed or replaced.
+        versions = (0 if its.is_inference() else its._version for _, its in tensors)
+        state = (self.config.skip, *self.config.layers, *(its.data_ptr() for _, its in tensors), *versions)
+        if self._hashed is None or self._hashed[0] != state:
+            digest = blake2b(json.dumps([self.config.skip, self.config.layers]).encode(), digest_size=8)
+            for name, tensor in tensors:
+                digest.update(name.encode())
+                digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            self._hashed = state, digest.hexdigest()
+        return self._hashed[1]
 
     @torch.no_grad()
     def initialize(self, vectors: torch.Tensor) -> None:

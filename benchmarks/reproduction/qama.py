@@ -279,8 +279,8 @@ def draw(results: dict[str, Any], tests: Sequence[str]) -> None:
         sizes = [g for g in map(Granularity.parse, keys) if g.code == code]
         places = [bytes_per_vector(g.code, g.dim) for g in sizes]
         axes.plot(places, [value(results, "no quantizer", tests, g) for g in sizes], "s:", label=code)
-    sizes = list(next(iter(results["scores"]["faiss PQ"].values()))[tests[0]])
-    axes.plot([int(s) for s in sizes], [value(results, "faiss PQ", tests, s) for s in sizes], "x--", label="faiss PQ")
+    places = [int(size) for size in next(iter(results["scores"]["faiss PQ"].values()))[tests[0]]]
+    axes.plot(places, [value(results, "faiss PQ", tests, size) for size in places], "x--", label="faiss PQ")
     axes.set_xscale("log", base=2)
     axes.set_xlabel("bytes per vector")
     axes.set_ylabel(f"mean nDCG@10 of {', '.join(tests)}")
@@ -302,10 +302,10 @@ def main(arguments: list[str]) -> None:
     file = RESULTS / ("qama_development.json" if options.development else "qama.json")
     if options.seeds:
         vectors = embeddings(data, "development" if options.development else "tests")
-        every = evaluators(data, options.development)
+        every: Any = evaluators(data, options.development)
         train = torch.stack(list(training_texts(data).values()))
         baselines = {test: scalar_codes(every[test], vectors[test]) for test in tests}
-        products = {test: product_quantization(every[test], vectors[test], train) for test in tests}
+        products: Any = {test: product_quantization(every[test], vectors[test], train) for test in tests}
         add_results(file, {"no quantizer": {"0": baselines}, "faiss PQ": {"0": products}}, about(options.development))
     known = STEPS | (VARIANTS if options.development else {})
     for seed in options.seeds:
