@@ -11,19 +11,27 @@ import yaml
 from huggingface_hub import ModelCard
 
 from trainers.core import papers
+from trainers.core.codes import CODES, FLOAT
 from trainers.core.extras import require_extra
-from trainers.core.granularity import Granularity, Grid
+from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.hub.serving import ARCHITECTURES
 
 from .checkpoint import Checkpoint
-from .costs import BYTES_PER_NUMBER, costs, tokens_counted
+from .codes import code_values, quantizer_values
+from .costs import codes_shown, cost_table, costs, tokens_counted
 from .exits import exit_values, in_words
 from .figures import TITLES
 from .metadata import Statements, card_data, kept
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
-from .tables import asymmetric_table, engine_table, markdown, task_table, task_type_table
+from .tables import (
+    asymmetric_table,
+    engine_table,
+    markdown,
+    task_table,
+    task_type_table,
+)
 
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -168,7 +176,7 @@ def metadata(source: CardSource) -> dict[str, Any]:
 def context(source: CardSource) -> dict[str, Any]:
     """The variables of the template."""
     checkpoint, results, small = source.checkpoint, source.results, source.small
-    config, record = checkpoint.config, checkpoint.record
+    config, record, quantizing = checkpoint.config, checkpoint.record, checkpoint.quantizer_record
     task_types = results.judged_task_types() if results else []
     return {
         "name": source.name,
@@ -196,7 +204,10 @@ def context(source: CardSource) -> dict[str, Any]:
         "graphs": graph_table(source.onnx) if source.onnx else None,
         "prompts": checkpoint.prompts,
         **usage(checkpoint, small),
+        "quantizer": quantizer_values(checkpoint),
+        "quantizer_settings": settings_table(quantizing.settings) if quantizing else None,
         "costs": cost_table(checkpoint, results),
+        "codes": [CODES[name] for name in codes_shown(results)],
         "tokens": tokens_counted(config),
         "results": results is not None,
         "latency": results.latency if results else None,
@@ -215,6 +226,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "task_tables": (
             [(t, results.main_metric(t), task_table(results, t)) for t in results.task_types()] if results else []
         ),
+        **code_values(results),
         "figures": [(title, file) for file, title in source.figures.items()],
         "record": record,
         "parts": parts_table(record.parts) if record else None,
@@ -225,6 +237,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "limits": limits(source),
         "gaps": gaps(source),
         "citations": citations(source),
+        "qama": papers.QAMA,
     }
 
 
@@ -285,24 +298,6 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
             else '"open the file and read a list of names"'
         ),
     }
-
-
-def cost_table(checkpoint: Checkpoint, results: GridResults | None) -> str:
-    """One row per granularity: parameters, operations per token, milliseconds if measured, bytes per vector."""
-    scored = results.granularities if results else ()
-    grid = Grid(tuple(dict.fromkeys([*checkpoint.grid, *scored])))
-    latency = results.latency if results else None
-    header = ["granularity", "parameters", "without embeddings", "million operations per token"]
-    header += ["ms to encode", "ms to search"] if latency else []
-    header += [f"bytes per vector, {kind}" for kind in BYTES_PER_NUMBER]
-    rows = []
-    for g, cost in costs(checkpoint.config, grid).items():
-        row = [str(g), f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_per_token / 1e6:.1f}"]
-        if latency:
-            times = latency.encode_ms.get(str(g.layer)), latency.search_ms.get(str(g.dim))
-            row += ["" if time is None else f"{time:.1f}" for time in times]
-        rows.append([*row, *(f"{cost.vector_bytes(kind):g}" for kind in BYTES_PER_NUMBER)])
-    return markdown(header, rows)
 
 
 def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
@@ -378,7 +373,12 @@ def gaps(source: CardSource) -> list[str]:
         found += [f"the granularities {', '.join(unscored)}"] if unscored else []
         found += ["speed"] if results.latency is None else []
         found += ["languages other than those of the tasks above"]
-    found.append("quality of vectors in 8 bits or 1 bit, although the table of costs lists their sizes")
+    measured = results.granularities.codes if results else [FLOAT]
+    unmeasured = [code for code in codes_shown(results) if code not in measured]
+    if unmeasured:
+        found.append(f"quality of vectors in {' or '.join(unmeasured)}, although their bytes are listed")
+    if source.checkpoint.quantizer_config is not None and not any(CODES[code].learned for code in measured):
+        found.append("quality of the codes of its quantizer")
     found.append("bias, and harm that its use may cause")
     return found
 
@@ -388,5 +388,6 @@ def citations(source: CardSource) -> list[str]:
     record = source.checkpoint.record
     elastic = source.checkpoint.elastic or source.checkpoint.exported_from is not None
     entries = [papers.M3BERT.citation] if elastic else []
+    entries += [papers.QAMA.citation] if source.checkpoint.quantizer_config is not None else []
     entries += [paper["citation"] for part in (record.parts if record else []) for paper in part["papers"]]
     return list(dict.fromkeys(entries))

@@ -16,12 +16,14 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
+from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers.core.compute import default_device
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
 from trainers.core.states import Pooling, longest_text
 from trainers.evaluation.encoding import GridEncoder, Role
 from trainers.hub.modules import find_projection, published_options, published_pooling
+from trainers.hub.quantizer import QUANTIZER_FOLDER, find_quantizer
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord
 
 
@@ -40,7 +42,13 @@ PUBLISHED = re.compile(
     r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
     r"|[\w.-]*\.(model|jinja)|" + LICENSES.pattern + r"|modules\.json"
     r"|sentence_bert_config\.json|config_sentence_transformers\.json"
-    r"|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|" + re.escape(RECORD_FILE)
+    r"|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|"
+    + re.escape(RECORD_FILE)
+    + r"|"
+    + QUANTIZER_FOLDER
+    + r"/(config\.json|model\.safetensors|"
+    + re.escape(RECORD_FILE)
+    + ")"
 )
 # Pattern of a file -> why it is not published.
 REASONS = (
@@ -49,6 +57,7 @@ REASONS = (
     (r"objective\.safetensors", "parameters of the objective, which only training needs"),
     (r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|npy|npz)", "a format that can run code or holds arrays, not a model"),
     (r".*\.(jsonl|csv|tsv|parquet|arrow|txt)(\.gz)?", "data"),
+    (rf"{QUANTIZER_FOLDER}/[\w.-]+\.py", "code is published in the root folder"),
     (r"README\.md", "generated again, with the edits of the card on the Hub or, if there is none, of this one"),
     (r"(results\.json|figures/.*|onnx/.*)", "generated again, if it belongs to these weights"),
 )
@@ -135,6 +144,31 @@ class Checkpoint:
     def projection(self) -> Projection | None:
         """Its projection, if there is one."""
         return find_projection(str(self.folder))
+
+    @cached_property
+    def quantizer_config(self) -> M3BertQuantizerConfig | None:
+        """The config of its quantizer, if it has one."""
+        if not (self.folder / QUANTIZER_FOLDER / "config.json").is_file():
+            return None
+        return M3BertQuantizerConfig.from_pretrained(self.folder, subfolder=QUANTIZER_FOLDER)
+
+    @cached_property
+    def quantizer(self) -> M3BertQuantizer | None:
+        """Its quantizer, if there is one."""
+        return find_quantizer(str(self.folder))
+
+    @cached_property
+    def quantizer_record(self) -> TrainingRecord | None:
+        """The record of the quantizer's own training, if the encoder was frozen."""
+        return TrainingRecord.find(self.folder / QUANTIZER_FOLDER) if self.quantizer_config is not None else None
+
+    def quantizer_misfit(self, size: Granularity) -> str | None:
+        """Why a part of this size cannot have the quantizer of the checkpoint, if there is one; `None` if it can."""
+        config = self.quantizer_config
+        if config is None or (size.dim == config.hidden_size and size.layer in config.layers):
+            return None
+        layers = ", ".join(map(str, config.layers)) or "none on record"
+        return f"the quantizer reads {config.hidden_size} dims (layers: {layers}), and this model is {size}"
 
     @cached_property
     def pooling(self) -> Pooling:
@@ -229,6 +263,7 @@ class Checkpoint:
             max_length=self.max_length,
             prompts=self.prompts,
             projection=self.projection,
+            quantizer=self.quantizer,
         )
 
     def files(self) -> Iterator[tuple[str, str | None]]:
@@ -250,12 +285,26 @@ class Checkpoint:
                 yield name, why
 
     def requires_code(self) -> set[str]:
-        """Python files that loading needs, according to the config."""
-        auto_map = json.loads((self.folder / "config.json").read_text(encoding="utf-8")).get("auto_map", {})
-        entries = [entry for value in auto_map.values() for entry in ([value] if isinstance(value, str) else value)]
-        return {f"{entry.split('--')[-1].split('.')[0]}.py" for entry in entries if entry}
+        """Python files that loading needs, according to the configs of encoder and quantizer."""
+        return self.encoder_code() | self.quantizer_code()
+
+    def encoder_code(self) -> set[str]:
+        """Python files that loading the encoder needs."""
+        return code_named_by(self.folder / "config.json")
+
+    def quantizer_code(self) -> set[str]:
+        """Python files that only loading the quantizer needs; none without one."""
+        file = self.folder / QUANTIZER_FOLDER / "config.json"
+        return code_named_by(file) - self.encoder_code() if file.is_file() else set()
 
     def code(self) -> set[str]:
         """Python files of the folder that loading runs."""
         files = [self.folder / name for name in self.requires_code() if (self.folder / name).is_file()]
         return {Path(used).name for file in files for used in [file, *get_relative_import_files(file)]}
+
+
+def code_named_by(config: Path) -> set[str]:
+    """Python files that a config file names."""
+    auto_map = json.loads(config.read_text(encoding="utf-8")).get("auto_map", {})
+    entries = [entry for value in auto_map.values() for entry in ([value] if isinstance(value, str) else value)]
+    return {f"{entry.split('--')[-1].split('.')[0]}.py" for entry in entries if entry}

@@ -11,12 +11,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
-from trainers.core.granularity import Granularity
+from trainers.core.codes import CODES, FLOAT, bytes_per_vector
+from trainers.core.granularity import Granularity, Grid
 from trainers.core.states import max_positions
+from trainers.evaluation.results import GridResults
+
+from .checkpoint import Checkpoint
+from .tables import markdown
 
 
 TOKENS = 128  # length of the text whose operations are counted, where the model reads that many tokens
-BYTES_PER_NUMBER = {"float32": 4.0, "int8": 1.0, "1 bit": 1 / 8}
+CODES_SHOWN = (FLOAT, "int8", "sign")  # whose bytes every card lists, measured or not
 
 
 @dataclass(frozen=True)
@@ -38,9 +43,9 @@ class Cost:
     flops_per_token: int
     dim: int
 
-    def vector_bytes(self, kind: str) -> float:
-        """Bytes per vector, for a kind in [`BYTES_PER_NUMBER`]."""
-        return BYTES_PER_NUMBER[kind] * self.dim
+    def vector_bytes(self, code: str) -> int:
+        """Bytes per vector in a code."""
+        return bytes_per_vector(code, self.dim)
 
 
 def tokens_counted(config: Any) -> int:
@@ -91,3 +96,28 @@ def _counts(config: Any, layers: int, dims: Iterable[int]) -> dict[int, Cost]:
             model(input_ids=ids, **({"output_dim": min(dim, config.hidden_size)} if elastic else {}))
         found[dim] = Cost(parameters, parameters - tables, counter.get_total_flops() // tokens, dim)
     return found
+
+
+def codes_shown(results: GridResults | None) -> list[str]:
+    """The codes whose bytes the table of costs lists, most bits first: [`CODES_SHOWN`], and those that were measured.
+    Codes of a quantizer are left out: not every size has them."""
+    measured = results.granularities.codes if results else []
+    return [name for name, code in CODES.items() if name in CODES_SHOWN or (name in measured and not code.learned)]
+
+
+def cost_table(checkpoint: Checkpoint, results: GridResults | None) -> str:
+    """One row per size: parameters, operations per token, milliseconds if measured, bytes per vector."""
+    scored = results.granularities.sizes if results else ()
+    grid = Grid(tuple(dict.fromkeys([*checkpoint.grid, *scored])))
+    latency, codes = results.latency if results else None, codes_shown(results)
+    header = ["granularity", "parameters", "without embeddings", "million operations per token"]
+    header += ["ms to encode", "ms to search"] if latency else []
+    header += [f"bytes per vector, {code}" for code in codes]
+    rows = []
+    for g, cost in costs(checkpoint.config, grid).items():
+        row = [str(g), f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_per_token / 1e6:.1f}"]
+        if latency:
+            times = latency.encode_ms.get(str(g.layer)), latency.search_ms.get(str(g.dim))
+            row += ["" if time is None else f"{time:.1f}" for time in times]
+        rows.append([*row, *(str(cost.vector_bytes(code)) for code in codes)])
+    return markdown(header, rows)

@@ -18,17 +18,17 @@ def eval_results(results: GridResults, full: Granularity, repo_id: str) -> list[
     """
     The results of a model for leaderboards. A leaderboard has one value per model, so only the full size is in them,
     which is what users of the model load by default. Only tasks of a benchmark on the Hub are in them
-    ([`HubData.benchmark`]); all other scores are in the metadata of the card.
+    ([`HubData.benchmark`]); all other scores in float32 are in the metadata of the card.
 
     Args:
         results ([`GridResults`]): Results of its evaluation.
-        full ([`Granularity`]): The full size of the published model.
+        full ([`Granularity`]): The full size of the published model. Its scores are those in float32.
         repo_id (`str`): The repository, `user/model`, which also has the results file.
 
     Returns:
         `list[EvalResultEntry]`: One entry per task, the value in percent as in MTEB.
     """
-    settings = results.settings
+    settings, full = results.settings, full.size
     notes = [f"full size {full}"]
     notes += [f"{name} {settings[name]}" for name in ("pooling", "max_length", "max_lengths") if settings.get(name)]
     notes += ["with prompts"] if settings.get("prompts") else []

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainers.core.codes import CODES, FLOAT, bytes_per_vector
 from trainers.core.extras import require_extra
-from trainers.core.granularity import Granularity
-from trainers.evaluation.choice import BYTES_PER_NUMBER, pareto_front
+from trainers.core.granularity import Granularity, Grid
+from trainers.evaluation.choice import pareto_front
 from trainers.evaluation.results import GridResults
+
+from .tables import has_codes, sizes_in
 
 
 if TYPE_CHECKING:
@@ -28,6 +31,19 @@ TITLES = {
     "pair_classification": "pair classification",
     "retrieval": "retrieval",
     "bitext": "bitext mining",
+}
+# Colours that people with any colour vision tell apart (Okabe and Ito, Tol), with a marker of its own for each code.
+CODE_STYLES = {
+    FLOAT: ("#000000", "o"),
+    "float16": ("#999999", "s"),
+    "int8": ("#0072B2", "D"),
+    "int4": ("#56B4E9", "v"),
+    "qama-2": ("#D55E00", "^"),
+    "qama-1.5": ("#E69F00", "<"),
+    "qama-hybrid": ("#CC79A7", ">"),
+    "sign": ("#009E73", "X"),
+    "qama-1": ("#882255", "P"),
+    "qama-0.5": ("#999933", "*"),
 }
 
 
@@ -60,9 +76,12 @@ def _write_cells(axes: Axes, cells: Sequence[Sequence[float]]) -> AxesImage:
 
 
 def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
-    """Layers x dims: the mean over the tasks of a type, in percent. Granularities outside of the grid stay blank."""
-    grid, quality = results.granularities, results.quality(results.tasks(task_type))
-    layers, dims = grid.layers[::-1], grid.dims
+    """
+    Layers x dims in float32: the mean over the tasks of a type, in percent. Granularities outside of the grid stay
+    blank.
+    """
+    sizes, quality = Grid(tuple(sizes_in(results))), results.quality(results.tasks(task_type))
+    layers, dims = sizes.layers[::-1], sizes.dims
     cells = [[100 * quality.get(Granularity(layer, dim), math.nan) for dim in dims] for layer in layers]
     figure = _figure(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers))
     axes = figure.subplots()
@@ -80,20 +99,17 @@ def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
 
 def draw_quality(results: GridResults, cost: Callable[[Granularity], float], label: str, file: Path) -> None:
     """
-    Quality of every granularity against a cost: one panel per task type, one colour per layer. The Pareto front, which
-    is what no other granularity beats in both, is a dashed black line through circles.
+    Quality of every size in float32 against a cost: one panel per task type, one colour per layer. The Pareto front,
+    which is what no other size beats in both, is a dashed black line through circles.
     """
-    task_types, grid = results.judged_task_types(), results.granularities
-    columns = min(2, len(task_types))
-    rows = math.ceil(len(task_types) / columns)
-    figure = _figure(5.2 * columns, 3.6 * rows)
-    panels = figure.subplots(rows, columns, squeeze=False)
-    colors = _colors(len(grid.layers))
-    for axes, task_type in zip(panels.flat, task_types, strict=False):
+    task_types, members = results.judged_task_types(), sizes_in(results)
+    layers = Grid(tuple(members)).layers
+    figure, panels = _panels(task_types)
+    colors = _colors(len(layers))
+    for axes, task_type in zip(panels, task_types, strict=True):
         quality = results.quality(results.tasks(task_type))
-        members = list(grid)
         points = [(cost(g), 100 * quality[g]) for g in members]
-        for position, layer in enumerate(grid.layers):
+        for position, layer in enumerate(layers):
             own = [point for g, point in zip(members, points, strict=True) if g.layer == layer]
             axes.plot(
                 *zip(*own, strict=True), "o-", color=colors(position), linewidth=1, markersize=4, label=str(layer)
@@ -108,17 +124,61 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
             linewidth=1.2,
             label="Pareto front",
         )
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_xlabel(label)
-        axes.set_ylabel(f"{results.main_metric(task_type)} (%)")
-        axes.set_title(f"{TITLES[task_type]} ({len(results.tasks(task_type))})", fontsize="medium")
-        axes.grid(alpha=0.3)
-    for axes in list(panels.flat)[len(task_types) :]:
-        axes.set_visible(False)
-    handles, labels = panels.flat[0].get_legend_handles_labels()
+        _label(axes, results, task_type, label)
+    handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, title="layers", loc="outside lower center", ncols=len(labels), fontsize="small")
     _save(figure, file)
+
+
+def draw_codes(results: GridResults, file: Path) -> None:
+    """
+    Quality against bytes per vector at the deepest layer: one panel per task type, one colour and marker per code, one
+    point per dim. A dashed line marks the quality of the widest dim in float32.
+    """
+    task_types, grid = results.judged_task_types(), results.granularities
+    layer = max(g.layer for g in grid if g.code != FLOAT)
+    figure, panels = _panels(task_types)
+    for axes, task_type in zip(panels, task_types, strict=True):
+        quality = {g: value for g, value in results.quality(results.tasks(task_type)).items() if g.layer == layer}
+        for code in (code for code in CODES if code in grid.codes):
+            points = [(bytes_per_vector(code, g.dim), 100 * value) for g, value in quality.items() if g.code == code]
+            if points:
+                color, marker = CODE_STYLES[code]
+                axes.plot(
+                    *zip(*points, strict=True), marker=marker, color=color, linewidth=1.2, markersize=5, label=code
+                )
+        floats = [g for g in quality if g.code == FLOAT]
+        if floats:
+            axes.axhline(
+                100 * quality[floats[-1]], color="black", linestyle="--", linewidth=1, label=f"{floats[-1]} in {FLOAT}"
+            )
+        _label(axes, results, task_type, f"bytes per vector (layer {layer})")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, title="code", loc="outside lower center", ncols=min(6, len(labels)), fontsize="small"
+    )
+    _save(figure, file)
+
+
+def _panels(task_types: Sequence[str]) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel per task type, two in a row."""
+    columns = min(2, len(task_types))
+    rows = math.ceil(len(task_types) / columns)
+    figure = _figure(5.2 * columns, 3.6 * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[len(task_types) :]:
+        axes.set_visible(False)
+    return figure, panels[: len(task_types)]
+
+
+def _label(axes: Axes, results: GridResults, task_type: str, cost: str) -> None:
+    """Label a panel of quality against a cost."""
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel(cost)
+    axes.set_ylabel(f"{results.main_metric(task_type)} (%)")
+    axes.set_title(f"{TITLES[task_type]} ({len(results.tasks(task_type))})", fontsize="medium")
+    axes.grid(alpha=0.3)
 
 
 def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
@@ -265,11 +325,15 @@ def draw_all(results: GridResults, folder: Path) -> list[Path]:
         files.append(folder / f"{name}.png")
         return files[-1]
 
-    for task_type in results.judged_task_types():
+    judged = results.judged_task_types()
+    floats = judged if sizes_in(results) else []
+    for task_type in floats:
         draw_heat_map(results, task_type, file(f"heat_map_{task_type}"))
-    if results.judged_task_types():
-        draw_quality(results, lambda g: BYTES_PER_NUMBER * g.dim, "bytes per vector", file("quality_and_bytes"))
-    if results.latency is not None and results.judged_task_types():
+    if floats:
+        draw_quality(results, lambda g: bytes_per_vector(g.code, g.dim), "bytes per vector", file("quality_and_bytes"))
+    if judged and has_codes(results):
+        draw_codes(results, file("quality_by_code"))
+    if results.latency is not None and floats:
         latency = results.latency
         label = f"ms per query, searching {latency.documents:,} documents"
         draw_quality(results, latency.of, label, file("quality_and_latency"))

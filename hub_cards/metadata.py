@@ -7,7 +7,8 @@ from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from trainers.core.granularity import Grid
+from trainers.core.codes import FLOAT
+from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import TASKS
 
@@ -56,13 +57,18 @@ class Statements:
 
 
 def evaluations(results: GridResults) -> list[EvalResult]:
-    """One result per task and granularity: the main metric as measured, not in percent."""
+    """
+    One result per task and size in float32: the main metric as measured, not in percent. Other codes are left out,
+    because readers of the metadata would take their scores for those of the model.
+    """
     found = []
     for score in results.scores:
         if not score.main or score.task_type not in TASK_TYPES:
             continue
+        granularity = Granularity.parse(score.granularity)
+        if granularity.code != FLOAT:
+            continue
         hub = TASKS[score.task].hub if score.task in TASKS else None
-        (granularity,) = Grid.parse(score.granularity)
         found.append(
             EvalResult(
                 task_type=TASK_TYPES[score.task_type],

@@ -14,6 +14,7 @@ from transformers import AutoModel
 
 from trainers.core.extras import require_extra
 from trainers.hub.modules import SIMILARITY_FILE, read_published
+from trainers.hub.quantizer import QUANTIZER_FOLDER
 
 from .checkpoint import Checkpoint
 from .costs import costs
@@ -64,7 +65,7 @@ def mteb_meta(checkpoint: Checkpoint, repo_id: str, revision: str | None = None)
     datasets = card.get("datasets", [])
     return mteb.ModelMeta(
         loader=wrapper.SentenceTransformerEncoderWrapper,
-        loader_kwargs={"trust_remote_code": True} if checkpoint.requires_code() else {},
+        loader_kwargs={"trust_remote_code": True} if checkpoint.encoder_code() else {},
         name=repo_id,
         revision=revision,
         release_date=date.today().isoformat() if revision is not None else None,
@@ -116,9 +117,11 @@ def embedding_parameters(config: Any) -> int:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Bytes of all tensors of a checkpoint, as they are stored."""
+    """Bytes of all tensors of a checkpoint without its quantizer, as they are stored."""
     total = 0
     for file in folder.rglob("*.safetensors"):
+        if file.parent.name == QUANTIZER_FOLDER:
+            continue
         with safe_open(file, "pt") as weights:
             total += sum(weights.get_tensor(name).nbytes for name in weights.keys())
     return total

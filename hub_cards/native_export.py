@@ -5,6 +5,7 @@ sentence-transformers. Any version of transformers and any server that knows BER
 
 from __future__ import annotations
 
+import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,18 @@ from pathlib import Path
 import torch
 from transformers import AutoModel
 
+import modeling_m3bert
 from modeling_m3bert import M3BertModel, convert_to_native
 from modeling_m3bert.native_m3bert import output_map
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
 from trainers.hub.modules import write_modules
+from trainers.hub.quantizer import QUANTIZER_FOLDER
 
 from .checkpoint import LICENSES, Checkpoint
+
+
+logger = logging.getLogger(__name__)
 
 
 def export_native(
@@ -33,7 +39,8 @@ def export_native(
     Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both.
 
     The folder holds the encoder, the tokenizer, and for an embedding model the modules of sentence-transformers:
-    pooling, prompts, and a Dense module with the exit, the output dim and the projection, where there are any. The
+    pooling, prompts, and a Dense module with the exit, the output dim and the projection, where there are any. It also
+    holds the quantizer, if there is one that fits the granularity; that is loaded with remote code. The
     config says under `exported_from` which granularity of which weights it is.
 
     Args:
@@ -83,10 +90,26 @@ def export_native(
         kept = [g for g in Grid.parse(checkpoint.record.grid) if g.layer not in lost]
         kept = [g for g in kept if g.layer <= size.layer and g.dim <= size.dim]
         replace(checkpoint.record, grid=str(Grid(tuple(kept) or (size,)))).save(folder)
+    copy_quantizer(checkpoint, folder, size)
     for file in checkpoint.folder.iterdir():
         if LICENSES.fullmatch(file.name):
             shutil.copyfile(file, folder / file.name)
     return Checkpoint(folder)
+
+
+def copy_quantizer(checkpoint: Checkpoint, folder: Path, size: Granularity) -> None:
+    """Copy the quantizer of a checkpoint, if it has one that fits this size, with the code that loads it."""
+    if checkpoint.quantizer_config is None:
+        return
+    if misfit := checkpoint.quantizer_misfit(size):
+        logger.warning(f"The quantizer is left out: {misfit}.")
+        return
+    (folder / QUANTIZER_FOLDER).mkdir(parents=True, exist_ok=True)
+    for name in ("config.json", "model.safetensors"):
+        shutil.copyfile(checkpoint.folder / QUANTIZER_FOLDER / name, folder / QUANTIZER_FOLDER / name)
+    for name in checkpoint.quantizer_code():
+        own = checkpoint.folder / name
+        shutil.copyfile(own if own.is_file() else Path(modeling_m3bert.__file__).with_name(name), folder / name)
 
 
 def dense_of(model: M3BertModel, projection: Projection | None, dim: int) -> Projection | None:

@@ -176,7 +176,8 @@ def write_graphs(
 
 def write_encoder_files(encoder: GridEncoder, folder: Path) -> None:
     """
-    Write what clients read besides the graphs: config, tokenizer, and the modules of sentence-transformers.
+    Write what clients read besides the graphs: config, tokenizer, and the modules of sentence-transformers. A
+    quantizer needs torch and is left out.
 
     Args:
         encoder ([`GridEncoder`]): The encoder.

@@ -7,7 +7,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +18,16 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import TorchAoConfig
 
 import modeling_m3bert
+from trainers.core.codes import CODES
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.hub.modules import MODULES_FILE, write_modules
+from trainers.hub.quantizer import QUANTIZER_FOLDER
 
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint
+from .codes import without_learned_codes
 from .eval_results import eval_results, write_eval_results
 from .figures import TITLES, draw_all
 from .metadata import Statements
@@ -116,6 +119,10 @@ def prepare(
     options = options or Options()
     files = dict(checkpoint.files())
     full = options.granularity or checkpoint.full
+    misfit = checkpoint.quantizer_misfit(full) if options.granularity is not None or options.native else None
+    if misfit is not None:
+        own = checkpoint.quantizer_code()
+        files |= {name: misfit for name in files if name in own or Path(name).parent.name == QUANTIZER_FOLDER}
     outside = [str(g) for g in options.onnx if g.layer > full.layer or g.dim > full.dim]
     if outside:
         raise ValueError(f"onnx={', '.join(outside)} is outside of the published model, whose full size is {full}.")
@@ -126,13 +133,15 @@ def prepare(
     if results is not None:
         lost = lost_layers(checkpoint, full) if options.native else lost_exits(checkpoint, full)
         results = results_of(checkpoint, results, repo_id).within(full, lost)
+        results = without_learned_codes(results) if misfit is not None else results
+    published = [name for name, why in files.items() if why is None]
     if options.native:
         export_native(checkpoint, folder, options.granularity)
     elif options.granularity is None and not options.quantize:
-        for name in (name for name, why in files.items() if why is None):
+        for name in published:
             link_or_copy(checkpoint.folder / name, folder / name)
     else:
-        rebuild(checkpoint, folder, options)
+        rebuild(checkpoint, folder, options, published)
     complete(checkpoint, folder, results)
     written = checkpoint.folder / CARD
     if previous is None and written.is_file():
@@ -197,13 +206,20 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
                 raise ValueError(
                     f"The results were measured with {name}={used!r}; the checkpoint is published with {known!r}."
                 )
+    learned = [code for code in results.granularities.codes if CODES[code].learned]
+    own = checkpoint.quantizer.fingerprint if learned and checkpoint.quantizer is not None else None
+    if learned and results.settings.get("quantizer") != own:
+        raise ValueError(
+            f"The results have scores of {', '.join(learned)} by another quantizer than that of {checkpoint.folder}: "
+            "evaluate the checkpoint again."
+        )
     renamed = copy.copy(results)
     renamed.model = repo_id
     return renamed
 
 
-def rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
-    """Save a checkpoint cut to a granularity or in 8 bits, and copy all other files that belong to it."""
+def rebuild(checkpoint: Checkpoint, folder: Path, options: Options, published: Iterable[str]) -> None:
+    """Save a checkpoint cut to a granularity or in 8 bits, and copy all other files that belong to it, by name."""
     wanted = options.granularity
     if checkpoint.quantized:
         raise ValueError(
@@ -214,8 +230,8 @@ def rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
     sizes = {"output_layer": wanted.layer, "output_dim": wanted.dim} if wanted is not None else {}
     loading = {"quantization_config": eight_bits()} if options.quantize else {}
     checkpoint.load(**sizes, **loading).save_pretrained(folder)
-    for name, why in checkpoint.files():
-        if why is None and not (folder / name).exists() and not name.startswith("model"):
+    for name in published:
+        if not (folder / name).exists() and not name.startswith("model"):
             link_or_copy(checkpoint.folder / name, folder / name)
     if wanted is not None and (folder / MODULES_FILE).is_file():
         published = checkpoint.published | {"max_length": checkpoint.max_length}
@@ -239,10 +255,11 @@ def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) 
         raise ValueError(f"{checkpoint.folder} has no tokenizer: save it there as well.")
     staged = Checkpoint(folder)
     missing = sorted(name for name in staged.requires_code() if not (folder / name).is_file())
-    if missing and not staged.elastic:
-        raise ValueError(f"The config of {checkpoint.folder} needs {', '.join(missing)}: put it into the folder.")
-    for name in missing:
-        shutil.copyfile(Path(modeling_m3bert.__file__).with_name(name), folder / name)
+    own = {name: Path(modeling_m3bert.__file__).with_name(name) for name in missing}
+    if unknown := [name for name, file in own.items() if not file.is_file()]:
+        raise ValueError(f"The config of {checkpoint.folder} needs {', '.join(unknown)}: put it into the folder.")
+    for name, file in own.items():
+        shutil.copyfile(file, folder / name)
     if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
         settings = results.settings if results is not None else {}
         write_modules(
@@ -272,6 +289,8 @@ def caption(stem: str) -> str:
         return f"{TITLES[stem.removeprefix('heat_map_')]} by layer and dim"
     if stem.startswith("variances_"):
         return "variance of each dim over texts"
+    if stem == "quality_by_code":
+        return "quality against bytes per vector, by code"
     if stem == "asymmetric_search":
         return "search with queries and documents at different layers"
     return stem.replace("_and_", " against ").replace("_", " ")

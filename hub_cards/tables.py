@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from statistics import mean
 
-from trainers.core.granularity import Granularity
-from trainers.evaluation.choice import BYTES_PER_NUMBER
-from trainers.evaluation.results import GridResults, Latency
+from trainers.core.codes import CODES, FLOAT, bytes_per_vector
+from trainers.core.granularity import Granularity, Grid
+from trainers.evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
+
+
+CODE_NOTE = (
+    "The tables above are for vectors in float32. Here, each column is a code: how the numbers of a vector are "
+    "stored. In brackets: the share of the quality in float32 at the same size, and bytes (B) per vector."
+)
+
+RESCORED_NOTE = (
+    "In brackets: the share of exact search in float32, and the bytes (B) per vector of all that is kept. By `codes` "
+    "compares the query in float32 with the codes that found the documents."
+)
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
@@ -24,28 +36,117 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
+def share(value: float, whole: float) -> str:
+    """A share of a whole in percent, with one decimal; `-` if the whole is nothing."""
+    return percent(value / whole) if whole else "-"
+
+
+def codes_in(grid: Grid) -> list[str]:
+    """The codes of a grid, most bits first."""
+    return grid.codes[::-1]
+
+
+def sizes_in(results: GridResults) -> list[Granularity]:
+    """The granularities in float32, which the tables of layers and dims show."""
+    return [g for g in results.granularities if g.code == FLOAT]
+
+
 def task_type_table(results: GridResults) -> str:
-    """One row per granularity: the mean of each task type in percent, bytes per vector, and ms per query."""
+    """One row per size in float32: the mean of each task type in percent, bytes per vector, and ms per query."""
     task_types = results.judged_task_types()
     quality = {task_type: results.quality(results.tasks(task_type)) for task_type in task_types}
     counted = [f"{task_type} ({len(results.tasks(task_type))})" for task_type in task_types]
     header = ["granularity", *counted, "bytes per vector", *(["ms per query"] if results.latency else [])]
 
     def row(g: Granularity) -> list[str]:
-        cells = [str(g), *(percent(quality[task_type][g]) for task_type in task_types), str(BYTES_PER_NUMBER * g.dim)]
+        cells = [str(g), *(percent(quality[task_type][g]) for task_type in task_types)]
+        cells.append(str(bytes_per_vector(g.code, g.dim)))
         return [*cells, f"{results.latency.of(g):.1f}"] if results.latency else cells
 
-    return markdown(header, map(row, results.granularities))
+    return markdown(header, map(row, sizes_in(results)))
 
 
 def task_table(results: GridResults, task_type: str) -> str:
-    """One row per granularity, one column per task of a type: the main metric, in percent where it is a quality."""
+    """One row per size in float32, one column per task of a type: its main metric, in percent if that is a quality."""
     quality = {task: results.quality([task]) for task in results.tasks(task_type)}
     spell = percent if task_type in results.judged_task_types() else "{:.3f}".format
     return markdown(
         ["granularity", *quality],
-        ([str(g), *(spell(values[g]) for values in quality.values())] for g in results.granularities),
+        ([str(g), *(spell(values[g]) for values in quality.values())] for g in sizes_in(results)),
     )
+
+
+def code_table(results: GridResults, task_type: str) -> str:
+    """
+    One row per size, one column per code: the mean over the tasks of a type in percent, and in brackets its share of
+    that in float32 and the bytes per vector. Codes that were not measured at a size stay blank.
+    """
+    quality, codes = results.quality(results.tasks(task_type)), codes_in(results.granularities)
+
+    def cell(g: Granularity) -> str:
+        if g not in quality:
+            return ""
+        exact = None if g.code == FLOAT else quality.get(g.size)
+        return _with_cost(quality[g], exact, bytes_per_vector(g.code, g.dim))
+
+    return markdown(
+        ["size", *codes],
+        (
+            [str(size), *(cell(Granularity(size.layer, size.dim, code)) for code in codes)]
+            for size in results.granularities.sizes
+        ),
+    )
+
+
+def rescored_table(results: GridResults, size: Granularity) -> str:
+    """
+    The measured searches in a code whose shortlist is scored again, at one size: one row per collection and code, and
+    one per code for the mean of several collections. Each value is the main metric in percent, and in brackets its
+    share of exact search in float32, and the bytes per vector of all that is kept. Shortlists are the longest that was
+    measured on every collection. What was not measured stays blank.
+    """
+    searches = [search for search in results.rescored_searches if search.granularity.size == size]
+    longest: dict[str, int] = {}
+    for search in searches:
+        longest[search.task] = max(search.shortlist, longest.get(search.task, 0))
+    tasks, shortlist = list(longest), min(longest.values())
+    documents = {search.task: f"{search.documents:,}" for search in searches}
+    values = {
+        (search.task, search.code, search.rescore): search.value
+        for search in searches
+        if search.shortlist == shortlist
+    }
+    codes, rescorers = (
+        [name for name in names if name in {key[place] for key in values}]
+        for place, names in ((1, CODES), (2, RESCORERS))
+    )
+    groups = {task: [task] for task in tasks} | ({f"mean of {len(tasks)}": tasks} if len(tasks) > 1 else {})
+
+    def row(name: str, group: Sequence[str], code: str) -> list[str]:
+        quality, coded = results.quality(group), Granularity(size.layer, size.dim, code)
+        found = [(quality.get(coded), bytes_per_vector(code, size.dim))]
+        for rescore in rescorers:
+            known = [values[task, code, rescore] for task in group if (task, code, rescore) in values]
+            found.append((mean(known) if len(known) == len(group) else None, rescored_bytes(coded, rescore)))
+        cells = ["" if value is None else _with_cost(value, quality.get(size), kept) for value, kept in found]
+        return [name, documents.get(name, ""), code, *cells]
+
+    return markdown(
+        ["collection", "documents", "code", "code alone", *(f"{shortlist} scored again by {r}" for r in rescorers)],
+        (row(name, group, code) for name, group in groups.items() for code in codes),
+        words=1,
+    )
+
+
+def _with_cost(quality: float, exact: float | None, size: int) -> str:
+    """A quality in percent, its share of that in float32 (if known), and bytes per vector: `53.0 (98.5%, 144 B)`."""
+    known = [] if exact is None else [f"{share(quality, exact)}%"]
+    return f"{percent(quality)} ({', '.join([*known, f'{size} B'])})"
+
+
+def rescored_size(results: GridResults) -> Granularity:
+    """The largest size with searches in a code whose shortlist is scored again."""
+    return max(search.granularity.size for search in results.rescored_searches)
 
 
 def two_stage_table(results: GridResults, granularity: Granularity) -> str:
@@ -69,7 +170,7 @@ def two_stage_table(results: GridResults, granularity: Granularity) -> str:
                 str(search.shortlist),
                 percent(search.products_share),
                 percent(search.value),
-                percent(search.value / exact[search.task]) if exact[search.task] else "-",
+                share(search.value, exact[search.task]),
             ]
             for search in searches
         ),
@@ -150,6 +251,11 @@ def engine_table(latency: Latency, layers: Collection[int]) -> str:
     )
 
 
+def has_codes(results: GridResults) -> bool:
+    """Whether another code than float32 was measured."""
+    return results.granularities.codes != [FLOAT]
+
+
 def report(results: GridResults) -> str:
     """All tables of an evaluation, below a summary of the run."""
     settings = ", ".join(f"{name} {value}" for name, value in results.settings.items() if value)
@@ -166,6 +272,17 @@ def report(results: GridResults) -> str:
             parts += ["## Milliseconds to encode one query, by engine", engines]
     for task_type in results.task_types():
         parts += [f"## {task_type} ({results.main_metric(task_type)})", task_table(results, task_type)]
+    if has_codes(results):
+        parts += ["## Bits", CODE_NOTE]
+        for task_type in results.judged_task_types():
+            parts += [f"### {task_type} ({results.main_metric(task_type)}) by code", code_table(results, task_type)]
+    if results.rescored_searches:
+        size = rescored_size(results)
+        parts += [
+            f"## Search in a code, with the best scored again, {size}",
+            RESCORED_NOTE,
+            rescored_table(results, size),
+        ]
     if results.two_stage_searches:
         full = results.granularities.full
         parts += [f"## Search in two stages, the second with {full}", two_stage_table(results, full)]

@@ -17,6 +17,7 @@ from huggingface_hub.errors import (
 )
 
 from trainers.hub.modules import ENCODER_FILE, MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER, SIMILARITY_FILE
+from trainers.hub.quantizer import QUANTIZER_FOLDER
 from trainers.hub.training_record import RECORD_FILE
 
 from .onnx_graphs import QUALITY, SUFFIXES, graph_name
@@ -31,6 +32,7 @@ GENERATED_FILES = (
     RECORD_FILE,
     "figures/heat_map_*.png",
     "figures/quality_and_*.png",
+    "figures/quality_by_code.png",
     "figures/variances_*.png",
     *(graph_name(weights=weights) for weights in SUFFIXES),
     "onnx/model_[0-9]*x[0-9]*.onnx",
@@ -38,6 +40,7 @@ GENERATED_FILES = (
     "model.safetensors",
     "model-[0-9]*-of-[0-9]*.safetensors",
     "model.safetensors.index.json",
+    f"{QUANTIZER_FOLDER}/*",
     *(MODULES_FILE, ENCODER_FILE, SIMILARITY_FILE, f"{POOLING_FOLDER}/*", f"{PROJECTION_FOLDER}/*"),
 )
 

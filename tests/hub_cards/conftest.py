@@ -11,7 +11,9 @@ from transformers import PreTrainedTokenizerBase, set_seed
 
 from tests.published import contrastive_trainer, evaluated
 from trainers import Grid
+from trainers.core.codes import CODES
 from trainers.evaluation import GridResults, Latency, Score, TwoStageSearch
+from trainers.evaluation.results import RescoredSearch
 
 
 @pytest.fixture(scope="session")
@@ -62,4 +64,41 @@ def results(request: pytest.FixtureRequest) -> GridResults:
         two_stage_searches=[TwoStageSearch("cranfield", 1398, 6, 8, 32, 50, 0.3, "ndcg@10", 0.5)],
         variances={"stsb-geometry": {str(layer): [1.0, 2.0, 0.5] for layer in grid.layers}},
         latency=Latency({"2": 2.0, "4": 3.0, "6": 5.0}, {"8": 1.0, "16": 2.0, "32": 3.0}, {}, 100, "m3bert", 2),
+    )
+
+
+@pytest.fixture
+def coded() -> GridResults:
+    """An evaluation over codes: what it loses grows as the bits get fewer."""
+    grid = Grid.parse("4,6x8,16@float32,int8,qama-2,sign")
+    tasks = {"stsb": "sts", "cranfield": "retrieval", "cisi": "retrieval"}
+    lost = {code: place / 100 for place, code in enumerate(CODES)}
+    scores = [
+        Score(task, task_type, "test", metric, True, str(g), value * (1 - lost[g.code]) * (1 + g.layer / 10) / 2)
+        for task, task_type in tasks.items()
+        for metric, value in (
+            (("spearman", 0.8),) if task_type == "sts" else (("ndcg@10", 0.5 + 0.1 * (task == "cisi")),)
+        )
+        for g in grid
+    ]
+    searches = [
+        RescoredSearch(task, documents, 6, dim, code, rescore, shortlist, "ndcg@10", 0.4 + gained + shortlist / 1000)
+        for task, documents in (("cranfield", 1398), ("cisi", 1460))
+        for dim in (8, 16)
+        for code in ("qama-2", "sign")
+        for rescore, gained in (("codes", 0.0), ("int8", 0.01), ("float32", 0.02))
+        for shortlist in (10, 100)
+    ]
+    return GridResults(
+        model="user/model",
+        revision=None,
+        grid=str(grid),
+        seed=0,
+        date="2026-11-22",
+        machine="a machine",
+        versions={},
+        settings={"pooling": "mean", "max_length": 64, "prompts": {}},
+        scores=scores,
+        rescored_searches=searches,
+        latency=Latency({"4": 3.0, "6": 5.0}, {"8": 1.0, "16": 2.0}, {}, 100, "m3bert", 2),
     )

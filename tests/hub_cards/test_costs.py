@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import BertConfig, BertModel
 
-from hub_cards.costs import costs, tokens_counted
+from hub_cards.costs import codes_shown, costs, tokens_counted
 from modeling_m3bert import M3BertModel
 from tests.conftest import tiny_config
 from trainers import Granularity, Grid
@@ -45,10 +45,17 @@ def test_an_exit_counts_where_it_is_and_only_the_rows_that_are_computed():
             assert found[g].flops_per_token == 2 * width * g.dim
 
 
-@pytest.mark.parametrize("kind, expected", [("float32", 32), ("int8", 8), ("1 bit", 1)])
-def test_bytes_per_vector(kind, expected):
+@pytest.mark.parametrize("code, expected", [("float32", 32), ("int8", 8), ("qama-2", 3), ("sign", 1)])
+def test_bytes_per_vector(code, expected):
     (cost,) = costs(tiny_config(), [Granularity(2, 8)]).values()
-    assert cost.vector_bytes(kind) == expected
+    assert cost.vector_bytes(code) == expected
+
+
+def test_codes_that_every_size_has_are_listed(coded):
+    assert codes_shown(None) == ["float32", "int8", "sign"]
+    assert codes_shown(coded) == ["float32", "int8", "sign"], "codes of a quantizer belong to some sizes only"
+    coded.grid = "6x8,16@float16,int4"
+    assert codes_shown(coded) == ["float32", "float16", "int8", "int4", "sign"]
 
 
 def test_a_layer_costs_the_same_whether_it_was_trained_or_not():

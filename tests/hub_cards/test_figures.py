@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from hub_cards.figures import draw_all, draw_asymmetric_searches, draw_prefix_residual_correlation
+from hub_cards.figures import (
+    CODE_STYLES,
+    draw_all,
+    draw_asymmetric_searches,
+    draw_codes,
+    draw_prefix_residual_correlation,
+)
+from trainers import Granularity, Grid
+from trainers.core.codes import CODES, bytes_per_vector
 from trainers.evaluation import AsymmetricSearch, GridResults, Score
 
 
@@ -22,6 +30,48 @@ def test_every_figure_is_drawn(results, tmp_path):
         "variances_stsb-geometry",
     ]
     assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+@pytest.mark.parametrize(
+    "grid, expected",
+    [
+        ("4,6x8,16@float32,int8,qama-2,sign", {"quality_and_bytes", "quality_by_code"}),
+        ("4x8@sign,6x16@int8", {"quality_by_code"}),  # nothing in float32
+        ("4x8,6x16@int8", {"quality_and_bytes", "quality_by_code"}),
+        ("4,6x8,16", {"quality_and_bytes"}),
+    ],
+)
+def test_codes_have_a_figure_of_their_own_and_are_in_no_other(coded, tmp_path, grid, expected):
+    kept = Grid.parse(grid)
+    coded.grid, coded.scores = str(kept), [s for s in coded.scores if Granularity.parse(s.granularity) in kept]
+    drawn = {file.stem for file in draw_all(coded, tmp_path)}
+    assert {stem for stem in drawn if stem.startswith("quality") and "latency" not in stem} == expected
+    floats = any(g.code == "float32" for g in kept)
+    assert ({"heat_map_sts", "quality_and_latency"} <= drawn) == floats == ("heat_map_retrieval" in drawn)
+
+
+def test_the_figure_of_codes_has_one_line_per_code_at_the_deepest_layer(coded, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("hub_cards.figures._save", lambda figure, file: figures.append(figure))
+    draw_codes(coded, tmp_path / "codes.png")
+    (figure,) = figures
+    by_type = {axes.get_title(): axes for axes in figure.axes}
+    assert list(by_type) == ["semantic similarity (1)", "retrieval (2)"]
+    quality = coded.quality(["cranfield", "cisi"])
+    lines = {line.get_label(): line for line in by_type["retrieval (2)"].lines}
+    assert list(lines) == ["float32", "int8", "qama-2", "sign", "6x16 in float32"]
+    for code in ("float32", "int8", "qama-2", "sign"):
+        assert list(lines[code].get_xdata()) == [bytes_per_vector(code, dim) for dim in (8, 16)]
+        expected = [100 * quality[Granularity(6, dim, code)] for dim in (8, 16)]
+        assert list(lines[code].get_ydata()) == pytest.approx(expected)
+    assert lines["6x16 in float32"].get_ydata()[0] == pytest.approx(100 * quality[Granularity(6, 16)])
+    assert len({line.get_color() for code, line in lines.items() if code in CODES}) == 4
+    assert by_type["retrieval (2)"].get_xscale() == "log" and "layer 6" in by_type["retrieval (2)"].get_xlabel()
+
+
+def test_every_code_has_a_colour_and_a_marker_of_its_own():
+    assert list(CODE_STYLES) and CODE_STYLES.keys() == CODES.keys()
+    assert all(len(set(values)) == len(CODES) for values in zip(*CODE_STYLES.values(), strict=True))
 
 
 @pytest.mark.parametrize(("count", "layers"), [(1, 2), (3, 5), (5, 13)])

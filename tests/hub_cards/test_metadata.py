@@ -20,6 +20,14 @@ def test_every_main_score_of_a_known_task_type_is_a_result(results):
     assert (first.metric_name, first.metric_args) == ("spearman at 2x8", {"layer": 2, "dim": 8})
 
 
+def test_codes_are_not_results_of_the_model(coded):
+    found = evaluations(coded)
+    floats = [score for score in coded.scores if "@" not in score.granularity]
+    assert 0 < len(floats) < len(coded.scores)
+    assert [(e.dataset_name, e.metric_value) for e in found] == [(s.task, pytest.approx(s.value)) for s in floats]
+    assert all(e.metric_args.keys() == {"layer", "dim"} for e in found)
+
+
 def test_data_of_ones_own_on_the_hub_is_named_by_its_id(results):
     results.scores = [replace(score, task="mine") for score in results.scores[:1]]
     assert evaluations(results)[0].dataset_type == "mine"

@@ -10,14 +10,16 @@ import pytest
 
 from hub_cards.tables import (
     asymmetric_table,
+    code_table,
     engine_table,
     markdown,
     report,
+    rescored_table,
     task_table,
     task_type_table,
     two_stage_table,
 )
-from trainers import Granularity
+from trainers import Granularity, Grid
 from trainers.evaluation import AsymmetricSearch
 
 
@@ -94,6 +96,65 @@ def test_a_report_has_all_tables(results):
         assert f"## {title}" in whole
     results.two_stage_searches = []
     assert "Search in two stages" not in report(results) and "Queries at one layer" not in report(results)
+
+
+def test_tables_of_sizes_are_those_of_float32(coded):
+    for table in (task_type_table(coded), task_table(coded, "sts"), task_table(coded, "retrieval")):
+        assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| 4x8", "| 4x16", "| 6x8", "| 6x16"]
+    assert task_type_table(coded).splitlines()[-1] == "| 6x16 | 64.0 | 44.0 | 64 | 7.0 |"
+
+
+def test_each_code_is_a_column_with_its_bytes_and_its_share_of_float32(coded):
+    lines = code_table(coded, "retrieval").splitlines()
+    assert lines[0] == "| size | float32 | int8 | qama-2 | sign |"
+    # 55% on average at 16 dims of layer 6, times 0.8; each code loses as many percent as its place in the list.
+    assert lines[-1] == "| 6x16 | 44.0 (64 B) | 43.1 (98.0%, 16 B) | 42.2 (96.0%, 6 B) | 40.9 (93.0%, 2 B) |"
+    assert len(lines) == 2 + 4
+
+
+def test_codes_that_were_not_measured_at_a_size_stay_blank(coded):
+    kept = Grid.parse("4x8@sign,6x16,6x16@int8")
+    coded.grid, coded.scores = str(kept), [s for s in coded.scores if Granularity.parse(s.granularity) in kept]
+    assert code_table(coded, "sts").splitlines() == [
+        "| size | float32 | int8 | sign |",
+        "| --- | --: | --: | --: |",
+        "| 4x8 |  |  | 52.1 (1 B) |",
+        "| 6x16 | 64.0 (64 B) | 62.7 (98.0%, 16 B) |  |",
+    ]
+    assert "| 4x8 |" not in task_type_table(coded), "it was not measured in float32"
+
+
+def test_searches_that_are_scored_again_are_beside_the_code_alone(coded):
+    lines = rescored_table(coded, Granularity(6, 16)).splitlines()
+    assert lines[0] == (
+        "| collection | documents | code | code alone | 100 scored again by codes | 100 scored again by int8 "
+        "| 100 scored again by float32 |"
+    )
+    assert [line.split(" | ")[:3] for line in lines[2:]] == [
+        [f"| {name}", documents, code]
+        for name, documents in (("cranfield", "1,398"), ("cisi", "1,460"), ("mean of 2", ""))
+        for code in ("qama-2", "sign")
+    ]
+    # 0.4, and what re-scoring gains; of 0.4 in float32.
+    assert lines[2].endswith("| 38.4 (96.0%, 6 B) | 50.0 (125.0%, 6 B) | 51.0 (127.5%, 22 B) | 52.0 (130.0%, 70 B) |")
+    assert lines[-1].endswith("| 40.9 (93.0%, 2 B) | 50.0 (113.6%, 2 B) | 51.0 (115.9%, 18 B) | 52.0 (118.2%, 66 B) |")
+    assert "6x16" in report(coded) and rescored_table(coded, Granularity(6, 16)) in report(coded)
+
+
+def test_shortlists_have_the_length_that_every_collection_has(coded):
+    searches = coded.rescored_searches
+    coded.rescored_searches = [s for s in searches if (s.task, s.shortlist) != ("cisi", 100)]
+    assert "| 10 scored again by codes |" in rescored_table(coded, Granularity(6, 16))
+    coded.rescored_searches = [s for s in searches if (s.task, s.code, s.rescore) != ("cisi", "sign", "int8")]
+    last = rescored_table(coded, Granularity(6, 16)).splitlines()[-1]
+    assert last.endswith("| 50.0 (113.6%, 2 B) |  | 52.0 (118.2%, 66 B) |"), "no mean of one of two"
+
+
+def test_a_report_shows_bits_only_where_codes_were_measured(coded, results):
+    assert "## Bits" not in report(results) and "scored again" not in report(results)
+    whole = report(coded)
+    assert whole.index("## sts (spearman)\n") < whole.index("## Bits") < whole.index("### sts (spearman) by code")
+    assert code_table(coded, "sts") in whole and code_table(coded, "retrieval") in whole
 
 
 def test_words_are_aligned_left_and_numbers_right():
