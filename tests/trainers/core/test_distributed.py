@@ -8,13 +8,14 @@ import pytest
 import torch
 from datasets import Dataset
 
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
 from tests.conftest import quiet
 from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
 from trainers import (
     CRD,
     HSIC,
     PIC,
+    QAMA,
     SCR,
     SIA,
     SIR,
@@ -42,6 +43,16 @@ ROWS = 16
 BANK = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 
 
+def qama(grid: str, width: int, **changes) -> QAMA:
+    """Of a quantizer whose parameters all matter."""
+    grid = Grid.parse(grid)
+    quantizer = M3BertQuantizer(M3BertQuantizerConfig(width, dims=grid.dims, momentum=0.5))
+    for parameter in quantizer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    quantizer.calibrate(torch.randn(60, width))
+    return QAMA(grid, quantizer=quantizer, codes=("qama-2", "qama-hybrid"), rank_texts=3 * ROWS, **changes)
+
+
 OBJECTIVES = {
     "contrastive": lambda: Contrastive(Grid.parse("2,3x4,8")),
     "symmetric": lambda: Contrastive(Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
@@ -60,6 +71,8 @@ OBJECTIVES = {
     "teacher space": lambda: TeacherSpace(Grid.parse("2,3x4,6"), bank=BANK, candidates=5, loss="contrastive"),
     "cross depth": lambda: CrossDepth(Grid.parse("1,3x4,8")),
     "crd": lambda: CRD(Grid.parse("3x4,8"), teacher_dim=6, critic_dim=5),
+    "qama": lambda: qama("3x2,6", 6),
+    "qama, end to end": lambda: qama("2,3x4,8", 8, frozen=False, weights={"contrast": 1.0, "variance": 1.0}),
     "composition": lambda: Composition(
         {
             "mrl": (0.4, Contrastive(Grid.parse("3x2,4,8"))),
@@ -90,12 +103,14 @@ def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Te
         name: PooledStates(own, objective.pooling) if objective.pooling else NestedStates(own, mask)
         for name, own in states.items()
     }
-    teacher = {name: torch.randn(ROWS, 6, dtype=torch.float64, generator=generator)[rows] for name in names}
+    width = getattr(objective, "teacher_dim", 6)
+    teacher = {name: torch.randn(ROWS, width, dtype=torch.float64, generator=generator)[rows] for name in names}
     terms = objective.double().train()(NestedBatch(texts=texts, text_ids=ids, teacher=teacher))
     loss = objective.total(terms)
     loss.backward()
     found = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}
     found |= {f"parameter {name}": parameter.grad for name, parameter in objective.named_parameters()}
+    found |= {f"parameter {name}": buffer.double() for name, buffer in objective.named_buffers()}
     return found | {f"term {name}": term.detach() for name, term in terms.items()} | {"term": loss.detach()}
 
 
