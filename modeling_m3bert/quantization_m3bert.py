@@ -257,7 +257,7 @@ class M3BertQuantizerConfig(PreTrainedConfig):
         hidden_size (`int`, *optional*, defaults to 384): Width of the embeddings.
         intermediate_size (`int`, *optional*): Width inside the feed-forward transform. Default: `2 * hidden_size`; the
             paper's code has `32 * hidden_size`.
-        skip (`str`, *optional*, defaults to `"principal"`): What is added to the output of the feed-forward transform.
+        skip (`str`, *optional*, defaults to `"identity"`): What is added to the output of the feed-forward transform.
             `"none"`: nothing, as in the paper. `"identity"`: the embedding. `"principal"`: a trained linear map of the
             embedding that starts as a rotation to principal components, mixed within each nested dim. With a skip, the
             feed-forward transform starts as zero.
@@ -275,7 +275,7 @@ class M3BertQuantizerConfig(PreTrainedConfig):
         self,
         hidden_size: int = 384,
         intermediate_size: int | None = None,
-        skip: str = "principal",
+        skip: str = "identity",
         dims: Sequence[int] | None = None,
         layers: Sequence[int] = (),
         momentum: float = 0.995,
