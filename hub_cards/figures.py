@@ -154,9 +154,8 @@ def draw_codes(results: GridResults, file: Path) -> None:
             )
         _label(axes, results, task_type, f"bytes per vector (layer {layer})")
     handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(
-        handles, labels, title="code", loc="outside lower center", ncols=min(6, len(labels)), fontsize="small"
-    )
+    columns = 4 * min(2, len(panels))  # what fits below the panels
+    figure.legend(handles, labels, title="code", loc="outside lower center", ncols=columns, fontsize="small")
     _save(figure, file)
 
 

@@ -69,6 +69,27 @@ def test_the_figure_of_codes_has_one_line_per_code_at_the_deepest_layer(coded, t
     assert by_type["retrieval (2)"].get_xscale() == "log" and "layer 6" in by_type["retrieval (2)"].get_xlabel()
 
 
+@pytest.mark.parametrize("task_types", [("retrieval",), ("retrieval", "sts")])
+def test_the_legend_of_all_codes_is_within_the_figure(coded, tmp_path, monkeypatch, task_types):
+    figures = []
+    monkeypatch.setattr("hub_cards.figures._save", lambda figure, file: figures.append(figure))
+    grid = Grid.product([6], [8, 16], CODES)
+    tasks = [("cranfield", "retrieval"), ("stsb", "sts")]
+    coded.grid = str(grid)
+    coded.scores = [
+        Score(task, task_type, "test", "ndcg@10", True, str(g), 0.5)
+        for task, task_type in tasks
+        if task_type in task_types
+        for g in grid
+    ]
+    draw_codes(coded, tmp_path / "codes.png")
+    (figure,) = figures
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert len(figure.legends[0].get_texts()) == len(CODES) + 1
+    assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0
+
+
 def test_every_code_has_a_colour_and_a_marker_of_its_own():
     assert list(CODE_STYLES) and CODE_STYLES.keys() == CODES.keys()
     assert all(len(set(values)) == len(CODES) for values in zip(*CODE_STYLES.values(), strict=True))
