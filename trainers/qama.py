@@ -41,10 +41,11 @@ class QAMAConfig(DistillationConfig):
         frozen (`bool`, *optional*, defaults to `True`): Train the quantizer alone, on embeddings that are computed
             once. `False` trains the encoder with it.
         codes (`list[str]`, *optional*): Codes whose similarities are trained. All codes can be used afterwards.
-            Default: `qama-2` and `qama-hybrid`.
+            Default: `qama-2` and `qama-hybrid`. Without `quantized_gradient`, only distances from
+            their thresholds are.
         quantizer_config (`dict`, *optional*): Arguments of [`M3BertQuantizerConfig`], as JSON or a YAML mapping. The
             paper's are `{skip: none, intermediate_size: 12288}`.
-        quantized_gradient (`bool`, *optional*, defaults to `True`): Pass a gradient through quantisation, which the
+        quantized_gradient (`bool`, *optional*, defaults to `False`): Pass a gradient through quantisation, which the
             paper does not.
         matryoshka (`bool`, *optional*, defaults to `True`): Train every nested dim, not only the widest.
         quantization_loss (`bool`, *optional*, defaults to `True`): Keep numbers away from thresholds, and train the
@@ -72,7 +73,7 @@ class QAMAConfig(DistillationConfig):
     frozen: bool = True
     codes: list[str] | None = None
     quantizer_config: dict | str | None = None
-    quantized_gradient: bool = True
+    quantized_gradient: bool = False
     matryoshka: bool = True
     quantization_loss: bool = True
     regularization: bool = True

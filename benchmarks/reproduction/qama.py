@@ -73,7 +73,9 @@ STEPS: dict[str, dict[str, Any] | None] = {
 }
 # Settings that were compared on msmarco-mini, in addition to the steps; each is all steps with a change.
 VARIANTS: dict[str, dict[str, Any]] = {
-    "no gradient through codes": {"quantized_gradient": False},
+    "gradient through codes": {"quantized_gradient": True},
+    "100 steps": {"max_steps": 100},
+    "1,000 steps": {"max_steps": 1000},
     "skip none": {"quantizer_config": {"skip": "none", "intermediate_size": 32 * WIDTH}, "learning_rate": 1e-4},
     "skip principal": {"quantizer_config": {"skip": "principal"}},
     "learning rate 3e-4": {"learning_rate": 3e-4},

@@ -71,8 +71,10 @@ OBJECTIVES = {
     "teacher space": lambda: TeacherSpace(Grid.parse("2,3x4,6"), bank=BANK, candidates=5, loss="contrastive"),
     "cross depth": lambda: CrossDepth(Grid.parse("1,3x4,8")),
     "crd": lambda: CRD(Grid.parse("3x4,8"), teacher_dim=6, critic_dim=5),
-    "qama": lambda: qama("3x2,6", 6),
-    "qama, end to end": lambda: qama("2,3x4,8", 8, frozen=False, weights={"contrast": 1.0, "variance": 1.0}),
+    "qama": lambda: qama("3x2,6", 6, quantized_gradient=True),
+    "qama, end to end": lambda: qama(
+        "2,3x4,8", 8, frozen=False, weights={"contrast": 1.0, "variance": 1.0}, quantized_gradient=True
+    ),
     "composition": lambda: Composition(
         {
             "mrl": (0.4, Contrastive(Grid.parse("3x2,4,8"))),

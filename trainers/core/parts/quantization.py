@@ -41,8 +41,8 @@ class QAMA(RepresentationDistillation):
     Matches the similarities of transformed embeddings to those of the teacher's embeddings, at every nested dim, as
     they are and quantised; regularises the added dims; keeps numbers away from thresholds (QAMA, Algorithm 1).
 
-    Bits have the gradient of a soft step ([`soft_bits`]). The paper passes no gradient through quantisation, which
-    `quantized_gradient=False` does.
+    No gradient passes through quantisation, as in the paper: similarities of codes are then terms of an evaluation
+    only. With `quantized_gradient`, bits have the gradient of a soft step ([`soft_bits`]).
 
     Args:
         grid ([`Grid`]): Layers, and nested dims. The widest dim is the quantizer's width.
@@ -50,7 +50,7 @@ class QAMA(RepresentationDistillation):
         frozen (`bool`, *optional*, defaults to `True`): Whether the quantizer reads the teacher's embeddings. The
             encoder is then neither run nor trained.
         codes (`Sequence[str]`, *optional*, defaults to `("qama-2",)`): Codes whose similarities are matched.
-        quantized_gradient (`bool`, *optional*, defaults to `True`): Whether bits have a gradient.
+        quantized_gradient (`bool`, *optional*, defaults to `False`): Whether bits have a gradient.
         matryoshka (`bool`, *optional*, defaults to `True`): Match similarities at every nested dim, not only at the
             widest, and contrast pairs of texts if there are two columns.
         quantization_loss (`bool`, *optional*, defaults to `True`): Keep numbers away from thresholds, and match the
@@ -83,7 +83,7 @@ class QAMA(RepresentationDistillation):
         quantizer: M3BertQuantizer,
         frozen: bool = True,
         codes: Sequence[str] = ("qama-2",),
-        quantized_gradient: bool = True,
+        quantized_gradient: bool = False,
         matryoshka: bool = True,
         quantization_loss: bool = True,
         regularization: bool = True,
@@ -141,7 +141,7 @@ class QAMA(RepresentationDistillation):
             for dim in self.dims(layer):
                 g = Granularity(layer, dim)
                 sides = {g: (truncate(transformed, dim), truncate(everywhere, dim))}
-                if self.quantization_loss:
+                if self.quantization_loss and (self.quantized_gradient or not self.training):
                     for code in self.codes:
                         bits = self.bits(everywhere, code, dim)
                         sides[Granularity(layer, dim, code)] = bits[taught.rows.offset :][: len(transformed)], bits

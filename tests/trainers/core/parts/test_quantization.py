@@ -107,7 +107,8 @@ def parameters_of(objective: QAMA) -> list[torch.Tensor]:
 @pytest.mark.parametrize("codes", [("qama-2",), ("qama-1.5", "qama-hybrid")])
 @pytest.mark.parametrize("frozen", [True, False])
 def test_terms_and_gradients_are_the_losses_one_by_one(frozen, codes):
-    objective = qama(frozen=frozen, codes=codes, rank_texts=4, temperature=0.3, contrast_temperature=0.2)
+    settings = {"rank_texts": 4, "temperature": 0.3, "contrast_temperature": 0.2, "quantized_gradient": True}
+    objective = qama(frozen=frozen, codes=codes, **settings)
     objective.progress = 0.7
     batch = make_batch(layers=() if frozen else (3,))
     teacher = torch.cat(list(batch.teacher.values()))
@@ -192,6 +193,14 @@ def test_codes_pass_a_gradient_only_on_request():
         other = named(qama(quantized_gradient=not quantized_gradient)(batch))
         for name, value in named(terms).items():
             torch.testing.assert_close(value, other[name], msg=name)
+
+
+def test_without_a_gradient_codes_are_terms_of_an_evaluation_only():
+    batch, objective = make_batch(), qama()
+    evaluated, trained = shortened(objective(batch)), shortened(objective.train()(batch))
+    coded = {name for name in evaluated if "@" in name}
+    assert coded and trained.keys() == evaluated.keys() - coded
+    assert shortened(qama(quantized_gradient=True).train()(batch)).keys() == evaluated.keys()
 
 
 SWITCHES = {
