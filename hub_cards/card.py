@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -205,6 +206,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "prompts": checkpoint.prompts,
         **usage(checkpoint, small),
         "quantizer": quantizer_values(checkpoint),
+        "quantizer_parts": parts_table(quantizing.parts) if quantizing else None,
         "quantizer_settings": settings_table(quantizing.settings) if quantizing else None,
         "costs": cost_table(checkpoint, results),
         "codes": [CODES[name] for name in codes_shown(results)],
@@ -308,13 +310,18 @@ def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
             part["name"],
             *(f"{part['weight']:g}" for _ in weights),
             part["equation"] or "not on record",
-            ", ".join(f"[{paper['title']}](https://huggingface.co/papers/{paper['id']})" for paper in part["papers"])
-            or "none",
+            ", ".join(f"[{paper['title']}]({address_of(paper)})" for paper in part["papers"]) or "none",
         ]
         for part in parts
     ]
     header = ["loss", *weights, "what it computes", "papers"]
     return markdown(header, rows, words=len(header))
+
+
+def address_of(paper: Mapping[str, str]) -> str:
+    """Address of a recorded paper: that of its citation if it is not on arXiv, else its page on the Hub."""
+    elsewhere = re.search(r"^  url = \{(.+)\}", paper["citation"], re.MULTILINE)
+    return elsewhere[1] if elsewhere else f"https://huggingface.co/papers/{paper['id']}"
 
 
 def settings_table(settings: Mapping[str, Any]) -> str:

@@ -24,10 +24,11 @@ from tests.evaluation_data import write_data
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
 from tests.published import save_with_exits
 from trainers import Granularity, Grid
+from trainers.core.objective import Identity
 from trainers.core.papers import QAMA
 from trainers.evaluation import GridResults, evaluate_grid, find_tasks
 from trainers.hub.quantizer import write_quantizer
-from trainers.hub.training_record import TrainingRecord
+from trainers.hub.training_record import TrainingRecord, parts_of
 
 
 QUANTIZER_FILES = {"quantizer/config.json", "quantizer/model.safetensors"}
@@ -143,6 +144,7 @@ def test_the_training_of_a_quantizer_is_told(saved, tmp_path):
     assert "quantizer/training.json" in publication.sizes()
     codes = section((publication.folder / "README.md").read_text(), "codes")
     assert "`QAMATrainer`, 7 steps of 8 rows, of 48 rows" in codes and "`temperature`" in codes
+    assert f"| QAMA | sum of losses | [{QAMA.title}]({QAMA.link}) |" in codes, "a paper that is not on arXiv"
     assert Checkpoint(publication.folder).record is None
 
 
@@ -150,7 +152,7 @@ def record_of(folder: Path) -> None:
     TrainingRecord(
         trainer="QAMATrainer",
         objective="QAMA",
-        parts=[],
+        parts=parts_of(Identity("QAMA", "sum of losses", (QAMA,), ())),
         tags=[],
         grid="6x8,16,32",
         base_model=None,
