@@ -1,8 +1,8 @@
 """
 QAMA on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), frozen, its last layer.
 
-    python -m benchmarks.reproduction.qama --development              # settings, on msmarco-mini
-    python -m benchmarks.reproduction.qama --seeds 0 1                # the six steps of the paper's ablation, tests
+    python -m benchmarks.reproduction.qama --development --baselines --seeds 0    # settings, on msmarco-mini
+    python -m benchmarks.reproduction.qama --baselines --seeds 0 1    # the six steps of the paper's ablation, on tests
     python -m benchmarks.reproduction.qama --table                    # print the tables
     python -m benchmarks.reproduction.qama --figures                  # draw quality against bytes
 
@@ -189,8 +189,9 @@ def product_quantization(evaluator: Retrieval, vectors: Vectors, train: torch.Te
 
 
 def scalar_codes(evaluator: Retrieval, vectors: Vectors) -> dict[Granularity, float]:
-    """float32, int8 and sign of sentence-transformers at dims of the same bytes as QAMA's codes."""
+    """float32, int8 and sign of sentence-transformers, and int4 of faiss, at dims of the same bytes as QAMA's codes."""
     sizes = {"float32": [12, 24, 36, *DIMS], "int8": [24, 48, 78, 96, 144, *DIMS[1:]], "sign": DIMS}
+    sizes["int4"] = [48, 96, 156, 192, 288, 384]
     found = {}
     for code, dims in sizes.items():
         for dim in dims:
@@ -276,7 +277,7 @@ def draw(results: dict[str, Any], tests: Sequence[str]) -> None:
         sizes = [Granularity(DEPTH, dim, code) for dim in DIMS]
         places = [bytes_per_vector(g.code, g.dim) for g in sizes]
         axes.plot(places, [value(results, run, tests, g) for g in sizes], "o-", label=code)
-    for code in ("float32", "int8", "sign"):
+    for code in ("float32", "int8", "int4", "sign"):
         keys = next(iter(results["scores"]["no quantizer"].values()))[tests[0]]
         sizes = [g for g in map(Granularity.parse, keys) if g.code == code]
         places = [bytes_per_vector(g.code, g.dim) for g in sizes]
@@ -296,15 +297,17 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="seeds to train and score")
     parser.add_argument("--steps", nargs="+", choices=[*STEPS, *VARIANTS], help="steps to train; default: all")
     parser.add_argument("--development", action="store_true", help="score msmarco-mini, and the variants")
+    parser.add_argument("--baselines", action="store_true", help="score codes that are not trained")
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--figures", action="store_true", help="draw the figure")
     options = parser.parse_args(arguments)
     data = data_folder()
     tests = ["msmarco-mini"] if options.development else RETRIEVAL_TESTS
     file = RESULTS / ("qama_development.json" if options.development else "qama.json")
-    if options.seeds:
+    if options.seeds or options.baselines:
         vectors = embeddings(data, "development" if options.development else "tests")
         every: Any = evaluators(data, options.development)
+    if options.baselines:
         train = torch.stack(list(training_texts(data).values()))
         baselines = {test: scalar_codes(every[test], vectors[test]) for test in tests}
         products: Any = {test: product_quantization(every[test], vectors[test], train) for test in tests}

@@ -12,6 +12,18 @@ from .isotropy import (
     variance_variation,
 )
 from .masked_lm import nested_cross_entropy, nested_cross_entropy_and_divergence
+from .quantization import (
+    added_dims_overlap,
+    cosine_matrix,
+    information_bottleneck,
+    range_penalty,
+    rank_error,
+    similarity_divergence,
+    similarity_error,
+    soft_bits,
+    threshold_repulsion,
+    variance_control,
+)
 from .representation import critic_loss, critic_scores
 from .self_distillation import (
     attention_divergence,
@@ -24,14 +36,17 @@ from .token_cka import nested_token_cka
 
 
 __all__ = [
+    "added_dims_overlap",
     "attention_divergence",
     "compression_alignment",
     "correlation_penalty",
+    "cosine_matrix",
     "critic_loss",
     "critic_scores",
     "embedding_kl",
     "gram_matrix",
     "hsic",
+    "information_bottleneck",
     "nested_cosine_distances",
     "nested_cosines",
     "nested_cross_entropy",
@@ -44,9 +59,16 @@ __all__ = [
     "prefix_attention_scores",
     "prefix_residual_products",
     "principal_map",
+    "range_penalty",
+    "rank_error",
+    "similarity_divergence",
+    "similarity_error",
     "similarity_kl",
+    "soft_bits",
     "standardized",
+    "threshold_repulsion",
     "token_importance",
+    "variance_control",
     "variance_floor",
     "variance_variation",
 ]
