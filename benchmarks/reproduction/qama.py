@@ -11,7 +11,7 @@ evaluation set. They are no pairs, so that the contrastive loss has no part. Tes
 tokens per text. Development: msmarco-mini.
 
 Steps, each with all before: thresholds only (no training); a feed-forward transform, trained to match similarities at
-full width; the quantisation loss and the similarities of codes; the Matryoshka loss; orthogonality and information
+full width; the quantisation loss; the Matryoshka loss; orthogonality and information
 bottleneck; variance control.
 """
 
@@ -189,7 +189,7 @@ def product_quantization(evaluator: Retrieval, vectors: Vectors, train: torch.Te
 
 
 def scalar_codes(evaluator: Retrieval, vectors: Vectors) -> dict[Granularity, float]:
-    """float32, int8 and sign of sentence-transformers, and int4 of faiss, at dims of the same bytes as QAMA's codes."""
+    """float32, int8 and sign of sentence-transformers, int4 of faiss, at dims of the same bytes as QAMA's codes."""
     sizes = {"float32": [12, 24, 36, *DIMS], "int8": [24, 48, 78, 96, 144, *DIMS[1:]], "sign": DIMS}
     sizes["int4"] = [48, 96, 156, 192, 288, 384]
     found = {}
