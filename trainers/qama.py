@@ -39,10 +39,10 @@ class QAMAConfig(DistillationConfig):
 
     Args:
         frozen (`bool`, *optional*, defaults to `True`): Train the quantizer alone, on embeddings that are computed
-            once. `False` trains the encoder with it.
+            once, from texts of up to `teacher_max_length` tokens. `False` trains the encoder with it.
         codes (`list[str]`, *optional*): Codes whose similarities are trained. All codes can be used afterwards.
-            Default: `qama-2` and `qama-hybrid`. Without `quantized_gradient`, only distances from
-            their thresholds are.
+            Default: `qama-2` and `qama-hybrid`. Without `quantized_gradient`, only distances from their thresholds
+            are.
         quantizer_config (`dict`, *optional*): Arguments of [`M3BertQuantizerConfig`], as JSON or a YAML mapping. The
             paper's are `{skip: none, intermediate_size: 12288}`.
         quantized_gradient (`bool`, *optional*, defaults to `False`): Pass a gradient through quantisation, which the
@@ -97,7 +97,7 @@ class QAMAConfig(DistillationConfig):
         self.weights = mapping_of("weights", self.weights)
         if self.projection_dim is not None:
             raise ValueError("A quantizer reads the embedding itself: unset projection_dim.")
-        if self.teacher_max_length is None:
+        if self.teacher_max_length is None and not self.frozen:
             self.teacher_max_length = self.max_length
 
     def grid_for(self, config: Any) -> Grid:

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, BertConfig, Qwen3Config, XLMRobertaConfi
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
 from scripts import recipes, train
 from trainers import Composition
+from trainers.hub.quantizer import find_quantizer
 
 
 def run(*arguments: object) -> None:
@@ -90,10 +91,29 @@ IBKD_OVERLAYS = {
     "ablations/ibkd_imq_kernel": {"hsic": {**IBKD_HSIC, "kernel": "imq"}},
     "studied/ibkd_normalised": {"hsic": {**IBKD_HSIC, "normalize": True}, "beta": 100.0},
 }
+# QAMA, section Training and Evaluation: learning rate, epochs and clipping; of the released code: width, temperatures.
+QAMA_PAPER = {
+    "learning_rate": 1e-4,
+    "num_train_epochs": 5,
+    "max_grad_norm": 1.0,
+    "temperature": 0.1,
+    "contrast_temperature": 0.05,
+    "quantized_gradient": False,
+    "quantizer_config": {"skip": "none", "intermediate_size": 32 * 384, "momentum": 0.995},
+}
+# Steps of the ablation of QAMA -> the terms of each, of pairs.
+QAMA_STEPS = {
+    "qama_thresholds_only": set(),
+    "qama_transform": {"sim", "kl", "rank"},
+    "qama_quantization_loss": {"sim", "kl", "rank", "quantization"},
+    "qama_matryoshka": {"sim", "kl", "rank", "quantization", "contrast"},
+    "qama_regularization": {"sim", "kl", "rank", "quantization", "contrast", "orthogonality", "bottleneck"},
+}
 
 
 def test_every_recipe_is_tested():
-    tested = {*FIRST_RECIPES, *IBKD_PAPER, *IBKD_OVERLAYS, "m3bert_matryoshka_distillation", "exit_distillation"}
+    tested = {"qama", "qama_paper", *(f"ablations/{step}" for step in QAMA_STEPS)}
+    tested |= {*FIRST_RECIPES, *IBKD_PAPER, *IBKD_OVERLAYS, "m3bert_matryoshka_distillation", "exit_distillation"}
     tested |= {f"mipic_{name}" for name in MIPIC_PAPER} | {f"mic_{name}" for name in MIC_PAPER}
     tested |= {f"ablations/{name}" for name in ABLATIONS} | {f"studied/{name}" for name in STUDIED}
     assert set(recipes.recipe_names()) == tested
@@ -111,7 +131,9 @@ def test_a_recipe_says_what_it_is_and_how_to_run_it(name):
     else:
         assert f"--config {name} " in file.read_text()
     for named in (word for line in lines for word in line.split() if "--config" in line):
-        if named in ("mipic_bert", "mic_bert") or named.startswith(("ablations/", "studied/", "ibkd_", "m3bert_")):
+        if named in ("mipic_bert", "mic_bert") or named.startswith(
+            ("ablations/", "studied/", "ibkd_", "m3bert_", "qama")
+        ):
             recipes.find_recipe(named)
 
 
@@ -313,3 +335,58 @@ def test_the_recipe_of_exit_distillation_is_that_of_its_study():
             assert options[name] == value, name
     shared = {"max_steps", "per_device_train_batch_size", "learning_rate", "warmup_steps", "max_length", "bf16"}
     assert shared <= options.keys()
+
+
+def test_the_recipe_of_qama_is_that_of_its_study():
+    study = pytest.importorskip("benchmarks.reproduction.qama")
+    options = yaml.safe_load(recipes.find_recipe("qama").read_text())
+    for name, value in study.TRAINING.items():
+        if name in options:
+            assert options[name] == value, name
+    shared = {"max_steps", "per_device_train_batch_size", "learning_rate", "warmup_steps", "temperature"}
+    assert shared | {"quantizer_config"} <= options.keys()
+
+
+def test_the_values_of_qama_are_the_papers(tmp_path):
+    args = args_of(tmp_path, "qama", "qama_paper")
+    assert {name: getattr(args, name) for name in QAMA_PAPER} == QAMA_PAPER
+    assert args.frozen and args.optim.startswith("adamw") and args.weight_decay > 0 and args.warmup_steps > 0
+
+
+def qama_run(real_files: Path, options: list[str], *names: str) -> tuple[Path, set[str]]:
+    """Folder of a run on pairs, and the terms that it logged."""
+    output = real_files / "-".join(name.rpartition("/")[2] for name in names)
+    configs = [word for name in names for word in ("--config", name)]
+    run(
+        "qama", *configs, "--model_name_or_path", real_files / "model", "--train_files", real_files / "rows.jsonl",
+        "--text_columns", "query", "positive", "--output_dir", output, "--teacher_cache_dir", real_files / "teachers",
+        "--grid", "6x8,16,32", "--per_device_train_batch_size", 16, *options,
+    )  # fmt: skip
+    log = logged(output)[0] if list(output.glob("checkpoint-*")) else {}
+    return output, {name for name in log if name.startswith("qama_")}
+
+
+@pytest.mark.parametrize("recipe", ["qama", "qama_paper"])
+def test_a_recipe_of_qama_trains(real_files, quick_options, recipe):
+    pytest.importorskip("sentence_transformers")
+    output, terms = qama_run(real_files, quick_options(max_steps=2), recipe)
+    assert {"qama_sim_6x8", "qama_contrast_6x16", "qama_quantization_6x32", "qama_variance_6x32"} <= terms
+    quantizer = find_quantizer(str(output))
+    assert quantizer.config.dims == [8, 16, 32] and quantizer.calibrated
+    assert quantizer.config.skip == ("none" if recipe == "qama_paper" else "identity")
+
+
+def test_the_steps_of_the_ablation_of_qama_add_their_terms(real_files, quick_options):
+    pytest.importorskip("sentence_transformers")
+    for step, expected in QAMA_STEPS.items():
+        trained = step != "qama_thresholds_only"
+        options = quick_options(max_steps=1) if trained else ["--use_cpu"]
+        output, terms = qama_run(real_files, options, "qama", f"ablations/{step}")
+        assert {term.split("_")[1] for term in terms} == expected, step
+        similarities = {term.rpartition("_")[2] for term in terms if term.startswith("qama_sim")}
+        nested = {"6x8", "6x16", "6x32"} if "contrast" in expected else {"6x32"}
+        assert similarities == (nested if trained else set()), step
+        if not trained:  # thresholds of the embeddings themselves
+            vectors = torch.randn(9, 32)
+            found = find_quantizer(str(output))(vectors)
+            torch.testing.assert_close(found, torch.nn.functional.normalize(vectors, dim=1))

@@ -21,6 +21,7 @@ from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
 from tests.conftest import padded_batch, tiny_config
 from tests.scripts.conftest import ROOT
+from trainers.hub.quantizer import find_quantizer
 
 
 MLM_TERMS = {"mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32"}
@@ -92,6 +93,31 @@ def test_an_adapter_is_saved_alone_or_merged(text_files, tiny_model, tiny_checkp
     torch.testing.assert_close(states[0], states[1], atol=1e-5, rtol=1e-4)
     assert not torch.allclose(states[1], states[2], atol=1e-3)
     assert merged.config.matryoshka_dims == [8, 32]
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_quantizer(text_files, tiny_checkpoint, quick_options, frozen):
+    """Of an encoder that stays as it is, or is trained with it; resumed, it is the same."""
+    pytest.importorskip("sentence_transformers")
+    arguments = [
+        "qama", "--model_name_or_path", tiny_checkpoint, "--train_files", text_files / "en.txt", "--grid", "6x8,32",
+        "--output_dir", text_files / "out", "--teacher_cache_dir", text_files / "teachers", "--frozen", frozen,
+        "--max_length", 48, "--per_device_train_batch_size", 8, "--codes", "qama-1.5", "--quantizer_config",
+        "{skip: none, intermediate_size: 40}", "--quantized_gradient", "--weights", "{rank: 0.5}",
+        *quick_options(save_steps=1),
+    ]  # fmt: skip
+    run(*arguments)
+    assert {"qama_sim_6x8", "qama_rank_6x32@qama-1.5"} <= set(logged(text_files / "out")[0])
+    record = json.loads((text_files / "out" / "training.json").read_text()) if not frozen else None
+    assert frozen == (not (text_files / "out" / "training.json").exists()) and (
+        frozen or record["objective"] == "QAMA"
+    )
+    first = find_quantizer(str(text_files / "out"))
+    assert (first.config.skip, first.config.intermediate_size, first.config.dims) == ("none", 40, [8, 32])
+    before, after = (M3BertModel.from_pretrained(folder) for folder in (tiny_checkpoint, text_files / "out"))
+    assert torch.equal(before.embed_tokens.weight, after.embed_tokens.weight) == frozen
+    run(*arguments, "--resume_from_checkpoint", text_files / "out" / "checkpoint-2")
+    assert find_quantizer(str(text_files / "out")).fingerprint == first.fingerprint
 
 
 # What a user writes: an objective on pooled embeddings with an argument, one on masked tokens, and their configs.

@@ -108,7 +108,10 @@ def parts_of(identity: Identity) -> list[dict[str, Any]]:
             "name": part.name,
             "equation": part.equation,
             "weight": part.weight,
-            "papers": [{"title": paper.title, "id": paper.id, "citation": paper.citation} for paper in part.papers],
+            "papers": [
+                {"title": paper.title, "id": paper.id, "link": paper.link, "citation": paper.citation}
+                for paper in part.papers
+            ],
         }
         for part in identity.parts or (identity,)
     ]

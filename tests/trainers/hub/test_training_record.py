@@ -138,6 +138,7 @@ METHODS = [
     ("IBKD", {"method": "hpd", "projection_dim": 8}, [(("HPD", [papers.HPD]), 1.0)]),
     ("ExitDistillation", {"grid": "2,6x8,20"}, [(EXITS, 1.0)]),
     ("ExitDistillation", {"grid": "2,6x8,20", "pair_weight": 0.5}, [(EXITS, 1.0), (("CrossDepth", []), 0.5)]),
+    ("QAMA", {"grid": "6x8,32"}, [(("QAMA", [papers.QAMA]), 1.0)]),
     ("IBKDFinetuning", {}, [(("InfoNCE", []), 1.0), (HSIC, 0.5)]),
     ("IBKDFinetuning", {"grid": "2,6x8,32", "beta": 0.2}, [(OVER_LAYERS, 1.0), (HSIC, 0.2)]),
     ("IBKDFinetuning", {"beta": 0.0}, [(("InfoNCE", []), 1.0)]),
@@ -149,8 +150,12 @@ METHODS = [
 class StandInTeacher:
     """What an objective wants to know of a teacher's embeddings before training."""
 
-    width = 20
-    vectors = np.ones((3, 20), dtype=np.float32)
+    def __init__(self, width: int):
+        self.width = width
+        self.vectors = np.eye(3, width, dtype=np.float32)
+
+    def __len__(self) -> int:
+        return len(self.vectors)
 
     def principal_components(self, dim: int) -> torch.Tensor:
         return torch.eye(dim, self.width)
@@ -165,7 +170,8 @@ def trainer_of(method: str, tokenizer, sentences, folder, settings) -> Publishin
         data = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"]})
         return trainer_class(quiet_model(), args, tokenizer, data)
     data = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
-    teacher = {"teacher": StandInTeacher()} if method in ("IBKD", "ExitDistillation") else {}
+    widths = {"IBKD": 20, "ExitDistillation": 20, "QAMA": 32}
+    teacher = {"teacher": StandInTeacher(widths[method])} if method in widths else {}
     return trainer_class(quiet_model().model, args, tokenizer, data, **teacher)
 
 
@@ -185,7 +191,8 @@ def test_record_and_objective_name_exactly_the_parts_of_the_loss(
     assert [part["weight"] for part in record.parts] == pytest.approx([weight for _, weight in expected])
     for part, ((_, own_papers), _) in zip(record.parts, expected, strict=True):
         assert part["equation"]
-        assert part["papers"] == [{"title": p.title, "id": p.id, "citation": p.citation} for p in own_papers]
+        written = [{"title": p.title, "id": p.id, "link": p.link, "citation": p.citation} for p in own_papers]
+        assert part["papers"] == written
         assert all(paper["citation"].startswith("@misc{") for paper in part["papers"])
 
     identity = trainer.nested.objective.identity
