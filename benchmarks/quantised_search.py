@@ -102,7 +102,7 @@ class Collection:
 
     def __init__(self, sample: torch.Tensor):
         self.dim = sample.shape[1]
-        self.quantizer = M3BertQuantizer(M3BertQuantizerConfig(self.dim, skip="identity")).eval()
+        self.quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=self.dim, skip="identity")).eval()
         self.quantizer.calibrate(sample)
         self.float32 = faiss.IndexFlatIP(self.dim)
         self.int8 = faiss.IndexScalarQuantizer(self.dim, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT)

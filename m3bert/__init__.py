@@ -29,6 +29,8 @@ ARCHITECTURE = (
     "M3BertForTokenClassification",
     "M3BertModel",
     "M3BertPreTrainedModel",
+    "M3BertQuantizer",
+    "M3BertQuantizerConfig",
     "convert_to_m3bert",
     "convert_to_native",
 )

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -262,7 +262,7 @@ class M3BertQuantizerConfig(PreTrainedConfig):
             embedding that starts as a rotation to principal components, mixed within each nested dim. With a skip, the
             feed-forward transform starts as zero.
         dims (`list[int]`, *optional*): Nested dims, ascending. Default: the width, halved up to three times.
-        layers (`list[int]`, *optional*): Layers of the encoder whose embeddings it quantises.
+        layers (`list[int]`, *optional*): Layers of the encoder whose embeddings it quantises. Default: none are known.
         momentum (`float`, *optional*, defaults to 0.995): Share of the old thresholds in a moving average.
 
     Raises:
@@ -271,31 +271,29 @@ class M3BertQuantizerConfig(PreTrainedConfig):
 
     model_type = "m3bert_quantizer"
 
-    def __init__(
-        self,
-        hidden_size: int = 384,
-        intermediate_size: int | None = None,
-        skip: str = "identity",
-        dims: Sequence[int] | None = None,
-        layers: Sequence[int] = (),
-        momentum: float = 0.995,
-        **kwargs: Any,
-    ):
+    hidden_size: int = 384
+    intermediate_size: int = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    skip: str = "identity"
+    dims: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    momentum: float = 0.995
+
+    def __post_init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("auto_map", dict(AUTO_MAP))
-        if skip not in SKIPS:
-            raise ValueError(f"skip={skip!r} is unknown; legal values: {', '.join(SKIPS)}.")
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum={momentum} must be in [0, 1).")
-        default = sorted({max(1, hidden_size // 2**power) for power in range(4)})
-        self.dims = list(dims) if dims is not None else default
-        if self.dims != sorted(set(self.dims)) or self.dims[0] < 1 or self.dims[-1] != hidden_size:
-            raise ValueError(f"dims={self.dims} must ascend from 1 or more to hidden_size={hidden_size}.")
-        self.hidden_size = hidden_size
-        self.intermediate_size = 2 * hidden_size if intermediate_size is None else intermediate_size
-        self.skip = skip
-        self.layers = list(layers)
-        self.momentum = momentum
-        super().__init__(**kwargs)
+        width = self.hidden_size
+        if self.intermediate_size is None:
+            self.intermediate_size = 2 * width
+        if self.dims is None:
+            self.dims = sorted({max(1, width // 2**power) for power in range(4)})
+        if self.layers is None:
+            self.layers = []
+        super().__post_init__(**kwargs)
+        if self.skip not in SKIPS:
+            raise ValueError(f"skip={self.skip!r} is unknown; legal values: {', '.join(SKIPS)}.")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum={self.momentum} must be in [0, 1).")
+        if not self.dims or self.dims != sorted(set(self.dims)) or self.dims[0] < 1 or self.dims[-1] != width:
+            raise ValueError(f"dims={self.dims} must ascend from 1 or more to hidden_size={width}.")
 
 
 class M3BertQuantizer(PreTrainedModel):

@@ -133,7 +133,7 @@ class QAMAConfig(DistillationConfig):
                 "starts from embeddings like those that it will read."
             )
         options = mapping_of("quantizer_config", self.quantizer_config)
-        config = M3BertQuantizerConfig(grid.dims[-1], dims=grid.dims, layers=grid.layers, **options)
+        config = M3BertQuantizerConfig(hidden_size=grid.dims[-1], dims=grid.dims, layers=grid.layers, **options)
         quantizer = M3BertQuantizer(config)
         quantizer.initialize(sample_of(teacher))
         return QAMA(grid, quantizer=quantizer, **self.objective_arguments(QAMA))

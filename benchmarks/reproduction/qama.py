@@ -106,7 +106,7 @@ def quantizer_of(data: Path, settings: dict[str, Any] | None, seed: int) -> tupl
     rows, start = training_texts(data), time.perf_counter()
     if settings is None:
         torch.manual_seed(seed)
-        quantizer = M3BertQuantizer(M3BertQuantizerConfig(WIDTH, skip="identity", layers=[DEPTH]))
+        quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=WIDTH, skip="identity", layers=[DEPTH]))
         quantizer.calibrate(torch.stack(list(rows.values())))
         return quantizer.eval(), time.perf_counter() - start
     FOLDER.mkdir(parents=True, exist_ok=True)

@@ -43,7 +43,9 @@ def embeddings(rows: int, dtype: torch.dtype = torch.float32, width: int = WIDTH
 def make_quantizer(dtype: torch.dtype = torch.float64, width: int = WIDTH, **changes) -> M3BertQuantizer:
     """A quantizer whose parameters all matter, calibrated on embeddings."""
     torch.manual_seed(4)
-    quantizer = M3BertQuantizer(M3BertQuantizerConfig(width, **{"layers": [6], **changes})).to(dtype).eval()
+    quantizer = (
+        M3BertQuantizer(M3BertQuantizerConfig(hidden_size=width, **{"layers": [6], **changes})).to(dtype).eval()
+    )
     with torch.no_grad():
         for parameter in quantizer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -254,7 +256,7 @@ def test_the_transform_is_its_formula(skip):
 
 def test_it_starts_as_a_rotation_to_principal_components_mixed_within_each_nested_dim():
     vectors = embeddings(500)
-    quantizer = M3BertQuantizer(M3BertQuantizerConfig(WIDTH, dims=[6, 12, WIDTH], skip="principal"))
+    quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=WIDTH, dims=[6, 12, WIDTH], skip="principal"))
     quantizer.initialize(vectors)
     rotation = quantizer.skip.weight.detach()
     torch.testing.assert_close(rotation @ rotation.T, torch.eye(WIDTH), atol=1e-5, rtol=0)
@@ -346,10 +348,10 @@ def test_codes_are_saved_with_all_that_belongs_to_them(tmp_path, code):
         (lambda q, x: q.initialize(x[:1].expand(50, -1)), "The embeddings are all equal"),
         (lambda q, x: q.hamming(q.encode(x, "qama-2"), q.encode(x, "qama-2", 8)), "24 dims and qama-2 at 8 cannot be"),
         (lambda q, x: M3BertQuantizer(q.config).to(x).encode(x, "qama-2"), "has no thresholds yet: train it, or call"),
-        (lambda q, x: M3BertQuantizerConfig(8, skip="all"), "skip='all' is unknown; legal values: none, identity, pr"),
-        (lambda q, x: M3BertQuantizerConfig(8, momentum=1.0), r"momentum=1.0 must be in \[0, 1\)"),
-        (lambda q, x: M3BertQuantizerConfig(8, dims=[4, 2, 8]), r"dims=\[4, 2, 8\] must ascend"),
-        (lambda q, x: M3BertQuantizerConfig(8, dims=[4]), r"dims=\[4\] must ascend from 1 or more to hidden_size=8"),
+        (lambda q, x: M3BertQuantizerConfig(hidden_size=8, skip="all"), "skip='all' is unknown; legal values: none, "),
+        (lambda q, x: M3BertQuantizerConfig(hidden_size=8, momentum=1.0), r"momentum=1.0 must be in \[0, 1\)"),
+        (lambda q, x: M3BertQuantizerConfig(hidden_size=8, dims=[4, 2, 8]), r"dims=\[4, 2, 8\] must ascend"),
+        (lambda q, x: M3BertQuantizerConfig(hidden_size=8, dims=[4]), r"dims=\[4\] must ascend from 1 or more to "),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(call, message):

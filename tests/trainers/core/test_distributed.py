@@ -46,7 +46,7 @@ BANK = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manua
 def qama(grid: str, width: int, **changes) -> QAMA:
     """Of a quantizer whose parameters all matter."""
     grid = Grid.parse(grid)
-    quantizer = M3BertQuantizer(M3BertQuantizerConfig(width, dims=grid.dims, momentum=0.5))
+    quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=width, dims=grid.dims, momentum=0.5))
     for parameter in quantizer.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     quantizer.calibrate(torch.randn(60, width))

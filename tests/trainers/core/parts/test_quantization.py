@@ -34,7 +34,9 @@ COLUMNS = ("query", "document")
 
 def make_quantizer(width: int = WIDTH, **changes) -> M3BertQuantizer:
     torch.manual_seed(4)
-    quantizer = M3BertQuantizer(M3BertQuantizerConfig(width, **{"dims": DIMS, "layers": [3], **changes})).double()
+    quantizer = M3BertQuantizer(
+        M3BertQuantizerConfig(hidden_size=width, **{"dims": DIMS, "layers": [3], **changes})
+    ).double()
     with torch.no_grad():
         for parameter in quantizer.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
