@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -319,9 +318,8 @@ def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def address_of(paper: Mapping[str, str]) -> str:
-    """Address of a recorded paper: that of its citation if it is not on arXiv, else its page on the Hub."""
-    elsewhere = re.search(r"^  url = \{(.+)\}", paper["citation"], re.MULTILINE)
-    return elsewhere[1] if elsewhere else f"https://huggingface.co/papers/{paper['id']}"
+    """Address of a recorded paper. Older records name its arXiv identifier only."""
+    return paper.get("link") or f"https://huggingface.co/papers/{paper['id']}"
 
 
 def settings_table(settings: Mapping[str, Any]) -> str:

@@ -18,10 +18,10 @@ from .core.described import described
 from .core.granularity import Granularity, Grid
 from .core.objective import Objective
 from .core.parts.quantization import QAMA
-from .core.states import shared_layers, unwrap_encoder, width_of
+from .core.states import longest_text, shared_layers, unwrap_encoder, width_of
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
-from .hub.modules import find_projection, published_pooling
+from .hub.modules import find_projection, published_options, published_pooling, write_modules
 from .hub.quantizer import write_quantizer
 from .hub.training_record import RECORD_FILE, TrainingRecord
 
@@ -147,8 +147,8 @@ class QAMATrainer(DistillationTrainer):
     """
 
     def __init__(self, model: nn.Module, args: QAMAConfig, *others: Any, **kwargs: Any):
-        name = unwrap_encoder(model).config.name_or_path
-        self.earlier_record = TrainingRecord.find(name) if name else None
+        self.source = unwrap_encoder(model).config.name_or_path
+        self.earlier_record = TrainingRecord.find(self.source) if self.source else None
         if args.frozen:
             model.requires_grad_(False)
         super().__init__(model, args, *others, **kwargs)
@@ -192,11 +192,21 @@ class QAMATrainer(DistillationTrainer):
         self.quantizer.calibrate(torch.cat(embeddings))
 
     def save_modules(self, output_dir: str) -> None:
-        """Also write the quantizer, with the record of its training. That of a frozen encoder stays as it was."""
+        """Also write the quantizer, with the record of its training. A frozen encoder keeps its own record, prompts
+        and maximum length."""
         super().save_modules(output_dir)
         folder = write_quantizer(output_dir, self.quantizer)
         if not self.args.frozen:
             return
+        if self.source:
+            config, published = unwrap_encoder(self.backbone).config, published_options(self.source)
+            write_modules(
+                output_dir,
+                width=width_of(config),
+                max_length=longest_text(config, self.processing_class, published["max_length"]),
+                pooling=self.args.pooling,
+                prompts=published["prompts"] | self.args.prompts,
+            )
         self.record().save(folder)
         if self.earlier_record is None:
             Path(output_dir, RECORD_FILE).unlink()

@@ -16,7 +16,7 @@ from tests.conftest import quiet, tiny_config
 from tests.trainers.test_exits import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 from trainers import QAMA, Contrastive, Grid, Projection, QAMAConfig, QAMATrainer, Teacher, fit_exits
-from trainers.hub.modules import write_modules
+from trainers.hub.modules import published_options, write_modules
 from trainers.hub.quantizer import find_quantizer
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord
 from trainers.qama import sample_of
@@ -373,3 +373,21 @@ def test_the_default_teacher_has_the_pooling_of_the_run(tiny_tokenizer, tmp_path
     trainer = quantizing(tmp_path / "plain", tmp_path, tiny_tokenizer, pooling="cls")
     expected = Teacher(str(tmp_path / "plain"), pooling="cls", max_length=48).embed(TEXTS, tmp_path / "other")
     torch.testing.assert_close(trainer.teacher.of(TEXTS[:5]), expected.of(TEXTS[:5]))
+
+
+def test_a_frozen_encoder_keeps_its_prompts_and_its_maximum_length(published, tiny_tokenizer, tmp_path):
+    folder = shutil.copytree(published, tmp_path / "model")
+    write_modules(folder, width=32, max_length=9, prompts={"query": "ask: "})
+    trainer = quantizing(folder, tmp_path, tiny_tokenizer)
+    trainer.train()
+    trainer.save_model()
+    assert published_options(trainer.args.output_dir) == {"max_length": 9, "prompts": {"query": "ask: "}}
+
+
+def test_the_loss_of_an_evaluation_is_that_of_the_training(published, tiny_tokenizer, tmp_path):
+    """Similarities of codes without a gradient are reported, and not counted."""
+    trainer = quantizing(published, tmp_path, tiny_tokenizer, max_steps=1, learning_rate=0.0)
+    objective, inputs = trainer.nested.objective, trainer.data_collator([{"text": text} for text in TEXTS[:16]])
+    losses = [trainer.nested.train(mode)(**inputs) for mode in (True, False)]
+    assert len(losses[1]["terms"]) > len(losses[0]["terms"]) and not objective.quantized_gradient
+    torch.testing.assert_close(losses[0]["loss"], losses[1]["loss"])

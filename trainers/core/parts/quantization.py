@@ -24,6 +24,7 @@ from ...losses.quantization import (
     variance_control,
 )
 from .. import papers
+from ..codes import FLOAT
 from ..granularity import Granularity, Grid
 from ..objective import NestedBatch, Term, Terms
 from ..states import Pooling, truncate
@@ -235,6 +236,8 @@ class QAMA(RepresentationDistillation):
         for term, value in terms.items():
             weight = self.weights[term.name]
             g = term.granularity
+            if g is not None and g.code != FLOAT and not self.quantized_gradient:
+                continue  # reported in an evaluation, whose loss is to be that of the training
             if g is not None and term.name in SIMILARITY_TERMS:
                 weight *= by_dim[g.layer][g.dim] / scale[g.layer]
             weighted.append(weight * value)

@@ -147,8 +147,8 @@ def is_similarity(name: str) -> bool:
 
 
 def test_weights_may_be_changed():
-    objective, batch = qama(weights={"rank": 3.0, "variance": 0.0}), make_batch()
-    whole, terms = qama(), objective(batch)
+    objective, batch = qama(weights={"rank": 3.0, "variance": 0.0}, quantized_gradient=True), make_batch()
+    whole, terms = qama(quantized_gradient=True), objective(batch)
     weights = level_weights(DIMS)
     more = sum(
         2 * weights[term.granularity.dim] / sum(weights.values()) * value
