@@ -18,6 +18,7 @@ import torch
 from datasets import Dataset
 from torch import nn
 
+from benchmarks._measure import commit
 from trainers import Granularity, Grid, NestedModel, Objective
 from trainers.core.composition import merged
 
@@ -102,7 +103,7 @@ def add_results(file: Path, scores: dict[str, dict[str, dict[str, Scores]]], abo
         if all(earlier.get(key) == value for key, value in about.items()):
             for name, seeds in earlier["scores"].items():
                 plain[name] = seeds | plain.get(name, {})
-        results = {**about, "date": date.today().isoformat(), "scores": plain}
+        results = {**about, "date": date.today().isoformat(), "commit": commit(), "scores": plain}
         stream.seek(0)
         stream.truncate()
         stream.write(json.dumps(results, indent=1) + "\n")
