@@ -285,6 +285,8 @@ def draw(results: dict[str, Any], tests: Sequence[str]) -> None:
     places = [int(size) for size in next(iter(results["scores"]["faiss PQ"].values()))[tests[0]]]
     axes.plot(places, [value(results, "faiss PQ", tests, size) for size in places], "x--", label="faiss PQ")
     axes.set_xscale("log", base=2)
+    ticks = [2**power for power in range(3, 11)]
+    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("bytes per vector")
     axes.set_ylabel(f"mean nDCG@10 of {', '.join(tests)}")
     axes.grid(alpha=0.3)
