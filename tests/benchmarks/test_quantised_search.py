@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -15,6 +19,7 @@ pytest.importorskip("faiss")
 from benchmarks import quantised_search as benchmark
 
 
+ROOT = Path(__file__).parents[2]
 TOP, SHORTLIST, DIM = 5, 20, 24
 
 
@@ -103,3 +108,17 @@ def test_drawn_embeddings_have_the_mean_and_covariance_of_the_sample(noise):
     torch.testing.assert_close(drawn.T.cov(), sample.T.cov(correction=0), atol=0.06, rtol=0.02)
     repeats = len(drawn.round(decimals=3).unique(dim=0))
     assert repeats == len(sample) if noise == 0 else repeats > 10 * len(sample)
+
+
+def test_the_page_has_the_figures_of_the_results_file():
+    found = json.loads((ROOT / "benchmarks" / "results" / "quantised_search.json").read_text(encoding="utf-8"))
+    section = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8").partition("## Search in two bits")[2]
+    rows = dict(re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE))
+    assert found["quick"] is False
+    two_bits = f"{found['single_query_speedup']:.1f} times faster | {found['batch_speedup']:.1f} times faster"
+    assert rows["`qama-2`"].endswith(f"{two_bits} | {found['recall_at_100']:.3f}")
+    for row, name in {"`qama-2`, 400 sorted again by int8": "by_int8", "`int8`": "int8", "`sign`": "sign"}.items():
+        assert rows[row].endswith(f"{found[f'recall_at_100_{name}']:.3f}")
+    assert f"`qama-2` is {found['batch_speedup_over_torch']:.1f} times faster" in section
+    slower = [1 / found[f"{kind}_speedup_over_sign"] for kind in ("batch", "single_query")]
+    assert f"{slower[0]:.1f} times as long in batches, and {slower[1]:.1f} times one query at a time" in section
