@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from trainers.core.codes import CODES, bytes_per_vector
-from trainers.core.granularity import Grid
 from trainers.evaluation.results import GridResults
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 
@@ -86,10 +84,4 @@ def without_learned_codes(results: GridResults) -> GridResults:
     members = tuple(g for g in results.granularities if not CODES[g.code].learned)
     if not members:
         raise ValueError(f"The results have codes of a quantizer only ({results.grid}), which is not published.")
-    names = {str(g) for g in members}
-    return replace(
-        results,
-        grid=str(Grid(members)),
-        scores=[score for score in results.scores if score.granularity in names],
-        rescored_searches=[search for search in results.rescored_searches if not CODES[search.code].learned],
-    )
+    return results.only(members)

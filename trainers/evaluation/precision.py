@@ -87,6 +87,10 @@ def search_at(
         ValueError: if a size is not in the grid, a code needs a quantizer that the encoder does not have, or an
             embedding is not finite.
     """
+    sizes = documents.grid.sizes
+    for g in (setting.granularity for setting in settings):
+        if Granularity(g.layer, g.dim) not in sizes.granularities:
+            raise ValueError(f"{g.layer}x{g.dim} is not among the encoded granularities {sizes}.")
     indexes = [
         PackedIndex.pack(documents.widest(g.layer), g.code, g.dim, encoder.quantizer)
         for g in (setting.granularity for setting in settings)

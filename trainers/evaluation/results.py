@@ -332,10 +332,25 @@ class GridResults:
         )
         if not members:
             raise ValueError(f"Nothing within {size} was scored; scored: {self.grid}.")
-        names = {str(g) for g in members}
+        return replace(
+            self.only(members),
+            variances={
+                task: {
+                    layer: values[: size.dim]
+                    for layer, values in spectra.items()
+                    if int(layer) <= size.layer and int(layer) not in lost_layers
+                }
+                for task, spectra in self.variances.items()
+            },
+        )
+
+    def only(self, members: Iterable[Granularity]) -> GridResults:
+        """The results of some granularities, and of the searches that use no other. Variances stay as they are."""
+        grid = Grid(tuple(members))
+        names = {str(g) for g in grid}
         return replace(
             self,
-            grid=str(Grid(members)),
+            grid=str(grid),
             scores=[score for score in self.scores if score.granularity in names],
             two_stage_searches=[
                 search for search in self.two_stage_searches if f"{search.layer}x{search.second_dim}" in names
@@ -346,14 +361,6 @@ class GridResults:
                 for search in self.asymmetric_searches
                 if {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
             ],
-            variances={
-                task: {
-                    layer: values[: size.dim]
-                    for layer, values in spectra.items()
-                    if int(layer) <= size.layer and int(layer) not in lost_layers
-                }
-                for task, spectra in self.variances.items()
-            },
         )
 
     def tasks(self, task_type: str | None = None) -> list[str]:

@@ -49,6 +49,12 @@ def test_the_query_runs_no_layer_beyond_the_chosen_one(encoder, sentences):
     assert [ran.count(number) for number in range(1, 7)] == [2 * turns, 2 * turns, turns, turns, 0, 0]
 
 
+def test_a_size_outside_the_grid_of_the_documents_is_refused(encoder, sentences):
+    documents = encoder.encode(sentences)
+    with pytest.raises(ValueError, match="6x4 is not among the encoded granularities 2,4,6x8,16,32"):
+        search_at(encoder, documents, "read the file", [Setting(Granularity.parse("6x4@sign"))], rounds=1)
+
+
 def test_a_query_that_is_not_finite_is_refused(encoder, sentences):
     documents = encoder.encode(sentences)
     with torch.no_grad():
