@@ -19,6 +19,7 @@ ROOMS = (
     ("trainers.data", 3),
     ("trainers.evaluation", 4),
     ("trainers.hub", 4),
+    ("trainers.index", 5),
     ("hub_cards", 5),
     ("trainers", 6),
     ("m3bert", 7),

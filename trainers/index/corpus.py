@@ -1,0 +1,176 @@
+"""The documents to index, read from files in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from datasets.exceptions import DatasetGenerationError
+
+from ..data.collators import fields_of, joined_text
+from ..data.files import load_files
+
+
+ENDS = 2**20  # bytes at each end of a file that its fingerprint reads
+TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "text"}
+RESERVED = ("key", "id", "text")
+
+
+@dataclass(frozen=True)
+class Document:
+    """
+    One row of a corpus.
+
+    Args:
+        place (`str`): File and row, for error messages.
+        id (`str`, *optional*): Its id; `None` if the files have none.
+        text (`str`): Text to embed.
+        metadata (`dict[str, Any]`): The other columns.
+    """
+
+    place: str
+    id: str | None
+    text: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """
+    Files with documents. They are read as a stream, one after the other.
+
+    Args:
+        files (`Sequence[str]`): Paths of files, as [`load_files`] reads them.
+        text_column (`str`, *optional*, defaults to `"text"`): Column with the text; `"title+text"` joins two.
+        id_column (`str`, *optional*, defaults to `"id"`): Column with the ids. If the files do not have it, documents
+            are numbered.
+        metadata_columns (`Sequence[str]`, *optional*): Columns to keep. Default: all others.
+        separator (`str`, *optional*): What joins two columns: see [`separator_for`].
+    """
+
+    files: Sequence[str]
+    text_column: str = "text"
+    id_column: str = "id"
+    metadata_columns: Sequence[str] | None = None
+    separator: str = ""
+
+    def fingerprint(self) -> str:
+        """
+        A digest of the names, sizes, and first and last bytes of the files, and of how they are read. It changes when
+        a file grows.
+
+        Raises:
+            OSError: if a file cannot be read.
+        """
+        digest = blake2b(digest_size=16)
+        how = (self.text_column, self.id_column, self.metadata_columns and list(self.metadata_columns))
+        digest.update(repr(how).encode())
+        for name in self.files:
+            with open(name, "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                digest.update(f"{Path(name).name} {size} ".encode())
+                digest.update(file.read(ENDS))
+                file.seek(max(0, size - ENDS))
+                digest.update(file.read(ENDS))
+        return digest.hexdigest()
+
+    def documents(self, start: int = 0) -> Iterator[Document]:
+        """
+        The documents in order.
+
+        Args:
+            start (`int`, *optional*, defaults to 0): Number of rows to leave out at the beginning.
+
+        Raises:
+            ValueError: if a file cannot be read, a column is missing, or a row has no text. The message names file
+                and row.
+        """
+        left = start
+        for file in self.files:
+            number = 0
+            for number, row in enumerate(_rows(file), start=1):
+                if left:
+                    left -= 1
+                    continue
+                yield self._document(row, f"{file}, row {number}")
+
+    def _document(self, row: dict[str, Any], place: str) -> Document:
+        try:
+            text = joined_text(row, self.text_column, self.separator)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        if not text.strip():
+            raise ValueError(f"{place}: the document has no text in the column {self.text_column}.")
+        taken = {*fields_of(self.text_column), self.id_column}
+        columns = self.metadata_columns
+        if columns is None:
+            columns = [name for name in row if name not in taken]
+        if missing := [name for name in columns if name not in row]:
+            raise ValueError(f"{place}: the row has no column {missing[0]!r}; it has {', '.join(row)}.")
+        if reserved := [name for name in columns if name in RESERVED or '"' in name]:
+            raise ValueError(
+                f"{place}: a metadata column cannot be called {reserved[0]!r}; rename it, or leave it out with "
+                "--metadata_columns."
+            )
+        id_ = row.get(self.id_column)
+        if id_ is None and self.id_column in row:
+            raise ValueError(f"{place}: the document has no id in the column {self.id_column}.")
+        metadata = {name: None if row[name] != row[name] else row[name] for name in columns}  # JSON has no NaN
+        return Document(place, None if id_ is None else str(id_), text, metadata)
+
+
+def chunks(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
+    """Documents in lists of `size`; the last one may be shorter."""
+    while chunk := list(islice(documents, size)):
+        yield chunk
+
+
+def column_types(documents: Sequence[Document]) -> dict[str, str]:
+    """
+    The types of the metadata columns of some documents: `"text"`, `"integer"`, `"number"`, `"boolean"`, or `"json"`
+    for everything else. A column without a value is text.
+    """
+    found: dict[str, set[str]] = {}
+    for document in documents:
+        for name, value in document.metadata.items():
+            kinds = found.setdefault(name, set())
+            if value is not None:
+                kinds.add(TYPES.get(type(value), "json"))
+    return {name: _common(kinds) for name, kinds in found.items()}
+
+
+def require_types(document: Document, columns: dict[str, str]) -> None:
+    """
+    Check that a document has the metadata columns of an index.
+
+    Raises:
+        ValueError: names file, row and column.
+    """
+    if document.metadata.keys() != columns.keys():
+        raise ValueError(
+            f"{document.place}: the metadata columns are {', '.join(document.metadata) or 'none'}, and the index has "
+            f"{', '.join(columns) or 'none'}."
+        )
+    for name, value in document.metadata.items():
+        kind, wanted = TYPES.get(type(value), "json"), columns[name]
+        if value is not None and kind != wanted and wanted != "json" and (kind, wanted) != ("integer", "number"):
+            raise ValueError(f"{document.place}: the column {name!r} has {value!r}, and the index has {wanted} there.")
+
+
+def _common(kinds: set[str]) -> str:
+    if len(kinds) <= 1:
+        return next(iter(kinds), "text")
+    return "number" if kinds == {"integer", "number"} else "json"
+
+
+def _rows(file: str) -> Iterator[dict[str, Any]]:
+    try:
+        yield from load_files([file], streaming=True)
+    except (DatasetGenerationError, UnicodeDecodeError) as error:
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise ValueError(f"Cannot read {file}: {reason}") from error

@@ -1,0 +1,424 @@
+"""An index of documents in one engine: build it, add to it, delete from it, and search it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+
+from ..core.states import unwrap_encoder
+from ..evaluation.encoding import GridEncoder
+from .corpus import Corpus, Document, chunks, column_types, require_types
+from .documents import DocumentStore
+from .engine import Batch, Engine, Where, find_engine
+from .layout import Layout
+from .plan import Plan, encoder_identity, require_same_encoder
+
+
+SCHEMA_VERSION = 1
+MANIFEST = "index.json"
+STORE = "documents.sqlite"
+CHUNK = 2048  # documents that are encoded, and then written, together
+SAMPLE = 5  # chunks at the beginning that codes are fitted to
+
+
+@dataclass(frozen=True)
+class Hit:
+    """
+    A document that was found.
+
+    Args:
+        id (`str`): Its id.
+        score (`float`): Its score: the cosine with the query, or what its code makes of it.
+        text (`str`, *optional*): Its text.
+        metadata (`dict[str, Any]`): Its metadata.
+    """
+
+    id: str
+    score: float
+    text: str | None
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """
+    Where an index is built.
+
+    Args:
+        folder (`Path`): Folder of the index.
+        engine (`str`): One of [`~index.engine.ENGINES`].
+        kind (`str`, *optional*): One of [`~index.layout.KINDS`]. Default: the first one that the engine has.
+        url (`str`, *optional*): Address of the server, for an engine that is one.
+    """
+
+    folder: Path
+    engine: str
+    kind: str | None = None
+    url: str | None = None
+
+
+class Index:
+    """
+    An index in a folder. Made by [`Index.build`] or [`Index.open`].
+
+    Args:
+        folder (`Path`): The folder.
+        manifest (`dict[str, Any]`): Content of its `index.json`.
+        encoder ([`GridEncoder`], *optional*): Encoder of queries and new documents. Deleting needs none.
+
+    ```python
+    >>> index = Index.open(Path("runs/index"), encoder)  # doctest: +SKIP
+    >>> index.search(["How do I remove a folder?"], 3)[0][0].id  # doctest: +SKIP
+    'shutil.rmtree'
+    ```
+    """
+
+    def __init__(self, folder: Path, manifest: Mapping[str, Any], encoder: GridEncoder | None = None):
+        self.folder, self.manifest, self.encoder = folder, manifest, encoder
+        self.plan = Plan.from_dict(manifest["plan"])
+        engine = find_engine(manifest["engine"])
+        self.layout = Layout.from_dict(manifest["layout"], encoder.quantizer if encoder is not None else None)
+        self.engine: Engine = engine(folder, self.layout)
+        self.store = DocumentStore(folder / STORE, holds_documents=not engine.holds_documents)
+
+    @classmethod
+    def build(
+        cls,
+        target: Target,
+        plan: Plan,
+        encoder: GridEncoder,
+        corpus: Corpus,
+        *,
+        model: str | None = None,
+        verbose: bool = False,
+    ) -> Index:
+        """
+        Embed the documents of a corpus and index them, in one pass. The same call continues an interrupted build.
+
+        Args:
+            target ([`Target`]): Folder and engine.
+            plan ([`Plan`]): What to store, and how to search.
+            encoder ([`GridEncoder`]): Encoder with the grid of the plan.
+            corpus ([`Corpus`]): Documents.
+            model (`str`, *optional*): Hub id or folder of the encoder, for those who search. Default: where it was
+                loaded from.
+            verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
+
+        Returns:
+            [`Index`]: the finished index.
+
+        Raises:
+            OSError: if a file cannot be read or written.
+            ValueError: if the encoder is not that of the plan, the engine does not have its codes, a document has no
+                text or its id is not new, the folder holds another index or other files, or the corpus changed since
+                the build began.
+        """
+        identity = encoder_identity(encoder)
+        plan.require_encoder(identity)
+        file = target.folder / MANIFEST
+        settings = {
+            "engine": target.engine,
+            "plan": json.loads(json.dumps(plan.to_dict())),
+            "encoder": identity,
+            "kind": target.kind or find_engine(target.engine).kinds[0],
+            "url": target.url,
+        }
+        if not file.is_file():
+            _begin(target.folder, settings, plan, encoder, corpus, model)
+        manifest = read_manifest(target.folder)
+        for name, value in settings.items():
+            if manifest[name] != value:
+                raise ValueError(
+                    f"{target.folder} holds an index with another {name}; choose another --output, or delete it."
+                )
+        index = cls(target.folder, manifest, encoder)
+        try:
+            if index.pending is not None or not len(index.store):
+                index._read(corpus, verbose)
+        except BaseException:
+            index.close()
+            raise
+        return index
+
+    @classmethod
+    def open(cls, folder: Path, encoder: GridEncoder | None = None) -> Index:
+        """
+        Open a finished index.
+
+        Args:
+            folder (`Path`): Folder of the index.
+            encoder ([`GridEncoder`], *optional*): Encoder of queries, and of new documents.
+
+        Raises:
+            ValueError: if the folder holds no index, the index is not finished, or it was built with another model.
+        """
+        manifest = read_manifest(folder)
+        if encoder is not None:
+            require_same_encoder(manifest["encoder"], encoder_identity(encoder), f"The index {folder}")
+        return cls(folder, manifest, encoder)
+
+    @property
+    def pending(self) -> dict[str, Any] | None:
+        """The corpus that is being read, with the number of rows that were; `None` if all was read."""
+        return json.loads(self.store.state("pending") or "null")
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def close(self) -> None:
+        """Give back files and connections."""
+        self.engine.close()
+        self.store.close()
+
+    def __enter__(self) -> Index:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def add(self, corpus: Corpus, *, verbose: bool = False) -> int:
+        """
+        Add documents. If it was interrupted, the same call continues it.
+
+        Args:
+            corpus ([`Corpus`]): Documents; their ids must be new.
+            verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
+
+        Returns:
+            `int`: number of documents that were added by this call.
+
+        Raises:
+            OSError: if a file cannot be read or written.
+            ValueError: as [`Index.build`].
+        """
+        before = len(self)
+        self._read(corpus, verbose)
+        return len(self) - before
+
+    def delete(self, ids: Sequence[str]) -> None:
+        """
+        Delete documents.
+
+        Args:
+            ids (`Sequence[str]`): Their ids.
+
+        Raises:
+            ValueError: if an id is not in the index, or the index is not finished. Nothing is deleted then.
+        """
+        self._require_finished()
+        keys = self.store.keys_of(ids)
+        if missing := [id_ for id_ in ids if id_ not in keys]:
+            raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
+        numbers = np.array(sorted(keys.values()), dtype=np.int64)
+        self.engine.delete(numbers)
+        self.store.delete(numbers)
+
+    def search(self, queries: Sequence[str], k: int = 10, where: Where | None = None) -> list[list[Hit]]:
+        """
+        Find documents.
+
+        Args:
+            queries (`Sequence[str]`): Texts.
+            k (`int`, *optional*, defaults to 10): Number of documents to find per query.
+            where (`dict[str, Any]`, *optional*): Metadata that documents must have: column -> a value, or a list of
+                values of which they must have one.
+
+        Returns:
+            `list[list[Hit]]`: documents per query, best first.
+
+        Raises:
+            ValueError: if the index has no encoder or is not finished, the engine has no filters, or a column is
+                unknown.
+        """
+        if self.encoder is None:
+            raise ValueError("Searching needs an encoder: open the index with one.")
+        embeddings = self.encoder.encode(list(queries), role="query").require_finite()
+        return self.search_vectors(embeddings.widest(self.plan.query.layer), k, where)
+
+    def search_vectors(self, queries: torch.Tensor, k: int = 10, where: Where | None = None) -> list[list[Hit]]:
+        """
+        Find documents by embeddings of queries.
+
+        Args:
+            queries (`torch.Tensor` of shape `(queries, width)`): Embeddings at the layer of the queries; at full width
+                if the index has a learned code.
+            k (`int`, *optional*, defaults to 10): Number of documents to find per query.
+            where (`dict[str, Any]`, *optional*): As [`Index.search`].
+
+        Returns:
+            `list[list[Hit]]`: documents per query, best first.
+        """
+        self._require_finished()
+        if k < 1:
+            raise ValueError(f"k={k} must be 1 or more.")
+        filters: dict[str, Any] = {}
+        if where:
+            self._require_filters(where)
+            filters = {"where": where} if self.engine.holds_documents else {"allowed": self.store.keys_where(where)}
+        scores, keys = self.engine.search(queries, k, **filters)
+        found = np.unique(keys[keys >= 0])
+        documents = (self.engine if self.engine.holds_documents else self.store).documents(found)
+        return [
+            [Hit(documents[key][0], score, *documents[key][1:]) for score, key in zip(*row, strict=True) if key >= 0]
+            for row in zip(scores.tolist(), keys.tolist(), strict=True)
+        ]
+
+    def _require_filters(self, where: Where) -> None:
+        if not self.engine.filters:
+            raise ValueError(f"The engine {self.engine.name} has no filters.")
+        legal = [name for name, kind in self.layout.columns.items() if kind != "json"]
+        if unknown := [name for name in where if name not in legal]:
+            raise ValueError(f"Cannot filter by {unknown[0]!r}; columns of the index: {', '.join(legal) or 'none'}.")
+
+    def _require_finished(self) -> None:
+        if self.pending is not None or not len(self.store):
+            raise ValueError(f"The index {self.folder} is not finished: run the command that was interrupted again.")
+
+    def _read(self, corpus: Corpus, verbose: bool) -> None:
+        """Read the rows of a corpus that were not read yet, and make them searchable."""
+        if self.encoder is None:
+            raise ValueError("Adding documents needs an encoder: open the index with one.")
+        fingerprint, pending = corpus.fingerprint(), self.pending
+        if pending is None:
+            pending = {"files": list(corpus.files), "fingerprint": fingerprint, "rows": 0}
+            self.store.set_state(pending=json.dumps(pending))
+        elif pending["fingerprint"] != fingerprint:
+            raise ValueError(
+                f"{self.folder} is half built from {', '.join(pending['files'])}, and these are other files, or have "
+                "changed since. Restore them and run the same command, or delete the index; then use --add for new "
+                "documents."
+            )
+        rows = pending["rows"]
+        bar = tqdm(desc="Indexing", unit=" documents", initial=rows, disable=not verbose, leave=False)
+        with bar:
+            for chunk in chunks(corpus.documents(rows), CHUNK):
+                batch = self._batch(chunk)
+                self.engine.write(batch)
+                rows += len(chunk)
+                self.store.add(batch, {"pending": json.dumps(pending | {"rows": rows})})
+                bar.update(len(chunk))
+        if not rows:
+            self.store.set_state(pending="null")
+            raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
+        if corpus.fingerprint() != fingerprint:
+            raise ValueError(
+                f"{', '.join(corpus.files)} changed while being read: the index {self.folder} does not match. Delete "
+                "it and start again."
+            )
+        self.engine.finish()
+        self.store.set_state(pending="null")
+
+    def _batch(self, chunk: Sequence[Document]) -> Batch:
+        """Embed some documents. They are checked before."""
+        assert self.encoder is not None
+        first = self.store.next_key
+        ids = [str(first + row) if document.id is None else document.id for row, document in enumerate(chunk)]
+        self._require_new(ids, chunk)
+        for document in chunk:
+            require_types(document, dict(self.layout.columns))
+        vectors = embedded(self.encoder, self.plan, chunk)
+        return Batch(
+            np.arange(first, first + len(chunk), dtype=np.int64),
+            ids,
+            [document.text for document in chunk],
+            [document.metadata for document in chunk],
+            self.layout.first.pack(vectors),
+            None if self.layout.second is None else self.layout.second.pack(vectors),
+        )
+
+    def _require_new(self, ids: Sequence[str], chunk: Sequence[Document]) -> None:
+        seen: set[str] = set()
+        stored = self.store.keys_of(ids)
+        for id_, document in zip(ids, chunk, strict=True):
+            if id_ in seen or id_ in stored:
+                raise ValueError(f"{document.place}: the id {id_!r} is that of an earlier document.")
+            seen.add(id_)
+
+
+def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> torch.Tensor:
+    """
+    Embeddings of documents at their layer, as wide as the plan needs.
+
+    Raises:
+        ValueError: if an embedding is not finite. The message names the document.
+    """
+    embeddings = encoder.encode([document.text for document in chunk], role="document")
+    vectors = embeddings.widest(plan.documents.layer)
+    finite = torch.isfinite(vectors).all(dim=1)
+    if not finite.all():
+        raise ValueError(f"{chunk[int((~finite).nonzero()[0])].place}: the embedding is not finite.")
+    return vectors
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """
+    What an index says of itself in `index.json`.
+
+    Raises:
+        ValueError: if the folder holds no index, or one of another version.
+    """
+    file = folder / MANIFEST
+    if not file.is_file():
+        raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
+    try:
+        manifest = json.loads(file.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{file} is not JSON: {error}.") from error
+    if manifest.get("schema_version") != SCHEMA_VERSION:
+        found = manifest.get("schema_version")
+        raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}.")
+    return manifest
+
+
+def _begin(
+    folder: Path,
+    settings: Mapping[str, Any],
+    plan: Plan,
+    encoder: GridEncoder,
+    corpus: Corpus,
+    model: str | None,
+) -> None:
+    """Write the manifest of a new index. Its layout needs the first documents."""
+    engine = find_engine(settings["engine"])
+    engine.library()
+    folder.mkdir(parents=True, exist_ok=True)
+    if others := sorted(path.name for path in folder.iterdir() if path.name != f"{MANIFEST}.draft"):
+        raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another --output.")
+    first = list(islice(corpus.documents(), SAMPLE * CHUNK))
+    if not first:
+        raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
+    options = {"kind": settings["kind"], "url": settings["url"], "columns": column_types(first)}
+    engine.require(plan.layout(encoder, engine, torch.zeros(1, encoder.full_width), **options))
+    sample = None
+    if plan.needs_sample:
+        parts: Iterator[list[Document]] = chunks(iter(first), CHUNK)
+        sample = torch.cat([embedded(encoder, plan, part) for part in parts])
+    config = unwrap_encoder(encoder.model).config
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        **settings,
+        "model": model or config.name_or_path,
+        "model_type": config.model_type,
+        "model_layers": config.num_hidden_layers,
+        "layout": plan.layout(encoder, engine, sample, **options).to_dict(),
+        "corpus": {
+            "text_column": corpus.text_column,
+            "id_column": corpus.id_column,
+            "metadata_columns": list(chain(first[0].metadata)),
+            "separator": corpus.separator,
+        },
+        "created": date.today().isoformat(),
+    }
+    draft = folder / f"{MANIFEST}.draft"
+    draft.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(draft, folder / MANIFEST)

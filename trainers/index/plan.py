@@ -1,0 +1,253 @@
+"""The plan of an index: what [`~evaluation.choose`] chose, as a file that an index is built from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core.codes import FLOAT
+from ..core.granularity import Granularity, Grid
+from ..evaluation.choice import Choice
+from ..evaluation.encoding import GridEncoder
+from ..evaluation.results import GridResults
+from .engine import Engine
+from .layout import Layout, fit_coder
+
+
+SCHEMA_VERSION = 1
+RESCORE_BY = ("codes", "int8", "float32")
+# How an encoder reads texts, as far as vectors depend on it.
+READING = ("pooling", "prompts", "max_length", "max_lengths")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """
+    What to store per document, and how to search. Only `documents` is needed; the other defaults are an exact search.
+
+    Args:
+        documents ([`Granularity`]): Granularity of the documents, with their code. Queries have its dim, too.
+        query_layer (`int`, *optional*): Layer of the queries. Default: that of the documents.
+        first_dim (`int`, *optional*): Dim of the first stage of a two-stage search in float32.
+        rescore (`str`, *optional*): What scores the shortlist of a code again: one of `RESCORE_BY`.
+        shortlist (`int`, *optional*): Length of the shortlist; needed with `first_dim` or `rescore`.
+        model (`str`, *optional*): Hub id or folder of the evaluated model.
+        revision (`str`, *optional*): Its commit on the Hub.
+        encoder (`dict`, *optional*): Its weights and settings, as [`encoder_identity`]. Another encoder is refused.
+        quality (`float`, *optional*): Mean of the main metrics of `tasks`, as measured.
+        tasks (`tuple[str, ...]`, *optional*): What it was measured on.
+        latency_ms (`float`, *optional*): Milliseconds per query, as measured.
+        vectors (`int`, *optional*): Number of documents that it was chosen for.
+        memory_gb (`float`, *optional*): Memory of so many vectors, in gigabytes.
+        measured (`dict[str, str]`, *optional*): Date and machine of the evaluation.
+        explanation (`str`, *optional*): The choice and its reasons.
+        schema_version (`int`, *optional*): Version of the file.
+
+    Raises:
+        ValueError: if the values do not fit together.
+    """
+
+    documents: Granularity
+    query_layer: int | None = None
+    first_dim: int | None = None
+    rescore: str | None = None
+    shortlist: int | None = None
+    model: str | None = None
+    revision: str | None = None
+    encoder: Mapping[str, Any] = field(default_factory=dict)
+    quality: float | None = None
+    tasks: tuple[str, ...] = ()
+    latency_ms: float | None = None
+    vectors: int | None = None
+    memory_gb: float | None = None
+    measured: Mapping[str, str] = field(default_factory=dict)
+    explanation: str = ""
+    schema_version: int = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        if self.query_layer is None:
+            object.__setattr__(self, "query_layer", self.documents.layer)
+        elif not isinstance(self.query_layer, int) or self.query_layer < 0:
+            raise ValueError(f"query_layer={self.query_layer!r} must be a layer, 0 or more.")
+        if self.first_dim is not None and self.rescore is not None:
+            raise ValueError("A plan has first_dim or rescore, not both.")
+        if (self.first_dim is None and self.rescore is None) != (self.shortlist is None):
+            raise ValueError("A plan has a shortlist if it has first_dim or rescore, and only then.")
+        if self.shortlist is not None and not (isinstance(self.shortlist, int) and self.shortlist > 0):
+            raise ValueError(f"shortlist={self.shortlist!r} must be a number above 0.")
+        if self.rescore is not None and self.rescore not in RESCORE_BY:
+            raise ValueError(f"rescore={self.rescore!r} is unknown; legal values: {', '.join(RESCORE_BY)}.")
+        if self.first_dim is not None:
+            if self.documents.code != FLOAT:
+                raise ValueError(f"first_dim is for documents in {FLOAT}, not {self.documents.code}.")
+            if not (isinstance(self.first_dim, int) and 0 < self.first_dim < self.documents.dim):
+                raise ValueError(f"first_dim={self.first_dim!r} must be within 1..{self.documents.dim - 1}.")
+
+    @classmethod
+    def of(cls, choice: Choice, results: GridResults, tasks: Sequence[str], vectors: int) -> Plan:
+        """
+        The plan of a choice.
+
+        Args:
+            choice ([`Choice`]): What [`choose`] returned.
+            results ([`GridResults`]): Results that it chose from.
+            tasks (`Sequence[str]`): Tasks that it was judged by.
+            vectors (`int`): Number of documents of the budget.
+        """
+        stages: dict[str, Any] = {}
+        if choice.plan is not None:
+            stages = {"first_dim": choice.plan.first_dim, "shortlist": choice.plan.shortlist}
+        elif choice.rescoring is not None:
+            stages = {"rescore": choice.rescoring.by, "shortlist": choice.rescoring.shortlist}
+        encoder = {name: results.settings.get(name) for name in (*READING, "quantizer")}
+        return cls(
+            choice.granularity,
+            choice.query_layer,
+            **stages,
+            model=results.model,
+            revision=results.revision,
+            encoder={"weights": results.weights, **encoder},
+            quality=choice.plan.quality if choice.plan is not None else choice.quality,
+            tasks=tuple(tasks),
+            latency_ms=choice.latency_ms,
+            vectors=vectors,
+            memory_gb=choice.memory_gb,
+            measured={"date": results.date, "machine": results.machine},
+            explanation=choice.explanation,
+        )
+
+    @property
+    def query(self) -> Granularity:
+        """Granularity of the queries."""
+        assert self.query_layer is not None  # set by __post_init__
+        return replace(self.documents, layer=self.query_layer)
+
+    def grid(self) -> Grid:
+        """What an encoder must encode: documents and queries."""
+        return Grid(tuple({self.documents, self.query}))
+
+    def layout(
+        self, encoder: GridEncoder, engine: type[Engine], sample: torch.Tensor | None, **options: Any
+    ) -> Layout:
+        """
+        What the index stores per document.
+
+        Args:
+            encoder ([`GridEncoder`]): Encoder of the documents.
+            engine (`type[Engine]`): Engine of the index.
+            sample (`torch.Tensor` of shape `(documents, width)`, *optional*): Embeddings of the first documents; see
+                [`~Plan.needs_sample`].
+            options (*optional*): Other fields of the [`Layout`].
+
+        Raises:
+            ValueError: if a code cannot be made from these embeddings.
+        """
+        codes = [(self.documents.code, self.first_dim or self.documents.dim)]
+        if self.first_dim is not None:
+            codes.append((FLOAT, self.documents.dim))
+        elif self.rescore is not None and self.rescore != "codes":
+            codes.append((self.rescore, self.documents.dim))
+        coders = [
+            fit_coder(code, dim, sample, encoder.quantizer, one_range=engine.one_range and index == 0)
+            for index, (code, dim) in enumerate(codes)
+        ]
+        return Layout(coders[0], coders[1] if len(coders) > 1 else None, self.shortlist, **options)
+
+    @property
+    def needs_sample(self) -> bool:
+        """Whether a code is fitted to documents."""
+        return bool({self.documents.code, self.rescore} & {"int8", "int4"})
+
+    def require_encoder(self, identity: Mapping[str, Any]) -> None:
+        """
+        Check that an encoder is the one of the plan.
+
+        Args:
+            identity (`dict[str, Any]`): Its [`encoder_identity`].
+
+        Raises:
+            ValueError: names what differs.
+        """
+        require_same_encoder(self.encoder, identity, "The plan")
+
+    def save(self, file: Path) -> None:
+        """Write the plan to a JSON file."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The plan as JSON can hold it."""
+        return {**asdict(self), "documents": str(self.documents)}
+
+    @classmethod
+    def load(cls, file: Path) -> Plan:
+        """
+        Read a plan from a JSON file.
+
+        Raises:
+            OSError: if the file cannot be read.
+            ValueError: if it is not a plan. The message names the file and the reason.
+        """
+        try:
+            return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ValueError(f"{file} is not JSON: {error}.") from error
+        except ValueError as error:
+            raise ValueError(f"{file} is not a plan of `m3bert choose --output`: {error}") from error
+
+    @classmethod
+    def from_dict(cls, content: Any) -> Plan:
+        """
+        The plan that [`~Plan.to_dict`] wrote.
+
+        Raises:
+            ValueError: if a field is missing, unknown or wrong.
+        """
+        if not isinstance(content, dict) or not isinstance(content.get("documents"), str):
+            raise ValueError("it has no granularity `documents`.")
+        if unknown := sorted(content.keys() - {part.name for part in fields(cls)}):
+            raise ValueError(f"it has the unknown field(s) {', '.join(unknown)}.")
+        if (version := content.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
+            raise ValueError(f"it has schema version {version}; this version of m3bert reads {SCHEMA_VERSION}.")
+        values = {**content, "documents": Granularity.parse(content["documents"])}
+        return cls(**{**values, "tasks": tuple(content.get("tasks", ()))})
+
+
+def encoder_identity(encoder: GridEncoder) -> dict[str, Any]:
+    """What the vectors of an encoder depend on: fingerprints of weights and quantizer, and how it reads texts."""
+    return {
+        "weights": encoder.weights_fingerprint(),
+        "quantizer": encoder.quantizer.fingerprint if encoder.quantizer is not None else None,
+        "pooling": encoder.pooling,
+        "prompts": dict(encoder.prompts),
+        "max_length": encoder.max_length,
+        "max_lengths": dict(encoder.max_lengths),
+    }
+
+
+def require_same_encoder(expected: Mapping[str, Any], found: Mapping[str, Any], whose: str) -> None:
+    """
+    Check that an encoder is the one that something was made with.
+
+    Args:
+        expected (`dict[str, Any]`): [`encoder_identity`] that was recorded. What is `None` or missing is not compared.
+        found (`dict[str, Any]`): [`encoder_identity`] of the encoder at hand.
+        whose (`str`): What it was recorded in, as the subject of the error message.
+
+    Raises:
+        ValueError: names what differs.
+    """
+    for name in ("weights", "quantizer"):
+        if expected.get(name) is not None and expected[name] != found[name]:
+            raise ValueError(
+                f"{whose} is of another model: its {name} have the digest {expected[name]}, and those of this model "
+                f"have {found[name]}."
+            )
+    for name in READING:
+        if expected.get(name) is not None and expected[name] != found[name]:
+            raise ValueError(f"{whose} is for {name} {expected[name]!r}, and this encoder has {found[name]!r}.")
