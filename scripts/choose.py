@@ -4,6 +4,8 @@ and, if they were measured, the layer for queries and what scores a shortlist ag
 
     m3bert choose runs/evaluation/results.json --documents 1000000 --memory_gb 0.5
     m3bert choose runs/evaluation/results.json --documents 1000000 --latency_ms 10 --min_quality 0.4
+
+With `--output plan.json`, `m3bert index plan.json` builds the index.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from hub_cards.tables import asymmetric_table, rescored_table, two_stage_table
 from trainers.evaluation.choice import Budget, choose
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import GROUPS
+from trainers.index.plan import Plan
 
 from .command import argument_parser, run_command
 
@@ -52,12 +55,16 @@ def main(arguments: list[str]) -> None:
         action="store_true",
         help="also print all measured searches in two stages, with codes scored again, or between layers",
     )
+    parser.add_argument("--output", type=Path, help="file for the plan, which `m3bert index` builds")
     options = parser.parse_args(arguments)
     results = GridResults.load(options.results)
     tasks = judges(results, options.tasks)
     budget = Budget(options.documents, options.memory_gb, options.latency_ms, options.min_quality)
     choice = choose(results, tasks, budget, tolerance=options.tolerance)
     print(f"Judged by {', '.join(tasks)}. {choice.explanation}")
+    if options.output is not None:
+        Plan.of(choice, results, tasks, budget.documents).save(options.output)
+        print(f"Plan: {options.output}. Build it: m3bert index {options.output} --files FILE --output FOLDER")
     if options.plans:
         size = choice.granularity.size
         print(f"\n{two_stage_table(results, size)}")

@@ -54,7 +54,9 @@ def compute_of(options: argparse.Namespace) -> ComputeArguments:
     return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
 
 
-def parse_options(classes: Sequence[type], description: str | None, arguments: list[str]) -> tuple[Any, ...]:
+def parse_options(
+    classes: Sequence[type], description: str | None, arguments: list[str], **positionals: dict[str, Any]
+) -> tuple[Any, ...]:
     """
     Read options into dataclasses, one option per field.
 
@@ -62,12 +64,21 @@ def parse_options(classes: Sequence[type], description: str | None, arguments: l
         classes (`Sequence[type]`): The dataclasses.
         description (`str`, *optional*): Text above the options in the help.
         arguments (`list[str]`): The command line.
+        positionals (`dict[str, Any]`, *optional*): Arguments without an option: name -> what `add_argument` takes.
+
+    Returns:
+        `tuple`: one object per dataclass, and with `positionals` a namespace of their values.
     """
     from transformers import HfArgumentParser
 
     parser = HfArgumentParser(
-        classes, usage="%(prog)s [options]", description=description, formatter_class=HelpFormatter
+        classes,
+        usage=" ".join(["%(prog)s", *(name.upper() for name in positionals), "[options]"]),
+        description=description,
+        formatter_class=HelpFormatter,
     )
+    for name, values in positionals.items():
+        parser.add_argument(name, **values)
     return parser.parse_args_into_dataclasses(arguments)
 
 

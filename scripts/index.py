@@ -1,0 +1,147 @@
+"""
+Build an index from the plan of `m3bert choose --output plan.json`, in one pass over the documents:
+
+    m3bert index plan.json --model runs/elastic --files corpus.jsonl --engine faiss --output runs/index
+    m3bert index runs/index --add new.jsonl
+    m3bert index runs/index --delete doc-17 doc-18
+
+To continue an interrupted run, start it again. `m3bert search runs/index "a question"` searches the index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainers.data.collators import separator_for
+from trainers.evaluation import GridEncoder
+from trainers.index import ENGINES, Corpus, Index, Plan, Target
+from trainers.index.engine import find_engine
+from trainers.index.example import example
+from trainers.index.index import read_manifest
+from trainers.index.layout import KINDS
+
+from .command import parse_options, run_command
+from .encoder import EncoderArguments, load_as
+from .sources import default_base
+
+
+@dataclass
+class IndexArguments:
+    """What to index, and in which engine."""
+
+    files: list[str] = field(
+        default_factory=list, metadata={"help": "Documents: .jsonl, .csv, .tsv, .parquet or .txt files, also gzipped."}
+    )
+    engine: str | None = field(
+        default=None, metadata={"help": f"{', '.join(ENGINES)}. Each is an extra: pip install 'm3bert[faiss]'."}
+    )
+    output: Path | None = field(default=None, metadata={"help": "Folder for the index."})
+    kind: str | None = field(
+        default=None,
+        metadata={"help": f"{', '.join(KINDS)}: compare all vectors, or those of near clusters, or follow a graph."},
+    )
+    url: str | None = field(default=None, metadata={"help": "Address of a Qdrant server. Default: in the folder."})
+    text_column: str = field(
+        default="text",
+        metadata={"help": "Column with the text; title+text joins two columns with the separator, as in training."},
+    )
+    id_column: str = field(
+        default="id", metadata={"help": "Column with the ids. Without such a column, documents are numbered."}
+    )
+    metadata_columns: list[str] | None = field(
+        default=None, metadata={"help": "Columns to keep as metadata. Default: all others."}
+    )
+    add: list[str] = field(default_factory=list, metadata={"help": "Files with documents to add to an index."})
+    delete: list[str] = field(default_factory=list, metadata={"help": "Ids of documents to delete from an index."})
+
+
+def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
+    """
+    Build the index of a plan, or continue to.
+
+    Raises:
+        ValueError: if an option is missing, or as [`Index.build`].
+    """
+    for name in ("files", "engine", "output"):
+        if not getattr(options, name):
+            raise ValueError(f"Building an index needs --{name}.")
+    plan = Plan.load(file)
+    assert options.engine is not None and options.output is not None  # by the loop above
+    find_engine(options.engine).library()
+    encoding.model_name_or_path = encoding.model_name_or_path or plan.model or default_base()
+    encoder = load_as(encoding, plan.encoder, plan.grid())
+    corpus = Corpus(
+        options.files,
+        options.text_column,
+        options.id_column,
+        options.metadata_columns,
+        separator_for([options.text_column], encoder.tokenizer),
+    )
+    target = Target(options.output, options.engine, options.kind, options.url)
+    name = encoding.model_name_or_path
+    model = str(Path(name).resolve()) if Path(name).is_dir() else name
+    with Index.build(target, plan, encoder, corpus, model=model, verbose=True) as index:
+        print(summary(index))
+        print(f'Search it: m3bert search {index.folder} "your question"')
+        print(f"Without m3bert:\n\n{example(index)}")
+
+
+def summary(index: Index) -> str:
+    """An index in one line."""
+    layout, plan = index.layout, index.plan
+    queries = "" if plan.query == plan.documents else f", queries at {plan.query.layer} layers"
+    return (
+        f"{index.folder}: {len(index):,} documents at {plan.documents}{queries}, in {index.engine.name} "
+        f"({layout.kind}), {layout.bytes_per_document} bytes per document for vectors, "
+        f"{index.engine.disk_bytes() / 1e6:.3g} MB on disk."
+    )
+
+
+def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
+    """
+    Delete documents from an index, then add some.
+
+    Raises:
+        ValueError: if there is nothing to do, or as [`Index.add`] and [`Index.delete`].
+    """
+    if options.delete:
+        with Index.open(folder) as index:
+            index.delete(options.delete)
+            print(f"Deleted {len(set(options.delete)):,} documents.")
+            if not options.add:
+                print(summary(index))
+    if options.add:
+        encoder = encoder_of(folder, encoding)
+        with Index.open(folder, encoder) as index:
+            count = index.add(Corpus(options.add, **index.manifest["corpus"]), verbose=True)
+            print(f"Added {count:,} documents.\n{summary(index)}")
+
+
+def encoder_of(folder: Path, encoding: EncoderArguments) -> GridEncoder:
+    """The encoder of an index, from where the index was told, unless the options name another place."""
+    manifest: dict[str, Any] = read_manifest(folder)
+    encoding.model_name_or_path = encoding.model_name_or_path or manifest["model"]
+    return load_as(encoding, manifest["encoder"], Plan.from_dict(manifest["plan"]).grid())
+
+
+def main(arguments: list[str]) -> None:
+    plan = {"type": Path, "help": "plan.json of `m3bert choose --output`; or the folder of an index, to change it"}
+    options, encoding, place = parse_options((IndexArguments, EncoderArguments), __doc__, arguments, plan=plan)
+    if encoding.grid:
+        raise ValueError("--grid: an index has the granularity of its plan.")
+    if place.plan.is_dir():
+        if not options.add and not options.delete:
+            raise ValueError(f"Nothing to do for {place.plan}: pass --add FILE ... or --delete ID ...")
+        if options.files or options.engine or options.output:
+            raise ValueError("--files, --engine and --output are for building an index from a plan.")
+        change(place.plan, encoding, options)
+    elif options.add or options.delete:
+        raise ValueError(f"--add and --delete need the folder of an index, and {place.plan} is no folder.")
+    else:
+        build(place.plan, encoding, options)
+
+
+if __name__ == "__main__":
+    run_command(main)

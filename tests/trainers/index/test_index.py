@@ -1,0 +1,312 @@
+"""An index from documents to hits, in every engine: interrupted, changed, and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.trainers.index.collection import quantizer_for
+from tests.trainers.index.test_engines import MODULES
+from trainers import Granularity, Grid
+from trainers.evaluation import GridEncoder
+from trainers.evaluation.coding import PackedIndex
+from trainers.evaluation.search import exact_search, rerank
+from trainers.index import ENGINES, Corpus, Index, Plan, Target
+from trainers.index import index as module
+from trainers.index.documents import DocumentStore
+from trainers.index.engine import find_engine
+from trainers.index.plan import encoder_identity
+
+
+INSTALLED = [name for name in ENGINES if find_spec(MODULES[name]) is not None]
+QUERIES = ["read the file", "join two paths", "a number"]
+
+
+@pytest.fixture
+def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
+    return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("4,6x32"), prompts={"query": "find "})
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK", 8)
+
+
+def write(file: Path, sentences: list[str], first: int = 0) -> str:
+    rows = [
+        {"id": f"d{number}", "text": text, "year": 1990 + number % 3, "tags": ["x"]}
+        for number, text in enumerate(sentences, start=first)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+@pytest.fixture
+def corpus(tmp_path, sentences) -> Corpus:
+    return Corpus([write(tmp_path / "corpus.jsonl", sentences)])
+
+
+def ids(index: Index, k: int = 10, **options) -> list[list[str]]:
+    return [[hit.id for hit in hits] for hits in index.search(QUERIES, k, **options)]
+
+
+def nearest(encoder: GridEncoder, sentences: list[str], plan: Plan, k: int = 10) -> list[list[str]]:
+    """What our own search finds."""
+    documents = encoder.encode(sentences, role="document").widest(plan.documents.layer)
+    queries = encoder.encode(QUERIES, role="query").widest(plan.query.layer)
+    if plan.first_dim is not None:
+        shortlist = exact_search(queries[:, : plan.first_dim], documents[:, : plan.first_dim], plan.shortlist)
+        rows = rerank(queries, documents, shortlist, [plan.shortlist])[plan.shortlist][:, :k]
+    else:
+        index = PackedIndex.pack(documents, plan.documents.code, plan.documents.dim, encoder.quantizer)
+        rows = index.search(queries, k)[1]
+    return [[f"d{row}" for row in line] for line in rows.tolist()]
+
+
+PLANS = (
+    Plan(Granularity(6, 32)),
+    Plan(Granularity(6, 32), first_dim=8, shortlist=20),
+    Plan(Granularity(6, 16), query_layer=4),
+)
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=["exact", "two stages", "queries at another layer"])
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_an_index_finds_what_our_own_search_finds(tmp_path, encoder, corpus, sentences, engine, plan):
+    with Index.build(Target(tmp_path / "index", engine, "flat"), plan, encoder, corpus) as index:
+        assert len(index) == len(sentences)
+    with Index.open(tmp_path / "index", encoder) as index:
+        assert ids(index) == nearest(encoder, sentences, plan)
+        hit = index.search(QUERIES[:1], 1)[0][0]
+        number = int(hit.id[1:])
+        assert (hit.text, hit.metadata) == (sentences[number], {"year": 1990 + number % 3, "tags": ["x"]})
+
+
+@pytest.mark.parametrize(
+    "engine", [name for name in ("faiss", "lancedb", "usearch", "sqlite-vec") if name in INSTALLED]
+)
+def test_learned_codes(tmp_path, encoder, corpus, sentences, engine):
+    documents = encoder.encode(sentences, role="document").widest(6)
+    quantizer = quantizer_for(type("Vectors", (), {"vectors": documents}))
+    plan = Plan(Granularity(6, 16, "qama-2"))
+    encoder = replace(encoder, grid=plan.grid(), quantizer=quantizer)
+    with Index.build(Target(tmp_path / "index", engine), plan, encoder, corpus) as index:
+        found = index.search(QUERIES, 10)
+    packed = PackedIndex.pack(documents, "qama-2", 16, quantizer)
+    scores, _ = packed.search(encoder.encode(QUERIES, role="query").widest(6), 10)
+    np.testing.assert_allclose([[hit.score for hit in hits] for hits in found], scores, atol=1e-6)
+
+
+class Killed(BaseException):
+    """Stands in for a kill: nothing of ours catches it."""
+
+
+@pytest.mark.parametrize("moment", ["before the write", "after the write", "in the note", "before the end"])
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_an_interrupted_build_goes_on_where_it_stopped(
+    tmp_path, encoder, corpus, sentences, engine, moment, monkeypatch
+):
+    plan, target = Plan(Granularity(6, 32), first_dim=8, shortlist=20), Target(tmp_path / "index", engine, "flat")
+    kind = find_engine(engine)
+    count = {"writes": 0, "encoded": 0}
+    write_batch, note, finish, embedded = kind.write, DocumentStore.add, kind.finish, module.embedded
+
+    def write_then_stop(self, batch):
+        count["writes"] += 1
+        if moment == "before the write" and count["writes"] == 3:
+            raise Killed
+        write_batch(self, batch)
+        if moment == "after the write" and count["writes"] == 3:
+            raise Killed
+
+    def note_or_stop(self, batch, state):
+        if moment == "in the note" and count["writes"] == 2:
+            count["writes"] = 100
+            raise Killed
+        note(self, batch, state)
+
+    def stop_at_the_end(self):
+        if moment == "before the end":
+            raise Killed
+        finish(self)
+
+    def counted(encoder, plan, chunk):
+        count["encoded"] += len(chunk)
+        return embedded(encoder, plan, chunk)
+
+    monkeypatch.setattr(kind, "write", write_then_stop)
+    monkeypatch.setattr(DocumentStore, "add", note_or_stop)
+    monkeypatch.setattr(kind, "finish", stop_at_the_end)
+    monkeypatch.setattr(module, "embedded", counted)
+    with pytest.raises(Killed):
+        Index.build(target, plan, encoder, corpus)
+    with Index.open(target.folder, encoder) as half:
+        with pytest.raises(ValueError, match="is not finished: run the command that was interrupted again"):
+            half.search(QUERIES)
+        with pytest.raises(ValueError, match="is not finished"):
+            half.delete(["d1"])
+    for owner, name, value in ((kind, "write", write_batch), (DocumentStore, "add", note), (kind, "finish", finish)):
+        monkeypatch.setattr(owner, name, value)
+    with Index.build(target, plan, encoder, corpus) as index:
+        assert len(index) == len(sentences) and index.pending is None
+        assert ids(index) == nearest(encoder, sentences, plan)
+    assert count["encoded"] <= len(sentences) + 8  # one chunk at most was embedded twice
+
+
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_documents_are_added_and_deleted(tmp_path, encoder, sentences, engine):
+    plan = Plan(Granularity(6, 32))
+    first = Corpus([write(tmp_path / "first.jsonl", sentences[:20])])
+    Index.build(Target(tmp_path / "index", engine, "flat"), plan, encoder, first).close()
+    with Index.open(tmp_path / "index") as index:  # deleting needs no encoder
+        with pytest.raises(ValueError, match="has no document 'd99'"):
+            index.delete(["d1", "d99"])
+        assert len(index) == 20
+        index.delete(["d3", "d5"])
+        assert len(index) == 18
+    with Index.open(tmp_path / "index", encoder) as index:
+        added = index.add(Corpus([write(tmp_path / "more.jsonl", sentences[20:], 20)]))
+        assert added == len(sentences) - 20
+        kept = [row for row in range(len(sentences)) if row not in (3, 5)]
+        best = exact_search(
+            encoder.encode(QUERIES, role="query").widest(6),
+            encoder.encode([sentences[row] for row in kept], role="document").widest(6),
+            10,
+        )
+        assert ids(index) == [[f"d{kept[row]}" for row in line] for line in best.tolist()]
+        again = Corpus([write(tmp_path / "again.jsonl", [sentences[3]], 3)])
+        assert index.add(again) == 1  # a deleted id may come back
+        assert "d3" in {hit.id for hit in index.search([sentences[3]], 3)[0]} or len(index) == len(sentences) - 1
+
+
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_filters(tmp_path, encoder, corpus, engine):
+    with Index.build(Target(tmp_path / "index", engine, "flat"), Plan(Granularity(6, 32)), encoder, corpus) as index:
+        if not index.engine.filters:
+            with pytest.raises(ValueError, match=f"The engine {engine} has no filters"):
+                index.search(QUERIES, where={"year": 1991})
+            return
+        found = ids(index, 5, where={"year": 1991})
+        everything = ids(index, 1000)
+        assert found == [[id_ for id_ in row if int(id_[1:]) % 3 == 1][:5] for row in everything]
+        with pytest.raises(ValueError, match="Cannot filter by 'tags'; columns of the index: year"):
+            index.search(QUERIES, where={"tags": "x"})
+
+
+@pytest.fixture
+def engine() -> str:
+    if not INSTALLED:
+        pytest.skip("no engine is installed")
+    return INSTALLED[0]
+
+
+def test_rows_that_are_mended_or_added_after_an_error_are_indexed(tmp_path, encoder, sentences, engine):
+    """The rows before them are not embedded again."""
+    file = tmp_path / "corpus.jsonl"
+    write(file, [*sentences[:20], " ", *sentences[20:30]])
+    target, plan = Target(tmp_path / "index", engine), Plan(Granularity(6, 32))
+    with pytest.raises(ValueError, match="row 21: the document has no text"):
+        Index.build(target, plan, encoder, Corpus([str(file)]))
+    write(file, sentences)
+    with Index.build(target, plan, encoder, Corpus([str(file)])) as index:
+        assert ids(index) == nearest(encoder, sentences, plan)
+
+
+def test_other_rows_than_those_that_were_read_are_refused(tmp_path, encoder, sentences, engine):
+    file = tmp_path / "corpus.jsonl"
+    write(file, [*sentences[:20], " "])
+    target, plan = Target(tmp_path / "index", engine), Plan(Granularity(6, 32))
+    with pytest.raises(ValueError, match="no text"):
+        Index.build(target, plan, encoder, Corpus([str(file)]))
+    for rows in (["a new first row", *sentences], sentences[:3]):
+        write(file, rows)
+        with pytest.raises(ValueError, match="is half built, and the first 16 rows of .* are not those"):
+            Index.build(target, plan, encoder, Corpus([str(file)]))
+
+
+@pytest.mark.parametrize("place", [3, 21], ids=["in the same chunk", "in a later chunk"])
+def test_repeated_ids_are_refused(tmp_path, encoder, sentences, engine, place):
+    rows = [{"id": f"d{number}", "text": text} for number, text in enumerate(sentences[:24])]
+    rows[place]["id"] = "d1"
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=rf"row {place + 1}: the id 'd1' is that of an earlier document"):
+        Index.build(
+            Target(tmp_path / "index", engine),
+            Plan(Granularity(6, 32)),
+            encoder,
+            Corpus([str(tmp_path / "corpus.jsonl")]),
+        )
+
+
+def test_documents_without_ids_are_numbered(tmp_path, encoder, sentences, engine):
+    (tmp_path / "corpus.txt").write_text("".join(f"{text}\n" for text in sentences))
+    corpus = Corpus([str(tmp_path / "corpus.txt")])
+    with Index.build(Target(tmp_path / "index", engine), Plan(Granularity(6, 32)), encoder, corpus) as index:
+        expected = nearest(encoder, sentences, index.plan)
+        assert ids(index) == [[id_[1:] for id_ in row] for row in expected]
+
+
+def test_a_finished_build_is_not_built_again(tmp_path, encoder, corpus, engine, monkeypatch):
+    target, plan = Target(tmp_path / "index", engine), Plan(Granularity(6, 32))
+    Index.build(target, plan, encoder, corpus).close()
+    monkeypatch.setattr(module, "embedded", None)
+    Index.build(target, plan, encoder, corpus).close()
+    with pytest.raises(ValueError, match="holds an index with another plan; choose another --output"):
+        Index.build(target, replace(plan, query_layer=4), encoder, corpus)
+    with pytest.raises(ValueError, match="holds an index with another engine"):
+        Index.build(replace(target, engine=INSTALLED[-1]), plan, encoder, corpus)
+
+
+def test_another_model_is_refused(tmp_path, encoder, corpus, engine, tiny_model):
+    target, plan = Target(tmp_path / "index", engine), Plan(Granularity(6, 32))
+    Index.build(target, plan, encoder, corpus).close()
+    plan_of_it = replace(plan, encoder=encoder_identity(encoder))
+    with torch.no_grad():
+        tiny_model.layers[3].mlp.down_proj.weight[0, 0] += 0.01
+    with pytest.raises(ValueError, match="The index .* is of another model: its weights have the digest"):
+        Index.open(target.folder, encoder)
+    with pytest.raises(ValueError, match="The plan is of another model"):
+        Index.build(replace(target, folder=tmp_path / "other"), plan_of_it, encoder, corpus)
+    assert not (tmp_path / "other").exists()
+
+
+def test_folders_of_others_are_left_alone(tmp_path, encoder, corpus, engine):
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+    with pytest.raises(ValueError, match=r"photos is not empty and holds no index \(cat.jpg\)"):
+        Index.build(Target(tmp_path / "photos", engine), Plan(Granularity(6, 32)), encoder, corpus)
+    assert os.listdir(tmp_path / "photos") == ["cat.jpg"]
+    with pytest.raises(ValueError, match="holds no index: it has no index.json"):
+        Index.open(tmp_path / "photos")
+
+
+def test_embeddings_that_are_not_finite_are_refused(tmp_path, encoder, corpus, engine, tiny_model):
+    with torch.no_grad():
+        tiny_model.layers[0].mlp.down_proj.weight.fill_(float("nan"))
+    with pytest.raises(ValueError, match="row 1: the embedding is not finite"):
+        Index.build(Target(tmp_path / "index", engine), Plan(Granularity(6, 32)), encoder, corpus)
+
+
+def test_a_write_error_keeps_what_was_written(tmp_path, encoder, corpus, sentences, engine, monkeypatch):
+    target, plan = Target(tmp_path / "index", engine), Plan(Granularity(6, 32))
+    kind = find_engine(engine)
+    write_batch = kind.write
+
+    def write_until_full(self, batch):
+        if batch.keys[0] >= 16:
+            raise OSError(28, "No space left on device", str(self.folder))
+        write_batch(self, batch)
+
+    monkeypatch.setattr(kind, "write", write_until_full)
+    with pytest.raises(OSError, match="No space left on device"):
+        Index.build(target, plan, encoder, corpus)
+    monkeypatch.setattr(kind, "write", write_batch)
+    with Index.build(target, plan, encoder, corpus) as index:
+        assert ids(index) == nearest(encoder, sentences, plan)

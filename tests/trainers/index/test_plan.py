@@ -1,0 +1,128 @@
+"""Plans: what a choice becomes, which encoder they are for, and files that are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from trainers import Granularity, Grid
+from trainers.evaluation import AsymmetricSearch, GridEncoder, GridResults, Score
+from trainers.evaluation.choice import Budget, choose
+from trainers.evaluation.results import RescoredSearch, TwoStageSearch
+from trainers.index import Plan
+from trainers.index.engines.faiss_engine import FaissEngine
+from trainers.index.plan import encoder_identity
+
+
+@pytest.fixture
+def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
+    return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2,6x32"), prompts={"query": "find "})
+
+
+def results_of(**searches) -> GridResults:
+    scores = [
+        Score("cranfield", "retrieval", "test", "ndcg@10", True, name, value)
+        for name, value in (("6x32", 0.5), ("6x8", 0.3), ("6x32@sign", 0.42))
+    ]
+    return GridResults(
+        model="user/model", revision="abc", grid="6x8,6x32,6x32@sign", seed=0, date="2026-01-01", machine="x86",
+        versions={}, settings={"pooling": "mean", "prompts": {"query": "find "}, "max_length": 64, "max_lengths": {}},
+        scores=scores, weights="1234", **searches,
+    )  # fmt: skip
+
+
+def plan_of(results: GridResults, **limits) -> Plan:
+    choice = choose(results, ["cranfield"], Budget(1000, **limits))
+    return Plan.of(choice, results, ["cranfield"], 1000)
+
+
+def test_an_exact_search():
+    plan = plan_of(results_of())
+    assert plan.documents == plan.query == Granularity(6, 32) and plan.shortlist is None
+    assert (plan.model, plan.revision, plan.encoder["weights"]) == ("user/model", "abc", "1234")
+    assert (plan.quality, plan.tasks, plan.vectors, plan.memory_gb) == (0.5, ("cranfield",), 1000, 1000 * 128 / 1e9)
+    assert plan.explanation.startswith("Deploy 6x32")
+
+
+def test_two_stages():
+    search = TwoStageSearch("cranfield", 500, 6, 8, 32, 50, 0.3, "ndcg@10", 0.499)
+    plan = plan_of(results_of(two_stage_searches=[search]))
+    assert (plan.first_dim, plan.shortlist, plan.rescore, plan.quality) == (8, 50, None, 0.499)
+
+
+def test_codes_that_are_scored_again():
+    search = RescoredSearch("cranfield", 500, 6, 32, "sign", "int8", 100, "ndcg@10", 0.49)
+    plan = plan_of(results_of(rescored_searches=[search]), memory_gb=1000 * 40 / 1e9)
+    assert str(plan.documents) == "6x32@sign" and plan.needs_sample
+    assert (plan.first_dim, plan.rescore, plan.shortlist) == (None, "int8", 100)
+
+
+def test_queries_at_another_layer():
+    results = results_of(asymmetric_searches=[AsymmetricSearch("cranfield", 500, 2, 6, 32, "ndcg@10", 0.9)])
+    plan = plan_of(results)
+    assert (str(plan.documents), str(plan.query), str(plan.grid())) == ("6x32", "2x32", "2,6x32")
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    search = RescoredSearch("cranfield", 500, 6, 32, "sign", "int8", 100, "ndcg@10", 0.49)
+    plan = plan_of(results_of(rescored_searches=[search]), memory_gb=1000 * 40 / 1e9)
+    plan.save(tmp_path / "new" / "plan.json")
+    assert Plan.load(tmp_path / "new" / "plan.json") == plan
+
+
+def test_only_the_granularity_is_needed(tmp_path):
+    (tmp_path / "plan.json").write_text('{"documents": "4x16@int8"}')
+    assert Plan.load(tmp_path / "plan.json") == Plan(Granularity(4, 16, "int8"))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "it has no granularity `documents`"),
+        ({"layers": 4}, "it has no granularity `documents`"),
+        ({"documents": "big"}, "big"),
+        ({"documents": "4x16", "shortlists": 3}, "unknown field.* shortlists"),
+        ({"documents": "4x16", "schema_version": 9}, "schema version 9; this version of m3bert reads 1"),
+        ({"documents": "4x16", "shortlist": 10}, "shortlist if it has first_dim or rescore"),
+        ({"documents": "4x16", "first_dim": 8}, "shortlist if it has first_dim or rescore"),
+        ({"documents": "4x16", "first_dim": 16, "shortlist": 10}, r"first_dim=16 must be within 1..15"),
+        ({"documents": "4x16@sign", "first_dim": 8, "shortlist": 10}, "first_dim is for documents in float32"),
+        ({"documents": "4x16@sign", "rescore": "int4", "shortlist": 10}, "rescore='int4' is unknown; legal values: c"),
+        ({"documents": "4x16@sign", "rescore": "int8", "shortlist": 0}, "shortlist=0 must be a number above 0"),
+        ({"documents": "4x16", "query_layer": "two"}, "query_layer='two' must be a layer"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, content, reason):
+    file = tmp_path / "plan.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(ValueError, match=rf"plan\.json is not .*{reason}") as error:
+        Plan.load(file)
+    assert "\n" not in str(error.value)
+
+
+def test_the_encoder_of_the_plan_is_accepted_and_another_is_not(encoder, tiny_model, tiny_tokenizer):
+    plan = Plan(Granularity(6, 32), encoder=encoder_identity(encoder))
+    plan.require_encoder(encoder_identity(encoder))
+    other = GridEncoder(tiny_model, tiny_tokenizer, encoder.grid, pooling="cls", prompts=encoder.prompts)
+    with pytest.raises(ValueError, match="The plan is for pooling 'mean', and this encoder has 'cls'"):
+        plan.require_encoder(encoder_identity(other))
+    with torch.no_grad():
+        tiny_model.layers[0].mlp.down_proj.weight += 1e-3
+    with pytest.raises(ValueError, match="The plan is of another model: its weights have the digest"):
+        plan.require_encoder(encoder_identity(encoder))
+
+
+def test_the_layout_has_the_codes_of_the_plan(encoder, sentences):
+    def coders(plan: Plan) -> list[tuple[str, int]]:
+        sample = encoder.encode(sentences).widest(6) if plan.needs_sample else None
+        layout = plan.layout(encoder, FaissEngine, sample)
+        return [(coder.code, coder.dim) for coder in (layout.first, layout.second) if coder is not None]
+
+    sign = Granularity(6, 16, "sign")
+    assert coders(Plan(Granularity(6, 16))) == [("float32", 16)]
+    assert coders(Plan(Granularity(6, 32), first_dim=8, shortlist=50)) == [("float32", 8), ("float32", 32)]
+    assert coders(Plan(sign, rescore="int8", shortlist=50)) == [("sign", 16), ("int8", 16)]
+    assert coders(Plan(Granularity(6, 16, "int8"), rescore="codes", shortlist=50)) == [("int8", 16)]

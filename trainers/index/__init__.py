@@ -1,0 +1,9 @@
+"""Indexes of documents in engines that people run, built from the plan of `m3bert choose`."""
+
+from .corpus import Corpus
+from .engine import ENGINES
+from .index import Hit, Index, Target
+from .plan import Plan
+
+
+__all__ = ["ENGINES", "Corpus", "Hit", "Index", "Plan", "Target"]
