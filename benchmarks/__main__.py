@@ -34,6 +34,7 @@ NAMES = (
     "elastic_loading",
     "grid_evaluation",
     "quantised_search",
+    "index_engines",
     "peers",
 )
 ONE_THREAD = "masked_lm_head"

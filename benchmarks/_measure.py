@@ -77,6 +77,7 @@ class Run:
     def __init__(self, quick: bool, threads: int) -> None:
         self.quick, self.threads = quick, threads
         self.measured: dict[str, dict[str, dict[str, float]]] = {"seconds": {}, "megabytes": {}}
+        self.notes: dict[str, str] = {}
         self._since = time.perf_counter()
 
     def time(self, case: str, functions: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -88,10 +89,15 @@ class Run:
         found = {name: in_new_process(function, self.threads) for name, function in functions.items()}
         return self.record(case, found, "megabytes")
 
+    def note(self, name: str, text: str) -> None:
+        """Keep a text with the results, and print it."""
+        self.notes[name] = text
+        print(f"{name}: {text}", flush=True)
+
     def record(self, case: str, values: dict[str, float], unit: str = "seconds") -> dict[str, float]:
         """Keep the values of a case and print them, with the time since the previous case."""
         rounded = {name: significant(value) for name, value in values.items()}
-        self.measured[unit][case] = rounded
+        self.measured.setdefault(unit, {})[case] = rounded
         listed = ", ".join(f"{name} {value:g}" for name, value in rounded.items())
         now = time.perf_counter()
         print(f"{case}, {unit}: {listed} (took {now - self._since:.0f} s)", flush=True)
@@ -134,7 +140,7 @@ class Benchmark:
             print(QUICK, flush=True)
         result = self.result(run, self.measure(run)) | described
         file.parent.mkdir(exist_ok=True)
-        file.write_text(json.dumps(result | run.measured, indent=1) + "\n", encoding="utf-8")
+        file.write_text(json.dumps(result | run.measured | run.notes, indent=1) + "\n", encoding="utf-8")
         print(json.dumps(result), flush=True)
 
     def result(self, run: Run, figures: Mapping[str, float]) -> dict[str, Any]:

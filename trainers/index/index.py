@@ -385,8 +385,8 @@ def _begin(
     """Write the manifest of a new index. Its layout needs the first documents."""
     engine = find_engine(settings["engine"])
     engine.library()
-    folder.mkdir(parents=True, exist_ok=True)
-    if others := sorted(path.name for path in folder.iterdir() if path.name != f"{MANIFEST}.draft"):
+    found = folder.iterdir() if folder.is_dir() else ()
+    if others := sorted(path.name for path in found if path.name != f"{MANIFEST}.draft"):
         raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another --output.")
     first = list(islice(corpus.documents(), SAMPLE * CHUNK))
     if not first:
@@ -413,6 +413,7 @@ def _begin(
         },
         "created": date.today().isoformat(),
     }
+    folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f"{MANIFEST}.draft"
     draft.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(draft, folder / MANIFEST)

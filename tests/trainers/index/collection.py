@@ -110,12 +110,14 @@ def check_exact(
     Check the result of an exact search of the rows `kept` (keys are rows). Documents with equal scores may come in any
     order.
     """
-    rows = np.arange(len(collection.vectors)) if kept is None else np.array(kept)
+    rows = np.arange(len(collection.vectors)) if kept is None else np.array(kept, dtype=int)
     first, final = first_scores(layout, collection)[:, rows], final_scores(layout, collection)[:, rows]
     place = {int(row): index for index, row in enumerate(rows)}
     found = min(k, len(rows))
     assert scores.shape == keys.shape == (len(collection.queries), k)
     assert (keys[:, found:] == -1).all() and np.isneginf(scores[:, found:]).all()
+    if not found:
+        return
     length = len(rows) if layout.shortlist is None else min(len(rows), max(k, layout.shortlist))
     for query in range(len(keys)):
         columns = np.array([place[key] for key in keys[query, :found].tolist()], dtype=int)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -44,7 +45,7 @@ LAYOUTS = (
 def supported() -> list[tuple[str, str]]:
     found = []
     for name in ENGINES:
-        if find_spec(MODULES[name]) is None:
+        if find_spec(MODULES[name]) is None or find_spec(f"trainers.index.engines.{ENGINES[name][0]}") is None:
             continue
         engine = find_engine(name)
         for text in LAYOUTS:
@@ -55,6 +56,7 @@ def supported() -> list[tuple[str, str]]:
 
 
 CASES = supported()
+INSTALLED = list(dict.fromkeys(name for name, _ in CASES))
 ONE_EACH = list({name: (name, text) for name, text in reversed(CASES) if text == "16@float32>40>64@float32"}.values())
 
 
@@ -175,39 +177,54 @@ def test_a_filter_finds_the_nearest_of_those_that_pass(tmp_path, collection, nam
     engine.close()
 
 
-@pytest.mark.parametrize("name, text", CASES)
-def test_the_printed_lines_search_without_this_package(tmp_path, collection, name, text, run_bare):
-    folder = tmp_path / "an index"
-    folder.mkdir()
-    engine = filled_engine(folder, collection, name, text)
-    store = DocumentStore(folder / "documents.sqlite", holds_documents=not engine.holds_documents)
-    for start in range(0, 300, 128):
-        store.add(collection.batch(engine.layout, range(start, min(start + 128, 300))), {})
-    store.close()
-    scores, keys = engine.search(collection.queries, 10)
-    lines = engine.example()
-    engine.close()
+RUN_ALL = """
+import json
+import numpy
+
+for case in json.load(open("cases.json")):
+    values = {}
+    if case["quantizer"]:
+        from transformers import AutoModel
+
+        values["quantizer"] = AutoModel.from_pretrained(case["quantizer"], trust_remote_code=True)
+    results = []
+    for query in numpy.load("queries.npy"):
+        values["query"] = query
+        exec(case["lines"], values)
+        results.append([(id_, float(score)) for id_, score in values["found"]])
+    print("RESULTS", json.dumps(results))
+"""
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_the_printed_lines_search_without_this_package(tmp_path, collection, name, run_bare):
+    """One process for all layouts of an engine."""
+    quantizer_for(collection).save_pretrained(tmp_path / "quantizer")
     np.save(tmp_path / "queries.npy", collection.queries.numpy())
-    quantizer = ""
-    if "qama" in text:
-        quantizer_for(collection).save_pretrained(tmp_path / "quantizer")
-        quantizer = (
-            f"from transformers import AutoModel\n"
-            f"quantizer = AutoModel.from_pretrained({str(tmp_path / 'quantizer')!r}, trust_remote_code=True)\n"
-        )
-    body = "\n".join(f"    {line}" for line in lines.splitlines())
-    said = run_bare(
-        f"import json, numpy\n{quantizer}"
-        f"results = []\nfor query in numpy.load({str(tmp_path / 'queries.npy')!r}):\n{body}\n"
-        "    results.append([(id, float(score)) for id, score in found])\nprint('RESULTS', json.dumps(results))"
-    )
-    results = json.loads(said.partition("RESULTS")[2])
-    for row, found in enumerate(results):
-        assert len(found) == 10
-        np.testing.assert_allclose([score for _, score in found], scores[row], atol=2e-5)
-        ours = {f"id-{key}" for key in keys[row].tolist()}
-        ties = scores[row] <= scores[row, -1] + 2e-5  # the last ones may be others with the same score
-        assert len({id_ for id_, _ in found} & ours) >= 10 - ties.sum()
+    texts = [text for engine, text in CASES if engine == name]
+    expected, cases = {}, []
+    for number, text in enumerate(texts):
+        folder = tmp_path / f"an index {number}"
+        folder.mkdir()
+        engine = filled_engine(folder, collection, name, text)
+        with closing(DocumentStore(folder / "documents.sqlite", not engine.holds_documents)) as store:
+            for start in range(0, 300, 128):
+                store.add(collection.batch(engine.layout, range(start, min(start + 128, 300))), {})
+        expected[text] = engine.search(collection.queries, 10)
+        quantizer = str(tmp_path / "quantizer") if "qama" in text else None
+        cases.append({"lines": engine.example(), "quantizer": quantizer})
+        engine.close()
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    said = run_bare(RUN_ALL)
+    results = [json.loads(line.removeprefix("RESULTS")) for line in said.splitlines() if line.startswith("RESULTS")]
+    for text, result in zip(texts, results, strict=True):
+        scores, keys = expected[text]
+        for row, found in enumerate(result):
+            assert len(found) == 10, text
+            np.testing.assert_allclose([score for _, score in found], scores[row], atol=2e-5, err_msg=text)
+            ours = {f"id-{key}" for key in keys[row].tolist()}
+            ties = scores[row] <= scores[row, -1] + 2e-5  # the last ones may be others with the same score
+            assert len({id_ for id_, _ in found} & ours) >= 10 - ties.sum(), text
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -37,6 +37,7 @@ def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 8)
+    monkeypatch.setattr(module, "SAMPLE", 1)
 
 
 def write(file: Path, sentences: list[str], first: int = 0) -> str:

@@ -80,7 +80,7 @@ def test_only_the_granularity_is_needed(tmp_path):
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "is not JSON"),
+        ("{", "JSON"),
         ("[]", "it has no granularity `documents`"),
         ({"layers": 4}, "it has no granularity `documents`"),
         ({"documents": "big"}, "big"),

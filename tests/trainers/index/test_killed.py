@@ -1,0 +1,176 @@
+"""Builds in processes of their own that are killed, or run out of disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.trainers.index.test_engines import MODULES
+from trainers.index import ENGINES
+from trainers.index.engine import find_engine
+
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[3]
+INSTALLED = [name for name in ENGINES if find_spec(MODULES[name]) is not None]
+DOCUMENTS = 3000
+SETUP = """
+    import os, resource, signal, sys
+    from pathlib import Path
+    from transformers import AutoModel, AutoTokenizer
+    from trainers import Granularity
+    from trainers.evaluation import GridEncoder
+    from trainers.index import Corpus, Index, Plan, Target, index
+    from trainers.index.engine import find_engine
+
+    index.CHUNK = 256
+    folder, engine, kind = Path({folder!r}), {engine!r}, {kind!r}
+    plan = Plan(Granularity(6, 32), first_dim=8, shortlist=100)
+    model = AutoModel.from_pretrained({model!r}, trust_remote_code=True)
+    encoder = GridEncoder(model, AutoTokenizer.from_pretrained({model!r}), plan.grid())
+    adapter = find_engine(engine)
+
+    def build():
+        return Index.build(Target(folder, engine, kind), plan, encoder, Corpus([{corpus!r}]))
+"""
+SEARCH = """
+    import json
+    queries = {queries!r}
+    with build() as built:
+        print("FOUND", json.dumps([len(built), [[hit.id for hit in hits] for hits in built.search(queries)]]))
+"""
+
+
+@pytest.fixture
+def corpus(tmp_path, sentences) -> str:
+    """Many different documents."""
+    rows = (
+        {"id": f"d{row}", "text": f"{sentences[row % len(sentences)]} {row} {sentences[row * 7 % len(sentences)]}"}
+        for row in range(DOCUMENTS)
+    )
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(tmp_path / "corpus.jsonl")
+
+
+@pytest.fixture
+def model(tiny_model, tiny_tokenizer, tmp_path) -> str:
+    tiny_model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+class Runner:
+    """Starts builds of one index."""
+
+    def __init__(self, folder: Path, engine: str, kind: str, model: str, corpus: str, queries: list[str]):
+        self.folder = folder
+        values = {"folder": str(folder), "engine": engine, "kind": kind, "model": model, "corpus": corpus}
+        self.setup = textwrap.dedent(SETUP.format(**values))
+        self.search = textwrap.dedent(SEARCH.format(queries=queries))
+
+    def start(self, code: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-c", self.setup + textwrap.dedent(code)],
+            cwd=ROOT,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code: str) -> tuple[int, str]:
+        process = self.start(code)
+        out, err = process.communicate(timeout=300)
+        return process.returncode, out + err
+
+    def found(self) -> tuple[int, list[list[str]]]:
+        """What the finished index finds, after building what is missing."""
+        status, said = self.run(self.search)
+        assert status == 0, said
+        return json.loads(said.partition("FOUND")[2].splitlines()[0])
+
+    def rows(self) -> int:
+        """Documents that the store has."""
+        try:
+            with sqlite3.connect(f"file:{self.folder / 'documents.sqlite'}?mode=ro", uri=True) as connection:
+                return connection.execute("SELECT count(*) FROM documents").fetchone()[0]
+        except sqlite3.OperationalError:  # not there yet
+            return 0
+
+
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_a_killed_build_goes_on_and_finds_the_same(tmp_path, engine, model, corpus, sentences):
+    queries = sentences[:5]
+    whole = Runner(tmp_path / "whole", engine, "flat", model, corpus, queries)
+    expected = whole.found()
+    assert expected[0] == DOCUMENTS
+    killed = Runner(tmp_path / "killed", engine, "flat", model, corpus, queries)
+    for reached in (1, 700):  # at any moment after so many documents
+        process = killed.start("build().close()")
+        while killed.rows() < reached and process.poll() is None:
+            time.sleep(0.005)
+        assert process.poll() is None, process.communicate()
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert reached <= killed.rows() < DOCUMENTS
+    for moment in ("write", "finish"):  # after the engine has done it, before the note of it
+        status, said = killed.run(
+            f"""
+            whole = adapter.{moment}
+            def and_die(self, *arguments):
+                whole(self, *arguments)
+                os.kill(os.getpid(), signal.SIGKILL)
+            adapter.{moment} = and_die
+            build()
+            """
+        )
+        assert status == -signal.SIGKILL, said
+    assert killed.found() == expected
+
+
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, engine, model, corpus, sentences):
+    queries = sentences[:5]
+    expected = Runner(tmp_path / "whole", engine, "flat", model, corpus, queries).found()
+    full = Runner(tmp_path / "full", engine, "flat", model, corpus, queries)
+    status, said = full.run(
+        """
+        from scripts.command import run_command
+
+        write, count = adapter.write, [0]
+        def limited(self, batch):
+            count[0] += 1
+            if count[0] > 3:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
+            write(self, batch)
+        adapter.write = limited
+        run_command(lambda arguments: build().close())
+        """
+    )
+    errors = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert status == 1 and len(errors) == 1 and str(tmp_path / "full") in errors[0], said
+    assert "Traceback" not in said
+    assert full.rows() >= 256
+    assert full.found() == expected
+
+
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_every_kind_finds_nearly_the_same(tmp_path, engine, model, corpus, sentences):
+    queries = sentences[:20]
+    exact = Runner(tmp_path / "flat", engine, "flat", model, corpus, queries).found()[1]
+    for kind in find_engine(engine).kinds:
+        if kind == "flat" or (engine == "qdrant"):  # whose local mode has no graph
+            continue
+        found = Runner(tmp_path / kind, engine, kind, model, corpus, queries).found()[1]
+        overlap = sum(len(set(ours) & set(theirs)) for ours, theirs in zip(exact, found, strict=True)) / 200
+        assert overlap >= 0.98, (kind, overlap)
