@@ -95,6 +95,15 @@ def test_a_graph_that_was_saved_before_a_kill_gets_no_document_twice(tmp_path, c
         assert len(np.unique(found)) == len(found)
 
 
+def test_a_graph_reaches_all_copies_of_a_document(tmp_path):
+    """Among them, a graph that threads built at the same time loses its way, by a few percent."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(30, 64, generator=generator).repeat_interleave(60, dim=0)
+    copies = Collection(vectors[torch.randperm(len(vectors), generator=generator)], vectors[::60])
+    engine = written(tmp_path, copies, "8@float32", range(len(vectors)))
+    np.testing.assert_allclose(engine.search(copies.queries, 60)[0], 1, atol=1e-5)
+
+
 def test_half_a_batch_of_a_killed_process_does_not_count(tmp_path, collection, monkeypatch):
     engine = written(tmp_path, collection, "16@float32>40>64@float32", range(100), "flat")
     put = rows_module._put

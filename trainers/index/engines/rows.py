@@ -10,7 +10,7 @@ from typing import IO
 
 import numpy as np
 
-from .faiss_pending import replacing, sync_folder
+from .durable import replacing, sync_folder
 
 
 KEYS = "keys"

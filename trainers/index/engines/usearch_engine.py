@@ -13,7 +13,7 @@ from ...core.codes import CODES, bytes_per_vector, stored_bits
 from ...evaluation.coding import Coder
 from ..engine import Batch, Engine, Where, filled
 from ..layout import Layout, as_numbers, is_binary
-from .faiss_pending import replacing, writing
+from .durable import replacing, writing
 from .lines import bits_lines, import_lines, score_lines, unit_line, without_repeats
 from .rows import AT_ONCE, Rows
 
@@ -24,15 +24,15 @@ ROUNDED = ("float16", "int8")
 MORE = 64
 QUERIES_AT_ONCE = 64
 PAIRS_AT_ONCE = 2**20  # of a query and a document, in an exact search: each takes 16 bytes
-EXPANSION = 128  # candidates that a search of a graph keeps; the default of usearch, 64, finds much less
+EXPANSION = 256  # candidates that a search of a graph keeps; with the default of usearch, 64, it misses more
 
 
 class USearchEngine(Engine):
     """
     An index in files. `flat` has no graph: the vectors are `first.npy`, and usearch compares all of them with a query.
     Memory stays the same for any number of documents, while building and while searching. `hnsw` is a graph,
-    `first.usearch`, which holds its vectors. It is built in memory, with about 300 bytes per document and its
-    vectors, also when documents are added or deleted; a search maps the file.
+    `first.usearch`, which holds its vectors. It is built in memory, on one core, with about 300 bytes per
+    document and its vectors, also when documents are added or deleted; a search maps the file.
 
     The vectors that score a shortlist again are `second.npy`. Deleting writes all files anew.
 
@@ -79,7 +79,8 @@ class USearchEngine(Engine):
         for start in range(0, len(keys), AT_ONCE):
             some = np.array(keys[start : start + AT_ONCE])
             graph.remove(some[graph.contains(some)])  # which were written again
-            graph.add(some, vectors[start : start + AT_ONCE])
+            # Threads would lose documents that they add at the same time: github.com/unum-cloud/USearch/issues/735.
+            graph.add(some, vectors[start : start + AT_ONCE], threads=1)
         self._save_graph(graph)
         with writing(self.folder):
             self._pending.clear()
@@ -237,7 +238,7 @@ class USearchEngine(Engine):
         kind, width = _column(coder)
         if self.layout.binary:
             return index(ndim=8 * width, metric="hamming", dtype="b1")
-        return index(ndim=width, metric="ip", dtype=kind)
+        return index(ndim=width, metric="cos", dtype=kind)
 
     def _save_graph(self, graph: Any) -> None:
         assert self._graph_file is not None
@@ -245,7 +246,6 @@ class USearchEngine(Engine):
             try:
                 graph.save(draft)
             except RuntimeError as error:  # as on a full disk
-                draft.unlink(missing_ok=True)
                 raise OSError(EIO, str(error)) from error
         self._open_graph()
 
