@@ -52,9 +52,13 @@ SEARCH = """
 
 @pytest.fixture
 def corpus(tmp_path, sentences) -> str:
-    """Many different documents."""
+    """Many documents, no two of which are equal."""
+    count = len(sentences)
     rows = (
-        {"id": f"d{row}", "text": f"{sentences[row % len(sentences)]} {row} {sentences[row * 7 % len(sentences)]}"}
+        {
+            "id": f"d{row}",
+            "text": " ".join(sentences[number % count] for number in (row, row // count, row // count**2)),
+        }
         for row in range(DOCUMENTS)
     )
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -26,10 +26,10 @@ class FaissEngine(Engine):
     file. Memory then holds the keys and their order, some 50 bytes per document, but no vectors; for `ivf`, also a
     sample to find clusters with. Only a graph (`hnsw`) is built in memory, with its vectors. A search maps the files.
 
-    How much of the clusters (`nprobe`) or the graph (`efSearch`) is searched is set so that trial queries find 99% of
-    what they should, and is stored in the file. With a filter, all documents that pass are compared one by one, for
-    every kind. A graph cannot forget documents: deleted ones stay in the file, and `deleted.npy` keeps them from being
-    found.
+    How much of the clusters (`nprobe`) or the graph (`efSearch`) is searched is twice what trial queries need to find
+    99% of what they should, and is stored in the file. With a filter, all documents that pass are compared one by one,
+    for every kind. A graph cannot forget documents: deleted ones stay in the file, and `deleted.npy` keeps them from
+    being found.
     """
 
     name = "faiss"

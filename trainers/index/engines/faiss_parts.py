@@ -158,21 +158,26 @@ def with_keys(index: Any, keys: np.ndarray, *, by_key: bool = False) -> Any:
 
 
 def tune(index: Any, queries: np.ndarray, k: int) -> None:
-    """Search as few clusters, or as little of a graph, as finds nearly all of the k nearest. faiss stores how much."""
+    """Search twice as many clusters, or twice as much of a graph, as finds nearly all of the k nearest of trial
+    queries: the queries of users are further from documents. faiss stores how much."""
     faiss = faiss_library()
     clustered = isinstance(index, faiss.IndexIVF | faiss.IndexBinaryIVF)
-    if clustered:
-        index.nprobe = index.nlist
-    last = (index if clustered else index.storage).search(queries, k)[0][:, -1:]
-    for breadth in BREADTHS:
+
+    def search_as_much_as(breadth: int) -> None:
         if clustered:
             index.nprobe = min(breadth, index.nlist)
         else:
             index.hnsw.efSearch = max(breadth, k)
+
+    search_as_much_as(index.nlist if clustered else k)
+    last = (index if clustered else index.storage).search(queries, k)[0][:, -1:]
+    for breadth in BREADTHS:
+        search_as_much_as(breadth)
         values, rows = index.search(queries, k)
         near = values <= last if isinstance(index, faiss.IndexBinary) else values >= last - 1e-6
         if (near & (rows >= 0)).mean() >= OVERLAP:
-            return
+            break
+    search_as_much_as(2 * breadth)
 
 
 def codes_of(index: Any) -> np.ndarray:
