@@ -24,10 +24,8 @@ def example(folder: Path, layout: Layout, deleted: Path | None = None, breadth: 
         breadth (`int`, *optional*): `efSearch` of the graph; needed with `deleted`.
     """
     folder = folder.resolve()
-    imports = ["sqlite3", "faiss", "numpy"] + (["torch"] if layout.first.code.startswith("qama-") else [])
     read = "read_index_binary" if layout.binary else "read_index"
-    lines = [*(f"import {name}" for name in imports), ""]
-    lines.append(f"index = faiss.{read}({str(folder / 'index.faiss')!r})")
+    lines = [f"index = faiss.{read}({str(folder / 'index.faiss')!r})"]
     settings = _params(layout, deleted, breadth)
     params = ", params=params" if settings else ""
     lines += [*settings, *(_bits(layout, folder, params) if layout.binary else _floats(layout, params))]
@@ -37,16 +35,18 @@ def example(folder: Path, layout: Layout, deleted: Path | None = None, breadth: 
         "ids = [documents.execute(one, [key]).fetchone()[0] for key in keys.tolist() if key >= 0]",
         "found = list(zip(ids, scores.tolist()))",
     ]
-    return "\n".join(lines)
+    others = {"np.": "import numpy as np", "torch.": "import torch"}
+    used = [line for name, line in others.items() if any(name in code for code in lines)]
+    return "\n".join(["import sqlite3", "", "import faiss", *used, "", *lines])
 
 
 def _params(layout: Layout, deleted: Path | None, breadth: int) -> list[str]:
     """Lines that set `params` of a search, if it needs any."""
     native, lines, base = layout.second is not None and not layout.binary, [], ""
     if deleted is not None:
-        lines.append(f"deleted = numpy.load({str(deleted.resolve())!r})")
+        lines.append(f"deleted = np.load({str(deleted.resolve())!r})")
         if native:  # below its keys, an index knows rows
-            lines.append("deleted = numpy.flatnonzero(numpy.isin(faiss.vector_to_array(index.id_map), deleted))")
+            lines.append("deleted = np.flatnonzero(np.isin(faiss.vector_to_array(index.id_map), deleted))")
         lines += [
             "kept = faiss.IDSelectorNot(faiss.IDSelectorBatch(deleted))",
             f"params = faiss.SearchParametersHNSW(sel=kept, efSearch={breadth})",
@@ -70,7 +70,7 @@ def _floats(layout: Layout, params: str) -> list[str]:
 def _bits(layout: Layout, folder: Path, params: str) -> list[str]:
     coder, count = layout.first, max(FOUND, layout.shortlist or 0)
     if coder.code == "sign":
-        lines = [f"bits = numpy.packbits(query[None, :{coder.dim}] > 0, axis=1)"]
+        lines = [f"bits = np.packbits(query[None, :{coder.dim}] > 0, axis=1)"]
     else:
         lines = [
             f"codes = quantizer.encode(torch.from_numpy(query[None]), {coder.code!r}, {coder.dim})",
@@ -88,19 +88,19 @@ def _beside(coder: Coder, folder: Path) -> list[str]:
     """Lines that score a shortlist by the second vectors."""
     return [
         f"second = faiss.read_index({str(folder / 'second.faiss')!r})",
-        f"vector = query[:{coder.dim}] / numpy.linalg.norm(query[:{coder.dim}])",
+        f"vector = query[:{coder.dim}] / np.linalg.norm(query[:{coder.dim}])",
         "scores = second.reconstruct_batch(keys) @ vector",
     ]
 
 
 def _decoded(coder: Coder) -> list[str]:
     """Lines that score a shortlist by its bits, decoded."""
-    lines = ["stored = numpy.stack([index.reconstruct(key) for key in keys.tolist()])"]
+    lines = ["stored = np.stack([index.reconstruct(key) for key in keys.tolist()])"]
     if coder.code == "sign":
         return [
             *lines,
-            f"vector = query[:{coder.dim}] / numpy.linalg.norm(query[:{coder.dim}])",
-            f"scores = (2.0 * numpy.unpackbits(stored, axis=1, count={coder.dim}) - 1) @ vector",
+            f"vector = query[:{coder.dim}] / np.linalg.norm(query[:{coder.dim}])",
+            f"scores = (2.0 * np.unpackbits(stored, axis=1, count={coder.dim}) - 1) @ vector",
         ]
     return [
         *lines,
