@@ -47,8 +47,9 @@ import numpy as np
 import torch
 from torch.nn.functional import normalize
 
-from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least, at_most, in_new_process
+from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least, at_most, in_new_process, significant
 from benchmarks.quantised_search import Distribution, embed
+from hub_cards.tables import markdown
 from modeling_m3bert import M3BertConfig, M3BertModel
 from scripts.command import run_command
 from scripts.convert import convert
@@ -408,6 +409,40 @@ def measure_memory(run: Run, sizes: Sizes, model: Path) -> dict[str, float]:
     return figures
 
 
+HEADER = (
+    "engine", "kind", "overlap", "nDCG@10", "build, s per 100,000", "bytes per document", "ms, 1 thread",
+    "ms, 8 threads", "memory",
+)  # fmt: skip
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """
+    The costs and the quality of exact search at 384 dims in every engine, in Markdown.
+
+    Args:
+        results (`dict[str, Any]`): The results file.
+    """
+    cost = results["cost"]
+    rows = []
+    for engine, kind in BUILDS:
+        case, name = f"{engine} {kind}", named(engine, kind)
+        seconds = cost["build s"][case] * FEWER.get(engine, 1)
+        rows.append(
+            [
+                engine,
+                kind,
+                f"{results[f'overlap_{name}']:.3f}",
+                f"{100 * results['quality']['ndcg@10'][name]:.1f}",
+                f"{seconds:.1f}",
+                f"{cost['bytes'][case]:,.0f}",
+                f"{cost['ms, 1 thread'][case]:.1f}",
+                f"{cost['ms, 8 threads'][case]:.1f}",
+                f"{results[f'memory_{name}']:.2f}",
+            ]
+        )
+    return markdown(HEADER, rows, words=2)
+
+
 def measure(run: Run) -> dict[str, float]:
     sizes = QUICK if run.quick else FULL
     torch.manual_seed(SEED)
@@ -418,7 +453,11 @@ def measure(run: Run) -> dict[str, float]:
         memory = measure_memory(run, sizes, folder / "model")
     finally:
         shutil.rmtree(folder)
-    return {**overlaps, **memory}
+    figures = {**overlaps, **memory}
+    if not run.quick:
+        rounded = {name: significant(value) for name, value in figures.items()}
+        print(table({**rounded, **run.measured}), flush=True)
+    return figures
 
 
 BENCHMARK = Benchmark(

