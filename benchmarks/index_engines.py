@@ -16,9 +16,9 @@ news and web texts. Three parts:
 2. Cost. 100,000 vectors of 384 dims are drawn like those of real texts (see `quantised_search`), and written to every
    engine, without encoding. Queries are single ones: one thread, and eight threads that ask at once, each with its own
    handle (Qdrant's local mode allows only one, which is shared).
-3. Memory. A model of one layer indexes 10,000 and 100,000 short documents in new processes. `memory_...`: anonymous
-   memory of the second at its peak, relative to the first. Graphs (hnsw), clusters of LanceDB and Qdrant's local mode
-   hold vectors in memory, so that theirs grows.
+3. Memory. A model of one layer indexes 20,000 and 200,000 documents of 1 kB, of which it reads the first words, in
+   new processes. `memory_...`: anonymous memory of the second at its peak, relative to the first. Graphs (hnsw),
+   clusters of LanceDB and Qdrant's local mode hold vectors in memory, so that theirs grows.
 
 Qdrant's local mode, which is for tests, gets a tenth of the documents in parts 2 and 3.
 
@@ -122,7 +122,7 @@ class Sizes:
     documents: tuple[int, int]
 
 
-FULL = Sizes(COLLECTIONS, 8000, 100_000, 100, (10_000, 100_000))
+FULL = Sizes(COLLECTIONS, 8000, 100_000, 100, (20_000, 200_000))
 QUICK = Sizes(COLLECTIONS[:1], 400, 3000, 10, (300, 3000))
 
 
@@ -387,11 +387,14 @@ def peak_of_build(name: str, kind: str, documents: int, tokenizer_folder: str) -
     )
     plan = Plan(Granularity(1, 384))
     encoder = GridEncoder(M3BertModel(config).eval(), tokenizer, plan.grid(), max_length=16)
+    # As large as a passage, so that the smaller corpus fills the blocks in which files are read.
+    body = "x" * 1000
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "corpus.jsonl")
         with file.open("w", encoding="utf-8") as opened:
             for row in range(documents):
-                opened.write(json.dumps({"id": str(row), "text": f"document {row * 7919 % 100_003} of {row}"}) + "\n")
+                text = f"document {row * 7919 % 100_003} of {row}"
+                opened.write(json.dumps({"id": str(row), "text": text, "body": body}) + "\n")
         with watched_memory() as highest:
             Index.build(Target(Path(folder, "index"), name, kind), plan, encoder, Corpus([str(file)])).close()
     return highest[0]

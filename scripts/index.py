@@ -19,8 +19,8 @@ from trainers.evaluation import GridEncoder
 from trainers.index import ENGINES, Corpus, Index, Plan, Target
 from trainers.index.engine import find_engine
 from trainers.index.example import example
-from trainers.index.index import read_manifest
 from trainers.index.layout import KINDS
+from trainers.index.manifest import read_manifest
 
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, load_as

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -84,6 +85,17 @@ def test_the_prompts_and_lengths_of_the_build_are_used_by_the_search(plan, model
     assert capsys.readouterr().out
     with pytest.raises(ValueError, match="is for prompts {'query': 'find '}, and this encoder has {}"):
         search.main([str(tmp_path / "index"), sentences[4], "--device", "cpu", "--query_prompt", ""])
+
+
+def test_the_printed_lines_read_as_long_a_question_as_the_index(
+    plan, tiny_checkpoint, corpus, tmp_path, sentences, capsys, run_bare
+):
+    write_modules(Path(tiny_checkpoint), width=32, max_length=4)  # published with less than the model reads
+    build(plan, tiny_checkpoint, corpus, tmp_path / "index")
+    longest = max(range(len(sentences)), key=lambda row: len(sentences[row]))
+    lines = capsys.readouterr().out.partition("Without m3bert:\n\n")[2]
+    found = ast.literal_eval(run_bare(lines.replace("'your question'", repr(sentences[longest]))).strip())
+    assert found[0][0] == f"d{longest}" and found[0][1] == pytest.approx(1, abs=1e-5)
 
 
 def test_another_model_is_refused(plan, model, corpus, tmp_path):

@@ -27,7 +27,8 @@ def _embedding(index: Index, question: str) -> list[str]:
     """Lines that set `query`, and `quantizer` if there is one."""
     manifest, options = index.manifest, _depth(index.manifest, index.plan.query.layer)
     learned = index.plan.documents.code.startswith("qama-")
-    prompt = manifest["encoder"]["prompts"].get("query")
+    reading = manifest["encoder"]
+    prompt = reading["prompts"].get("query")
     arguments = repr(question) if prompt is None else f"{question!r}, prompt={prompt!r}"
     lines = ["from sentence_transformers import SentenceTransformer"]
     if learned:
@@ -35,6 +36,8 @@ def _embedding(index: Index, question: str) -> list[str]:
     lines += [
         "",
         f"model = SentenceTransformer({manifest['model']!r}, trust_remote_code=True{options})",
+        # Checkpoints are often published with a smaller limit than that of their tokenizer.
+        f"model.max_seq_length = {reading['max_lengths'].get('query', reading['max_length'])}",
         f"query = model.encode({arguments})",
     ]
     if learned:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from functools import reduce
 from itertools import islice
 from pathlib import Path
@@ -16,21 +14,17 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..core.states import unwrap_encoder
 from ..evaluation.encoding import GridEncoder
-from .corpus import Corpus, Document, chunks, column_types, digest_of, require_types
+from .corpus import Corpus, Document, chunks, digest_of, require_types
 from .documents import DocumentStore
 from .engine import Batch, Engine, Where, find_engine
 from .layout import Layout
+from .manifest import CHUNK, MANIFEST, begin, embedded, read_manifest
 from .plan import Plan, encoder_identity, require_same_encoder
 
 
-SCHEMA_VERSION = 1
-MANIFEST = "index.json"
 STORE = "documents.sqlite"
-CHUNK = 2048  # documents that are encoded, and then written, together
 NOTHING_READ = '{"rows": 0, "digest": ""}'
-SAMPLE = 5  # chunks at the beginning that codes are fitted to
 
 
 @dataclass(frozen=True)
@@ -136,7 +130,7 @@ class Index:
             "url": target.url,
         }
         if not file.is_file():
-            _begin(target.folder, settings, plan, encoder, corpus, model)
+            begin(target.folder, settings, plan, encoder, corpus, model)
         manifest = read_manifest(target.folder)
         for name, value in settings.items():
             if manifest[name] != value:
@@ -337,83 +331,3 @@ class Index:
             if id_ in seen or id_ in stored:
                 raise ValueError(f"{document.place}: the id {id_!r} is that of an earlier document.")
             seen.add(id_)
-
-
-def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> torch.Tensor:
-    """
-    Embeddings of documents at their layer, as wide as the plan needs.
-
-    Raises:
-        ValueError: if an embedding is not finite. The message names the document.
-    """
-    embeddings = encoder.encode([document.text for document in chunk], role="document")
-    vectors = embeddings.widest(plan.documents.layer)
-    finite = torch.isfinite(vectors).all(dim=1)
-    if not finite.all():
-        raise ValueError(f"{chunk[int((~finite).nonzero()[0])].place}: the embedding is not finite.")
-    return vectors
-
-
-def read_manifest(folder: Path) -> dict[str, Any]:
-    """
-    What an index says of itself in `index.json`.
-
-    Raises:
-        ValueError: if the folder holds no index, or one of another version.
-    """
-    file = folder / MANIFEST
-    if not file.is_file():
-        raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
-    try:
-        manifest = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON: {error}.") from error
-    if manifest.get("schema_version") != SCHEMA_VERSION:
-        found = manifest.get("schema_version")
-        raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}.")
-    return manifest
-
-
-def _begin(
-    folder: Path,
-    settings: Mapping[str, Any],
-    plan: Plan,
-    encoder: GridEncoder,
-    corpus: Corpus,
-    model: str | None,
-) -> None:
-    """Write the manifest of a new index. Its layout needs the first documents."""
-    engine = find_engine(settings["engine"])
-    engine.library()
-    found = folder.iterdir() if folder.is_dir() else ()
-    if others := sorted(path.name for path in found if path.name != f"{MANIFEST}.draft"):
-        raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another --output.")
-    first = list(islice(corpus.documents(), SAMPLE * CHUNK))
-    if not first:
-        raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
-    options = {"kind": settings["kind"], "url": settings["url"], "columns": column_types(first)}
-    engine.require(plan.layout(encoder, engine, torch.zeros(1, encoder.full_width), **options))
-    sample = None
-    if plan.needs_sample:
-        parts: Iterator[list[Document]] = chunks(iter(first), CHUNK)
-        sample = torch.cat([embedded(encoder, plan, part) for part in parts])
-    config = unwrap_encoder(encoder.model).config
-    manifest = {
-        "schema_version": SCHEMA_VERSION,
-        **settings,
-        "model": model or config.name_or_path,
-        "model_type": config.model_type,
-        "model_layers": config.num_hidden_layers,
-        "layout": plan.layout(encoder, engine, sample, **options).to_dict(),
-        "corpus": {
-            "text_column": corpus.text_column,
-            "id_column": corpus.id_column,
-            "metadata_columns": list(first[0].metadata),
-            "separator": corpus.separator,
-        },
-        "created": date.today().isoformat(),
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f"{MANIFEST}.draft"
-    draft.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(draft, folder / MANIFEST)

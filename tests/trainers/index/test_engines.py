@@ -45,7 +45,7 @@ LAYOUTS = (
 def supported() -> list[tuple[str, str]]:
     found = []
     for name in ENGINES:
-        if find_spec(MODULES[name]) is None or find_spec(f"trainers.index.engines.{ENGINES[name][0]}") is None:
+        if find_spec(MODULES[name]) is None:
             continue
         engine = find_engine(name)
         for text in LAYOUTS:

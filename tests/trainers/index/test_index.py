@@ -18,7 +18,7 @@ from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.coding import PackedIndex
 from trainers.evaluation.search import exact_search, rerank
-from trainers.index import ENGINES, Corpus, Index, Plan, Target
+from trainers.index import ENGINES, Corpus, Index, Plan, Target, manifest
 from trainers.index import index as module
 from trainers.index.documents import DocumentStore
 from trainers.index.engine import find_engine
@@ -37,7 +37,8 @@ def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(module, "CHUNK", 8)
-    monkeypatch.setattr(module, "SAMPLE", 1)
+    monkeypatch.setattr(manifest, "CHUNK", 8)
+    monkeypatch.setattr(manifest, "SAMPLE", 1)
 
 
 def write(file: Path, sentences: list[str], first: int = 0) -> str:

@@ -21,7 +21,7 @@ from .lancedb_pending import Pending
 from .lancedb_table import TABLE, among, condition, packed_vectors, read_metadata, rows_at, table_rows, table_schema
 
 
-FILE_BYTES = 64_000_000  # of rows that become one file of the table
+FILE_BYTES = 16_000_000  # of rows that become one file of the table
 AT_ONCE = 1000  # keys in one condition
 # A search reads so many clusters, or follows so many candidates of a graph.
 PROBES = 32
