@@ -16,7 +16,6 @@ from hub_cards.tables import asymmetric_table, rescored_table, two_stage_table
 from trainers.evaluation.choice import Budget, choose
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import GROUPS
-from trainers.index.plan import Plan
 
 from .command import argument_parser, run_command
 
@@ -63,6 +62,8 @@ def main(arguments: list[str]) -> None:
     choice = choose(results, tasks, budget, tolerance=options.tolerance)
     print(f"Judged by {', '.join(tasks)}. {choice.explanation}")
     if options.output is not None:
+        from trainers.index.plan import Plan  # imports torch, which choosing does not need
+
         Plan.of(choice, results, tasks, budget.documents).save(options.output)
         print(f"Plan: {options.output}. Build it: m3bert index {options.output} --files FILE --output FOLDER")
     if options.plans:
