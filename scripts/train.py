@@ -67,7 +67,8 @@ class DataArguments:
         },
     )
     streaming: bool = field(
-        default=False, metadata={"help": "For pairs: read the training data during training. Needs --max_steps."}
+        default=False,
+        metadata={"help": "Read the training data during training, not before it. Needs --max_steps."},
     )
     clean_pairs: bool = field(
         default=False, metadata={"help": "For pairs: drop duplicates, and pairs beyond --max_pairs_per_query."}
@@ -195,8 +196,8 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
     embeds = isinstance(args, trainers.EmbeddingConfig)
     if data.clean_pairs and (not embeds or args.unsupervised or isinstance(args, trainers.DistillationConfig)):
         raise ValueError("--clean_pairs is for pairs; this method trains on single texts.")
-    if data.streaming and not embeds:
-        raise ValueError("--streaming is not available for masked LMs.")
+    if data.streaming and data.language_exponent is not None:
+        raise ValueError("--language_exponent needs the sizes of the languages, which --streaming does not know.")
     if data.language_exponent is not None and embeds:
         raise ValueError("--language_exponent is for masked LMs only.")
     if data.language_exponent is not None and data.dataset_name is not None:
@@ -205,16 +206,17 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
 
 def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
     """The rows to train on, or to evaluate on; `None` if there are none."""
-    from trainers.data.files import load_files
-    from trainers.data.hub_data import load_hub
+    from trainers.data.files import load_files, stream_files
+    from trainers.data.hub_data import load_hub, stream_hub
 
     streaming = data.streaming and not evaluation
     files, split = (data.eval_files, data.eval_split) if evaluation else (data.train_files, data.split)
     if files:
-        return load_files(files, streaming=streaming)
+        return stream_files(files) if streaming else load_files(files)
     if data.dataset_name is None or split is None:
         return None
-    return load_hub(data.dataset_name, data.dataset_config, split=split, streaming=streaming)
+    read = stream_hub if streaming else load_hub
+    return read(data.dataset_name, data.dataset_config, split=split)
 
 
 def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:

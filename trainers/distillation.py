@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from datasets import Dataset
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
@@ -120,7 +119,7 @@ class DistillationTrainer(EmbeddingTrainer):
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
-        ValueError: as [`EmbeddingTrainer`], or if no teacher is named, or a dataset is a stream.
+        ValueError: as [`EmbeddingTrainer`], or if no teacher is named.
     """
 
     def teacher_of(
@@ -142,17 +141,9 @@ class DistillationTrainer(EmbeddingTrainer):
 
 
 def all_texts(datasets: Iterable[Any], columns: Sequence[str], separator: str) -> Iterable[str]:
-    """
-    All texts of all columns, joined as the collator joins them.
-
-    Raises:
-        ValueError: if a dataset is a stream, whose texts cannot be embedded before training.
-    """
+    """All texts of all columns, joined as the collator joins them. A stream is read once, from its start to its
+    end."""
     for dataset in datasets:
-        if not isinstance(dataset, Dataset):
-            raise ValueError(
-                f"A teacher embeds all texts before training: pass a Dataset, not an {type(dataset).__name__}."
-            )
         for row in dataset:
             for column in columns:
                 yield joined_text(row, column, separator)

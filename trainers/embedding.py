@@ -13,6 +13,7 @@ from .core.granularity import Grid
 from .core.objective import Objective
 from .core.projection import Projection
 from .core.states import longest_text, unwrap_encoder, width_of
+from .core.streams import streamed
 from .data.collators import TextColumnsCollator, fields_of
 from .data.teacher import TeacherEmbeddings
 from .hub.modules import PROJECTION_FOLDER, find_projection, write_modules
@@ -28,8 +29,8 @@ class EmbeddingTrainer(PublishingTrainer):
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
         args ([`EmbeddingConfig`]): Training arguments; `args.build_objective` makes the objective.
         processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the encoder.
-        train_dataset ([`~datasets.Dataset`], *optional*): Training data with text columns: anchor, positive, then hard
-            negatives.
+        train_dataset ([`~datasets.Dataset`] or stream, *optional*): Training data with text columns: anchor, positive,
+            then hard negatives.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
         teacher ([`TeacherEmbeddings`], *optional*): A teacher's embeddings of the texts in all columns, for objectives
             with a teacher.
@@ -50,6 +51,7 @@ class EmbeddingTrainer(PublishingTrainer):
         teacher: TeacherEmbeddings | None = None,
         **kwargs: Any,
     ):
+        train_dataset = streamed(train_dataset)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]
         columns = args.columns_of(*datasets)

@@ -346,7 +346,11 @@ def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
         (["contrastive", "FILES", "pairs.jsonl", "--model_config", "5"], "--model_config='5' must be a mapping"),
         (["simcse", "FILES", "pairs.jsonl"], "takes one text column; found: query, answer"),
         (["simcse", "FILES", "en.txt", "--clean_pairs"], "--clean_pairs is for pairs; this method trains on single"),
-        (["multigranular-mlm", "FILES", "en.txt", "--streaming"], "--streaming is not available for masked LMs"),
+        (["multigranular-mlm", "FILES", "en.txt", "--streaming"], "max_steps has to be specified"),
+        (
+            ["multigranular-mlm", "FILES", "en.txt", "--streaming", "--language_exponent", "0.7"],
+            "--language_exponent needs the sizes",
+        ),
         (["contrastive", "FILES", "pairs.jsonl", "--max_pairs_per_query", "2"], "needs --clean_pairs"),
         (["contrastive", "FILES", "pairs.jsonl", "--merge_adapter"], "needs an adapter: pass --peft lora"),
         (["espresso", "FILES", "pairs.jsonl", "--grid", "2,4x8,16"], "needs the full size 6x32"),

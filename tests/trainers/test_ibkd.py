@@ -280,12 +280,15 @@ def test_bad_input_of_the_first_stage(tiny_tokenizer, encoder_folder, sentences,
         distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, **changes)
 
 
-def test_a_stream_has_no_cache(tiny_tokenizer, encoder_folder, sentences, tmp_path):
+def test_the_texts_of_a_stream_are_embedded_before_training(tiny_tokenizer, encoder_folder, sentences, tmp_path):
     stream = IterableDataset.from_generator(lambda: ({"text": text} for text in sentences))
-    changes = {"teacher_name_or_path": str(encoder_folder), "text_columns": ["text"], "max_steps": 1}
-    args = IBKDConfig(**quiet(tmp_path, **changes))
-    with pytest.raises(ValueError, match="pass a Dataset, not an IterableDataset"):
-        IBKDTrainer(quiet_model().model, args, tiny_tokenizer, stream)
+    changes = {"teacher_name_or_path": str(encoder_folder), "teacher_cache_dir": str(tmp_path / "cache")}
+    args = IBKDConfig(**quiet(tmp_path, text_columns=["text"], max_steps=1, **changes))
+    trainer = IBKDTrainer(quiet_model().model, args, tiny_tokenizer, stream)
+    expected = Teacher(str(encoder_folder)).embed(sentences, tmp_path / "other")
+    torch.testing.assert_close(trainer.teacher.of(sentences), expected.of(sentences), atol=1e-6, rtol=1e-6)
+    trainer.train()
+    assert trainer.state.global_step == 1
 
 
 def other_architecture(tokenizer) -> BertModel:

@@ -29,6 +29,8 @@ class NestedTrainingArguments(TrainingArguments):
             `learning_rate`.
         projector_warmup_steps (`float`, *optional*): Warm-up of the projection and of the objective's own parameters:
             a number of steps, or a share of all steps if below 1. Default: `warmup_steps`.
+        shuffle_buffer_size (`int`, *optional*, defaults to 10000): For streams: number of rows that are read ahead and
+            shuffled. The order of the shards is shuffled, too. 0 reads shards and rows in their order.
 
     Raises:
         ValueError: if the grid cannot be parsed, or a value is out of range.
@@ -41,12 +43,13 @@ class NestedTrainingArguments(TrainingArguments):
     grid: str | None = None
     projector_learning_rate: float | None = None
     projector_warmup_steps: float | None = None
+    shuffle_buffer_size: int = 10_000
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.grid is not None:
             Grid.parse(self.grid)
-        for name in ("projector_learning_rate", "projector_warmup_steps"):
+        for name in ("projector_learning_rate", "projector_warmup_steps", "shuffle_buffer_size"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value} must not be negative.")

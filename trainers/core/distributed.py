@@ -102,6 +102,15 @@ def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
     return shared
 
 
+def equal_on_all_ranks(text: str) -> bool:
+    """Whether every rank passes the same text."""
+    if world_size() == 1:
+        return True
+    found: list[Any] = [None] * world_size()
+    distributed.all_gather_object(found, text)
+    return len(set(found)) == 1
+
+
 class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:

@@ -20,13 +20,15 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from .arguments import NestedTrainingArguments
 from .dataset_checks import require_columns, require_one_batch
-from .distributed import world_size
+from .distributed import equal_on_all_ranks, rank, world_size
 from .granularity import Grid
 from .model import NestedModel
 from .objective import Objective, Term
 from .optimization import set_apart, warm_up_apart
 from .projection import Projection
 from .states import check_pooling, unwrap_encoder
+from .stream_loader import Layout, StreamLoader
+from .streams import Stream, streamed
 
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,8 @@ class NestedTrainer(Trainer):
     - A checkpoint has the backbone in the format of `from_pretrained`, and the objective's own parameters in a
       separate file, which [`~NestedTrainer.save_model`] does not write.
     - Only the optimizer's state is pickled, which is needed to resume.
+    - A stream is shuffled, each rank trains on rows of its own, and a resumed run continues with the next row
+      ([`Stream`]).
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The backbone. [`~NestedTrainer.train`] writes the
@@ -51,7 +55,7 @@ class NestedTrainer(Trainer):
         objective ([`Objective`]): The objective to minimise.
         args ([`NestedTrainingArguments`]): Training arguments.
         data_collator (`Callable`): Makes the inputs of [`NestedModel`] from rows of a dataset.
-        train_dataset ([`~datasets.Dataset`], *optional*): Training data.
+        train_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or [`Stream`], *optional*): Training data.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer, saved with the model.
         callbacks (`list[TrainerCallback]`, *optional*): Additional callbacks.
@@ -92,6 +96,7 @@ class NestedTrainer(Trainer):
             check_pooling(objective.pooling, config)
         if projection is not None:
             projection.validate(objective, config)
+        train_dataset = streamed(train_dataset)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in (train_dataset, *eval_sets):
             if dataset is not None:
@@ -105,6 +110,7 @@ class NestedTrainer(Trainer):
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._finite: dict[Term | None, torch.Tensor] = {}
         self._is_checkpoint = False
+        self._stream_loader: StreamLoader | None = None
         super().__init__(
             model=NestedModel(model, objective, mini_batch_size, projection),
             args=args,
@@ -140,6 +146,43 @@ class NestedTrainer(Trainer):
         has dims of the projection, not of the encoder's states, and for an encoder that is not trained."""
         if self.projection is None and self.nested.objective.layers:
             declare_grid(unwrap_encoder(self.backbone).config, self.nested.objective.grid)
+
+    def get_train_dataloader(self) -> Any:
+        if not isinstance(self.train_dataset, Stream):
+            return super().get_train_dataloader()
+        if not equal_on_all_ranks(self.train_dataset.identity):
+            raise ValueError("The ranks read different data: pass the same files, in the same order, to each process.")
+        args = self.args
+        args.ignore_data_skip = True  # the loader continues from its own position
+        layout = Layout(
+            batch_size=self._train_batch_size,
+            buffer_size=args.shuffle_buffer_size,
+            seed=args.data_seed if args.data_seed is not None else args.seed,
+            rank=rank(),
+            ranks=world_size(),
+            workers=max(1, args.dataloader_num_workers),
+        )
+        return StreamLoader(
+            self.train_dataset,
+            self._get_collator_with_removed_columns(self.data_collator, description="Training"),
+            layout,
+            num_workers=args.dataloader_num_workers,
+            pin_memory=args.dataloader_pin_memory,
+            prefetch_factor=args.dataloader_prefetch_factor,
+            multiprocessing_context=args.dataloader_multiprocessing_context,
+        )
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        self._stream_loader = train_dataloader if isinstance(train_dataloader, StreamLoader) else None
+        if self._stream_loader is not None and resume_from_checkpoint is not None:
+            self._stream_loader.load(resume_from_checkpoint)
+        return prepared
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        super()._save_rng_state(output_dir)
+        if self._stream_loader is not None:
+            self._stream_loader.save(output_dir)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         # Weight decay would pull a learned temperature towards 1, which does not regularise it.
@@ -209,6 +252,8 @@ class NestedTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs = {**logs, **self.train_terms.pop(self.accelerator)}
+        if self._stream_loader is not None:  # the length of a stream, and so the share of an epoch, is not known
+            self.state.epoch = float(self._stream_loader.epoch)
         super().log(logs, start_time)
 
     def prediction_step(

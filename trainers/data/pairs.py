@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import islice
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 
 from ..core.dataset_checks import require_columns
+from ..core.streams import Row, Stream, streamed
 
 
 @dataclass
@@ -38,7 +40,7 @@ class CleaningReport:
 
 
 def clean_pairs(
-    dataset: Dataset | IterableDataset,
+    dataset: Dataset | IterableDataset | Stream,
     query: Sequence[str],
     document: Sequence[str],
     *,
@@ -50,14 +52,15 @@ def clean_pairs(
     stage 3). The first documents of a query are kept. Memory: hashes of about 100 bytes per pair.
 
     Args:
-        dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`]): The pairs.
+        dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or [`Stream`]): The pairs.
         query (`Sequence[str]`): Columns of the query.
         document (`Sequence[str]`): Columns of the document.
         max_per_query (`int`, *optional*): Maximum number of documents per query; `None` is no maximum.
 
     Returns:
-        `tuple`: the cleaned dataset, of the same type, and its [`CleaningReport`]. A stream is cleaned while it is
-        read, again in every pass, and its report is updated meanwhile, except when worker processes read it.
+        `tuple`: the cleaned [`~datasets.Dataset`] or [`Stream`], and its [`CleaningReport`]. A stream is cleaned while
+        it is read, again in every pass, by each process that reads it. Its report is updated meanwhile, except when
+        worker processes read it.
 
     Raises:
         ValueError: if the dataset is empty or lacks a column, or `max_per_query` is below 1.
@@ -65,35 +68,64 @@ def clean_pairs(
     if max_per_query is not None and max_per_query < 1:
         raise ValueError(f"max_per_query={max_per_query} must be 1 or more.")
     require_columns(dataset, [*query, *document])
-    report = CleaningReport()
+    cleaning = _Cleaning(tuple(query), tuple(document), max_per_query, CleaningReport())
+    if isinstance(dataset, Dataset):
+        texts, keep = dataset.select_columns([*query, *document]), cleaning.start()
+        return dataset.select([index for index, row in enumerate(texts) if keep(row)]), cleaning.report
+    return Stream([_CleanedShard(streamed(dataset), cleaning)]), cleaning.report
 
-    def kept(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+
+@dataclass(frozen=True)
+class _Cleaning:
+    query: tuple[str, ...]
+    document: tuple[str, ...]
+    max_per_query: int | None
+    report: CleaningReport
+
+    def start(self) -> Callable[[Mapping[str, Any]], bool]:
+        """A function that says of each row of a pass whether to keep it, and counts."""
+        report = self.report
         report.rows = report.identical = report.over_cap = 0
         pairs: set[bytes] = set()
         documents: Counter[bytes] = Counter()
-        for index, row in enumerate(rows):
+
+        def keep(row: Mapping[str, Any]) -> bool:
             report.rows += 1
-            pair, asked = _digest(row, [*query, *document]), _digest(row, query)
+            pair, asked = _digest(row, [*self.query, *self.document]), _digest(row, self.query)
             if pair in pairs:
                 report.identical += 1
-            elif max_per_query is not None and documents[asked] >= max_per_query:
+                return False
+            if self.max_per_query is not None and documents[asked] >= self.max_per_query:
                 report.over_cap += 1
-            else:
-                pairs.add(pair)
-                documents[asked] += 1
-                yield index, row
+                return False
+            pairs.add(pair)
+            documents[asked] += 1
+            return True
 
-    if isinstance(dataset, Dataset):
-        texts = dataset.select_columns([*query, *document])
-        return dataset.select([index for index, _ in kept(texts)]), report
+        return keep
 
-    def stream() -> Iterator[Mapping[str, Any]]:
-        for _, row in kept(dataset):
-            yield row
 
-    return IterableDataset.from_generator(stream, features=dataset.features), report
+@dataclass(frozen=True)
+class _CleanedShard:
+    """The pairs of a stream that are kept, as one shard: whether a pair is kept depends on all pairs before it."""
+
+    stream: Stream
+    cleaning: _Cleaning
+
+    @property
+    def name(self) -> str:
+        return "+".join(shard.name for shard in self.stream.shards)
+
+    @property
+    def size(self) -> int | None:
+        sizes = [shard.size for shard in self.stream.shards]
+        return sum(size for size in sizes if size is not None) if None not in sizes else None
+
+    def rows(self, start: int = 0) -> Iterator[Row]:
+        keep = self.cleaning.start()
+        return islice((row for row in self.stream.rows() if keep(row.values)), start, None)
 
 
 def _digest(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
     """A hash of some columns of a row, which also depends on where the columns begin and end."""
-    return blake2b(repr([row[column] for column in columns]).encode(), digest_size=8).digest()
+    return blake2b(repr([row.get(column) for column in columns]).encode(), digest_size=8).digest()

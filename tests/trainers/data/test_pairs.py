@@ -7,7 +7,8 @@ import json
 import pytest
 from datasets import Dataset, IterableDataset
 
-from trainers.data.files import load_files
+from trainers.core.streams import Stream
+from trainers.data.files import stream_files
 from trainers.data.pairs import clean_pairs
 
 
@@ -28,20 +29,20 @@ def rows() -> list[dict[str, str]]:
     return [{"query": query, "title": title, "text": text} for query, title, text in PAIRS]
 
 
-def as_dataset(kind: str, folder) -> Dataset | IterableDataset:
+def as_dataset(kind: str, folder) -> Dataset | IterableDataset | Stream:
     if kind == "map":
         return Dataset.from_list(rows())
     if kind == "stream":
         return Dataset.from_list(rows()).to_iterable_dataset()
     (folder / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows())))
-    return load_files([str(folder / "pairs.jsonl")], streaming=True)
+    return stream_files([str(folder / "pairs.jsonl")])
 
 
 @pytest.mark.parametrize("kind", ["map", "stream", "file"])
 def test_identical_pairs_and_frequent_queries_are_cut(tmp_path, kind):
     dataset = as_dataset(kind, tmp_path)
     cleaned, report = clean_pairs(dataset, ["query"], ["title", "text"], max_per_query=2)
-    assert isinstance(cleaned, Dataset if kind == "map" else IterableDataset)
+    assert isinstance(cleaned, Dataset if kind == "map" else Stream)
     for _ in range(2):  # a second epoch starts anew
         kept = [(row["query"], row["title"], row["text"]) for row in cleaned]
         assert kept == [PAIRS[index] for index in (0, 2, 3, 7)]
