@@ -120,8 +120,8 @@ class EmbeddingTrainer(PublishingTrainer):
             projection=self.projection,
         )
 
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+    def _load_whole(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        super()._load_whole(resume_from_checkpoint, model)
         if self.projection is not None and not self.is_fsdp_enabled:
             saved = find_projection(resume_from_checkpoint)
             if saved is None:

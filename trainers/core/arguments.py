@@ -29,6 +29,9 @@ class NestedTrainingArguments(TrainingArguments):
             `learning_rate`.
         projector_warmup_steps (`float`, *optional*): Warm-up of the projection and of the objective's own parameters:
             a number of steps, or a share of all steps if below 1. Default: `warmup_steps`.
+        fully_shard (`bool`, *optional*, defaults to `False`): Divide parameters, gradients and the optimizer's state
+            among the processes (torch's FSDP2), for models that do not fit on each device. Checkpoints hold whole
+            tensors. Excludes cached gradients.
         shuffle_buffer_size (`int`, *optional*, defaults to 10000): For streams: number of rows that are read ahead and
             shuffled. The order of the shards is shuffled, too. 0 reads shards and rows in their order.
 
@@ -43,6 +46,7 @@ class NestedTrainingArguments(TrainingArguments):
     grid: str | None = None
     projector_learning_rate: float | None = None
     projector_warmup_steps: float | None = None
+    fully_shard: bool = False
     shuffle_buffer_size: int = 10_000
 
     def __post_init__(self) -> None:

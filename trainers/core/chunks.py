@@ -86,6 +86,21 @@ def chunked(lengths: Sequence[int], cost: PassCost) -> list[list[int]]:
     return chunks if len(chunks) > 1 else [list(range(len(lengths)))]
 
 
+def merged(chunks: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+    """
+    The texts of [`chunked`] in at most `count` chunks: neighbours with the fewest texts are put together.
+
+    Args:
+        chunks (`Sequence[Sequence[int]]`): Chunks of similar length each, in the order of their lengths.
+        count (`int`): Largest number of chunks, at least 1.
+    """
+    parts = [list(chunk) for chunk in chunks]
+    while len(parts) > count:
+        at = min(range(len(parts) - 1), key=lambda index: len(parts[index]) + len(parts[index + 1]))
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
 def text_lengths(attention_mask: torch.Tensor) -> torch.Tensor:
     """
     Number of tokens of each text up to its last real token, at least 1. Padding on the left counts, because it

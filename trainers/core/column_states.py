@@ -7,7 +7,16 @@ from typing import Any
 
 import torch
 
-from .chunks import PassCost, TextRows, chunked, in_row_order, padded_in_row_order, with_shared_embeddings
+from .chunks import (
+    PassCost,
+    TextRows,
+    chunked,
+    in_row_order,
+    merged,
+    padded_in_row_order,
+    with_shared_embeddings,
+)
+from .distributed import smallest_on_all_ranks
 from .gradient_caching import cached_vectors
 from .states import NestedStates, PooledStates, Pooling, TextStates, nested_states, unwrap_encoder
 
@@ -21,6 +30,7 @@ def column_states(
     layers: Iterable[int],
     pooling: Pooling | None = None,
     mini_batch_size: int | None = None,
+    same_passes: bool = False,
 ) -> dict[str, TextStates]:
     """
     Encode the texts of all columns together, in chunks of similar length ([`chunked`]). Values and gradients are those
@@ -35,6 +45,8 @@ def column_states(
         pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token states.
         mini_batch_size (`int`, *optional*): Cache gradients ([`cached_vectors`]), with at most as many tokens at a
             time as this number of the longest texts has. Needs `pooling`.
+        same_passes (`bool`, *optional*, defaults to `False`): Make as many passes on every rank, as a sharded model
+            needs: each pass exchanges its parameters.
 
     Returns:
         `dict[str, TextStates]`: text column -> [`PooledStates`], or [`NestedStates`] without a pooling.
@@ -55,6 +67,8 @@ def column_states(
     if mini_batch_size is not None:
         cost = cost.limited(mini_batch_size * max(texts.lengths))
     chunks = chunked(texts.lengths, cost)
+    if same_passes:
+        chunks = merged(chunks, smallest_on_all_ranks(len(chunks), texts.inputs["attention_mask"].device))
     rows = [texts.take(chunk) for chunk in chunks]
     if mini_batch_size is not None and pooling is not None:
         cached = cached_vectors(model, rows, layers, pooling)

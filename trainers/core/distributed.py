@@ -102,6 +102,15 @@ def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
     return shared
 
 
+def smallest_on_all_ranks(number: int, device: torch.device) -> int:
+    """The smallest of the numbers that the ranks pass."""
+    if world_size() == 1:
+        return number
+    smallest = torch.tensor(number, device=device)
+    distributed.all_reduce(smallest, op=distributed.ReduceOp.MIN)
+    return int(smallest)
+
+
 def equal_on_all_ranks(text: str) -> bool:
     """Whether every rank passes the same text."""
     if world_size() == 1:

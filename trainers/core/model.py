@@ -11,6 +11,7 @@ from torch import nn
 from .column_states import column_states
 from .objective import NestedBatch, Objective
 from .projection import Projection
+from .sharding import is_sharded
 from .states import ProjectedStates, TextStates
 
 
@@ -78,7 +79,7 @@ class NestedModel(nn.Module):
                 the embeddings of a teacher.
 
         Returns:
-            `dict`: `loss`, a scalar, and `terms`, the terms of the objective.
+            `dict`: `loss`, a scalar, and `terms`, the terms of the objective, without gradient.
         """
         columns = inputs if all(isinstance(value, Mapping) for value in inputs.values()) else {"text": inputs}
         batch = NestedBatch(
@@ -90,7 +91,7 @@ class NestedModel(nn.Module):
             num_items_in_batch=num_items_in_batch,
         )
         terms = self.objective(batch)
-        return {"loss": self.objective.total(terms), "terms": terms}
+        return {"loss": self.objective.total(terms), "terms": {term: value.detach() for term, value in terms.items()}}
 
     def encode(self, columns: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, TextStates]:
         """Text column -> the states that the objective reads; empty if it reads none."""
@@ -101,7 +102,12 @@ class NestedModel(nn.Module):
             for name, column in columns.items()
         }
         states = column_states(
-            self.backbone, inputs, self.objective.layers, self.objective.pooling, self.mini_batch_size
+            self.backbone,
+            inputs,
+            self.objective.layers,
+            self.objective.pooling,
+            self.mini_batch_size,
+            same_passes=is_sharded(self),
         )
         if self.projection is None:
             return states

@@ -6,7 +6,8 @@ import copy
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,15 @@ from .model import NestedModel
 from .objective import Objective, Term
 from .optimization import set_apart, warm_up_apart
 from .projection import Projection
+from .sharding import (
+    check_sharding,
+    full_tensor,
+    is_sharded,
+    shard,
+    shard_loaded_state,
+    whole_optimizer_state,
+    whole_parameters,
+)
 from .states import check_pooling, unwrap_encoder
 from .stream_loader import Layout, StreamLoader
 from .streams import Stream, streamed
@@ -106,6 +116,8 @@ class NestedTrainer(Trainer):
             declare_grid(copy.deepcopy(config), objective.grid)  # raise a ValueError before training, not after it
         if objective.layers:  # without layers, the encoder is not trained
             drop_stale_exits(unwrap_encoder(model), objective.grid)
+        if args.fully_shard:
+            check_sharding(args, mini_batch_size)
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._finite: dict[Term | None, torch.Tensor] = {}
@@ -173,6 +185,10 @@ class NestedTrainer(Trainer):
         )
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
+        if self.args.fully_shard and not is_sharded(self.model):
+            # For the Trainer, this is a model that reduces its gradients itself: it must not wrap it in DDP.
+            self.is_distributed_loading_by_transformers = True
+            shard(self.model, self.backbone)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self._stream_loader = train_dataloader if isinstance(train_dataloader, StreamLoader) else None
         if self._stream_loader is not None and resume_from_checkpoint is not None:
@@ -192,6 +208,8 @@ class NestedTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
+        if fresh and is_sharded(self.model):
+            optimizer.register_load_state_dict_pre_hook(shard_loaded_state)
         if fresh and self.args.has_projector_schedule:
             nested = self.nested
             own = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
@@ -282,9 +300,27 @@ class NestedTrainer(Trainer):
         self._is_checkpoint = _internal_call
         super().save_model(output_dir, _internal_call)
 
-    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        if not self.args.should_save:
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        if not is_sharded(self.model):
+            super()._save_optimizer_and_scheduler(output_dir)
             return
+        with whole_optimizer_state(self.optimizer.optimizer):
+            super()._save_optimizer_and_scheduler(output_dir)
+
+    @contextmanager
+    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
+        # Gradients are reduced after each accumulated batch: deferred ones would be whole on every rank.
+        yield
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        return full_tensor(super()._get_grad_norm(model, grad_norm))
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
+        with whole_parameters(self.model):  # on all ranks, since they exchange their shards
+            if self.args.should_save:
+                self._save_whole(output_dir, state_dict)
+
+    def _save_whole(self, output_dir: str | None, state_dict: dict[str, torch.Tensor] | None) -> None:
         output_dir = output_dir if output_dir is not None else self.args.output_dir
         os.makedirs(output_dir, exist_ok=True)
         self.declare_grid()
@@ -308,6 +344,11 @@ class NestedTrainer(Trainer):
         sentence-transformers, in trainers that publish models. Writes nothing here."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        with whole_parameters(self.model, write=True):
+            self._load_whole(resume_from_checkpoint, model)
+
+    def _load_whole(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        """Load the parameters of a checkpoint into a model whose parameters are whole."""
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return

@@ -1,0 +1,179 @@
+"""
+Sharded training: parameters, gradients and the optimizer's state are divided among ranks, by torch's `fully_shard`
+(FSDP2).
+
+A rank gathers the parameters of one transformer layer at a time. Checkpoints hold whole tensors, in the format of an
+unsharded run: a run can be continued with or without sharding, and on another number of ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from .distributed import world_size
+from .states import unwrap_encoder
+
+
+logger = logging.getLogger(__name__)
+
+
+def check_sharding(args: Any, mini_batch_size: int | None) -> None:
+    """
+    Check that a run can be sharded.
+
+    Raises:
+        ValueError: names the option that excludes sharding.
+    """
+    if args.world_size < 2:
+        raise ValueError("fully_shard needs two processes or more: start the run with torchrun or accelerate launch.")
+    if mini_batch_size is not None:
+        raise ValueError(
+            "fully_shard does not work with mini_batch_size: cached gradients need the whole parameters. "
+            "Pass gradient_checkpointing instead of mini_batch_size, or train without fully_shard."
+        )
+    for name in ("fsdp", "deepspeed", "auto_find_batch_size", "torch_compile"):
+        if getattr(args, name):
+            raise ValueError(f"fully_shard and {name} exclude each other: pass one of them.")
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether [`shard`] was called for the model."""
+    return isinstance(model, FSDPModule)
+
+
+def shard(model: nn.Module, encoder: nn.Module) -> None:
+    """
+    Divide the parameters of a model among all ranks, in place. All ranks start with the parameters of the first one.
+    Parameters without dimensions, such as a temperature, stay whole on every rank.
+
+    Args:
+        model (`torch.nn.Module`): The model, whole on every rank. Its own forward pass gathers the parameters outside
+            the transformer layers.
+        encoder ([`~transformers.PreTrainedModel`] or peft model): The part of it with transformer layers.
+    """
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            distributed.broadcast(tensor.data, src=0)
+    device = next(model.parameters()).device.type
+    mesh = init_device_mesh(device, (world_size(),))
+    whole = {parameter for parameter in model.parameters() if parameter.ndim == 0}
+    for layer in transformer_layers(encoder):
+        fully_shard(layer, mesh=mesh, ignored_params=whole)
+    fully_shard(model, mesh=mesh, ignored_params=whole)
+
+
+def transformer_layers(encoder: nn.Module) -> list[nn.Module]:
+    """The transformer layers of an encoder: those of its list with `num_hidden_layers` modules. Empty if there is no
+    such list, as in ALBERT, whose layers share their parameters."""
+    encoder = unwrap_encoder(encoder)
+    depth = encoder.config.num_hidden_layers
+    for module in encoder.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return list(module)
+    logger.warning(
+        f"{type(encoder).__name__} has no list of {depth} layers: all of its parameters are gathered at once."
+    )
+    return []
+
+
+def full_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of a sharded tensor, on every rank; any other tensor as it is. All ranks must call it."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def sharded_like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, sharded as `target` is; as it is if `target` is whole."""
+    if not isinstance(target, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(target.device), target.device_mesh, target.placements)
+
+
+@contextmanager
+def whole_parameters(model: nn.Module, write: bool = False) -> Iterator[None]:
+    """
+    Within the context, the parameters of a sharded model are whole: its state dict can be saved, or another one be
+    loaded. All ranks must enter it. Does nothing for other models.
+
+    Args:
+        model (`torch.nn.Module`): The model.
+        write (`bool`, *optional*, defaults to `False`): Whether changes of the parameters are kept.
+    """
+    if not is_sharded(model):
+        yield
+        return
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+    owners = [
+        (module, name, parameter)
+        for module in model.modules()
+        for name, parameter in module._parameters.items()
+        if isinstance(parameter, DTensor)
+    ]
+    whole: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+    for module, name, parameter in owners:
+        if id(parameter) not in whole:
+            # A tensor of one rank may be a view of the gathered buffer: `write` must not change that one.
+            gathered = parameter.detach().full_tensor().clone()
+            whole[id(parameter)] = nn.Parameter(gathered, requires_grad=parameter.requires_grad)
+        module._parameters[name] = whole[id(parameter)]
+    try:
+        yield
+    finally:
+        for module, name, parameter in owners:
+            module._parameters[name] = parameter
+        if write:
+            with torch.no_grad():
+                for parameter in {id(parameter): parameter for _, _, parameter in owners}.values():
+                    parameter.copy_(sharded_like(whole[id(parameter)].detach(), parameter))
+
+
+@contextmanager
+def whole_optimizer_state(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Within the context, the state of the optimizer is whole, as that of an unsharded run. All ranks must enter
+    it."""
+    sharded = {parameter: dict(values) for parameter, values in optimizer.state.items()}
+    for parameter, values in sharded.items():
+        optimizer.state[parameter] = {
+            name: full_tensor(value) if isinstance(value, torch.Tensor) else value for name, value in values.items()
+        }
+    try:
+        yield
+    finally:
+        optimizer.state.update(sharded)
+
+
+def shard_loaded_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    The state dict of an unsharded optimizer, for one with sharded parameters: a pre-hook of `load_state_dict`.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): An optimizer of sharded parameters.
+        state (`Mapping[str, Any]`): State dict of an optimizer of the same parameters, whole.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    target = dict(zip(numbers, parameters, strict=True))
+    return {
+        **state,
+        "state": {
+            number: {
+                name: (
+                    sharded_like(value, target[number])
+                    if isinstance(value, torch.Tensor) and value.shape == target[number].shape
+                    else value
+                )
+                for name, value in values.items()
+            }
+            for number, values in state["state"].items()
+        },
+    }
