@@ -9,7 +9,7 @@ unsharded run: a run can be continued with or without sharding, and on another n
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -135,6 +135,34 @@ def whole_parameters(model: nn.Module, write: bool = False) -> Iterator[None]:
             with torch.no_grad():
                 for parameter in {id(parameter): parameter for _, _, parameter in owners}.values():
                     parameter.copy_(sharded_like(whole[id(parameter)].detach(), parameter))
+
+
+def join_groups(optimizer: torch.optim.Optimizer, model: nn.Module, decayed: Collection[str]) -> None:
+    """
+    Put sharded and whole parameters into the two groups of an unsharded run, so that the optimizer's state has the
+    same order. The Trainer gives them groups of their own, because one kernel cannot update both: the joined groups
+    are updated one parameter at a time.
+
+    Args:
+        optimizer (`torch.optim.Optimizer`): A new optimizer of the Trainer.
+        model (`torch.nn.Module`): A sharded model.
+        decayed (`Collection[str]`): Names of the parameters with weight decay.
+    """
+    groups = list(optimizer.param_groups)
+    if len(groups) == 2:
+        return
+    joined = []
+    for decays in (True, False):
+        parameters = [
+            parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad and (name in decayed) is decays
+        ]
+        members = {id(parameter) for parameter in parameters}
+        like = next((group for group in groups if members & {id(each) for each in group["params"]}), groups[0])
+        one_by_one = {name: False for name in ("foreach", "fused") if name in like}
+        joined.append({**like, **one_by_one, "params": parameters})
+    optimizer.param_groups[:] = joined
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from .sharding import (
     check_sharding,
     full_tensor,
     is_sharded,
+    join_groups,
     shard,
     shard_loaded_state,
     whole_optimizer_state,
@@ -209,6 +210,7 @@ class NestedTrainer(Trainer):
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
         if fresh and is_sharded(self.model):
+            join_groups(optimizer, self.model, self.get_decay_parameter_names(self.model))
             optimizer.register_load_state_dict_pre_hook(shard_loaded_state)
         if fresh and self.args.has_projector_schedule:
             nested = self.nested
