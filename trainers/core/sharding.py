@@ -71,7 +71,7 @@ def shard(model: nn.Module, encoder: nn.Module) -> None:
     fully_shard(model, mesh=mesh, ignored_params=whole)
 
 
-def transformer_layers(encoder: nn.Module) -> list[nn.Module]:
+def transformer_layers(encoder: Any) -> list[nn.Module]:
     """The transformer layers of an encoder: those of its list with `num_hidden_layers` modules. Empty if there is no
     such list, as in ALBERT, whose layers share their parameters."""
     encoder = unwrap_encoder(encoder)
@@ -113,28 +113,28 @@ def whole_parameters(model: nn.Module, write: bool = False) -> Iterator[None]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-    owners = [
+    owners: list[tuple[nn.Module, str, Any]] = [
         (module, name, parameter)
         for module in model.modules()
         for name, parameter in module._parameters.items()
         if isinstance(parameter, DTensor)
     ]
-    whole: dict[int, nn.Parameter] = {}  # tied parameters stay tied
+    sharded = {id(parameter): parameter for _, _, parameter in owners}  # tied parameters stay tied
+    whole = {
+        key: nn.Parameter(full_tensor(parameter.detach()), requires_grad=parameter.requires_grad)
+        for key, parameter in sharded.items()
+    }
     for module, name, parameter in owners:
-        if id(parameter) not in whole:
-            # A tensor of one rank may be a view of the gathered buffer: `write` must not change that one.
-            gathered = parameter.detach().full_tensor().clone()
-            whole[id(parameter)] = nn.Parameter(gathered, requires_grad=parameter.requires_grad)
         module._parameters[name] = whole[id(parameter)]
     try:
         yield
     finally:
         for module, name, parameter in owners:
             module._parameters[name] = parameter
-        if write:
-            with torch.no_grad():
-                for parameter in {id(parameter): parameter for _, _, parameter in owners}.values():
-                    parameter.copy_(sharded_like(whole[id(parameter)].detach(), parameter))
+    if write:
+        with torch.no_grad():
+            for key, parameter in sharded.items():
+                parameter.copy_(sharded_like(whole[key].detach(), parameter))
 
 
 def join_groups(optimizer: torch.optim.Optimizer, model: nn.Module, decayed: Collection[str]) -> None:
@@ -160,7 +160,7 @@ def join_groups(optimizer: torch.optim.Optimizer, model: nn.Module, decayed: Col
         ]
         members = {id(parameter) for parameter in parameters}
         like = next((group for group in groups if members & {id(each) for each in group["params"]}), groups[0])
-        one_by_one = {name: False for name in ("foreach", "fused") if name in like}
+        one_by_one: dict[str, Any] = {name: False for name in ("foreach", "fused") if name in like}
         joined.append({**like, **one_by_one, "params": parameters})
     optimizer.param_groups[:] = joined
 
