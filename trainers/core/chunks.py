@@ -251,7 +251,9 @@ class Flattened:
         positions = torch.arange(real.shape[1], device=real.device).expand_as(real)[real]
         counts = real.sum(dim=1)
         tokens = {name: value for name, value in inputs.items() if name != "attention_mask"}
-        return cls.with_boundaries(tokens, real, nn.functional.pad(counts.cumsum(0), (1, 0)), positions + first_position)
+        return cls.with_boundaries(
+            tokens, real, nn.functional.pad(counts.cumsum(0), (1, 0)), positions + first_position
+        )
 
     @classmethod
     def with_boundaries(
