@@ -11,6 +11,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 
+DOCUMENT_LENGTHS = "document_lengths"  # column of packed rows: tokens of each document of a row
+
+
 @dataclass(frozen=True)
 class Frame:
     """
