@@ -25,8 +25,8 @@ SIZES = b"m3bert_sizes"  # key of a shard's schema: its sizes, as JSON
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
     """
-    A digest of all that the token ids of a fast tokenizer depend on: vocabulary, normalisation, special tokens. It does
-    not depend on padding and truncation, which every call sets.
+    A digest of all that the token ids of a fast tokenizer depend on: vocabulary, normalisation, special tokens.
+    Padding and truncation, which every call sets, do not count.
     """
     parts = json.loads(tokenizer.backend_tokenizer.to_str())
     for name in ("padding", "truncation"):
@@ -160,10 +160,10 @@ class PreparedData:
                 f"{self.folder} was prepared with another tokenizer: prepare the text again with "
                 f"--tokenizer_name {tokenizer.name_or_path or 'that of the model'}."
             )
-        if self.max_length > max_positions(config):
+        if self.max_length > (limit := max_positions(config)):
             raise ValueError(
-                f"{self.folder} has rows of up to {self.max_length} tokens, but the model reads {max_positions(config)}: "
-                f"prepare the text again with --max_length {max_positions(config)}."
+                f"{self.folder} has documents of up to {self.max_length} tokens, but the model reads {limit}: prepare "
+                f"the text again with --max_length {limit}."
             )
 
     def shards(self, language: str) -> list[Path]:

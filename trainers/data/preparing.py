@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -65,20 +64,20 @@ class Documents:
     The documents of a language.
 
     Args:
-        dataset ([`~datasets.Dataset`]): The documents.
-        rows (`numpy.ndarray`, *optional*): Those rows of the dataset that are in the language. Default: all.
+        dataset ([`~datasets.Dataset`]): The documents, also of other languages.
+        rows (`range` or `numpy.ndarray`): The rows that are in the language.
     """
 
     dataset: Dataset
-    rows: np.ndarray | None = None
+    rows: range | np.ndarray
 
     def __len__(self) -> int:
-        return len(self.dataset) if self.rows is None else len(self.rows)
+        return len(self.rows)
 
-    def part(self, start: int, stop: int) -> Documents:
-        """The documents from `start` to before `stop`."""
-        rows = np.arange(start, min(stop, len(self))) if self.rows is None else self.rows[start:stop]
-        return Documents(self.dataset, rows)
+    def parts(self, size: int) -> Iterator[Documents]:
+        """All documents, `size` at a time."""
+        for start in range(0, len(self), size):
+            yield Documents(self.dataset, self.rows[start : start + size])
 
     def texts(self, column: str) -> list[str]:
         """
@@ -87,7 +86,7 @@ class Documents:
         Raises:
             ValueError: if a value is not text.
         """
-        values = self.dataset[column][:] if self.rows is None else self.dataset[self.rows][column]
+        values = self.dataset[self.rows][column]
         for value in values:
             if value is not None and not isinstance(value, str):
                 raise ValueError(f"Column {column!r} has a value that is not text: {value!r}.")
@@ -142,9 +141,9 @@ def load_documents(files: Sequence[str], settings: Settings) -> dict[str, Docume
         for language, group in files_by_language(files).items():
             dataset = load_files(group)
             require_columns(dataset, columns)
-            documents[language] = Documents(dataset.select_columns(columns))
+            documents[language] = Documents(dataset.select_columns(columns), range(len(dataset)))
     else:
-        dataset = load_files(files)
+        dataset = load_files(sorted(files))
         require_columns(dataset, columns)
         rows = rows_by_language(dataset, settings.language_column)
         texts = dataset.select_columns([settings.text_column])
@@ -178,8 +177,7 @@ def rows_by_language(dataset: Dataset, column: str) -> dict[str, np.ndarray]:
 
 def has_text(documents: Documents, settings: Settings) -> bool:
     """Whether a document is not empty. Reads up to the first one."""
-    size = settings.documents_per_shard
-    parts = (documents.part(start, start + size) for start in range(0, len(documents), size))
+    parts = documents.parts(settings.documents_per_shard)
     return any(text.strip() for part in parts for text in part.texts(settings.text_column))
 
 
@@ -211,8 +209,8 @@ def write_shard(file: Path, documents: Documents, tokenizer: PreTrainedTokenizer
 def shards_of(folder: Path, documents: Mapping[str, Documents], size: int) -> Iterator[tuple[Path, Documents]]:
     """The file of each shard, with its documents."""
     for language, found in documents.items():
-        for number, start in enumerate(range(0, len(found), size)):
-            yield folder / language / f"{number:06d}.arrow", found.part(start, start + size)
+        for number, part in enumerate(found.parts(size)):
+            yield folder / language / f"{number:06d}.arrow", part
 
 
 def prepare(
@@ -256,9 +254,8 @@ def prepare(
     begin(folder, all_settings)
     shards = list(shards_of(folder, documents, settings.documents_per_shard))
     missing = [shard for shard in shards if not shard[0].is_file()]
-    for _ in tqdm(
-        written(missing, tokenizer, settings, num_proc), total=len(shards), initial=len(shards) - len(missing)
-    ):
+    writing = written(missing, tokenizer, settings, num_proc)
+    for _ in tqdm(writing, desc="Preparing", total=len(shards), initial=len(shards) - len(missing)):
         pass
     sizes = dict.fromkeys(documents, Sizes())
     for file, _ in shards:
@@ -271,12 +268,12 @@ def prepare(
     return prepared
 
 
-def described_files(files: Sequence[str], settings: Settings) -> dict[str, int]:
-    """Folder and name of each file -> its size in bytes."""
-    names = (
-        files if settings.language_column else [name for group in files_by_language(files).values() for name in group]
-    )
-    return {"/".join(Path(name).absolute().parts[-2:]): Path(name).stat().st_size for name in sorted(names)}
+def described_files(files: Sequence[str], settings: Settings) -> list[list[Any]]:
+    """Folder and name of each file, and its size in bytes."""
+    names = list(files)
+    if settings.language_column is None:
+        names = [name for group in files_by_language(files).values() for name in group]
+    return sorted(["/".join(Path(name).absolute().parts[-2:]), Path(name).stat().st_size] for name in names)
 
 
 def begin(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -314,9 +311,8 @@ def written(
     # Not forked from this process: tokenizers have threads, which a fork would lose.
     context = get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(num_proc, context, _one_thread) as pool:
-        write = partial(write_shard, tokenizer=tokenizer, settings=settings)
-        futures = [pool.submit(write, file, documents) for file, documents in shards]
+    with ProcessPoolExecutor(num_proc, context, _start, (tokenizer, settings)) as pool:
+        futures = [pool.submit(_write, file, documents) for file, documents in shards]
         try:
             for future in futures:
                 yield future.result()
@@ -324,6 +320,13 @@ def written(
             pool.shutdown(cancel_futures=True)
 
 
-def _one_thread() -> None:
-    """Each process has one thread: the processes are what runs at once."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+_started: list[tuple[PreTrainedTokenizerBase, Settings]] = []  # of a process of the pool: sent once, not per shard
+
+
+def _start(tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are what runs at once
+    _started.append((tokenizer, settings))
+
+
+def _write(file: Path, documents: Documents) -> None:
+    write_shard(file, documents, *_started[0])
