@@ -150,6 +150,6 @@ def added_memory(count: int, limit: int) -> int:
 
 
 def test_memory_does_not_grow_with_the_number_of_pairs():
-    few, many = added_memory(20_000, 2000), added_memory(120_000, 2000)
-    assert many < few + 2e6
-    assert added_memory(120_000, 10**9) > few + 8e6  # what it would be without files
+    few, many = added_memory(8000, 1000), added_memory(40_000, 1000)
+    assert many < few + 5e5
+    assert added_memory(40_000, 10**9) > few + 2e6  # what it would be without files
