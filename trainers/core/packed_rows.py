@@ -2,13 +2,15 @@
 Packed rows: several documents one after another in a row of tokens, each encoded as if it were alone.
 
 The positions of every document start anew, and its tokens attend to each other only. Flash attention reads where the
-documents begin; other implementations get a mask with one block per document.
+documents begin; other implementations get a mask with one block per document. A CPU computes all of such a mask, also
+outside of the blocks, so that documents are faster in rows of their own there ([`OwnRows`]).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -120,3 +122,43 @@ def flattened_documents(inputs: Mapping[str, torch.Tensor], first_position: int)
 def token_tensors(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The inputs that say what the tokens are, not where they are."""
     return {name: value for name, value in inputs.items() if name not in (DOCUMENTS, "attention_mask")}
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """
+    The documents of packed rows in rows of their own, padded to the longest, and the way back.
+
+    Args:
+        packed (`torch.BoolTensor` of shape `(rows, tokens)`): The real tokens in packed rows.
+        own (`torch.BoolTensor` of shape `(documents, longest)`): The same tokens, in the same order, in own rows.
+    """
+
+    packed: torch.Tensor
+    own: torch.Tensor
+
+    @classmethod
+    def of(cls, document_ids: torch.Tensor) -> Self:
+        """The documents of packed rows, `(rows, tokens)`."""
+        packed = document_ids > 0
+        positions = document_positions(document_ids)[packed]
+        begins = (positions == 0).nonzero().flatten()
+        lengths = nn.functional.pad(begins, (0, 1), value=len(positions)).diff()
+        longest = torch.arange(int(lengths.max()), device=document_ids.device)
+        return cls(packed, longest < lengths[:, None])
+
+    def unpack(self, values: torch.Tensor, padding: int) -> torch.Tensor:
+        """Values of tokens, `(rows, tokens)`, as `(documents, longest)`."""
+        rows = values.new_full(self.own.shape, padding)
+        rows[self.own] = values[self.packed]
+        return rows
+
+    def inputs(self, inputs: Mapping[str, torch.Tensor], padding: int) -> dict[str, torch.Tensor]:
+        """Inputs of packed rows as those of one document per row, with an `attention_mask`."""
+        rows = {name: self.unpack(value, padding) for name, value in token_tensors(inputs).items()}
+        return {**rows, "attention_mask": self.own.long()}
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """States of tokens, `(documents, longest, hidden_size)`, as `(rows, tokens, hidden_size)`."""
+        rows = states.new_zeros(*self.packed.shape, states.shape[2])
+        return rows.masked_scatter(self.packed.unsqueeze(2), states[self.own])
