@@ -27,6 +27,7 @@ from scripts.command import argument_parser, run_command
 
 NAMES = (
     "masked_lm_head",
+    "packing",
     "contrastive_memory",
     "objectives",
     "teacher_cache",

@@ -2,6 +2,7 @@
 Train an encoder:
 
     m3bert train multigranular-mlm --model_name_or_path DIR --train_files text.txt --output_dir runs/mlm
+    m3bert train multigranular-mlm --prepared_data runs/prepared --tokenizer_name DIR --output_dir runs/mlm
     m3bert train contrastive --config msmarco_triplets --train_files triplets.jsonl --model_name_or_path DIR ...
     m3bert train contrastive --dataset_name HUB_ID --dataset_config NAME --model_name_or_path DIR ...
     m3bert train path/to/mine.py:MyConfig --train_files pairs.jsonl --model_name_or_path DIR ...
@@ -58,12 +59,20 @@ class DataArguments:
     eval_split: str | None = field(
         default=None, metadata={"help": "Split of --dataset_name to evaluate on, in place of --eval_files."}
     )
+    prepared_data: str | None = field(
+        default=None,
+        metadata={
+            "help": "For masked LMs, in place of --train_files: folder that `m3bert prepare` wrote. Its rows have the "
+            "--max_length that it was given."
+        },
+    )
     text_column: str = field(default="text", metadata={"help": "For masked LMs: the column with the text."})
     language_exponent: float | None = field(
         default=None,
         metadata={
             "help": "For masked LMs: treat each training file as one language, and sample language L with a "
-            "probability proportional to its share P(L) raised to this power (the paper: 0.7)."
+            "probability proportional to its share P(L) raised to this power (the paper: 0.7). With --prepared_data: "
+            "in place of the power that it was prepared with."
         },
     )
     streaming: bool = field(
@@ -176,10 +185,14 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
     Raises:
         ValueError: names the option and what it needs.
     """
-    if not data.train_files and data.dataset_name is None:
-        raise ValueError("Training needs --train_files or --dataset_name.")
-    if data.train_files and data.dataset_name is not None:
-        raise ValueError("--train_files and --dataset_name exclude each other: pass one of them.")
+    embeds = isinstance(args, trainers.EmbeddingConfig)
+    sources = [name for name in ("train_files", "dataset_name", "prepared_data") if getattr(data, name)]
+    if data.prepared_data is not None and embeds:
+        raise ValueError("--prepared_data is for masked LMs only.")
+    if not sources:
+        raise ValueError(f"Training needs --train_files or --dataset_name{'' if embeds else ' or --prepared_data'}.")
+    if len(sources) > 1:
+        raise ValueError(f"--{' and --'.join(sources)} exclude each other: pass one of them.")
     if data.eval_files and data.eval_split is not None:
         raise ValueError("--eval_files and --eval_split exclude each other: pass one of them.")
     for option in ("dataset_config", "eval_split"):
@@ -193,7 +206,6 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
         raise ValueError("--max_pairs_per_query needs --clean_pairs.")
     if data.max_pairs_per_query is not None and data.max_pairs_per_query < 1:
         raise ValueError(f"--max_pairs_per_query {data.max_pairs_per_query} must be 1 or more.")
-    embeds = isinstance(args, trainers.EmbeddingConfig)
     if data.clean_pairs and (not embeds or args.unsupervised or isinstance(args, trainers.DistillationConfig)):
         raise ValueError("--clean_pairs is for pairs; this method trains on single texts.")
     if data.streaming and data.language_exponent is not None:
@@ -226,8 +238,23 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     from .backbone import load_backbone
 
     model, tokenizer = load_backbone(backbone, AutoModelForMaskedLM)
-    train, evaluation = (masked_lm_data(data, args, tokenizer, evaluation=found) for found in (False, True))
+    if data.prepared_data is not None:
+        train = prepared_rows(data, args, model, tokenizer)
+    else:
+        train = masked_lm_data(data, args, tokenizer, evaluation=False)
+    evaluation = masked_lm_data(data, args, tokenizer, evaluation=True)
     return trainer_class(model, args, tokenizer, train, evaluation)
+
+
+def prepared_rows(data: DataArguments, args: Any, model: Any, tokenizer: Any) -> Dataset:
+    """The rows of `--prepared_data`, whose maximum length becomes that of the run."""
+    from trainers.core.states import unwrap_encoder
+    from trainers.data.prepared import PreparedData
+
+    prepared = PreparedData.read(data.prepared_data)
+    prepared.check(tokenizer, unwrap_encoder(model).config)
+    args.max_length = prepared.max_length
+    return prepared.dataset(exponent=data.language_exponent, seed=args.seed)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
@@ -235,7 +262,7 @@ def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation
     from trainers.data.files import load_files, tokenize_texts
     from trainers.data.languages import mix_languages
 
-    if data.language_exponent is not None:
+    if data.language_exponent is not None and data.prepared_data is None:
         parts = [load_files([file]) for file in (data.eval_files if evaluation else data.train_files) or ()]
     else:
         parts = [part for part in [read_data(data, evaluation=evaluation)] if part is not None]

@@ -7,12 +7,16 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from .core import papers
 from .core.arguments import NestedTrainingArguments
 from .core.described import described
 from .core.objective import NestedBatch, Objective, Terms
+from .core.packed_rows import check_packable
+from .core.states import unwrap_encoder
+from .data.collators import MaskedLMCollator
+from .data.packing import DOCUMENT_LENGTHS
 from .losses import nested_cross_entropy
 from .publishing import PublishingTrainer
 
@@ -83,7 +87,7 @@ class MultigranularMLMConfig(NestedTrainingArguments):
         mlm_probability (`float`, *optional*, defaults to 0.15): Share of tokens to predict. The paper found 0.3
             unstable (m3BERT, section 2.3).
         max_length (`int`, *optional*, defaults to 512): Maximum length of a text in tokens; longer texts are
-            truncated.
+            truncated. Prepared data has its own.
         learning_rate (`float`, *optional*, defaults to 1e-4): Initial learning rate of AdamW.
         weight_decay (`float`, *optional*, defaults to 0.01): Weight decay of all parameters except biases and norms.
         lr_scheduler_type (`str`, *optional*, defaults to `"cosine"`): Learning-rate schedule.
@@ -116,15 +120,17 @@ class MultigranularMLMTrainer(PublishingTrainer):
         model ([`~transformers.PreTrainedModel`]): A backbone with a masked-LM head.
         args ([`MultigranularMLMConfig`]): Training arguments.
         processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer with a mask token.
-        train_dataset ([`~datasets.Dataset`], *optional*): Tokenised texts, in a column `input_ids`.
+        train_dataset ([`~datasets.Dataset`], *optional*): Tokenised texts, in a column `input_ids`. Rows with a column
+            `document_lengths` are packed ([`PreparedData`]).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Tokenised texts for evaluation.
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
-        ValueError: as [`NestedTrainer`], or if the tokenizer has no mask token.
+        ValueError: as [`NestedTrainer`], if the tokenizer has no mask token, or if rows are packed and the backbone
+            cannot read packed rows.
     """
 
-    _optional_columns = ("attention_mask", "special_tokens_mask")
+    _optional_columns = ("attention_mask", "special_tokens_mask", DOCUMENT_LENGTHS)
 
     def __init__(
         self,
@@ -137,11 +143,13 @@ class MultigranularMLMTrainer(PublishingTrainer):
     ):
         if processing_class.mask_token is None:
             raise ValueError(f"{type(processing_class).__name__} has no mask token, which masked-LM training needs.")
+        if train_dataset is not None and DOCUMENT_LENGTHS in (train_dataset.column_names or ()):
+            check_packable(unwrap_encoder(model).config)
         super().__init__(
             model=model,
             objective=args.build_objective(args.grid_for(model.config)),
             args=args,
-            data_collator=DataCollatorForLanguageModeling(processing_class, mlm_probability=args.mlm_probability),
+            data_collator=MaskedLMCollator(processing_class, mlm_probability=args.mlm_probability),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,

@@ -263,11 +263,28 @@ class Flattened:
             first_position (`int`): Row of the position embeddings that the first token reads.
         """
         real = inputs["attention_mask"].bool()
+        positions = torch.arange(real.shape[1], device=real.device).expand_as(real)[real]
         counts = real.sum(dim=1)
-        boundaries = nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
-        longest = int(counts.max())
-        positions = torch.arange(real.shape[1], device=real.device).expand_as(real)[real] + first_position
-        flat = {name: value[real].unsqueeze(0) for name, value in inputs.items() if name != "attention_mask"}
+        tokens = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        return cls.with_boundaries(
+            tokens, real, nn.functional.pad(counts.cumsum(0), (1, 0)), positions + first_position
+        )
+
+    @classmethod
+    def with_boundaries(
+        cls, tokens: Mapping[str, torch.Tensor], real: torch.Tensor, boundaries: torch.Tensor, positions: torch.Tensor
+    ) -> Flattened:
+        """
+        Flatten texts whose places are known.
+
+        Args:
+            tokens (`Mapping[str, torch.Tensor]`): Tensors of shape `(rows, tokens, ...)`.
+            real (`torch.BoolTensor` of shape `(rows, tokens)`): The tokens to keep.
+            boundaries (`torch.LongTensor` of shape `(texts + 1,)`): Cumulative lengths of the texts.
+            positions (`torch.LongTensor` of shape `(real tokens,)`): Row of the position embeddings of every token.
+        """
+        boundaries, longest = boundaries.to(torch.int32), int(boundaries.diff().max())
+        flat = {name: value[real].unsqueeze(0) for name, value in tokens.items()}
         return cls(
             {
                 "position_ids": positions.unsqueeze(0),

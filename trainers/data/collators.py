@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 import torch
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BatchEncoding, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
+from ..core.packed_rows import DOCUMENTS
+from .packing import DOCUMENT_LENGTHS, Frame
 from .teacher import TeacherEmbeddings
 
 
@@ -106,6 +110,32 @@ class TextColumnsCollator:
             for view in range(self.views):
                 batch[column if view == 0 else f"{column} (view {view + 1})"] = encoded
         return batch
+
+
+class MaskedLMCollator(DataCollatorForLanguageModeling):
+    """
+    [`~transformers.DataCollatorForLanguageModeling`] for rows with one document and for packed rows. A row with a
+    column `document_lengths` is packed: its batch has `document_ids` `(rows, tokens)`, 1, 2, ... for the documents of
+    a row and 0 for padding, in place of a mask. Special tokens of every document are never predicted.
+    """
+
+    @cached_property
+    def frame(self) -> Frame:
+        """The special tokens around every document."""
+        return Frame.of(self.tokenizer)
+
+    def torch_call(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        if DOCUMENT_LENGTHS not in rows[0]:
+            return super().torch_call(rows)
+        lengths = [row[DOCUMENT_LENGTHS] for row in rows]
+        tokens = [torch.tensor(row["input_ids"], dtype=torch.long) for row in rows]
+        numbers = [torch.arange(1, len(each) + 1).repeat_interleave(torch.tensor(each)) for each in lengths]
+        special = [self.frame.special_tokens(each) for each in lengths]
+        input_ids, labels = self.torch_mask_tokens(
+            pad_sequence(tokens, batch_first=True, padding_value=self.tokenizer.pad_token_id),
+            special_tokens_mask=pad_sequence(special, batch_first=True, padding_value=True),
+        )
+        return {"input_ids": input_ids, "labels": labels, DOCUMENTS: pad_sequence(numbers, batch_first=True)}
 
 
 def _text_ids(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:

@@ -28,22 +28,43 @@ def smoothed_probabilities(sizes: Sequence[float], exponent: float = 0.7) -> lis
     return [power / sum(powers) for power in powers]
 
 
-def mix_languages(datasets: Sequence[Dataset], *, exponent: float = 0.7, seed: int = 0) -> Dataset:
+def mix_languages(
+    datasets: Sequence[Dataset], *, exponent: float = 0.7, seed: int = 0, tokens: Sequence[int] | None = None
+) -> Dataset:
     """
-    Sample from the datasets of several languages with the [`smoothed_probabilities`] of their row counts, until every
-    row has been drawn at least once. Rows of small languages repeat.
+    Sample rows from the datasets of several languages until every row has been drawn at least once. Rows of small
+    languages repeat.
 
     Args:
         datasets (`Sequence[Dataset]`): One dataset per language, with the same columns.
         exponent (`float`, *optional*, defaults to 0.7): See [`smoothed_probabilities`].
         seed (`int`, *optional*, defaults to 0): Seed of the sampling.
+        tokens (`Sequence[int]`, *optional*): Tokens of each dataset: the shares of *tokens* are then the
+            [`smoothed_probabilities`] of these. Default: the shares of rows are those of the row counts.
 
     Returns:
         [`~datasets.Dataset`]
     """
     if len(datasets) == 1:
         return datasets[0]
-    probabilities = smoothed_probabilities([len(dataset) for dataset in datasets], exponent)
+    rows = [len(dataset) for dataset in datasets]
+    probabilities = smoothed_probabilities(rows if tokens is None else tokens, exponent)
+    if tokens is not None:
+        probabilities = row_probabilities(probabilities, rows, tokens)
     return interleave_datasets(
         list(datasets), probabilities=probabilities, seed=seed, stopping_strategy="all_exhausted"
     )
+
+
+def row_probabilities(probabilities: Sequence[float], rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
+    """
+    How often to draw a row of each language, so that the shares of the drawn tokens are `probabilities`: a language
+    whose rows are shorter is drawn more often.
+
+    Args:
+        probabilities (`Sequence[float]`): The share of tokens of each language.
+        rows (`Sequence[int]`): The number of rows of each language.
+        tokens (`Sequence[int]`): The number of tokens of each language.
+    """
+    weights = [share * count / size for share, count, size in zip(probabilities, rows, tokens, strict=True)]
+    return [weight / sum(weights) for weight in weights]

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from datasets import Dataset, IterableDataset
+from datasets import Dataset, IterableDataset, concatenate_datasets
 
 from ..core.dataset_checks import require_columns
 from ..core.streams import Row, Stream, streamed
+from .hash_counts import HashCounts
+
+
+ROWS_AT_ONCE = 10_000  # of a dataset whose pairs are cleaned
+SELECTED_AT_ONCE = 1_000_000
 
 
 @dataclass
@@ -49,7 +55,8 @@ def clean_pairs(
     """
     Drop duplicate pairs, and keep at most `max_per_query` documents per query, so that frequent queries do not
     dominate the batches (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3 and appendix B,
-    stage 3). The first documents of a query are kept. Memory: hashes of about 100 bytes per pair.
+    stage 3). The first documents of a query are kept. Memory does not grow with the number of pairs ([`kept_pairs`]),
+    except for 8 bytes per pair that is kept of a [`~datasets.Dataset`].
 
     Args:
         dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or [`Stream`]): The pairs.
@@ -68,41 +75,15 @@ def clean_pairs(
     if max_per_query is not None and max_per_query < 1:
         raise ValueError(f"max_per_query={max_per_query} must be 1 or more.")
     require_columns(dataset, [*query, *document])
-    cleaning = _Cleaning(tuple(query), tuple(document), max_per_query, CleaningReport())
+    report = CleaningReport()
+    columns = [*query, *document]
     if isinstance(dataset, Dataset):
-        texts, keep = dataset.select_columns([*query, *document]), cleaning.start()
-        return dataset.select([index for index, row in enumerate(texts) if keep(row)]), cleaning.report
-    return Stream([_CleanedShard(streamed(dataset), cleaning)]), cleaning.report
+        batches = dataset.select_columns(columns).iter(ROWS_AT_ONCE)
+        rows = ([dict(zip(batch, row, strict=True)) for row in zip(*batch.values(), strict=True)] for batch in batches)
+        kept = kept_pairs(rows, query, document, max_per_query=max_per_query, report=report)
+        return selected(dataset, (index for index, _ in kept)), report
 
-
-@dataclass(frozen=True)
-class _Cleaning:
-    query: tuple[str, ...]
-    document: tuple[str, ...]
-    max_per_query: int | None
-    report: CleaningReport
-
-    def start(self) -> Callable[[Mapping[str, Any]], bool]:
-        """A function that says of each row of a pass whether to keep it, and counts."""
-        report = self.report
-        report.rows = report.identical = report.over_cap = 0
-        pairs: set[bytes] = set()
-        documents: Counter[bytes] = Counter()
-
-        def keep(row: Mapping[str, Any]) -> bool:
-            report.rows += 1
-            pair, asked = _digest(row, [*self.query, *self.document]), _digest(row, self.query)
-            if pair in pairs:
-                report.identical += 1
-                return False
-            if self.max_per_query is not None and documents[asked] >= self.max_per_query:
-                report.over_cap += 1
-                return False
-            pairs.add(pair)
-            documents[asked] += 1
-            return True
-
-        return keep
+    return Stream([_CleanedShard(streamed(dataset), tuple(query), tuple(document), max_per_query, report)]), report
 
 
 @dataclass(frozen=True)
@@ -110,7 +91,10 @@ class _CleanedShard:
     """The pairs of a stream that are kept, as one shard: whether a pair is kept depends on all pairs before it."""
 
     stream: Stream
-    cleaning: _Cleaning
+    query: tuple[str, ...]
+    document: tuple[str, ...]
+    max_per_query: int | None
+    report: CleaningReport
 
     @property
     def name(self) -> str:
@@ -118,14 +102,83 @@ class _CleanedShard:
 
     @property
     def size(self) -> int | None:
-        sizes = [shard.size for shard in self.stream.shards]
-        return sum(size for size in sizes if size is not None) if None not in sizes else None
+        sizes = [shard.size for shard in self.stream.shards if shard.size is not None]
+        return sum(sizes) if len(sizes) == len(self.stream.shards) else None
 
     def rows(self, start: int = 0) -> Iterator[Row]:
-        keep = self.cleaning.start()
-        return islice((row for row in self.stream.rows() if keep(row.values)), start, None)
+        current: list[Row] = []
+
+        def one_by_one() -> Iterator[list[Mapping[str, Any]]]:
+            for row in self.stream.rows():  # no row is read before it is needed
+                current[:] = [row]
+                yield [row.values]
+
+        kept = kept_pairs(
+            one_by_one(), self.query, self.document, max_per_query=self.max_per_query, report=self.report
+        )
+        return islice((current[0] for _ in kept), start, None)
 
 
-def _digest(row: Mapping[str, Any], columns: Sequence[str]) -> bytes:
+def kept_pairs(
+    batches: Iterable[Sequence[Mapping[str, Any]]],
+    query: Sequence[str],
+    document: Sequence[str],
+    *,
+    max_per_query: int | None = None,
+    report: CleaningReport,
+    limit: int = 2**18,
+) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """
+    The pairs that [`clean_pairs`] keeps, in their order. Hashes of what was kept are on disk, in the folder for
+    temporary files (the environment variable `TMPDIR`): 8 bytes per pair, and 8 more with `max_per_query`.
+
+    Args:
+        batches (`Iterable[Sequence[Mapping]]`): Rows, a batch at a time.
+        query (`Sequence[str]`): Columns of the query.
+        document (`Sequence[str]`): Columns of the document.
+        max_per_query (`int`, *optional*): Maximum number of documents per query; `None` is no maximum.
+        report ([`CleaningReport`]): Counts what is read and dropped, from 0.
+        limit (`int`, *optional*, defaults to 262144): Hashes to keep in memory, about 100 bytes each.
+
+    Yields:
+        `tuple`: the number of the row, and the row.
+    """
+    report.rows = report.identical = report.over_cap = 0
+    with TemporaryDirectory(prefix="m3bert-pairs-", ignore_cleanup_errors=True) as folder:
+        pairs, asked = (HashCounts(Path(folder, name), limit) for name in ("pairs", "queries"))
+        for counts in (pairs, asked):
+            counts.folder.mkdir()
+        for batch in batches:
+            of_pairs = [_digest(row, [*query, *document]) for row in batch]
+            of_queries = [_digest(row, query) for row in batch] if max_per_query is not None else [0] * len(batch)
+            older_pairs, older_queries = pairs.on_disk(of_pairs), asked.on_disk(of_queries)
+            for row, pair, asks, old, before in zip(
+                batch, of_pairs, of_queries, older_pairs, older_queries, strict=True
+            ):
+                report.rows += 1
+                if old or pairs.recent[pair]:
+                    report.identical += 1
+                elif max_per_query is not None and before + asked.recent[asks] >= max_per_query:
+                    report.over_cap += 1
+                else:
+                    pairs.add(pair)
+                    if max_per_query is not None:
+                        asked.add(asks)
+                    yield report.rows - 1, row
+            pairs.spill()
+            asked.spill()
+
+
+def selected(dataset: Dataset, indices: Iterable[int]) -> Dataset:
+    """Some rows of a dataset. [`~datasets.Dataset.select`] makes a list of all indices, which takes more memory."""
+    parts = []
+    indices = iter(indices)
+    while part := list(islice(indices, SELECTED_AT_ONCE)):
+        parts.append(dataset.select(part))
+    return concatenate_datasets(parts) if parts else dataset.select([])
+
+
+def _digest(row: Mapping[str, Any], columns: Sequence[str]) -> int:
     """A hash of some columns of a row, which also depends on where the columns begin and end."""
-    return blake2b(repr([row.get(column) for column in columns]).encode(), digest_size=8).digest()
+    digest = blake2b(repr([row.get(column) for column in columns]).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
+import tracemalloc
+from collections import Counter
+from collections.abc import Iterator
+from itertools import islice
 
 import pytest
 from datasets import Dataset, IterableDataset
 
 from trainers.core.streams import Stream
+from trainers.data import pairs
 from trainers.data.files import stream_files
-from trainers.data.pairs import clean_pairs
+from trainers.data.pairs import CleaningReport, clean_pairs, kept_pairs
 
 
 PAIRS = [
@@ -80,3 +86,71 @@ def test_cleaning_refuses_bad_input():
         clean_pairs(Dataset.from_list(rows()), ["query"], ["body"])
     with pytest.raises(ValueError, match="The dataset is empty"):
         clean_pairs(Dataset.from_list(rows()).select([]), ["query"], ["text"])
+
+
+def some_pairs(count: int) -> Iterator[dict[str, str]]:
+    """Pairs of which many occur twice, with some queries that occur often."""
+    draw = random.Random(5)
+    for _ in range(count):
+        yield {"query": f"q{int(draw.expovariate(3 / count))}", "text": f"d{draw.randrange(3)}"}
+
+
+def batched(rows: Iterator[dict[str, str]], size: int) -> Iterator[list[dict[str, str]]]:
+    while batch := list(islice(rows, size)):
+        yield batch
+
+
+def in_memory(rows: Iterator[dict[str, str]], max_per_query: int | None) -> tuple[list[int], CleaningReport]:
+    """The same, with all that was seen in sets."""
+    kept, seen, asked, report = [], set(), Counter(), CleaningReport()
+    for index, row in enumerate(rows):
+        report.rows += 1
+        pair = (row["query"], row["text"])
+        if pair in seen:
+            report.identical += 1
+        elif max_per_query is not None and asked[row["query"]] >= max_per_query:
+            report.over_cap += 1
+        else:
+            seen.add(pair)
+            asked[row["query"]] += 1
+            kept.append(index)
+    return kept, report
+
+
+@pytest.mark.parametrize("max_per_query", [None, 1, 2])
+@pytest.mark.parametrize(("limit", "batch"), [(1, 1), (7, 50), (100, 3), (10**6, 1000)])
+def test_hashes_on_disk_give_the_same_pairs_in_the_same_order(max_per_query, limit, batch):
+    report = CleaningReport()
+    found = kept_pairs(
+        batched(some_pairs(3000), batch), ["query"], ["text"], max_per_query=max_per_query, report=report, limit=limit
+    )
+    kept, expected = in_memory(some_pairs(3000), max_per_query)
+    assert [index for index, _ in found] == kept
+    assert report == expected and 0 < report.identical < 3000
+
+
+def test_a_dataset_is_selected_part_by_part(monkeypatch):
+    monkeypatch.setattr(pairs, "SELECTED_AT_ONCE", 100)
+    dataset = Dataset.from_generator(some_pairs, gen_kwargs={"count": 1000})
+    cleaned, _ = clean_pairs(dataset, ["query"], ["text"], max_per_query=2)
+    kept, _ = in_memory(some_pairs(1000), 2)
+    assert len(kept) > 300 and cleaned.to_list() == [dataset[index] for index in kept]
+    again, _ = clean_pairs(cleaned, ["query"], ["text"], max_per_query=2)  # a dataset with rows left out
+    assert again.to_list() == cleaned.to_list()
+
+
+def added_memory(count: int, limit: int) -> int:
+    """Bytes at the peak of cleaning so many different pairs."""
+    rows = ({"query": f"q{number // 2}", "text": f"d{number}"} for number in range(count))
+    found = kept_pairs(batched(rows, 500), ["query"], ["text"], max_per_query=3, report=CleaningReport(), limit=limit)
+    tracemalloc.start()
+    assert sum(1 for _ in found) == count
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    return peak
+
+
+def test_memory_does_not_grow_with_the_number_of_pairs():
+    few, many = added_memory(8000, 1000), added_memory(40_000, 1000)
+    assert many < few + 5e5
+    assert added_memory(40_000, 10**9) > few + 2e6  # what it would be without files

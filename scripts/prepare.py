@@ -1,0 +1,99 @@
+"""
+Prepare text for masked-LM training: tokenise it once, and pack documents into rows of --max_length tokens.
+
+    m3bert prepare --files data --tokenizer_name intfloat/multilingual-e5-base --output_dir runs/prepared
+    m3bert prepare --files all.jsonl --language_column lang --tokenizer_name DIR --output_dir runs/prepared
+    m3bert train multigranular-mlm --prepared_data runs/prepared --tokenizer_name DIR --output_dir runs/mlm
+
+--files are a folder with one folder of files per language (data/en/a.jsonl), or files, whose language is the name of
+their folder, or the value of --language_column in each row. Documents that are longer than a row are cut into several.
+Documents that share a row do not attend to each other in training.
+
+The command prints how much text each language has, and how often it is drawn: with a probability proportional to its
+share P(L) of all tokens, raised to --language_exponent. The table is also in prepared.json. If the command is
+interrupted, run it again: it keeps the shards that are finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .command import parse_options, run_command
+
+
+if TYPE_CHECKING:
+    from trainers.data.prepared import PreparedData, Sizes
+
+
+@dataclass
+class PreparingArguments:
+    """Which text, which tokenizer, and which rows."""
+
+    files: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Folders with one folder of files per language, or files: .txt, .jsonl, .csv, .tsv or .parquet, "
+            "also gzipped."
+        },
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id of the model to train, or of its tokenizer."}
+    )
+    output_dir: str = field(default="runs/prepared", metadata={"help": "Folder to write, or to go on writing."})
+    text_column: str = field(default="text", metadata={"help": "Column with the documents."})
+    language_column: str | None = field(
+        default=None,
+        metadata={"help": "Column with the language of each document. Default: the name of the file's folder."},
+    )
+    language_exponent: float = field(
+        default=0.7, metadata={"help": "Exponent of P(L); 1 keeps the proportions. Can be changed afterwards."}
+    )
+    max_length: int = field(default=512, metadata={"help": "Maximum length of a row in tokens."})
+    documents_per_shard: int = field(
+        default=10_000, metadata={"help": "Documents per output file; they are packed with each other."}
+    )
+    num_proc: int = field(default=1, metadata={"help": "Number of processes."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the tokenizer."})
+
+
+def size_table(prepared: PreparedData) -> str:
+    """Per language: its text, its share of all tokens, and how often it is drawn."""
+    from hub_cards.tables import markdown, percent
+    from trainers.data.prepared import mixture
+
+    mixed = mixture(prepared.sizes, prepared.exponent)
+    header = ["language", "documents", "tokens", "rows", "full %", "tokens %", "drawn %", "passes"]
+
+    def row(language: str, size: Sizes, mixture: Mapping[str, float]) -> list[str]:
+        counts = [f"{count:,}" for count in (size.documents, size.tokens, size.rows)]
+        shares = [size.tokens / (size.rows * prepared.max_length), mixture["share"], mixture["probability"]]
+        return [language, *counts, *map(percent, shares), f"{mixture['passes']:.2f}"]
+
+    return markdown(header, [row(language, size, mixed[language]) for language, size in prepared.sizes.items()])
+
+
+def main(arguments: list[str]) -> None:
+    (options,) = parse_options((PreparingArguments,), __doc__, arguments)
+    if not options.files or options.tokenizer_name is None:
+        raise ValueError("Preparing needs --files FOLDER and --tokenizer_name MODEL.")
+    from transformers import AutoTokenizer
+
+    from trainers.data.preparing import Settings, prepare
+
+    prepared = prepare(
+        options.files,
+        AutoTokenizer.from_pretrained(options.tokenizer_name, trust_remote_code=options.trust_remote_code),
+        options.output_dir,
+        Settings(options.max_length, options.text_column, options.language_column, options.documents_per_shard),
+        exponent=options.language_exponent,
+        num_proc=options.num_proc,
+    )
+    print(size_table(prepared))
+    if empty := sum(size.empty for size in prepared.sizes.values()):
+        print(f"{empty:,} documents without text are left out.")
+
+
+if __name__ == "__main__":
+    run_command(main)
