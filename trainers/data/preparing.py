@@ -139,8 +139,11 @@ def load_documents(files: Sequence[str], settings: Settings) -> dict[str, Docume
     if settings.language_column is None:
         documents = {}
         for language, group in files_by_language(files).items():
-            dataset = load_files(group)
-            require_columns(dataset, columns)
+            try:
+                dataset = load_files(group)
+                require_columns(dataset, columns)
+            except ValueError as error:
+                raise ValueError(f"Language {language!r} cannot be read: {error}") from error
             documents[language] = Documents(dataset.select_columns(columns), range(len(dataset)))
     else:
         dataset = load_files(sorted(files))

@@ -127,7 +127,7 @@ def test_a_killed_process_leaves_whole_shards_only(texts, tmp_path, tiny_tokeniz
     """With SIGKILL, in the middle of the work."""
     big = tmp_path / "big" / "en"
     big.mkdir(parents=True)
-    (big / "a.txt").write_text((" ".join(["read"] * 2000) + "\n") * 300)
+    (big / "a.txt").write_text((" ".join(["read"] * 1000) + "\n") * 200)
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     settings = Settings(max_length=16, documents_per_shard=10)
     code = (
@@ -195,6 +195,9 @@ def test_bad_folders_are_refused(texts, tmp_path, tiny_tokenizer):
     assert files_by_language([one]) == {"en": [one]}
     (texts / "fr").mkdir()
     with pytest.raises(ValueError, match="Language 'fr' has no text: .*fr has no files of a known format"):
+        prepare([str(texts)], tiny_tokenizer, tmp_path / "out", SETTINGS)
+    (texts / "fr" / "a.jsonl").touch()
+    with pytest.raises(ValueError, match="Language 'fr' cannot be read: The dataset is empty: "):
         prepare([str(texts)], tiny_tokenizer, tmp_path / "out", SETTINGS)
     with pytest.raises(ValueError, match="en has no folders: it must have one per language"):
         files_by_language([str(texts / "en")])
