@@ -69,6 +69,15 @@ def test_rows_hold_all_of_the_text(texts, tmp_path, tiny_tokenizer, sentences):
         assert sum(len(row["document_lengths"]) for row in rows) == size.pieces
 
 
+def test_a_shard_without_text(tmp_path, tiny_tokenizer, sentences):
+    (tmp_path / "en").mkdir()
+    (tmp_path / "en" / "a.txt").write_text("\n".join(["", *[" "] * 6, *sentences[:5]]))
+    prepared = prepare([str(tmp_path / "en" / "a.txt")], tiny_tokenizer, tmp_path / "out", SETTINGS)
+    assert (prepared.sizes["en"].empty, prepared.sizes["en"].documents) == (7, 5)
+    assert len(Dataset.from_file(str(prepared.shards("en")[0]))) == 0
+    assert len(prepared.dataset()) == prepared.sizes["en"].rows > 0
+
+
 def test_the_mixture_is_by_tokens_and_on_record(texts, tmp_path, tiny_tokenizer):
     prepared = prepare([str(texts)], tiny_tokenizer, tmp_path / "out", SETTINGS, exponent=0.5)
     saved = json.loads((tmp_path / "out" / "prepared.json").read_text())
