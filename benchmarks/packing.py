@@ -140,6 +140,7 @@ class Steps:
             matryoshka_layers=sizes.grid.layers,
             matryoshka_dims=sizes.grid.dims,
             pad_token_id=tokenizer.pad_token_id,
+            initializer_range=0.2,  # a loss that depends on what tokens attend to
         )
         self.model = NestedModel(M3BertForMaskedLM(config), MultigranularMLM(sizes.grid))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5)

@@ -309,7 +309,8 @@ def written(
     """Write shards, in this process or in several; yields after each."""
     if num_proc == 1:
         for file, documents in shards:
-            yield write_shard(file, documents, tokenizer, settings)
+            write_shard(file, documents, tokenizer, settings)
+            yield
         return
     # Not forked from this process: tokenizers have threads, which a fork would lose.
     context = get_context("forkserver")
