@@ -74,7 +74,7 @@ class Sizes:
 
 
 FULL = Sizes(6, 384, (32, 64, 128, 384), rows=8, steps=1, rounds=4)
-QUICK = Sizes(3, 96, (32, 96), rows=4, steps=1, rounds=3)
+QUICK = Sizes(3, 96, (32, 96), rows=2, steps=1, rounds=3)
 
 
 def documents(tokenizer: PreTrainedTokenizerBase, tokens: int) -> list[list[int]]:
