@@ -239,22 +239,22 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
 
     model, tokenizer = load_backbone(backbone, AutoModelForMaskedLM)
     if data.prepared_data is not None:
-        train = prepared_rows(data, args, model, tokenizer)
+        train = prepared_rows(data.prepared_data, data.language_exponent, args, model, tokenizer)
     else:
         train = masked_lm_data(data, args, tokenizer, evaluation=False)
     evaluation = masked_lm_data(data, args, tokenizer, evaluation=True)
     return trainer_class(model, args, tokenizer, train, evaluation)
 
 
-def prepared_rows(data: DataArguments, args: Any, model: Any, tokenizer: Any) -> Dataset:
-    """The rows of `--prepared_data`, whose maximum length becomes that of the run."""
+def prepared_rows(folder: str, exponent: float | None, args: Any, model: Any, tokenizer: Any) -> Dataset:
+    """The rows of a folder of `--prepared_data`, whose maximum length becomes that of the run."""
     from trainers.core.states import unwrap_encoder
     from trainers.data.prepared import PreparedData
 
-    prepared = PreparedData.read(data.prepared_data)
+    prepared = PreparedData.read(folder)
     prepared.check(tokenizer, unwrap_encoder(model).config)
     args.max_length = prepared.max_length
-    return prepared.dataset(exponent=data.language_exponent, seed=args.seed)
+    return prepared.dataset(exponent=exponent, seed=args.seed)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:

@@ -139,8 +139,11 @@ def load_documents(files: Sequence[str], settings: Settings) -> dict[str, Docume
     if settings.language_column is None:
         documents = {}
         for language, group in files_by_language(files).items():
-            dataset = load_files(group)
-            require_columns(dataset, columns)
+            try:
+                dataset = load_files(group)
+                require_columns(dataset, columns)
+            except ValueError as error:
+                raise ValueError(f"Language {language!r} cannot be read: {error}") from error
             documents[language] = Documents(dataset.select_columns(columns), range(len(dataset)))
     else:
         dataset = load_files(sorted(files))
@@ -306,7 +309,8 @@ def written(
     """Write shards, in this process or in several; yields after each."""
     if num_proc == 1:
         for file, documents in shards:
-            yield write_shard(file, documents, tokenizer, settings)
+            write_shard(file, documents, tokenizer, settings)
+            yield
         return
     # Not forked from this process: tokenizers have threads, which a fork would lose.
     context = get_context("forkserver")

@@ -69,6 +69,15 @@ def test_rows_hold_all_of_the_text(texts, tmp_path, tiny_tokenizer, sentences):
         assert sum(len(row["document_lengths"]) for row in rows) == size.pieces
 
 
+def test_a_shard_without_text(tmp_path, tiny_tokenizer, sentences):
+    (tmp_path / "en").mkdir()
+    (tmp_path / "en" / "a.txt").write_text("\n".join(["", *[" "] * 6, *sentences[:5]]))
+    prepared = prepare([str(tmp_path / "en" / "a.txt")], tiny_tokenizer, tmp_path / "out", SETTINGS)
+    assert (prepared.sizes["en"].empty, prepared.sizes["en"].documents) == (7, 5)
+    assert len(Dataset.from_file(str(prepared.shards("en")[0]))) == 0
+    assert len(prepared.dataset()) == prepared.sizes["en"].rows > 0
+
+
 def test_the_mixture_is_by_tokens_and_on_record(texts, tmp_path, tiny_tokenizer):
     prepared = prepare([str(texts)], tiny_tokenizer, tmp_path / "out", SETTINGS, exponent=0.5)
     saved = json.loads((tmp_path / "out" / "prepared.json").read_text())
@@ -127,7 +136,7 @@ def test_a_killed_process_leaves_whole_shards_only(texts, tmp_path, tiny_tokeniz
     """With SIGKILL, in the middle of the work."""
     big = tmp_path / "big" / "en"
     big.mkdir(parents=True)
-    (big / "a.txt").write_text((" ".join(["read"] * 2000) + "\n") * 300)
+    (big / "a.txt").write_text((" ".join(["read"] * 1000) + "\n") * 200)
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
     settings = Settings(max_length=16, documents_per_shard=10)
     code = (
@@ -195,6 +204,9 @@ def test_bad_folders_are_refused(texts, tmp_path, tiny_tokenizer):
     assert files_by_language([one]) == {"en": [one]}
     (texts / "fr").mkdir()
     with pytest.raises(ValueError, match="Language 'fr' has no text: .*fr has no files of a known format"):
+        prepare([str(texts)], tiny_tokenizer, tmp_path / "out", SETTINGS)
+    (texts / "fr" / "a.jsonl").touch()
+    with pytest.raises(ValueError, match="Language 'fr' cannot be read: The dataset is empty: "):
         prepare([str(texts)], tiny_tokenizer, tmp_path / "out", SETTINGS)
     with pytest.raises(ValueError, match="en has no folders: it must have one per language"):
         files_by_language([str(texts / "en")])
