@@ -34,6 +34,8 @@ def not_negatives(
 def only_own(anchor_ids: torch.Tensor, candidate_ids: torch.Tensor, targets: torch.Tensor | None) -> bool:
     """Whether every anchor shares ids with no candidate except its positive, so that nothing must be left out. Without
     targets, no positive is among the candidates."""
+    if not len(candidate_ids):
+        return True
     for own, others in zip(anchor_ids.T, candidate_ids.T, strict=True):
         distinct, counts = torch.unique(others, return_counts=True)
         position = torch.searchsorted(distinct, own.contiguous()).clamp_(max=len(distinct) - 1)
@@ -182,13 +184,17 @@ class CandidateBlock:
                     sums = scores.sub_(largest).exp_().sum(dim=1)
                     log_sums[rows, index] = torch.logaddexp(log_sums[rows, index], sums.log_().add_(largest[:, 0]))
 
-    def target_scores(self, rows: slice | None = None) -> torch.Tensor:
-        """Scaled cosines of anchors, by default all, and their positives in this block, `(rows, dims)`."""
+    def target_scores(self) -> torch.Tensor:
+        """Scaled cosines of the anchors and their positives, which must be in this block, `(batch, dims)`."""
         if self.targets is None:
             raise ValueError("The block has no positives of these anchors: it was made without targets.")
-        if rows is None:
-            return torch.cat([self.target_scores(part) for part in self.rows.blocks()])
-        targets = self.targets[rows]
+        scores = torch.empty_like(self.rows.factors)
+        for rows in self.rows.blocks():
+            scores[rows] = self._target_scores(rows, self.targets[rows])
+        return scores
+
+    def _target_scores(self, rows: slice, targets: torch.Tensor) -> torch.Tensor:
+        """[`target_scores`] of some rows."""
         anchors, positives = self.rows.vectors[rows], self.vectors[targets]
         products = [(anchors[:, segment] * positives[:, segment]).sum(dim=1) for segment in self.rows.segments]
         return torch.stack(products, dim=1).cumsum(dim=1) * self.rows.factors[rows] * self.factors[:, targets].T
@@ -243,7 +249,7 @@ class CandidateBlock:
     ) -> None:
         """The gradient of `-s(i, t_i)`, for some rows."""
         weights, longest = grads.weights[rows], self.rows.dims[-1]
-        weighted = weights * self.target_scores(rows)
+        weighted = weights * self._target_scores(rows, positives)
         grads.row_sums[rows] -= weighted
         column_sums.index_add_(1, positives, -weighted.T)
         gradient = self.rows.expand(weights * self.rows.factors[rows] * self.factors[:, positives].T)

@@ -64,10 +64,7 @@ def nested_info_nce(
             if there are fewer candidates than anchors and no `targets`.
     """
     dims = check_dims(dims, anchors.shape[1])
-    if len(candidates) < 2:
-        raise ValueError(
-            "A contrastive loss needs at least two candidates; a batch of one pair without hard negatives has one."
-        )
+    check_number_of_candidates(len(candidates))
     if targets is None:
         if len(candidates) < len(anchors):
             raise ValueError(
@@ -92,6 +89,19 @@ def nested_info_nce(
             not_negatives(anchor_ids, candidate_ids, targets),
         )[:, None]
     return NestedInfoNCE.apply(anchors, candidates, scale, targets, anchor_ids, candidate_ids, dims, tile_size)
+
+
+def check_number_of_candidates(number: int) -> None:
+    """
+    Check that an anchor can have a negative.
+
+    Raises:
+        ValueError: if there are fewer than two candidates.
+    """
+    if number < 2:
+        raise ValueError(
+            "A contrastive loss needs at least two candidates; a batch of one pair without hard negatives has one."
+        )
 
 
 def info_nce(
