@@ -20,7 +20,9 @@ from trainers.losses.candidates import AnchorRows, CandidateBlock
 
 
 ROWS, DIMS, TILE = 13, (2, 5, 8), (2, 3)
-SPLITS = {2: (5, 8), 4: (4, 1, 0, 8)}  # also a rank without rows
+# Number of processes -> rows of each.
+SPLITS = {2: (5, 8), 4: (4, 1, 2, 6)}
+WITH_AN_EMPTY_RANK = {2: (13, 0), 4: (4, 1, 0, 8)}
 CASES = [
     (columns, masked, dtype, autocast)
     for columns in (1, 2)
@@ -38,6 +40,10 @@ def inputs(columns: int, masked: bool, dtype: torch.dtype) -> dict[str, torch.Te
     return {"anchors": vectors[0], "columns": vectors[1:], "ids": ids if masked else [], "weights": weights}
 
 
+def rows_of(counts: tuple[int, ...], rank: int) -> slice:
+    return slice(sum(counts[:rank]), sum(counts[: rank + 1]))
+
+
 def part(rows: slice, case: tuple) -> dict[str, torch.Tensor]:
     """Losses and gradients for some rows of the batch: of the ring if they are those of a rank."""
     columns, masked, dtype, autocast = case
@@ -50,7 +56,7 @@ def part(rows: slice, case: tuple) -> dict[str, torch.Tensor]:
     if masked:
         arguments |= {"anchor_ids": ids[0], "candidate_ids": torch.cat(ids)}
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        if len(anchors) == ROWS:
+        if world_size() == 1:
             losses = nested_info_nce(anchors, torch.cat(candidates), **arguments)
         else:
             where = RankRows.of(len(anchors), anchors.device)
@@ -62,9 +68,8 @@ def part(rows: slice, case: tuple) -> dict[str, torch.Tensor]:
 
 def of_one_rank(folder: Path) -> None:
     """Everything for the rows of this rank."""
-    counts = SPLITS[world_size()]
-    rows = slice(sum(counts[: rank()]), sum(counts[: rank() + 1]))
-    found = [part(rows, case) for case in CASES]
+    rows, few = (rows_of(splits[world_size()], rank()) for splits in (SPLITS, WITH_AN_EMPTY_RANK))
+    found = [part(few if case is CASES[-1] else rows, case) for case in CASES]
     found += [terms(rows, True, symmetric) for symmetric in (False, True)]
     torch.save(found, folder / f"{rank()}.pt")
 
