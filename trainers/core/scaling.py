@@ -120,8 +120,8 @@ def backward_bytes(config: M3BertConfig, compute_bytes: int) -> int:
 
 
 def output_bytes(config: M3BertConfig, read_layers: int, fused_norms: bool = True) -> int:
-    """Activations of one token outside of the layers: the embedding before and after its norm, and the normalised state
-    of each layer that is read."""
+    """Activations of one token outside of the layers: the embedding before and after its norm, and the normalised
+    state of each layer that is read."""
     copies = 1 if fused_norms else 2
     return FLOAT * config.hidden_size * (1 + copies + read_layers * copies)
 
@@ -176,9 +176,9 @@ def block_bytes(candidates: float, dim: int) -> float:
 
 def candidate_bytes(block: float, gpus: int, layers: int, ring: bool) -> float:
     """
-    Peak of the candidates of all layers, in the backward pass of the first of them. Gathered, each layer keeps those of
-    all GPUs, and one has their gradients and a copy, which is reduced. In a ring, each layer keeps those of this GPU,
-    and one has two blocks of other GPUs and two blocks of gradients.
+    Peak of the candidates of all layers, in the backward pass of the first of them. Gathered, each layer keeps those
+    of all GPUs, and one has their gradients and a copy, which is reduced. In a ring, each layer keeps those of this
+    GPU, and one has two blocks of other GPUs and two blocks of gradients.
 
     Args:
         block (`float`): Bytes of the candidates of one GPU ([`block_bytes`]).
@@ -202,7 +202,7 @@ def head_bytes(
     config: M3BertConfig, rows: float, dims: int, compute_bytes: int, block_scores: int = 2**21, smallest: int = 256
 ) -> float:
     """Peak of the masked-LM head for some rows (masked tokens times layers): states with their gradients and casts, a
-    log-sum-exp per row, dim and vocabulary block, the scores of a block at each dim, and the gradient of the matrix."""
+    log-sum-exp per row, dim and vocabulary block, the scores of a block at each dim, the gradient of the matrix."""
     block = max(smallest, block_scores // max(1, int(rows)))
     states = rows * config.hidden_size * (2 * FLOAT + compute_bytes)
     log_sums = FLOAT * rows * dims * -(-config.vocab_size // block)
@@ -236,8 +236,8 @@ def parameter_communication(parameters: int, gpus: int, strategy: str, forwards:
 def candidate_communication(block: float, ids: float, gpus: int, layers: int, ring: bool) -> float:
     """
     What a contrastive loss sends in a step. Gathered: the candidates once, and an all-reduce of the gradients of all,
-    at each layer; ids once. In a ring, at each layer: candidates and ids to all other GPUs, twice, and their gradients,
-    which also go home.
+    at each layer; ids once. In a ring, at each layer: candidates and ids to all other GPUs, twice, and their
+    gradients, which also go home.
 
     Args:
         block (`float`): Bytes of the candidates of one GPU ([`block_bytes`]).
