@@ -28,6 +28,7 @@ from scripts.command import argument_parser, run_command
 NAMES = (
     "masked_lm_head",
     "contrastive_memory",
+    "scaling",
     "objectives",
     "teacher_cache",
     "exit_fit",

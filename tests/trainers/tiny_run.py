@@ -6,8 +6,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 
 import torch
@@ -132,29 +130,6 @@ def run_two(folder: Path, code: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
-
-
-def run_ranks(folder: Path, function: Callable[[Path], None], number: int) -> None:
-    """Call a function of a test module in several processes that speak to each other with gloo. Unlike [`run_two`],
-    all processes together import the module once."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([function.__module__])
-    processes = [context.Process(target=_as_rank, args=(folder, function, rank, number)) for rank in range(number)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(300)
-    assert [process.exitcode for process in processes] == [0] * number
-
-
-def _as_rank(folder: Path, function: Callable[[Path], None], rank: int, number: int) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store{number}"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=number)
-    function(folder)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
-    os._exit(0)  # as in FINISH
 
 
 def count_forwards(model: torch.nn.Module) -> list[int]:

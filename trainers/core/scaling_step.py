@@ -110,8 +110,8 @@ class Step:
         hardware ([`Hardware`], *optional*): What the time is for.
 
     Raises:
-        ValueError: if a value is unknown or out of range, the grid is outside the model, or the batch cannot be divided
-            over the GPUs.
+        ValueError: if a value is unknown or out of range, the grid is outside the model, or the batch cannot be
+            divided over the GPUs.
     """
 
     config: M3BertConfig

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks._measure import added_peak
-from tests.trainers.tiny_run import run_ranks
+from benchmarks._measure import allocated_peak, in_new_processes
 from trainers import Grid, NestedBatch
 from trainers.contrastive import Contrastive, ContrastiveConfig
 from trainers.core.distributed import RankRows, rank, wait_for_all_ranks, world_size
@@ -93,7 +93,7 @@ def terms(rows: slice, ring: bool, symmetric: bool) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module", params=list(SPLITS))
 def ranks(request, tmp_path_factory) -> list[list[dict[str, torch.Tensor]]]:
     folder = tmp_path_factory.mktemp("ring")
-    run_ranks(folder, of_one_rank, request.param)
+    in_new_processes(partial(of_one_rank, folder), request.param, threads=1)
     return [torch.load(folder / f"{rank}.pt") for rank in range(request.param)]
 
 
@@ -161,31 +161,27 @@ def test_what_cannot_be_in_a_ring_is_refused(tmp_path, quiet_arguments):
     assert ContrastiveConfig(**quiet_arguments(tmp_path, ring=True)).build_objective(Grid.parse("2x8")).ring
 
 
-def added_megabytes(folder: Path) -> None:
-    """The peak memory that a loss and its gradients add to this rank."""
-    objective = Contrastive(Grid.parse("1x8,1024"), ring=folder.name == "ring")
+def peak_of_loss(ring: bool) -> float:
+    """The peak memory, in megabytes, of embeddings, a loss and its gradients on this rank."""
 
-    def batch(rows: int) -> NestedBatch:
-        texts = {name: torch.randn(rows, 1024).requires_grad_() for name in ("anchor", "positive")}
-        return NestedBatch({name: PooledStates({1: vectors}, "mean") for name, vectors in texts.items()})
+    def step() -> None:
+        texts = {name: torch.randn(512, 1024).requires_grad_() for name in ("anchor", "positive")}
+        objective = Contrastive(Grid.parse("1x8,1024"), ring=ring)
+        batch = NestedBatch({name: PooledStates({1: vectors}, "mean") for name, vectors in texts.items()})
+        objective.total(objective(batch)).backward()
 
-    def step(given: NestedBatch) -> None:
-        objective.total(objective(given)).backward()
-
-    step(batch(64))  # the libraries' own buffers
-    large = batch(4096)
-    wait_for_all_ranks()
-    (folder / f"{rank()}.txt").write_text(str(added_peak(lambda: step(large))))
+    return allocated_peak(step)
 
 
 @pytest.mark.slow
-def test_a_ring_takes_less_memory(tmp_path):
-    """Of four processes: 16 MB per rank's candidates; gathered, 64 MB, and as much for their gradients."""
-    peaks = {}
-    for name in ("gathered", "ring"):
-        folder = tmp_path / name
-        folder.mkdir()
-        run_ranks(folder, added_megabytes, 4)
-        peaks[name] = [float((folder / f"{rank}.txt").read_text()) for rank in range(4)]
-    print(peaks)
-    assert max(peaks["ring"]) < 0.7 * min(peaks["gathered"])
+def test_a_ring_takes_less_memory_the_more_ranks_there_are():
+    """512 candidates of 1,024 dims take 2 MB. In a ring, memory does not depend on the number of ranks."""
+    peaks = {
+        (ring, ranks): max(in_new_processes(partial(peak_of_loss, ring), ranks, threads=1))
+        for ring in (False, True)
+        for ranks in (2, 4)
+    }
+    assert peaks[True, 4] < 1.1 * peaks[True, 2]
+    # Two more ranks are two more blocks: gathered, as gradients, and as a copy of these that is reduced.
+    assert peaks[False, 4] > peaks[False, 2] + 3 * 2 * 2 * 0.9
+    assert peaks[True, 4] < 0.7 * peaks[False, 4]
