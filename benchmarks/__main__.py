@@ -29,6 +29,7 @@ NAMES = (
     "masked_lm_head",
     "packing",
     "contrastive_memory",
+    "scaling",
     "objectives",
     "teacher_cache",
     "exit_fit",

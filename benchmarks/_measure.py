@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
+import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -14,9 +17,12 @@ from datetime import date
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
 
 import torch
+from torch import distributed
+from torch.profiler import ProfilerActivity, profile
 from transformers.utils.logging import disable_progress_bar
 
 from scripts.command import argument_parser
@@ -25,6 +31,7 @@ from trainers.evaluation.latency import seconds_in_turn
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 0
+SENT_IN_TCP_INFO = 200  # offset of `tcpi_bytes_sent` in Linux's `struct tcp_info`
 QUICK = "Quick run: the sizes are smaller than those that the bounds are for."
 Value = TypeVar("Value")
 
@@ -225,6 +232,22 @@ def added_peak(function: Callable[[], object]) -> float:
     return resident_megabytes("VmHWM") - before
 
 
+def allocated_peak(function: Callable[[], object]) -> float:
+    """
+    The peak, in megabytes, of the memory that torch's allocator of the CPU hands out during a call, less what the call
+    frees of what was there before. Unlike [`added_peak`], it is the same in every run, and memory that C libraries
+    allocate (work space of products, buffers of gloo) does not count.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        function()
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "trace.json")
+        recorded.export_chrome_trace(str(file))
+        events = json.loads(file.read_text(encoding="utf-8"))["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
+    return max(itertools.accumulate((size for _, size in changes), initial=0)) / 2**20
+
+
 def in_new_process(function: Callable[[], Value], threads: int) -> Value:
     """
     What a function returns in a new process.
@@ -237,6 +260,45 @@ def in_new_process(function: Callable[[], Value], threads: int) -> Value:
     context.set_forkserver_preload([__name__])  # torch is imported once for all new processes
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_prepared, function, threads).result()
+
+
+def in_new_processes(function: Callable[[], Value], number: int, threads: int) -> list[Value]:
+    """
+    What a function returns in each of several new processes, which speak to each other with gloo over TCP.
+
+    Args:
+        function (`Callable`): A function of a module, or a `partial` of one.
+        number (`int`): Number of processes.
+        threads (`int`): Threads of torch in each.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with TemporaryDirectory() as folder, ProcessPoolExecutor(number, mp_context=context) as pool:
+        store = f"file://{folder}/store"
+        running = [pool.submit(_as_rank, function, rank, number, store, threads) for rank in range(number)]
+        return [process.result() for process in running]
+
+
+def _as_rank(function: Callable[[], Value], rank: int, number: int, store: str, threads: int) -> Value:
+    distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=number)
+    found = _prepared(function, threads)
+    distributed.barrier()
+    distributed.destroy_process_group()
+    return found
+
+
+def sent_bytes() -> int:
+    """Bytes that this process has sent over its open TCP connections, as the kernel counts them. Linux only."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as connection:
+                if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
+                    counters = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                    total += int.from_bytes(counters[SENT_IN_TCP_INFO : SENT_IN_TCP_INFO + 8], sys.byteorder)
+        except OSError:  # not a socket, or closed meanwhile
+            continue
+    return total
 
 
 def _prepared(function: Callable[[], Value], threads: int) -> Value:

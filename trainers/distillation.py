@@ -56,6 +56,8 @@ class DistillationConfig(EmbeddingConfig):
         for name in ("unsupervised", "symmetric", "learn_temperature"):
             if getattr(self, name):
                 raise ValueError(f"{name} is for contrastive training on text pairs; unset it for distillation.")
+        if self.ring:
+            raise ValueError("ring has no effect here: distillation gathers its candidates from all ranks; unset it.")
 
     @property
     def teacher(self) -> Teacher:

@@ -3,11 +3,13 @@ The only module that knows about ranks.
 
 All objectives follow one rule. Each rank computes the losses of its own rows against the candidates of all ranks
 ([`RankRows.gather`], which carries gradient) and averages them with [`RankRows.mean`]. Data parallelism then averages
-the gradients over ranks, which gives the gradient of one batch of all rows.
+the gradients over ranks, which gives the gradient of one batch of all rows. Where memory is short, the candidates are
+passed around the ranks instead of gathered ([`Ring`]).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,6 +88,71 @@ class RankRows:
         """
         share = self.counts[self.rank] / max(1, sum(self.counts))
         return values.mean(dim=0) * (len(self.counts) * share)
+
+
+class Passing:
+    """
+    Tensors on their way from the previous rank, and this rank's to the next one.
+
+    Args:
+        works (`Sequence[distributed.Work]`): The transfers.
+        received (`Sequence[torch.Tensor]`): Where the tensors of the previous rank arrive.
+        sent (`Sequence[torch.Tensor]`): This rank's tensors, which must live until they are sent.
+    """
+
+    def __init__(self, works: Sequence[Any], received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
+        self._works, self._received, self._sent = works, received, sent
+
+    def wait(self) -> list[torch.Tensor]:
+        """The tensors of the previous rank, when all have arrived and this rank's are sent."""
+        for work in self._works:
+            work.wait()
+        self._sent = ()
+        return list(self._received)
+
+
+@dataclass(frozen=True)
+class Ring:
+    """
+    The ranks in a ring: each sends its tensors to the next rank and receives those of the previous one. After `n`
+    passes, a rank holds the tensors of the rank `n` places before it; after as many passes as there are ranks, its
+    own.
+
+    Args:
+        counts (`tuple[int, ...]`): Number of rows of each rank's tensors.
+        rank (`int`, *optional*, defaults to 0): Rank of this process.
+    """
+
+    counts: tuple[int, ...]
+    rank: int = 0
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def pass_on(self, tensors: Sequence[torch.Tensor], passes: int, channel: int = 0) -> Passing:
+        """
+        Start to pass tensors to the next rank. All ranks must call it in the same order.
+
+        Args:
+            tensors (`Sequence[torch.Tensor]`): Tensors of shape `(rows, ...)`, of the same kinds on all ranks. They
+                must not change until [`Passing.wait`] returns.
+            passes (`int`): How often these tensors have been passed before.
+            channel (`int`, *optional*, defaults to 0): Number of a stream of tensors, below 16. Transfers that are
+                under way at the same time need different ones.
+
+        Returns:
+            [`Passing`]
+        """
+        following, previous = (self.rank + 1) % len(self), (self.rank - 1) % len(self)
+        rows = self.counts[(previous - passes) % len(self)]
+        sent = [tensor.contiguous() for tensor in tensors]
+        received = [tensor.new_empty((rows, *tensor.shape[1:])) for tensor in tensors]
+        transfers = []
+        for index, (outgoing, incoming) in enumerate(zip(sent, received, strict=True)):
+            tag = 16 * index + channel
+            transfers.append(distributed.P2POp(distributed.isend, outgoing, following, tag=tag))
+            transfers.append(distributed.P2POp(distributed.irecv, incoming, previous, tag=tag))
+        return Passing(distributed.batch_isend_irecv(transfers), received, sent)
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:

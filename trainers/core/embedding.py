@@ -16,6 +16,7 @@ from .described import described
 from .distributed import RankRows
 from .granularity import Grid
 from .objective import NestedBatch, Objective, Terms
+from .ring import ring_info_nce
 from .states import Pooling, check_pooling
 
 
@@ -34,9 +35,11 @@ class Matches:
         targets (`torch.Tensor` of shape `(batch,)`): Row of each anchor's positive among the positives of all ranks.
         anchor_ids (`torch.Tensor` of shape `(batch, 2)`, *optional*): Text ids of each pair of this rank: positive,
             anchor.
-        pair_ids (`torch.Tensor` of shape `(pairs of all ranks, 2)`, *optional*): The same for the pairs of all ranks.
+        pair_ids (`torch.Tensor` of shape `(pairs of all ranks, 2)`, *optional*): The same for the pairs of all ranks;
+            in a ring, of this rank.
         candidate_ids (`torch.Tensor` of shape `(candidates of all ranks, 2)`, *optional*): The same for all
-            candidates. The second id of a hard negative is -1, because it has no anchor.
+            candidates; in a ring, for those of this rank. The second id of a hard negative is -1, because it has no
+            anchor.
     """
 
     rows: RankRows
@@ -62,6 +65,8 @@ class EmbeddingObjective(Objective):
             [`TextColumnsCollator`] makes; without them nothing is masked.
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
             `temperature` and never below 0.01.
+        ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other ranks around in a ring
+            ([`~trainers.core.ring.ring_info_nce`]) instead of gathering them. The losses are the same.
 
     Raises:
         ValueError: if an argument is out of range; in forward, for a batch of one pair without hard negatives.
@@ -78,12 +83,13 @@ class EmbeddingObjective(Objective):
         symmetric: bool = False,
         mask_duplicates: bool = True,
         learn_temperature: bool = False,
+        ring: bool = False,
     ):
         super().__init__(grid)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be above 0.")
         check_pooling(pooling)
-        self.pooling, self.symmetric, self.mask_duplicates = pooling, symmetric, mask_duplicates
+        self.pooling, self.symmetric, self.mask_duplicates, self.ring = pooling, symmetric, mask_duplicates, ring
         self._temperature = temperature
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
 
@@ -116,9 +122,11 @@ class EmbeddingObjective(Objective):
             return Matches(rows, targets)
         anchors, positives, *negatives = batch.text_ids.values()
         anchor_ids = torch.stack([positives, anchors], dim=1)
+        without_anchor = [torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1) for ids in negatives]
+        if self.ring:  # ids go around with their candidates
+            return Matches(rows, targets, anchor_ids, anchor_ids, torch.cat([anchor_ids, *without_anchor]))
         pair_ids = rows.gather(anchor_ids)
-        without_anchor = [rows.gather(torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1)) for ids in negatives]
-        return Matches(rows, targets, anchor_ids, pair_ids, torch.cat([pair_ids, *without_anchor]))
+        return Matches(rows, targets, anchor_ids, pair_ids, torch.cat([pair_ids, *map(rows.gather, without_anchor)]))
 
     def contrast(self, embeddings: Sequence[torch.Tensor], dims: Sequence[int], matches: Matches) -> torch.Tensor:
         """
@@ -133,27 +141,41 @@ class EmbeddingObjective(Objective):
             `torch.Tensor` of shape `(len(dims),)`: means over the batch; see [`RankRows.mean`].
         """
         anchors, *others = (vectors[:, : dims[-1]] for vectors in embeddings)
-        losses = nested_info_nce(
-            anchors,
-            torch.cat([matches.rows.gather(vectors) for vectors in others]),
-            dims=dims,
-            temperature=self.temperature,
-            targets=matches.targets,
-            anchor_ids=matches.anchor_ids,
-            candidate_ids=matches.candidate_ids,
-        )
+        losses = self.info_nce(anchors, others, dims, matches, matches.candidate_ids)
         if not self.symmetric:
             return matches.rows.mean(losses)
-        backwards = nested_info_nce(
-            others[0],
-            matches.rows.gather(anchors),
+        backwards = self.info_nce(others[0], [anchors], dims, matches, matches.pair_ids)
+        return matches.rows.mean((losses + backwards) / 2)
+
+    def info_nce(
+        self,
+        anchors: torch.Tensor,
+        columns: Sequence[torch.Tensor],
+        dims: Sequence[int],
+        matches: Matches,
+        candidate_ids: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """InfoNCE `(batch, len(dims))` of this rank's anchors in one direction, with the candidates of all ranks:
+        `columns` of this rank, the first of which has the positives."""
+        if self.ring:
+            return ring_info_nce(
+                anchors,
+                columns,
+                dims=dims,
+                temperature=self.temperature,
+                rows=matches.rows,
+                anchor_ids=matches.anchor_ids,
+                candidate_ids=candidate_ids,
+            )
+        return nested_info_nce(
+            anchors,
+            torch.cat([matches.rows.gather(vectors) for vectors in columns]),
             dims=dims,
             temperature=self.temperature,
             targets=matches.targets,
             anchor_ids=matches.anchor_ids,
-            candidate_ids=matches.pair_ids,
+            candidate_ids=candidate_ids,
         )
-        return matches.rows.mean((losses + backwards) / 2)
 
     def contrast_grid(self, batch: NestedBatch, matches: Matches) -> Terms:
         """InfoNCE terms, one per granularity of the grid."""
@@ -199,6 +221,9 @@ class EmbeddingConfig(NestedTrainingArguments):
         mini_batch_size (`int`, *optional*): Cache gradients, so that the encoder's memory does not grow with the
             batch: as many tokens as this number of the longest texts has are encoded at a time. Default: keep the
             activations of all texts, which is faster.
+        ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other devices around in a ring instead
+            of gathering them: memory then does not grow with the number of devices. The losses are the same. For large
+            batches on many devices; see the page Scaling.
         learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
         dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because
@@ -233,6 +258,7 @@ class EmbeddingConfig(NestedTrainingArguments):
     document_prompt: str | None = None
     projection_dim: int | None = None
     mini_batch_size: int | None = None
+    ring: bool = False
     learning_rate: float = 2e-5
     per_device_train_batch_size: int = 32
     dataloader_drop_last: bool = True

@@ -56,6 +56,7 @@ def qama(grid: str, width: int, **changes) -> QAMA:
 OBJECTIVES = {
     "contrastive": lambda: Contrastive(Grid.parse("2,3x4,8")),
     "symmetric": lambda: Contrastive(Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
+    "ring": lambda: Contrastive(Grid.parse("2,3x4,8"), ring=True, symmetric=True, learn_temperature=True),
     "temperature": lambda: Contrastive(Grid.parse("2,3x4,8"), learn_temperature=True, mask_duplicates=False),
     "espresso": lambda: Espresso(Grid.parse("2,3x4,8")),
     "2dmse": lambda: Matryoshka2d(Grid.parse("1,2,3x2,4,8")),
@@ -158,9 +159,10 @@ from tests.conftest import tiny_tokenizer
 from tests.trainers.core.test_distributed import contrastive_trainer
 from trainers.core.chunks import PassCost
 PassCost.on = classmethod(lambda cls, device: cls(2, 30))  # each rank has several chunks, not as many as the other
-for mini_batch_size in (None, 3):
-    folder = Path(sys.argv[1]) / str(mini_batch_size)
-    trainer = contrastive_trainer(tiny_tokenizer.__wrapped__(), folder, 8, mini_batch_size, ddp_backend="gloo")
+for mini_batch_size, ring in ((None, False), (3, False), (None, True), (3, True)):
+    folder = Path(sys.argv[1]) / f"{mini_batch_size} {ring}"
+    changes = {"ddp_backend": "gloo", "ring": ring}
+    trainer = contrastive_trainer(tiny_tokenizer.__wrapped__(), folder, 8, mini_batch_size, **changes)
     assert trainer.accelerator.num_processes == 2
     passes = []
     trainer.backbone.register_forward_pre_hook(lambda module, args: passes.append(None))
@@ -195,7 +197,7 @@ def test_a_step_of_two_processes_is_that_of_the_big_batch(tiny_tokenizer, tmp_pa
     trainer.train()
     start = quiet_model().model
     assert not start.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
-    for folder in ("None", "3"):
+    for folder in ("None False", "3 False", "None True", "3 True"):
         assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)
 
 
