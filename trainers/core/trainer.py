@@ -118,7 +118,7 @@ class NestedTrainer(Trainer):
         if objective.layers:  # without layers, the encoder is not trained
             drop_stale_exits(unwrap_encoder(model), objective.grid)
         if args.fully_shard:
-            check_sharding(args, mini_batch_size)
+            check_sharding(args, mini_batch_size, optimizers[0])
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._finite: dict[Term | None, torch.Tensor] = {}
