@@ -200,6 +200,11 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
             raise ValueError(f"--{option} needs --dataset_name.")
     if backbone.merge_adapter and backbone.peft is None:
         raise ValueError("--merge_adapter needs an adapter: pass --peft lora.")
+    if backbone.merge_adapter and args.fully_shard:
+        raise ValueError(
+            "--merge_adapter excludes --fully_shard, whose parameters are divided among processes: save the adapter, "
+            "then merge it in one process (PeftModel.from_pretrained(...).merge_and_unload())."
+        )
     if backbone.peft is not None and args.push_to_hub:
         raise ValueError("--push_to_hub does not publish adapters: pass --merge_adapter, then use `m3bert push`.")
     if data.max_pairs_per_query is not None and not data.clean_pairs:

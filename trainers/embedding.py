@@ -122,7 +122,7 @@ class EmbeddingTrainer(PublishingTrainer):
 
     def _load_whole(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         super()._load_whole(resume_from_checkpoint, model)
-        if self.projection is not None and not self.is_fsdp_enabled:
+        if self.projection is not None:
             saved = find_projection(resume_from_checkpoint)
             if saved is None:
                 raise ValueError(f"{resume_from_checkpoint} has no projection ({PROJECTION_FOLDER}).")

@@ -18,6 +18,7 @@ from .core.described import described
 from .core.granularity import Granularity, Grid
 from .core.objective import Objective
 from .core.parts.quantization import QAMA
+from .core.sharding import whole_root
 from .core.states import longest_text, shared_layers, unwrap_encoder, width_of
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
@@ -172,10 +173,14 @@ class QAMATrainer(DistillationTrainer):
     @torch.no_grad()
     def calibrate(self) -> None:
         """Set thresholds to the quantiles over training texts, of at most 20,000 embeddings."""
+        with whole_root(self.model):
+            self.quantizer.calibrate(self._calibration_embeddings())
+
+    def _calibration_embeddings(self) -> torch.Tensor:
+        """Embeddings of training texts."""
         if self.args.frozen:
             assert self.teacher is not None  # DistillationTrainer embeds the texts
-            self.quantizer.calibrate(sample_of(self.teacher).to(self.quantizer.device))
-            return
+            return sample_of(self.teacher).to(self.quantizer.device)
         embeddings, count = [], 0
         self.model.eval()
         for inputs in self.get_train_dataloader():
@@ -189,7 +194,7 @@ class QAMATrainer(DistillationTrainer):
             count += len(embeddings[-1])
             if count >= CALIBRATION_TEXTS:
                 break
-        self.quantizer.calibrate(torch.cat(embeddings))
+        return torch.cat(embeddings)
 
     def save_modules(self, output_dir: str) -> None:
         """Also write the quantizer, with the record of its training. A frozen encoder keeps its own record, prompts

@@ -353,6 +353,10 @@ def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
         ),
         (["contrastive", "FILES", "pairs.jsonl", "--max_pairs_per_query", "2"], "needs --clean_pairs"),
         (["contrastive", "FILES", "pairs.jsonl", "--merge_adapter"], "needs an adapter: pass --peft lora"),
+        (
+            ["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--merge_adapter", "--fully_shard"],
+            "--merge_adapter excludes --fully_shard",
+        ),
         (["espresso", "FILES", "pairs.jsonl", "--grid", "2,4x8,16"], "needs the full size 6x32"),
         (["2dmse", "FILES", "pairs.jsonl", "--grid", "6x8,32"], "2DMSE needs .*layers x .*dims"),
         (["starbucks", "FILES", "pairs.jsonl", "--grid", "2,6x8,32"], "sizes whose layer and dim increase together"),

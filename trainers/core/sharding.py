@@ -9,7 +9,7 @@ unsharded run: a run can be continued with or without sharding, and on another n
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,9 +26,14 @@ from .states import unwrap_encoder
 logger = logging.getLogger(__name__)
 
 
-def check_sharding(args: Any, mini_batch_size: int | None) -> None:
+def check_sharding(args: Any, mini_batch_size: int | None, optimizer: torch.optim.Optimizer | None = None) -> None:
     """
     Check that a run can be sharded.
+
+    Args:
+        args ([`~transformers.TrainingArguments`]): Training arguments.
+        mini_batch_size (`int`, *optional*): See [`NestedModel`].
+        optimizer (`torch.optim.Optimizer`, *optional*): An optimizer that was passed to the trainer.
 
     Raises:
         ValueError: names the option that excludes sharding.
@@ -40,7 +45,14 @@ def check_sharding(args: Any, mini_batch_size: int | None) -> None:
             "fully_shard does not work with mini_batch_size: cached gradients need the whole parameters. "
             "Pass gradient_checkpointing instead of mini_batch_size, or train without fully_shard."
         )
-    for name in ("fsdp", "deepspeed", "auto_find_batch_size", "torch_compile"):
+    if optimizer is not None:
+        raise ValueError(
+            "fully_shard replaces the parameters by shards, which an optimizer that was made before does not train: "
+            "pass optim in the training arguments instead of an optimizer."
+        )
+    # Evaluation in another dtype moves the model, and keeps it off the device until then.
+    evaluation = ("fp16_full_eval", "bf16_full_eval")
+    for name in ("fsdp", "deepspeed", "auto_find_batch_size", "torch_compile", *evaluation):
         if getattr(args, name):
             raise ValueError(f"fully_shard and {name} exclude each other: pass one of them.")
 
@@ -98,6 +110,40 @@ def sharded_like(tensor: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 @contextmanager
+def whole_root(model: nn.Module) -> Iterator[None]:
+    """
+    Within the context, the parameters outside the transformer layers are whole, for a forward pass of a part of the
+    model: only the model's own forward pass gathers them. All ranks must enter it. Does nothing for a model that is
+    not sharded.
+    """
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model.unshard()
+    try:
+        yield
+    finally:
+        model.reshard()
+
+
+@contextmanager
+def _without_shard_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Within the context, `load_state_dict` of modules with whole parameters does not look for shards."""
+    removed = []
+    for module in set(modules):
+        hooks = module._load_state_dict_post_hooks
+        ours = {key: hook for key, hook in hooks.items() if hook.__module__.startswith(fully_shard.__module__)}
+        for key in ours:
+            del hooks[key]
+        removed.append((hooks, ours))
+    try:
+        yield
+    finally:
+        for hooks, ours in removed:
+            hooks.update(ours)
+
+
+@contextmanager
 def whole_parameters(model: nn.Module, write: bool = False) -> Iterator[None]:
     """
     Within the context, the parameters of a sharded model are whole: its state dict can be saved, or another one be
@@ -127,7 +173,8 @@ def whole_parameters(model: nn.Module, write: bool = False) -> Iterator[None]:
     for module, name, parameter in owners:
         module._parameters[name] = whole[id(parameter)]
     try:
-        yield
+        with _without_shard_hooks(module for module, _, _ in owners):
+            yield
     finally:
         for module, name, parameter in owners:
             module._parameters[name] = parameter

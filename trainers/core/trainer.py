@@ -118,7 +118,7 @@ class NestedTrainer(Trainer):
         if objective.layers:  # without layers, the encoder is not trained
             drop_stale_exits(unwrap_encoder(model), objective.grid)
         if args.fully_shard:
-            check_sharding(args, mini_batch_size)
+            check_sharding(args, mini_batch_size, optimizers[0])
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._finite: dict[Term | None, torch.Tensor] = {}
@@ -209,7 +209,7 @@ class NestedTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        if fresh and is_sharded(self.model):
+        if fresh and self.args.fully_shard:
             join_groups(optimizer, self.model, self.get_decay_parameter_names(self.model))
             optimizer.register_load_state_dict_pre_hook(shard_loaded_state)
         if fresh and self.args.has_projector_schedule:
@@ -303,7 +303,7 @@ class NestedTrainer(Trainer):
         super().save_model(output_dir, _internal_call)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not is_sharded(self.model):
+        if not self.args.fully_shard:  # accelerate writes the state of models that it shards itself
             super()._save_optimizer_and_scheduler(output_dir)
             return
         with whole_optimizer_state(self.optimizer.optimizer):
@@ -346,14 +346,14 @@ class NestedTrainer(Trainer):
         sentence-transformers, in trainers that publish models. Writes nothing here."""
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
         with whole_parameters(self.model, write=True):
             self._load_whole(resume_from_checkpoint, model)
 
     def _load_whole(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         """Load the parameters of a checkpoint into a model whose parameters are whole."""
-        if self.is_fsdp_enabled:
-            super()._load_from_checkpoint(resume_from_checkpoint, model)
-            return
         backbone = self.backbone
         if isinstance(backbone, PreTrainedModel):
             load_weights(backbone, resume_from_checkpoint)

@@ -236,13 +236,18 @@ def test_the_layers_of_a_model_are_found():
         ({"deepspeed": "config.json"}, None, "fully_shard and deepspeed exclude"),
         ({"torch_compile": True}, None, "fully_shard and torch_compile exclude"),
         ({"auto_find_batch_size": True}, None, "fully_shard and auto_find_batch_size exclude"),
+        ({"bf16_full_eval": True}, None, "fully_shard and bf16_full_eval exclude"),
+        ({"fp16_full_eval": True}, None, "fully_shard and fp16_full_eval exclude"),
     ],
 )
 def test_what_excludes_sharding_is_named(changes, mini_batch_size, message):
     options = {"world_size": 2, "fsdp": None, "deepspeed": None, "auto_find_batch_size": False, "torch_compile": False}
+    options |= {"fp16_full_eval": False, "bf16_full_eval": False}
     check_sharding(SimpleNamespace(**options), None)
     with pytest.raises(ValueError, match=message):
         check_sharding(SimpleNamespace(**options | changes), mini_batch_size)
+    with pytest.raises(ValueError, match="which an optimizer that was made before does not train"):
+        check_sharding(SimpleNamespace(**options), None, torch.optim.SGD([torch.zeros(1)]))
 
 
 def test_one_process_is_not_sharded(tiny_tokenizer, tmp_path):
