@@ -11,7 +11,7 @@ import torch
 from benchmarks._measure import allocated_peak, in_new_processes
 from trainers import Grid, NestedBatch
 from trainers.contrastive import Contrastive, ContrastiveConfig
-from trainers.core.distributed import RankRows, rank, wait_for_all_ranks, world_size
+from trainers.core.distributed import RankRows, rank, world_size
 from trainers.core.ring import ring_info_nce
 from trainers.core.states import PooledStates
 from trainers.ibkd import IBKDConfig
