@@ -177,8 +177,8 @@ def block_bytes(candidates: float, dim: int) -> float:
 def candidate_bytes(block: float, gpus: int, layers: int, ring: bool) -> float:
     """
     Candidates and gradients in the backward pass of one layer, for pairs. Gathered, each layer that is still to come
-    keeps the candidates of all GPUs, and this one has their gradients and those of its anchors. In a ring there are two
-    blocks of candidates, one of which is on its way, and the gradients of one, which are passed on, and of the anchors.
+    keeps the candidates of all GPUs, and this one has their gradients and those of its anchors. In a ring there are
+    two blocks of candidates, one of which is on its way, and the gradients of one of them and of the anchors.
 
     Args:
         block (`float`): Bytes of the candidates of one GPU ([`block_bytes`]).
