@@ -96,7 +96,7 @@ class Case:
 
 def cases(quick: bool) -> dict[str, Case]:
     """Name -> case."""
-    pairs = 32 if quick else 256
+    pairs = 32 if quick else 192
     return {
         "cached gradients": Case(pairs, 32, 32),
         "cached, with checkpointing": Case(pairs, 32, 32, checkpointing=True),
@@ -186,16 +186,16 @@ def measure(run: Run) -> dict[str, float]:
     case, loss = two_process_cases(run.quick)
     for candidates in CANDIDATES:
         step, alone = (each.predicted(PROCESSES, candidates) for each in (case, loss))
-        expected = (megabytes(step.memory()), megabytes(alone.loss_bytes()), sum(step.communication().values()))
-        for found in in_new_processes(partial(of_a_process, case, loss, candidates), PROCESSES, threads=1):
-            *memory, sent = (error(*pair) for pair in zip(expected, found, strict=True))
-            memory_errors += memory
-            sent_errors.append(sent)
-        for index, (name, unit) in enumerate(
-            (("a step", "megabytes"), ("the loss", "megabytes"), ("a step", "bytes sent"))
-        ):
-            values = {"measured": found[index], "predicted": expected[index]}
-            run.record(f"two processes, {candidates}: {name}", values, unit)
+        found = in_new_processes(partial(of_a_process, case, loss, candidates), PROCESSES, threads=1)
+        peaks, loss_peaks, sent = zip(*found, strict=True)
+        for name, parts, measured in (("a step", step.memory(), peaks), ("the loss", alone.loss_bytes(), loss_peaks)):
+            # Both processes do the same. What a thread of gloo frees is not seen to be freed, so the smaller counts.
+            values = {"measured": min(measured), "predicted": megabytes(parts)}
+            run.record(f"two processes, {candidates}: {name}", values, "megabytes")
+            memory_errors.append(error(values["predicted"], values["measured"]))
+        values = {"measured": max(sent), "predicted": sum(step.communication().values())}
+        run.record(f"two processes, {candidates}: a step", values, "bytes sent")
+        sent_errors.append(error(values["predicted"], values["measured"]))
     return {
         "memory_error": max(errors.values()),
         "two_processes_memory_error": max(memory_errors),
