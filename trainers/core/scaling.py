@@ -123,7 +123,8 @@ def output_bytes(config: M3BertConfig, read_layers: int, fused_norms: bool = Tru
     """Activations of one token outside of the layers: the embedding before and after its norm, and the normalised
     state of each layer that is read."""
     copies = 1 if fused_norms else 2
-    return FLOAT * config.hidden_size * (1 + copies + read_layers * copies)
+    read = read_layers if config.norm_position == "pre" else 0  # a post-norm layer's output is normalised already
+    return FLOAT * config.hidden_size * (1 + copies + read * copies)
 
 
 def activation_bytes(
