@@ -12,6 +12,7 @@ COMMANDS = {
     "fit_exits": ("fit_exits", "make every depth of an m3BERT embed into one space, without training"),
     "train": ("train", "train an encoder with one of the methods, or with an objective of your own"),
     "prepare": ("prepare", "tokenise and pack text for masked-LM training, by language"),
+    "scaling": ("scaling", "compute the memory, communication and time of a large training step"),
     "recipes": ("recipes", "list the recipes for `train --config NAME`, or print one"),
     "mine": ("mine_negatives", "find hard negatives for pairs with a teacher model"),
     "embed": ("embed", "embed texts at every granularity of a grid, to files"),

@@ -123,7 +123,8 @@ def output_bytes(config: M3BertConfig, read_layers: int, fused_norms: bool = Tru
     """Activations of one token outside of the layers: the embedding before and after its norm, and the normalised
     state of each layer that is read."""
     copies = 1 if fused_norms else 2
-    return FLOAT * config.hidden_size * (1 + copies + read_layers * copies)
+    read = read_layers if config.norm_position == "pre" else 0  # a post-norm layer's output is normalised already
+    return FLOAT * config.hidden_size * (1 + copies + read * copies)
 
 
 def activation_bytes(
@@ -176,19 +177,17 @@ def block_bytes(candidates: float, dim: int) -> float:
 
 def candidate_bytes(block: float, gpus: int, layers: int, ring: bool) -> float:
     """
-    Peak of the candidates of all layers, in the backward pass of the first of them. Gathered, each layer keeps those
-    of all GPUs, and one has their gradients and a copy, which is reduced. In a ring, each layer keeps those of this
-    GPU, and one has two blocks of other GPUs and two blocks of gradients.
+    Candidates and gradients in the backward pass of one layer, for pairs. Gathered, each layer that is still to come
+    keeps the candidates of all GPUs, and this one has their gradients and those of its anchors. In a ring there are
+    two blocks of candidates, one of which is on its way, and the gradients of one of them and of the anchors.
 
     Args:
         block (`float`): Bytes of the candidates of one GPU ([`block_bytes`]).
         gpus (`int`): Number of GPUs.
-        layers (`int`): Number of layers of the grid.
+        layers (`int`): Number of layers whose backward pass is not over, this one included.
         ring (`bool`): Whether candidates go around in a ring.
     """
-    if gpus == 1:
-        return (layers + 1) * block
-    return (layers + 4) * block if ring else (layers + 2) * gpus * block
+    return 4 * block if ring and gpus > 1 else ((layers + 1) * gpus + 1) * block
 
 
 def tile_bytes(anchors: float, candidates: float, dims: int, tile_size: tuple[int, int], masked: bool = True) -> float:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from modeling_m3bert import M3BertConfig
@@ -183,6 +184,16 @@ class Step:
         """Whether texts are encoded twice, once for their embeddings and once for the gradients."""
         return self.stage.contrastive and self.cached and self.texts > self.mini_batch
 
+    @property
+    def one_pass(self) -> bool:
+        """Whether all texts of a GPU are in one pass, so that no gradients exist before its backward pass."""
+        return self.texts <= self.texts_at_a_time
+
+    @property
+    def gradient_bytes(self) -> float:
+        """Gradients of the parameters that a GPU keeps."""
+        return scaling.sharded(scaling.FLOAT * self.parameters, self.gpus, self.strategy)
+
     def masked_rows(self, texts: float, tokens: float) -> float:
         """Rows of the masked-LM head: masked tokens times layers."""
         return texts * tokens * self.stage.masked * len(self.stage.layers)
@@ -195,7 +206,7 @@ class Step:
         return {
             "parameters": scaling.sharded(size, *where),
             "optimizer": scaling.sharded(scaling.optimizer_bytes(self.parameters), *where),
-            "gradients": scaling.sharded(size, *where),
+            "gradients": 0.0 if self.one_pass else self.gradient_bytes,
             "buckets": scaling.bucket_bytes(self.parameters, *where),
             "unsharded": scaling.unsharded_bytes(self.config, self.parameters, *where),
             # As collated, and cut into mini-batches.
@@ -213,9 +224,10 @@ class Step:
             fused_norms=self.fused_norms,
         )
         casts = scaling.cast_weight_bytes(self.config, self.compute_bytes)
-        # The gradient of the token table is the last one of a pass, when no activations are left.
-        needed = max(activations + casts, scaling.embedding_gradient_bytes(self.config))
-        found = {"activations": needed}
+        # Gradients of a single pass come as its activations go. The gradient of the token table is the last one of a
+        # pass, when no activations are left.
+        last = self.gradient_bytes if self.one_pass else scaling.embedding_gradient_bytes(self.config)
+        found = {"activations": max(activations + casts, last)}
         if self.caches:
             found["embeddings"] = scaling.pooled_bytes(self.config, self.texts, len(self.stage.layers))
         return found
@@ -229,18 +241,23 @@ class Step:
             return {"activations": self.encoder_bytes()["activations"], "head": head}
         ring, total = self.candidates == RING, self.candidates_per_gpu * self.gpus
         in_tile = self.candidates_per_gpu if ring else total
-        # Pooled embeddings and their gradients, and those of one more layer on the way.
-        pooled = scaling.pooled_bytes(self.config, self.texts, 2 * layers + 1)
-        found = {
-            "embeddings": pooled,
-            "candidates": scaling.candidate_bytes(self.block, self.gpus, layers, ring),
-            "similarities": scaling.tile_bytes(self.rows, in_tile, len(self.stage.dims), self.tile_size),
-        }
+        tile = scaling.tile_bytes(self.rows, in_tile, len(self.stage.dims), self.tile_size)
+        # The layers follow each other. Each leaves gradients of pooled embeddings, one more while they are made.
+        moments = [{"embeddings": scaling.pooled_bytes(self.config, self.texts, 2 * layers + 1)}]
+        for done in range(layers):
+            moments.append(
+                {
+                    "embeddings": scaling.pooled_bytes(self.config, self.texts, layers + done),
+                    "candidates": scaling.candidate_bytes(self.block, self.gpus, layers - done, ring),
+                    "similarities": tile,
+                }
+            )
+        found = largest(moments)
         return found if self.caches else found | self.encoder_bytes()
 
     def memory(self) -> dict[str, float]:
         """Part -> bytes per GPU at the peak of the step: while the loss is computed, or while texts are encoded."""
-        return self.kept_bytes() | max(self.loss_bytes(), self.encoder_bytes(), key=lambda parts: sum(parts.values()))
+        return self.kept_bytes() | largest([self.loss_bytes(), self.encoder_bytes()])
 
     def communication(self) -> dict[str, float]:
         """Part -> bytes that a GPU sends in the step."""
@@ -280,3 +297,8 @@ class Step:
             for part, number in self.operations().items()
         }
         return computed | {"communication": sum(self.communication().values()) / bandwidth}
+
+
+def largest(moments: Sequence[dict[str, float]]) -> dict[str, float]:
+    """The moment at which most bytes are needed."""
+    return max(moments, key=lambda parts: sum(parts.values()))
