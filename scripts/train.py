@@ -317,6 +317,21 @@ def printer_at_end(report: object) -> Any:
     return PrintAtEnd()
 
 
+def resumed_checkpoint(args: Any) -> str | None:
+    """
+    The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`.
+
+    Raises:
+        ValueError: if it is `true`, and there is no complete checkpoint.
+    """
+    from trainers.core.checkpoints import last_checkpoint
+
+    named = args.resume_from_checkpoint
+    if named is None or named.lower() == "false":
+        return None
+    return last_checkpoint(args.output_dir) if named.lower() == "true" else named
+
+
 def save_merged(trainer: Any) -> None:
     """Save the backbone with the adapter merged into it. The adapter itself stays in the last checkpoint."""
     if trainer.is_world_process_zero():
@@ -342,7 +357,7 @@ def main(arguments: list[str]) -> None:
     trainer = build(trainer_class, backbone, data, args)
     if (dataset := hub_id(data.dataset_name)) is not None:
         trainer.dataset_ids = (dataset,)
-    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    trainer.train(resume_from_checkpoint=resumed_checkpoint(args))
     if not backbone.merge_adapter:
         trainer.save_model()
     if data.eval_files or data.eval_split is not None:

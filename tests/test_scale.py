@@ -19,6 +19,7 @@ import pytest
 from modeling_m3bert import M3BertModel
 from tests.conftest import tiny_config
 from tests.snippets import ROOT, read, snippets
+from trainers.core.checkpoints import last_checkpoint
 
 
 LINES = {
@@ -138,10 +139,7 @@ def test_a_dead_process_ends_the_run_which_can_continue(folder):
     assert launcher.returncode != 0
     assert "SIGKILL" in errors.decode()
     assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in workers)
-    for checkpoint in output.glob("checkpoint-*"):  # one that was being written
-        if not (checkpoint / "trainer_state.json").is_file():
-            (checkpoint / "trainer_state.json").parent.rename(folder / f"broken-{checkpoint.name}")
-    last = max(int(checkpoint.name.split("-")[1]) for checkpoint in output.glob("checkpoint-*"))
+    last = int(last_checkpoint(output).rpartition("-")[2])
     command[-1] = str(last + 2)
     subprocess.run(
         [*command, "--resume_from_checkpoint", "true"], cwd=folder, env=environment, check=True, capture_output=True

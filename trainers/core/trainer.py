@@ -8,11 +8,9 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from transformers.trainer_utils import EvalLoopOutput
 
 from .arguments import NestedTrainingArguments
+from .checkpoints import load_weights, part_of
 from .dataset_checks import require_columns, require_one_batch
 from .distributed import equal_on_all_ranks, rank, world_size
 from .granularity import Grid
@@ -40,6 +39,7 @@ from .sharding import (
 from .states import check_pooling, unwrap_encoder
 from .stream_loader import Layout, StreamLoader
 from .streams import Stream, streamed
+from .term_meter import TermMeter
 
 
 logger = logging.getLogger(__name__)
@@ -375,30 +375,6 @@ class NestedTrainer(Trainer):
             self._load_from_checkpoint(self.state.best_model_checkpoint)
 
 
-class TermMeter:
-    """Running means of terms. The sums stay on the device until [`pop`] reads them."""
-
-    def __init__(self) -> None:
-        self.sums: dict[Term, torch.Tensor] = {}
-        self.count = 0
-        self.last_step: int | None = None
-
-    def add(self, terms: Mapping[Term, torch.Tensor], scale: float = 1.0, step: int | None = None) -> None:
-        """Add terms. All calls with the same `step` (its accumulated batches) count as one."""
-        for term, value in terms.items():
-            self.sums[term] = self.sums.get(term, 0.0) + value * scale
-        if step is None or step != self.last_step:
-            self.count += 1
-        self.last_step = step
-
-    def pop(self, accelerator: Any) -> dict[str, float]:
-        """Return name of each term -> mean over steps and processes, and reset the sums."""
-        reduced = accelerator.reduce(self.sums, reduction="mean") if self.sums else {}
-        means = {str(term): (value / self.count).item() for term, value in reduced.items()}
-        self.sums, self.count, self.last_step = {}, 0, None
-        return means
-
-
 def declare_grid(config: Any, grid: Grid) -> None:
     """
     Write the trained grid into a model's config, under the names that m3BERT and serving engines read.
@@ -422,36 +398,3 @@ def drop_stale_exits(encoder: PreTrainedModel, grid: Grid) -> None:
             "To fit them again after training, use `m3bert fit_exits`."
         )
         encoder.drop_exits(stale)
-
-
-def part_of(state_dict: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
-    """The entries whose names start with `prefix`, without the prefix."""
-    return {name.removeprefix(prefix): tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
-
-
-def load_weights(model: PreTrainedModel, folder: str) -> None:
-    """
-    Load the weights in `folder` into `model`, one tensor at a time, without building a second model.
-
-    Raises:
-        ValueError: if a file cannot be read, a tensor is missing, or a tensor has the wrong shape.
-    """
-    targets = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
-    saved = model.state_dict().keys()  # without buffers that are not persistent
-    targets = {name: tensor for name, tensor in targets.items() if name in saved}
-    found: set[int] = set()  # addresses of the loaded tensors: a file has only one of several tied weights
-    for file in sorted(Path(folder).glob("model*.safetensors")):
-        try:
-            with safe_open(file, "pt") as tensors, torch.no_grad():
-                for name in targets.keys() & set(tensors.keys()):
-                    if list(targets[name].shape) == tensors.get_slice(name).get_shape():
-                        targets[name].copy_(tensors.get_tensor(name))
-                        found.add(targets[name].data_ptr())
-        except SafetensorError as error:
-            raise ValueError(f"{file} cannot be read; it may be truncated: {error}.") from error
-    wrong = sorted(name for name, tensor in targets.items() if tensor.data_ptr() not in found)
-    if wrong:
-        raise ValueError(
-            f"The checkpoint {folder} lacks {len(wrong)} tensors of the model, or has them in another shape: "
-            f"{', '.join(wrong[:3])}, ..."
-        )

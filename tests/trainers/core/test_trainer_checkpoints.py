@@ -19,7 +19,7 @@ from tests.trainers.tiny_run import (
     quiet_model,
     weights,
 )
-from trainers.core.trainer import load_weights
+from trainers.core.checkpoints import last_checkpoint, load_weights
 
 
 def test_a_resumed_run_ends_where_the_straight_one_does(tiny_tokenizer, tmp_path):
@@ -242,3 +242,13 @@ def test_a_checkpoint_without_the_objective_is_refused(tiny_tokenizer, tmp_path)
     trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=WithProjector(GRID), **changes)
     with pytest.raises(ValueError, match="has no parameters of WithProjector"):
         trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_the_last_complete_checkpoint_is_found(tmp_path):
+    with pytest.raises(ValueError, match="no complete checkpoint to resume from"):
+        last_checkpoint(tmp_path)
+    for step, content in ((9, "{}"), (10, "{}"), (11, '{"global_st'), (12, None)):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        if content is not None:
+            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text(content)
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")

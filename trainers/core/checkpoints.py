@@ -1,0 +1,71 @@
+"""Checkpoints of training: which one is complete, and how its weights are loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import PreTrainedModel
+from transformers.trainer import TRAINER_STATE_NAME
+
+
+def last_checkpoint(output_dir: str | Path) -> str:
+    """
+    The last complete checkpoint in the output folder of a run. A checkpoint that was being written when the run was
+    killed is not complete.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    steps = {
+        int(file.parent.name.removeprefix("checkpoint-")): str(file.parent)
+        for file in Path(output_dir).glob(f"checkpoint-*/{TRAINER_STATE_NAME}")
+        if _is_json(file)
+    }
+    if not steps:
+        raise ValueError(f"{output_dir} has no complete checkpoint to resume from.")
+    return steps[max(steps)]
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        return False
+    return True
+
+
+def part_of(state_dict: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
+    """The entries whose names start with `prefix`, without the prefix."""
+    return {name.removeprefix(prefix): tensor for name, tensor in state_dict.items() if name.startswith(prefix)}
+
+
+def load_weights(model: PreTrainedModel, folder: str) -> None:
+    """
+    Load the weights in `folder` into `model`, one tensor at a time, without building a second model.
+
+    Raises:
+        ValueError: if a file cannot be read, a tensor is missing, or a tensor has the wrong shape.
+    """
+    targets = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
+    saved = model.state_dict().keys()  # without buffers that are not persistent
+    targets = {name: tensor for name, tensor in targets.items() if name in saved}
+    found: set[int] = set()  # addresses of the loaded tensors: a file has only one of several tied weights
+    for file in sorted(Path(folder).glob("model*.safetensors")):
+        try:
+            with safe_open(file, "pt") as tensors, torch.no_grad():
+                for name in targets.keys() & set(tensors.keys()):
+                    if list(targets[name].shape) == tensors.get_slice(name).get_shape():
+                        targets[name].copy_(tensors.get_tensor(name))
+                        found.add(targets[name].data_ptr())
+        except SafetensorError as error:
+            raise ValueError(f"{file} cannot be read; it may be truncated: {error}.") from error
+    wrong = sorted(name for name, tensor in targets.items() if tensor.data_ptr() not in found)
+    if wrong:
+        raise ValueError(
+            f"The checkpoint {folder} lacks {len(wrong)} tensors of the model, or has them in another shape: "
+            f"{', '.join(wrong[:3])}, ..."
+        )
