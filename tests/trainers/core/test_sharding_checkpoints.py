@@ -49,16 +49,9 @@ def quantizing(folder: Path, tokenizer, **changes) -> QAMATrainer:
     texts = [f"{one} {other}" for one in WORDS[:6] for other in WORDS[6:14]]
     options = {"grid": "6x8,32", "frozen": False, "max_steps": 2, "max_length": 48, "text_columns": ["text"]}
     options |= {"teacher_name_or_path": str(folder / "teacher"), "teacher_cache_dir": str(folder / "cache")}
-    options |= {
-        "dataloader_drop_last": True,
-        "train_sampling_strategy": "sequential",
-        "optim": "sgd",
-        "learning_rate": 0.1,
-    }
-    options |= {
-        "learning_rate": 0.1,
-        "rank_texts": len(texts),
-    }  # a batch of one process has more texts than a batch of two
+    options |= {"dataloader_drop_last": True, "train_sampling_strategy": "sequential", "optim": "sgd"}
+    # A batch of one process has more texts than a batch of two: the rank loss must read all of them.
+    options |= {"learning_rate": 0.1, "rank_texts": len(texts)}
     torch.manual_seed(2)  # the start of the quantizer
     args = QAMAConfig(**quiet(folder, **options, **changes))
     return QAMATrainer(
