@@ -49,16 +49,9 @@ def quantizing(folder: Path, tokenizer, **changes) -> QAMATrainer:
     texts = [f"{one} {other}" for one in WORDS[:6] for other in WORDS[6:14]]
     options = {"grid": "6x8,32", "frozen": False, "max_steps": 2, "max_length": 48, "text_columns": ["text"]}
     options |= {"teacher_name_or_path": str(folder / "teacher"), "teacher_cache_dir": str(folder / "cache")}
-    options |= {
-        "dataloader_drop_last": True,
-        "train_sampling_strategy": "sequential",
-        "optim": "sgd",
-        "learning_rate": 0.1,
-    }
-    options |= {
-        "learning_rate": 0.1,
-        "rank_texts": len(texts),
-    }  # a batch of one process has more texts than a batch of two
+    options |= {"dataloader_drop_last": True, "train_sampling_strategy": "sequential", "optim": "sgd"}
+    # A batch of one process has more texts than a batch of two: the rank loss must read all of them.
+    options |= {"learning_rate": 0.1, "rank_texts": len(texts)}
     torch.manual_seed(2)  # the start of the quantizer
     args = QAMAConfig(**quiet(folder, **options, **changes))
     return QAMATrainer(
@@ -67,7 +60,7 @@ def quantizing(folder: Path, tokenizer, **changes) -> QAMATrainer:
 
 
 def masked_run(folder: Path, tokenizer, processes: int, **changes) -> NestedTrainer:
-    """Two steps of a masked language model, evaluated before."""
+    """Two steps of a masked language model, evaluated before where `fully_shard` has yet to divide it."""
     trainer = mlm_trainer(
         tokenizer,
         folder,
@@ -78,7 +71,8 @@ def masked_run(folder: Path, tokenizer, processes: int, **changes) -> NestedTrai
         train_sampling_strategy="sequential",
         **changes,
     )
-    trainer.evaluate()
+    if trainer.args.fully_shard:
+        trainer.evaluate()
     trainer.train()
     trainer.save_model()
     return trainer
@@ -147,24 +141,31 @@ def test_a_quantizer_that_is_trained_in_shards_is_that_of_one_process(of_two, ti
     assert not torch.allclose(trained.layers[0].mlp.down_proj.weight, start.layers[0].mlp.down_proj.weight, atol=1e-4)
 
 
-FSDP_OF_TWO_GPUS = """
+ON_TWO_GPUS = """
 import sys
 from pathlib import Path
 from tests.conftest import tiny_tokenizer
-from tests.trainers.core.test_sharding_checkpoints import masked_run
-fsdp = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"version": 2, "state_dict_type": "FULL_STATE_DICT"}}
-masked_run(Path(sys.argv[1]), tiny_tokenizer.__wrapped__(), 2, use_cpu=False, **fsdp)
+from tests.trainers.core.test_sharding_checkpoints import WAYS, masked_run
+masked_run(Path(sys.argv[1]), tiny_tokenizer.__wrapped__(), 2, use_cpu=False, **WAYS[sys.argv[2]])
 """
+# The module that accelerate shards has no list of its own of the layers to wrap.
+WAYS = {
+    "fsdp": {"fsdp": True, "fsdp_config": {"transformer_layer_cls_to_wrap": ["M3BertLayer"]}},
+    "fully_shard": {"fully_shard": True},
+}
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="accelerate's FSDP over NCCL needs a GPU for each process")
-def test_accelerates_fsdp_equals_one_process(tiny_tokenizer, tmp_path):
-    script = tmp_path / "fsdp.py"
-    script.write_text(FSDP_OF_TWO_GPUS)
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="NCCL needs a GPU for each of two processes")
+@pytest.mark.parametrize("way", list(WAYS))
+def test_two_gpus_are_one_process(tiny_tokenizer, tmp_path, way):
+    """With accelerate's own FSDP, which it turns on for accelerators only, and with `fully_shard`."""
+    script = tmp_path / "on_two_gpus.py"
+    script.write_text(ON_TWO_GPUS)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(script)]
+    command += [str(tmp_path / way), way]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     trainer = masked_run(tmp_path / "one", tiny_tokenizer, 1)
-    assert_same_weights(M3BertForMaskedLM.from_pretrained(tmp_path), trainer.backbone, atol=1e-4)
+    assert_same_weights(M3BertForMaskedLM.from_pretrained(tmp_path / way), trainer.backbone, atol=1e-4)
