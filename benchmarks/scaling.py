@@ -96,7 +96,7 @@ class Case:
 
 def cases(quick: bool) -> dict[str, Case]:
     """Name -> case."""
-    pairs = 32 if quick else 192
+    pairs = 24 if quick else 96
     return {
         "cached gradients": Case(pairs, 32, 32),
         "cached, with checkpointing": Case(pairs, 32, 32, checkpointing=True),
@@ -109,7 +109,7 @@ def cases(quick: bool) -> dict[str, Case]:
 
 def two_process_cases(quick: bool) -> tuple[Case, Case]:
     """A step, and a larger batch for the loss alone."""
-    pairs = 64 if quick else 512
+    pairs = 32 if quick else 256
     return Case(pairs, 4, 16, vocabulary=500), Case(8 * pairs, 4, 16, vocabulary=500, width=256)
 
 
@@ -186,8 +186,8 @@ def measure(run: Run) -> dict[str, float]:
     case, loss = two_process_cases(run.quick)
     for candidates in CANDIDATES:
         step, alone = (each.predicted(PROCESSES, candidates) for each in (case, loss))
-        found = in_new_processes(partial(of_a_process, case, loss, candidates), PROCESSES, threads=1)
-        peaks, loss_peaks, sent = zip(*found, strict=True)
+        processes = in_new_processes(partial(of_a_process, case, loss, candidates), PROCESSES, threads=1)
+        peaks, loss_peaks, sent = zip(*processes, strict=True)
         for name, parts, measured in (("a step", step.memory(), peaks), ("the loss", alone.loss_bytes(), loss_peaks)):
             # Both processes do the same. What a thread of gloo frees is not seen to be freed, so the smaller counts.
             values = {"measured": min(measured), "predicted": megabytes(parts)}

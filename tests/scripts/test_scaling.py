@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import shlex
+from typing import Any
 
 import pytest
 
+from benchmarks._measure import RESULTS
+from hub_cards.tables import markdown
 from modeling_m3bert import M3BertConfig, M3BertModel
 from scripts import scaling
 from tests.conftest import tiny_config
+from tests.snippets import read, snippets
 from tests.test_docs import tiny_bert
 
 
@@ -73,3 +78,34 @@ def test_sizes_of_a_checkpoint(tmp_path, capsys):
     assert isinstance(config, M3BertConfig) and (config.num_hidden_layers, config.hidden_size) == (2, 384)
     with pytest.raises(ValueError, match="The grid reads 12 layers and 128 dims, but the model has 6 x 32"):
         scaling.main(["--model_name_or_path", str(tmp_path / "own")])
+
+
+PAGE = "docs/scaling.md"
+
+
+def commands() -> list[str]:
+    code = "".join(snippet.code for snippet in snippets(read(PAGE)) if snippet.language == "bash")
+    return [line for line in code.splitlines() if line.startswith("m3bert scaling")]
+
+
+@pytest.mark.parametrize("command", commands())
+def test_the_page_shows_what_the_command_prints(command, capsys):
+    scaling.main(shlex.split(command)[2:])
+    assert capsys.readouterr().out.strip() in read(PAGE)
+
+
+def measured_table(result: dict[str, Any]) -> str:
+    """What the benchmark measured beside what was predicted, as on the page."""
+    found = []
+    for unit, name in (("megabytes", "MB"), ("bytes sent", "MB sent")):
+        for case, values in result[unit].items():
+            scale = 1 if unit == "megabytes" else 10**6
+            measured, predicted = values["measured"] / scale, values["predicted"] / scale
+            error = 100 * (predicted / measured - 1)
+            found.append([case, name, f"{measured:.1f}", f"{predicted:.1f}", f"{error:+.1f}%"])
+    return markdown(["case", "what", "measured", "predicted", "error"], found, words=2)
+
+
+def test_the_page_shows_what_was_measured():
+    result = json.loads((RESULTS / "scaling.json").read_text(encoding="utf-8"))
+    assert measured_table(result) in read(PAGE) and result["date"] in read(PAGE)

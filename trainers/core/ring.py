@@ -101,10 +101,11 @@ class _RingInfoNCE(torch.autograd.Function):
     ) -> torch.Tensor:
         ctx.dims, ctx.tile_size, ctx.ring = dims, tile_size, ring
         rows = AnchorRows(anchors, scale, dims, anchor_ids, tile_size)
-        log_sums, target_scores = rows.no_candidates(), None
+        log_sums = rows.no_candidates()
+        target_scores = torch.zeros_like(log_sums)
         for block in _blocks(ring, rows, candidates, candidate_ids):
             block.add_to_log_sums(log_sums)
-            if target_scores is None:  # the first block is this rank's, with the positives
+            if block.targets is not None:  # this rank's own, with the positives
                 target_scores = block.target_scores()
         ctx.save_for_backward(anchors, candidates, scale, anchor_ids, candidate_ids, log_sums)
         return log_sums - target_scores
