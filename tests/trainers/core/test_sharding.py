@@ -71,8 +71,8 @@ def loss_and_gradients(model: NestedModel, name: str, rows: slice) -> dict[str, 
     return found
 
 
-QUICK = {"mlm", "contrastive", "temperature", "sia", "crd", "composition"}
-KINDS = ("mlm", "contrastive", "lora")
+QUICK = {"pairs", "contrastive", "temperature", "sia", "crd"}
+KINDS = ("mlm", "pairs", "lora")
 OF_TWO = """
 from transformers import AutoTokenizer
 from tests.trainers.core import test_sharding as here
@@ -206,7 +206,7 @@ def test_a_sharded_run_ends_with_the_weights_of_one_process(request, kind):
 
 def test_a_sharded_run_saves_the_files_of_one_process(quick_run):
     """They load at a cut size too."""
-    sharded, whole = (quick_run / f"contrastive-{name}" / "saved" for name in ("sharded", "whole"))
+    sharded, whole = (quick_run / f"pairs-{name}" / "saved" for name in ("sharded", "whole"))
     names = [sorted(str(file.relative_to(folder)) for file in folder.rglob("*")) for folder in (sharded, whole)]
     assert names[0] == names[1]
     ours, theirs = (M3BertModel.from_pretrained(folder, num_hidden_layers=1).eval() for folder in (sharded, whole))
