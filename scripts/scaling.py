@@ -52,7 +52,7 @@ def steps_of(options: argparse.Namespace) -> list[Any]:
     The steps to compare, in the order of the table.
 
     Raises:
-        ValueError: as [`Step`][trainers.core.scaling_step.Step], or if a stage has no candidates.
+        ValueError: as [`Step`], or if a stage has no candidates.
     """
     from trainers.core.scaling_step import GATHER, RING, STAGES, Hardware, Step
 

@@ -14,7 +14,19 @@ import torch
 
 from benchmarks import __main__ as everything
 from benchmarks import _measure
-from benchmarks._measure import Benchmark, Bound, Run, added_peak, at_least, at_most, in_new_process, results_file
+from benchmarks._measure import (
+    Benchmark,
+    Bound,
+    Run,
+    added_peak,
+    allocated_peak,
+    at_least,
+    at_most,
+    in_new_process,
+    in_new_processes,
+    results_file,
+    sent_bytes,
+)
 
 
 FIGURES = {"fast": at_most(0.5, one_thread=0.7), "good": at_least(0.9), "plain": None}
@@ -199,3 +211,29 @@ def test_figures_of_the_documentation_are_those_of_the_results_files():
     shown = [float(ratio) for ratio in re.findall(r"\| (\d\.\d\d) \| `masked_lm_head` \|", page)]
     assert shown == [round(head[name], 2) for name in import_module("benchmarks.masked_lm_head").BOUNDS]
     assert not peers["quick"] and not head["quick"]
+
+
+def test_the_allocator_is_counted_exactly():
+    """Two tensors together, and not what is freed before or after."""
+
+    def work() -> None:
+        first = torch.empty(2**18)  # 1 MB
+        del first
+        second, third = torch.empty(2**18), torch.empty(2**19)
+        del second
+        third.resize_(0)
+
+    assert allocated_peak(work) == pytest.approx(3.0, abs=0.01)
+
+
+def sent_by_all_reduce() -> int:
+    before = sent_bytes()
+    torch.distributed.all_reduce(torch.ones(2**18))
+    torch.distributed.barrier()
+    return sent_bytes() - before
+
+
+def test_bytes_are_counted_on_the_way_out():
+    """Of two processes, each sends half of 1 MB, and half of the sum."""
+    for sent in in_new_processes(sent_by_all_reduce, 2, threads=1):
+        assert sent == pytest.approx(2**20, rel=0.01)

@@ -66,7 +66,7 @@ class EmbeddingObjective(Objective):
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
             `temperature` and never below 0.01.
         ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other ranks around in a ring
-            ([`~trainers.core.ring.ring_info_nce`]) instead of gathering them. The losses are the same.
+            ([`ring_info_nce`]) instead of gathering them. The losses are the same.
 
     Raises:
         ValueError: if an argument is out of range; in forward, for a batch of one pair without hard negatives.

@@ -1,6 +1,6 @@
 """
 What a training step needs before it is run: memory, communication and time, one equation each, in bytes, bytes sent
-per GPU, and operations. [`scaling_step`][trainers.core.scaling_step] adds them up for a step.
+per GPU, and operations. [`Step`] adds them up.
 
 Conventions: parameters, gradients and both moments of AdamW are float32. Products of the encoder run in
 `compute_bytes` per number (2 for bfloat16 autocast, 4 without), the residual stream and pooled embeddings in float32.

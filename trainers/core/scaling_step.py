@@ -1,5 +1,4 @@
-"""The memory, communication and time of a training step of m3BERT, added up from the equations of
-[`scaling`][trainers.core.scaling]."""
+"""The memory, communication and time of a training step of m3BERT, added up from the equations in `scaling.py`."""
 
 from __future__ import annotations
 
@@ -48,8 +47,8 @@ class Stage:
 
 
 MASKED_LM = Stage(2**17, 1, (4, 8, 12), (32, 64, 128, 768), 512, 512, masked=0.15)
-# Of m3BERT (2605.19568, section 2.3). Stage 3 reads 2 trillion tokens of 10 billion pairs, which is 100 per text if it
-# reads each pair once; its longest text is our choice.
+# Of m3BERT (2605.19568, sections 2.3 and 4.1). Stage 3 reads 2 trillion tokens of 10 billion pairs, which is 100 per
+# text if it reads each pair once. Appendix B truncates at 1,024 tokens, but the base model has 512 positions.
 STAGES = {1: MASKED_LM, 2: MASKED_LM, 3: Stage(2**20, 2, (4, 12), (32, 64, 128), 512, 100)}
 
 

@@ -28,7 +28,14 @@ def test_the_grid_defaults_to_the_models_own(tmp_path):
         arguments(tmp_path, grid="4,8")
 
 
-SHARED = {"temperature": 0.2, "pooling": "cls", "symmetric": True, "mask_duplicates": False, "learn_temperature": True}
+SHARED = {
+    "temperature": 0.2,
+    "pooling": "cls",
+    "symmetric": True,
+    "mask_duplicates": False,
+    "learn_temperature": True,
+    "ring": True,
+}
 # A config, its grid, and values of its fields that are not their defaults.
 BUILT = [
     (ContrastiveConfig, "2,6x8,32", {**SHARED, "reduction": "mean"}),

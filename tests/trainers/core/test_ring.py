@@ -175,13 +175,13 @@ def peak_of_loss(ring: bool) -> float:
 
 @pytest.mark.slow
 def test_a_ring_takes_less_memory_the_more_ranks_there_are():
-    """512 candidates of 1,024 dims take 2 MB. In a ring, memory does not depend on the number of ranks."""
+    """512 candidates of 1,024 dims take 2 MB. In a ring of more than two ranks, a second block is on its way."""
     peaks = {
         (ring, ranks): max(in_new_processes(partial(peak_of_loss, ring), ranks, threads=1))
         for ring in (False, True)
         for ranks in (2, 4)
     }
-    assert peaks[True, 4] < 1.1 * peaks[True, 2]
-    # Two more ranks are two more blocks: gathered, as gradients, and as a copy of these that is reduced.
-    assert peaks[False, 4] > peaks[False, 2] + 3 * 2 * 2 * 0.9
-    assert peaks[True, 4] < 0.7 * peaks[False, 4]
+    assert peaks[True, 4] < peaks[True, 2] + 1.1 * 2
+    # Two more ranks are two more blocks, gathered and as gradients.
+    assert peaks[False, 4] > peaks[False, 2] + 0.9 * 2 * 2 * 2
+    assert peaks[True, 4] < 0.5 * peaks[False, 4]

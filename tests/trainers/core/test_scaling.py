@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks._measure import allocated_peak
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
 from tests.conftest import tiny_config
 from trainers.core import scaling
@@ -185,16 +184,3 @@ def test_what_cannot_be_trained_is_refused(changes, message):
 def test_impossible_hardware_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         Hardware(**changes)
-
-
-def test_the_allocator_is_counted_exactly():
-    """Two tensors together, and not what is freed before or after."""
-
-    def work() -> None:
-        first = torch.empty(2**18)  # 1 MB
-        del first
-        second, third = torch.empty(2**18), torch.empty(2**19)
-        del second
-        third.resize_(0)
-
-    assert allocated_peak(work) == pytest.approx(3.0, abs=0.01)
