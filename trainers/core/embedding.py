@@ -223,7 +223,7 @@ class EmbeddingConfig(NestedTrainingArguments):
             activations of all texts, which is faster.
         ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other devices around in a ring instead
             of gathering them: memory then does not grow with the number of devices. The losses are the same. For large
-            batches on many devices; see the page Scaling.
+            batches on many devices; see docs/scaling.md.
         learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
         dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because
