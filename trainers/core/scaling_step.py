@@ -165,8 +165,11 @@ class Step:
 
     @property
     def texts_at_a_time(self) -> int:
-        """Texts of one GPU whose activations exist together."""
-        return min(self.mini_batch, self.texts) if self.cached or not self.stage.contrastive else self.texts
+        """Texts of one GPU whose activations exist together. The mini-batches of a step are about equally large."""
+        if self.stage.contrastive and not self.cached:
+            return self.texts
+        mini_batches = -(-self.texts // self.mini_batch)
+        return -(-self.texts // mini_batches)
 
     @property
     def candidates_per_gpu(self) -> int:

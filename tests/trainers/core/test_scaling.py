@@ -140,6 +140,12 @@ def test_both_send_about_as_much():
     assert ring == pytest.approx(gathered, rel=0.05)
 
 
+def test_mini_batches_are_about_equally_large():
+    """48 texts in mini-batches of at most 32: twice 24."""
+    assert Step(tiny_config(), replace(PAIRS, batch=24), 1, 32).texts_at_a_time == 24
+    assert Step(tiny_config(), PAIRS, 1, 500).texts_at_a_time == 128
+
+
 def test_more_of_everything_needs_more():
     def total(**changes: object) -> float:
         values = {"config": tiny_config(), "stage": PAIRS, "gpus": 4, "mini_batch": 4} | changes
