@@ -6,12 +6,17 @@ Embed texts at every granularity of a grid, in one pass, to files:
 
 There is one vector per text and layer, as wide as the layer's widest dim; smaller dims are prefixes of it. To resume
 an interrupted run, start it again.
+
+Collections that do not fit into memory are embedded file by file, by any number of machines:
+
+    m3bert embed --files parts/*.parquet --format parquet --shard 0/4 --output_dir runs/parts     # and 1/4, 2/4, 3/4
 """
 
 from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +27,12 @@ from datasets import Dataset, Features, List, Value
 from trainers import Granularity, truncate
 from trainers.core.dataset_checks import require_columns
 from trainers.data.collators import fields_of, joined_text, separator_for
-from trainers.data.files import load_files
+from trainers.data.files import load_files, stream_files
 from trainers.evaluation import GridEmbeddings
+from trainers.evaluation.bulk import GridEmbedder, embed_part, is_embedded, share_of
 
 from .command import parse_options, run_command
-from .encoder import EncoderArguments, load_encoder
+from .encoder import EncoderArguments, ReadingArguments, load_encoder
 
 
 FORMATS = ("npy", "datasets", "parquet")
@@ -55,6 +61,13 @@ class EmbeddingArguments:
     )
     dtype: str = field(default="float32", metadata={"help": "float32 or float16."})
     document: bool = field(default=False, metadata={"help": "Treat the texts as documents: use --document_prompt."})
+    shard: str | None = field(
+        default=None,
+        metadata={
+            "help": "i/n: embed one of n shares of the files as a stream, each file into a Parquet file of the same "
+            "name. Files that are there already are skipped."
+        },
+    )
     normalize: bool = field(
         default=False,
         metadata={"help": "L2-normalise the vectors. Needs a grid with one dim per layer, and datasets or parquet."},
@@ -74,6 +87,13 @@ def check(options: EmbeddingArguments) -> None:
         raise ValueError(f"--format {options.format} is unknown; legal values: {', '.join(FORMATS)}.")
     if options.dtype not in DTYPES:
         raise ValueError(f"--dtype {options.dtype} is unknown; legal values: {', '.join(DTYPES)}.")
+    if options.shard is not None:
+        share_of(options.files, options.shard)
+        names = [output_name(file) for file in options.files]
+        if options.format != "parquet":
+            raise ValueError("--shard needs --format parquet.")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise ValueError(f"--shard writes a file per input file, but two would have the name {twice[0]}.")
     if options.normalize and options.format == "npy":
         raise ValueError("--normalize needs --format datasets or --format parquet.")
 
@@ -128,9 +148,41 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Partia
     print(f"{folder}: {len(texts):,} texts at {encoder.grid}")
 
 
+def output_name(file: str) -> str:
+    """Name of the output of an input file: that of `rows.jsonl.gz` is `rows.parquet`."""
+    return Path(file.removesuffix(".gz")).with_suffix(".parquet").name
+
+
+def embed_share(encoding: EncoderArguments, options: EmbeddingArguments) -> None:
+    """
+    Embed one share of the files, a file at a time.
+
+    Raises:
+        ValueError: if the encoder or a text does not suit the options, or a file that is there already was made from
+            other data or with other settings.
+    """
+    reading = {name: getattr(encoding, name) for name in ReadingArguments.__dataclass_fields__ if name != "batch_size"}
+    chosen = {name: getattr(options, name) for name in ("text_column", "dtype", "document", "normalize")}
+    settings = {**reading, **chosen, "compute_dtype": encoding.compute_dtype}
+    load = partial(load_encoder, encoding, DTYPES[options.dtype])
+    embedder = GridEmbedder(load, options.text_column, "document" if options.document else "query", options.normalize)
+    share = share_of(options.files, options.shard or "0/1")
+    for part in stream_files(share).shards if share else ():
+        file = Path(options.output_dir) / output_name(part.name)
+        if is_embedded(part, file, settings):
+            print(f"{file}: is there already")
+            continue
+        if options.normalize and any(len(embedder.encoder.grid.dims_of(n)) > 1 for n in embedder.encoder.grid.layers):
+            raise ValueError(f"--normalize needs a grid with one dim per layer; not {embedder.encoder.grid}.")
+        print(f"{file}: {embed_part(part, file, embedder, settings):,} texts", flush=True)
+
+
 def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, EmbeddingArguments), __doc__, arguments)
     check(options)
+    if options.shard is not None:
+        embed_share(encoding, options)
+        return
     is_ours = not torch.distributed.is_initialized()
     state = PartialState(cpu=encoding.uses_cpu)
     try:

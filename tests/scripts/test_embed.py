@@ -122,3 +122,33 @@ def test_the_process_group_is_destroyed_at_the_end(tiny_checkpoint, files, tmp_p
     with pytest.raises(ValueError, match="9x8") if fails else nullcontext():
         embed.main(line)
     assert destroyed == [0]
+
+
+def test_shards_together_are_one_run(tiny_checkpoint, tmp_path, sentences, expected, capsys):
+    """Each input file becomes an output file with the same rows; a second start makes none again."""
+    names = []
+    for part in range(5):
+        rows = [{"id": row, "title": "open", "text": sentences[row]} for row in range(11) if row % 5 == part]
+        names.append(str(tmp_path / f"part-{part}.jsonl"))
+        Path(names[-1]).write_text("\n".join(map(json.dumps, rows)))
+    out = tmp_path / "parts"
+    line = command_line(tiny_checkpoint, names[0], out, "--format", "parquet")
+    line[line.index(names[0]) : line.index(names[0]) + 1] = names
+    for share in range(4):
+        embed.main([*line, "--shard", f"{share}/4"])
+    capsys.readouterr()
+    tables = [Dataset.from_parquet(str(file), cache_dir=str(tmp_path / "cache")) for file in sorted(out.iterdir())]
+    assert [table["id"][:] for table in tables] == [[row for row in range(11) if row % 5 == part] for part in range(5)]
+    for table in tables:
+        rows = table["id"][:]
+        np.testing.assert_allclose(np.array(table["layer_6"][:]), expected.layers[6][rows], atol=1e-5)
+    times = [file.stat().st_mtime_ns for file in sorted(out.iterdir())]
+    embed.main([*line, "--shard", "0/1"])
+    assert capsys.readouterr().out.count("is there already") == 5
+    assert [file.stat().st_mtime_ns for file in sorted(out.iterdir())] == times
+    with pytest.raises(ValueError, match="was made with another grid"):
+        embed.main([*line, "--shard", "0/1", "--grid", "6x8"])
+    with pytest.raises(ValueError, match="--shard needs --format parquet"):
+        embed.main([*line, "--shard", "0/1", "--format", "npy"])
+    with pytest.raises(ValueError, match="two would have the name part-0.parquet"):
+        embed.main([*line, "--files", names[0], names[0], "--shard", "0/1"])
