@@ -286,8 +286,7 @@ def test_ranks_with_different_data_are_refused(trained):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_killed_run_continues_with_the_same_weights(tmp_path, tiny_tokenizer, sentences, workers):
+def test_a_killed_run_continues_with_the_same_weights(tmp_path, tiny_tokenizer, sentences):
     """kill -9 at several moments, then the same command with --resume_from_checkpoint."""
     folder = tmp_path / "model"
     M3BertModel(tiny_config()).save_pretrained(folder)
@@ -295,9 +294,9 @@ def test_a_killed_run_continues_with_the_same_weights(tmp_path, tiny_tokenizer, 
     write_pairs(tmp_path, sentences)
     command = [
         sys.executable, "-m", "scripts.train", "contrastive", "--model_name_or_path", str(folder), "--train_files",
-        str(tmp_path / "pairs.jsonl"), "--streaming", "--max_steps", "60", "--per_device_train_batch_size", "4",
+        str(tmp_path / "pairs.jsonl"), "--streaming", "--max_steps", "40", "--per_device_train_batch_size", "4",
         "--grid", "2,6x8,32", "--save_steps", "1", "--save_total_limit", "2", "--use_cpu", "--report_to", "none",
-        "--shuffle_buffer_size", "7", "--disable_tqdm", "True", "--dataloader_num_workers", str(workers),
+        "--shuffle_buffer_size", "7", "--disable_tqdm", "True", "--dataloader_num_workers", "2",
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     subprocess.run([*command, "--output_dir", tmp_path / "whole"], env=environment, check=True, capture_output=True)
