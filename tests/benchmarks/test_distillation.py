@@ -39,8 +39,8 @@ def test_the_student_is_the_first_layers_of_the_teacher(minilm, tmp_path, monkey
     torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", [*ibkd.FIRST, *ibkd.SECOND])
-def test_every_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["HPD-128, normalised", "IBKD (ours), fine-tuned, 128"])
+def test_a_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
     pytest.importorskip("sentence_transformers")
     monkeypatch.setattr(ibkd, "FOLDER", tmp_path)
     texts = [f"sentence number {row} about {row * 7}" for row in range(140)]
@@ -59,8 +59,7 @@ def test_every_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
     assert (trainer.projection is not None) == ("128" in name)
 
 
-@pytest.mark.parametrize("name", list(matryoshka_distillation.RUNS))
-def test_every_run_of_matryoshka_distillation_trains(name, minilm):
+def test_a_run_of_matryoshka_distillation_trains(minilm):
     model = matryoshka_distillation.untrained_head()
     torch.testing.assert_close(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
     with torch.no_grad():  # instead of pretraining
@@ -71,7 +70,7 @@ def test_every_run_of_matryoshka_distillation_trains(name, minilm):
     pieces = matryoshka_distillation.pieces(["the open file has a list of names and text"] * 99, tokenizer)
     assert {len(ids) for ids in pieces["input_ids"]} == {matryoshka_distillation.TOKENS}
     shared = {"max_steps": 1, "per_device_train_batch_size": 2, "use_cpu": True, "warmup_steps": 0}
-    trainer = matryoshka_distillation.RUNS[name].train(model, tokenizer, pieces, **shared)
+    trainer = matryoshka_distillation.RUNS["6x384>2x32"].train(model, tokenizer, pieces, **shared)
     assert trainer.state.global_step == 1
 
 

@@ -55,6 +55,7 @@ save_file(found, "found.safetensors")
 """
 
 
+@pytest.mark.slow
 def test_adapters_of_every_head(tmp_path, run_bare):
     """A head that the checkpoint does not have is initialised anew by each process: the adapter must bring it."""
     batch, expected = padded_batch(lengths=(7, 7, 7, 7)), {}

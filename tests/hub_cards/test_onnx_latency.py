@@ -28,6 +28,7 @@ def encoder(tiny_tokenizer) -> GridEncoder:
     return GridEncoder(model, tiny_tokenizer, Grid.parse("1,2x8,32"), max_lengths={"query": 6})
 
 
+@pytest.mark.slow
 def test_an_engine_encodes_a_query_as_torch_does(encoder):
     text = "open the file and read all of its lines at once"  # longer than a query may be
     engines = onnx_engines(encoder, [2])

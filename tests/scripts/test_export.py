@@ -29,6 +29,7 @@ def arguments(tmp_path, tiny_tokenizer) -> list[str]:
     return ["--model_name_or_path", str(tmp_path / "model"), "--output_dir", str(tmp_path / "onnx")]
 
 
+@pytest.mark.slow
 def test_the_folder_has_the_names_that_clients_look_for(
     arguments, tmp_path, capsys, tiny_tokenizer, sentences, monkeypatch
 ):

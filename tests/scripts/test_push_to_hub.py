@@ -357,6 +357,7 @@ def test_the_token_is_in_no_file_log_or_traceback(run, hub, push, in_process, tm
     assert len(files) > 20 and not any(token.encode() in file.read_bytes() for file in files)
 
 
+@pytest.mark.slow
 def test_a_trainer_publishes_what_the_command_does(run, hub, in_process):
     """`push_to_hub=True`, while it trains and at the end, and by hand with results; blocking and not."""
     done = in_process(

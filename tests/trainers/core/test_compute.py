@@ -161,7 +161,7 @@ def test_an_attention_whose_package_is_missing_is_refused_in_one_line(tiny_model
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model_type", ["m3bert", "bert", "qwen3", "mpnet"])
+@pytest.mark.parametrize("model_type", ["m3bert", "mpnet"])
 def test_a_compiled_encoder_equals_the_eager_one(model_type):
     from tests.trainers.core.test_states import backbone
 
