@@ -181,6 +181,7 @@ embed.main(sys.argv[2:])
 """
 
 
+@pytest.mark.slow
 def test_a_killed_share_goes_on(tiny_checkpoint, tmp_path, sentences, monkeypatch, capsys):
     """A complete part is not written again, half a part is, and what the dead process left goes."""
     names = [f"part.{part}.jsonl" for part in range(3)]
