@@ -23,12 +23,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def ray(monkeypatch):
-    """Two workers on this machine, without the network."""
+    """Ray on this machine, without the network."""
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_DATA_DISABLE_PROGRESS_BARS", "1")
     ray = pytest.importorskip("ray", reason="ray is not installed")
     pytest.importorskip("ray.data", reason="ray[data] is not installed")
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)  # two of them read and write
     yield ray
     ray.shutdown()
 

@@ -18,7 +18,7 @@ import torch
 from ..core.embedding import Role
 from ..core.granularity import Granularity, Grid
 from ..core.streams import Row, Shard, Stream
-from ..data.collators import joined_text, separator_for
+from ..data.collators import fields_of, joined_text, separator_for
 from .encoding import GridEncoder
 
 
@@ -111,7 +111,11 @@ class GridEmbedder:
             ValueError: as a call.
         """
         for frame in frames:
-            embedded = self(frame.to_dict("list"))
+            batch = frame.to_dict("list")
+            for name in fields_of(self.text_column):
+                if name in frame.columns:  # a missing text is NaN, or None
+                    batch[name] = frame[name].astype(object).where(frame[name].notna(), None).tolist()
+            embedded = self(batch)
             added = [name for name in embedded if name not in frame.columns]
             yield frame.assign(**{name: embedded[name].tolist() for name in added})
 
