@@ -53,11 +53,15 @@ def test_ray_gives_the_rows_of_the_command(ray, tiny_checkpoint, tmp_path, sente
     arguments = EncoderArguments(model_name_or_path=tiny_checkpoint, grid="2,6x8,16")
     (tmp_path / "processes").mkdir()
     options = {"load": partial(load, arguments, tmp_path / "processes"), "text_column": "title+text"}
-    embedded = ray.data.read_parquet(str(tmp_path / "in")).map_batches(
-        GridEmbedder,
-        fn_constructor_kwargs=options,
-        batch_size=4,
-        compute=ray.data.ActorPoolStrategy(size=2),
+    embedded = (
+        ray.data.read_parquet(str(tmp_path / "in"))
+        .repartition(8)
+        .map_batches(
+            GridEmbedder,
+            fn_constructor_kwargs=options,
+            batch_size=4,
+            compute=ray.data.ActorPoolStrategy(size=2),
+        )
     )
     embedded.write_parquet(str(tmp_path / "ray"))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import json
+import platform
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -24,6 +26,7 @@ from .encoding import GridEncoder
 
 METADATA = b"m3bert"  # key in the metadata of an output file
 ROWS_AT_ONCE = 1024
+M_MMAP_THRESHOLD, MAPPED = -3, 2**20  # glibc's number of the option, and the bytes of a tensor that counts as large
 DRAW = 4  # random bytes in the name of an unfinished file: processes of several machines may share a folder
 
 
@@ -237,6 +240,16 @@ def embed_part(
     except FileNotFoundError as error:
         raise ValueError(f"Another process embeds {part.name} into {file}: start each share once.") from error
     return rows
+
+
+def keep_memory_flat() -> None:
+    """
+    Make this process return the memory of large tensors as soon as they are freed, if its C library is glibc. By
+    default, glibc begins to keep them in its heap, which then grows for hours, because batches of many shapes leave
+    holes.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
 
 
 def _batches(part: Shard, embedder: GridEmbedder, id_column: str | None) -> Iterator[dict[str, list[Any]]]:
