@@ -71,7 +71,8 @@ def search_parts(
         return (block for file in files for block in read_vectors(file, granularity))
 
     cosines, rows = search_blocks(truncate(queries, granularity.dim), blocks, k)
-    wanted, ids, start = np.unique(rows), {}, 0
+    wanted, start = np.unique(rows), 0
+    ids: dict[int, Any] = {}
     for column in (column for file in files for column in _column(file, id_column)):
         here = wanted[(wanted >= start) & (wanted < start + len(column))]
         ids.update(zip(here.tolist(), column.take(pa.array(here - start)).to_pylist(), strict=True))
