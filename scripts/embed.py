@@ -9,7 +9,7 @@ an interrupted run, start it again.
 
 Collections that do not fit into memory are embedded file by file, by any number of machines:
 
-    m3bert embed --files parts/*.parquet --format parquet --shard 0/4 --output_dir runs/parts     # and 1/4, 2/4, 3/4
+    m3bert embed --files parts/*.parquet --shard 0/4 --output_dir runs/parts                # and 1/4, 2/4, 3/4
 
 Start a share again after it was interrupted: files that are complete are skipped.
 """
@@ -56,11 +56,11 @@ class EmbeddingArguments:
         metadata={"help": "Column with the text; title+text joins two columns with the separator, as in training."},
     )
     output_dir: str = field(default="runs/vectors", metadata={"help": "Folder for the vectors."})
-    format: str = field(
-        default="npy",
+    format: str | None = field(
+        default=None,
         metadata={
             "help": "npy: one array per layer, for memory-mapping. datasets, parquet: the rows of the files, with one "
-            "column per layer added."
+            "column per layer added. Default: npy, or parquet with --shard."
         },
     )
     dtype: str = field(default="float32", metadata={"help": "float32 or float16."})
@@ -80,6 +80,10 @@ class EmbeddingArguments:
         default=False,
         metadata={"help": "L2-normalise the vectors. Needs a grid with one dim per layer, and datasets or parquet."},
     )
+
+    def __post_init__(self) -> None:
+        if self.format is None:
+            self.format = "npy" if self.shard is None else "parquet"
 
 
 def check(options: EmbeddingArguments) -> None:

@@ -158,7 +158,7 @@ def test_shards_together_are_one_run(tiny_checkpoint, tmp_path, sentences, expec
 def parts_line(model, folder: Path, files: list[str], out: Path, *options: str) -> list[str]:
     """The command line that embeds parts in a folder."""
     inputs = [str(folder / file) for file in files]
-    line = ["--model_name_or_path", model, "--files", *inputs, "--output_dir", str(out), "--format", "parquet"]
+    line = ["--model_name_or_path", model, "--files", *inputs, "--output_dir", str(out)]
     return [*line, "--grid", "2,6x8,16", "--batch_size", "4", *options]
 
 

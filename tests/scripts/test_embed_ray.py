@@ -46,7 +46,7 @@ def test_ray_gives_the_rows_of_the_command(ray, tiny_checkpoint, tmp_path, sente
         pq.write_table(pa.Table.from_pylist(rows[part::4]), tmp_path / "in" / f"{part}.parquet")
     files = sorted(map(str, (tmp_path / "in").iterdir()))
     line = ["--model_name_or_path", tiny_checkpoint, "--files", *files, "--output_dir", str(tmp_path / "parts")]
-    line += ["--text_column", "title+text", "--grid", "2,6x8,16", "--format", "parquet", "--document"]
+    line += ["--text_column", "title+text", "--grid", "2,6x8,16", "--document"]
     embed.main([*line, "--shard", "0/1"])
     expected = pa.concat_tables(pq.read_table(tmp_path / "parts" / f"{part}.parquet") for part in range(4))
 
