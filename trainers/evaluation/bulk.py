@@ -26,7 +26,7 @@ from .encoding import GridEncoder
 
 METADATA = b"m3bert"  # key in the metadata of an output file
 ROWS_AT_ONCE = 1024
-M_MMAP_THRESHOLD, MAPPED = -3, 2**20  # glibc's number of the option, and the bytes of a tensor that counts as large
+M_MMAP_THRESHOLD, MAPPED = -3, 2**17  # glibc's number of the option, and the bytes from which a tensor is large
 DRAW = 4  # random bytes in the name of an unfinished file: processes of several machines may share a folder
 
 
