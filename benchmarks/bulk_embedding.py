@@ -6,9 +6,9 @@ Memory of `m3bert embed --shard` on a part with ten times the documents.
 
 Documents are 4 to 14 random words. They are in one Parquet file, in row groups of 1,024, and so embedded in one part,
 by the encoder of the extra `quickstart` at three layers. What is counted is the highest resident memory of a process
-that runs the command, with Python and the encoder: `peak_ratio` is that with ten times the documents over that
-with the smaller number, which already fills every buffer several times (once in a quick run). `added_ratio` is the same for the memory that
-the command adds to a process with torch imported.
+that runs the command, with Python and the encoder: `peak_ratio` is that with ten times the documents over that with
+the smaller number, which already fills every buffer several times (once in a quick run). `added_ratio` is the same for
+the memory that the command adds to a process with torch imported.
 
 The last line printed is a JSON object.
 """
