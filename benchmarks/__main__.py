@@ -35,6 +35,7 @@ NAMES = (
     "exit_fit",
     "elastic_loading",
     "grid_evaluation",
+    "bulk_embedding",
     "quantised_search",
     "index_engines",
     "peers",

@@ -9,12 +9,15 @@ an interrupted run, start it again.
 
 Collections that do not fit into memory are embedded file by file, by any number of machines:
 
-    m3bert embed --files parts/*.parquet --format parquet --shard 0/4 --output_dir runs/parts     # and 1/4, 2/4, 3/4
+    m3bert embed --files parts/*.parquet --shard 0/4 --output_dir runs/parts                # and 1/4, 2/4, 3/4
+
+Start a share again after it was interrupted: files that are complete are skipped.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,10 +29,11 @@ from datasets import Dataset, Features, List, Value
 
 from trainers import Granularity, truncate
 from trainers.core.dataset_checks import require_columns
+from trainers.core.streams import Stream
 from trainers.data.collators import fields_of, joined_text, separator_for
 from trainers.data.files import load_files, stream_files
 from trainers.evaluation import GridEmbeddings
-from trainers.evaluation.bulk import GridEmbedder, embed_part, is_embedded, share_of
+from trainers.evaluation.bulk import GridEmbedder, embed_part, is_embedded, keep_memory_flat, share_of
 
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, ReadingArguments, load_encoder
@@ -52,11 +56,11 @@ class EmbeddingArguments:
         metadata={"help": "Column with the text; title+text joins two columns with the separator, as in training."},
     )
     output_dir: str = field(default="runs/vectors", metadata={"help": "Folder for the vectors."})
-    format: str = field(
-        default="npy",
+    format: str | None = field(
+        default=None,
         metadata={
             "help": "npy: one array per layer, for memory-mapping. datasets, parquet: the rows of the files, with one "
-            "column per layer added."
+            "column per layer added. Default: npy, or parquet with --shard."
         },
     )
     dtype: str = field(default="float32", metadata={"help": "float32 or float16."})
@@ -68,10 +72,18 @@ class EmbeddingArguments:
             "name. Files that are there already are skipped."
         },
     )
+    id_column: str | None = field(
+        default=None,
+        metadata={"help": "With --shard: the column with the ids, which every row must have. Default: none."},
+    )
     normalize: bool = field(
         default=False,
         metadata={"help": "L2-normalise the vectors. Needs a grid with one dim per layer, and datasets or parquet."},
     )
+
+    def __post_init__(self) -> None:
+        if self.format is None:
+            self.format = "npy" if self.shard is None else "parquet"
 
 
 def check(options: EmbeddingArguments) -> None:
@@ -88,14 +100,33 @@ def check(options: EmbeddingArguments) -> None:
     if options.dtype not in DTYPES:
         raise ValueError(f"--dtype {options.dtype} is unknown; legal values: {', '.join(DTYPES)}.")
     if options.shard is not None:
-        share_of(options.files, options.shard)
-        names = [output_name(file) for file in options.files]
         if options.format != "parquet":
             raise ValueError("--shard needs --format parquet.")
-        if twice := [name for name in names if names.count(name) > 1]:
-            raise ValueError(f"--shard writes a file per input file, but two would have the name {twice[0]}.")
+        share_of(options.files, options.shard)
+        check_outputs(options.files, Path(options.output_dir))
+    elif options.id_column is not None:
+        raise ValueError("--id_column needs --shard.")
     if options.normalize and options.format == "npy":
         raise ValueError("--normalize needs --format datasets or --format parquet.")
+
+
+def check_outputs(files: Sequence[str], folder: Path) -> None:
+    """
+    Check that each input file has an output file of its own.
+
+    Raises:
+        ValueError: names two files with the same output, or a file that would be its own output.
+    """
+    inputs: dict[str, str] = {}
+    for file in files:
+        name = output_name(file)
+        if name in inputs:
+            raise ValueError(
+                f"--shard writes a file per input file, but two would have the name {name}: {inputs[name]} and {file}."
+            )
+        inputs[name] = file
+        if (folder / name).resolve() == Path(file).resolve():
+            raise ValueError(f"--shard would replace its input {file}: choose another --output_dir.")
 
 
 def with_vectors(dataset: Dataset, embeddings: GridEmbeddings, normalize: bool, dtype: str) -> Dataset:
@@ -161,20 +192,26 @@ def embed_share(encoding: EncoderArguments, options: EmbeddingArguments) -> None
         ValueError: if the encoder or a text does not suit the options, or a file that is there already was made from
             other data or with other settings.
     """
+    keep_memory_flat()
     reading = {name: getattr(encoding, name) for name in ReadingArguments.__dataclass_fields__ if name != "batch_size"}
     chosen = {name: getattr(options, name) for name in ("text_column", "dtype", "document", "normalize")}
     settings = {**reading, **chosen, "compute_dtype": encoding.compute_dtype}
     load = partial(load_encoder, encoding, DTYPES[options.dtype])
     embedder = GridEmbedder(load, options.text_column, "document" if options.document else "query", options.normalize)
-    share = share_of(options.files, options.shard or "0/1")
-    for part in stream_files(share).shards if share else ():
+    ids = [] if options.id_column is None else [options.id_column]
+    for part in stream_files(share_of(options.files, options.shard or "0/1")).shards:
         file = Path(options.output_dir) / output_name(part.name)
         if is_embedded(part, file, settings):
             print(f"{file}: is there already")
             continue
+        try:
+            require_columns(Stream([part]), [*fields_of(options.text_column), *ids])
+        except ValueError as error:
+            raise ValueError(f"{part.name}: {error}") from error
         if options.normalize and any(len(embedder.encoder.grid.dims_of(n)) > 1 for n in embedder.encoder.grid.layers):
             raise ValueError(f"--normalize needs a grid with one dim per layer; not {embedder.encoder.grid}.")
-        print(f"{file}: {embed_part(part, file, embedder, settings):,} texts", flush=True)
+        rows = embed_part(part, file, embedder, settings, options.id_column)
+        print(f"{file}: {rows:,} texts", flush=True)
 
 
 def main(arguments: list[str]) -> None:

@@ -49,6 +49,7 @@ LONG_PAGES = {
         "distil",
         "exits",
         "evaluate",
+        "bulk",
         "publish",
         "jobs",
         "deploy",

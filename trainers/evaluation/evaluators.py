@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from ..core.embedding import Role
@@ -22,7 +23,7 @@ from ..core.states import truncate
 from .classification import classification_scores, fit_classifier, require_classes
 from .geometry import alignment, geometry_scores, uniformity
 from .pairs import bitext_accuracy, pair_classification_scores, pair_cosines, require_both_labels, similarity_spearman
-from .search import SHORTLISTS, ExactIndex, exact_search, products_share, ranking_scores, rerank
+from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank
 
 
 Vectors = Mapping[str, torch.Tensor]
@@ -277,9 +278,10 @@ class Retrieval(Evaluator):
                 others = [layer for layer in dims if layer != document_layer and dim in dims[layer]]
                 if not others:
                     continue
-                index = ExactIndex(truncate(documents, dim))  # one index serves the queries of all layers
-                for query_layer in others:
-                    _, ranked = index.search(truncate(queries[query_layer], dim), 10)  # as many as ndcg@10 reads
+                sides = [truncate(queries[layer], dim) for layer in others]
+                # One search serves the queries of all layers, and finds as many as ndcg@10 reads.
+                found = np.split(exact_search(torch.cat(sides), truncate(documents, dim), 10), len(sides))
+                for query_layer, ranked in zip(others, found, strict=True):
                     searches.append(
                         {
                             "documents": len(documents),

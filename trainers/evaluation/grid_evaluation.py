@@ -7,11 +7,11 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
-from importlib.metadata import version
-from importlib.util import find_spec
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -28,21 +28,27 @@ from .results import AsymmetricSearch, GridResults, RescoredSearch, Score, TwoSt
 from .tasks import Task
 
 
-# Name of the distribution -> name of its module.
-PACKAGES = {
-    "torch": "torch",
-    "transformers": "transformers",
-    "datasets": "datasets",
-    "scikit-learn": "sklearn",
-    "scipy": "scipy",
-    "faiss-cpu": "faiss",
-    "numpy": "numpy",
-}
+# Distributions that scores may depend on. faiss has several; those with "gpu" search on GPUs.
+PACKAGES = (
+    "torch",
+    "transformers",
+    "datasets",
+    "scikit-learn",
+    "scipy",
+    "faiss-cpu",
+    "faiss-gpu",
+    "faiss-gpu-cu12",
+    "numpy",
+)
 
 
 def installed_versions() -> dict[str, str]:
     """Versions of the installed packages that scores may depend on."""
-    return {name: version(name) for name in PACKAGES if find_spec(PACKAGES[name]) is not None}
+    found: dict[str, str] = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 class TaskEmbeddings:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from itertools import permutations
 from math import log2
 
@@ -19,6 +20,7 @@ from trainers.evaluation import (
     exact_search,
     find_task,
     find_tasks,
+    grid_evaluation,
     load_task,
     ranking_scores,
     score_grid,
@@ -215,3 +217,16 @@ def test_embeddings_that_are_all_equal_name_the_code(coded, data):
         ValueError, match="Task 'stsb': spearman is not defined at 6x32@int8: its embeddings may all be"
     ):
         evaluate_grid(equal, find_tasks(["stsb"]), data)
+
+
+def test_versions_are_those_of_the_installed_packages(monkeypatch):
+    """faiss for GPUs is another distribution than faiss for CPUs."""
+    versions = {"torch": "2.13", "faiss-gpu-cu12": "1.15"}
+
+    def version(name: str) -> str:
+        if name not in versions:
+            raise PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(grid_evaluation, "version", version)
+    assert grid_evaluation.installed_versions() == versions

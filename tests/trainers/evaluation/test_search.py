@@ -109,6 +109,61 @@ def test_exact_search_sorts_by_cosine(engine):
     assert (exact_search(queries, documents, 100) == expected).all()
 
 
+def tied_vectors(count: int, dim: int = 4) -> torch.Tensor:
+    """Vectors of 1 and -1, whose cosines are exact and mostly equal to others."""
+    return torch.randint(0, 2, (count, dim)).float() * 2 - 1
+
+
+@pytest.mark.parametrize("k", [1, 10, 57, 300])
+@pytest.mark.parametrize("rows_at_once", [7, 64, 1000])
+def test_a_search_in_blocks_is_one_search(engine, monkeypatch, rows_at_once, k):
+    """Of documents with the same cosine, those of the lowest rows are found, however large the blocks are."""
+    queries, documents = tied_vectors(9), tied_vectors(300)
+    cosines = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(documents).T
+    expected = cosines.sort(dim=1, descending=True, stable=True)
+    monkeypatch.setattr(search, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(search, "QUERIES_AT_ONCE", 4)
+    assert (exact_search(queries, documents, k) == expected.indices[:, :k].numpy()).all()
+    found, rows = search.search_blocks(queries, lambda: documents.split(rows_at_once), k)
+    assert (found == expected.values[:, :k].numpy()).all() and (rows == expected.indices[:, :k].numpy()).all()
+    queries, documents = torch.randn(6, 12), torch.randn(300, 12)
+    cosines = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(documents).T
+    assert (exact_search(queries, documents, k) == cosines.argsort(dim=1, descending=True)[:, :k].numpy()).all()
+
+
+def test_memory_is_that_of_a_block(engine, monkeypatch):
+    """No index holds more documents than a block, whose memory serves the next one."""
+    filled, made = [], []
+    fill, init = ExactIndex.fill, ExactIndex.__init__
+    monkeypatch.setattr(
+        ExactIndex, "fill", lambda self, documents: (filled.append(len(documents)), fill(self, documents))
+    )
+    monkeypatch.setattr(ExactIndex, "__init__", lambda self, *args, **kw: (made.append(1), init(self, *args, **kw))[1])
+    monkeypatch.setattr(search, "ROWS_AT_ONCE", 16)
+    exact_search(torch.randn(3, 8), torch.randn(100, 8), 5)
+    assert filled == [16] * 6 + [4] and len(made) == 1
+
+
+def test_gpus_are_used_where_faiss_has_them(monkeypatch):
+    """With the faiss of this machine, or one that says it had two GPUs. A GPU finds 2,048 documents at most."""
+    faiss = pytest.importorskip("faiss")
+    monkeypatch.setattr(ExactIndex, "engine", "faiss")
+    moved = []
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", lambda index, ngpu: (moved.append(ngpu), index)[1])
+    monkeypatch.setattr(search, "ROWS_AT_ONCE", 16)
+    queries, documents = torch.randn(3, 8), torch.randn(40, 8)
+    found = exact_search(queries, documents, 5)
+    assert moved == [2], "one index on the GPUs for all blocks"
+    exact_search(queries, documents, search.LONGEST_ON_GPU)
+    ExactIndex(documents)  # of which the latency on the CPU is measured
+    assert moved == [2]
+    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
+    assert (exact_search(queries, documents, 5) == found).all() and moved == [2]
+    monkeypatch.setattr(ExactIndex, "engine", "torch")
+    assert search.faiss_gpus() == 0
+
+
 def test_two_stages_rerank_what_the_first_found():
     queries, documents = torch.randn(5, 12), torch.randn(40, 12)
     shortlist = exact_search(queries[:, :3], documents[:, :3], 40)
