@@ -280,8 +280,8 @@ def model_operations(
     Args:
         matrices (`float`): See [`forward_operations`]; up to the deepest layer that is read.
         attention (`float`): See [`forward_operations`].
-        head (`float`): Entries of the masked-LM head's matrix, at the widest dim of each layer, summed over layers: the
-            scores of a prefix are part of those of a longer one.
+        head (`float`): Entries of the masked-LM head's matrix, at the widest dim of each layer, summed over layers:
+            the scores of a prefix are part of those of a longer one.
         tokens (`float`): See [`forward_operations`].
         squares (`float`): See [`forward_operations`].
         labelled (`float`): Labelled tokens, which the head reads.
