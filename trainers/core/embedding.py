@@ -27,6 +27,19 @@ LARGEST_LEARNED_SCALE = 100.0
 NO_TEXT = -1
 
 
+def check_ring(ring: bool, gather_negatives: bool, guide_margin: float | None) -> None:
+    """
+    Check that a ring can do what is asked for.
+
+    Raises:
+        ValueError: if it is to gather nothing, or to leave out what a guide finds.
+    """
+    if ring and not gather_negatives:
+        raise ValueError("ring passes the candidates of other devices around: it excludes gather_negatives=False.")
+    if ring and guide_margin is not None:
+        raise ValueError("ring does not pass a guide's embeddings around: unset ring, or train without a guide.")
+
+
 class EmbeddingObjective(Objective):
     """
     Base class of objectives that contrast pooled embeddings. The first text column holds the anchors, the second one
@@ -75,10 +88,7 @@ class EmbeddingObjective(Objective):
         relative_guide_margin: bool = False,
     ):
         super().__init__(grid)
-        if ring and not gather_negatives:
-            raise ValueError("ring passes the candidates of other devices around: it excludes gather_negatives=False.")
-        if ring and guide_margin is not None:
-            raise ValueError("ring does not pass a guide's embeddings around: unset ring, or train without a guide.")
+        check_ring(ring, gather_negatives, guide_margin)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be above 0.")
         check_pooling(pooling)
@@ -299,6 +309,7 @@ class EmbeddingConfig(NestedTrainingArguments):
         if self.guide is not None:
             self.guide = mapping_of("guide", self.guide)
             self.guide_margin = 0.0 if self.guide_margin is None else self.guide_margin
+        check_ring(self.ring, self.gather_negatives, self.guide_margin)
         for role, length in self.max_lengths.items():
             if length < 1:
                 raise ValueError(f"{role}_max_length={length} must be 1 or more.")
