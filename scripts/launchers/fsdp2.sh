@@ -8,4 +8,4 @@
 set -euo pipefail
 
 exec torchrun --standalone --nproc_per_node "${GPUS:-8}" -m m3bert train "$@" \
-    --fully_shard true --gradient_checkpointing true
+    --fully_shard true --activation_checkpointing true

@@ -16,7 +16,7 @@
 #SBATCH --output m3bert-%j.log
 set -euo pipefail
 
-first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 resume=false
 if compgen -G "${OUTPUT:?}/checkpoint-*" > /dev/null; then
     resume=true

@@ -73,9 +73,10 @@ def test_a_launcher_is_a_shell_script_whose_example_parses(tmp_path, name):
     given = example_of(name)
     method, *options = options_of(started(tmp_path, name, *given))
     assert [method, *options][: len(given)] == given
-    _, data, args = train.parse(train.method_of(method)[0], [*options, "--use_cpu", "--bf16", "false"])
+    options += ["--use_cpu", "--bf16", "false"]
+    _, data, args = train.parse(train.method_of(method)[0], options)
     assert args.output_dir.startswith("runs/") and (data.train_files or data.prepared_data)
-    assert args.fully_shard == args.gradient_checkpointing == (name == "fsdp2.sh")
+    assert args.fully_shard == bool(args.activation_checkpointing) == (name == "fsdp2.sh")
     with pytest.raises(ValueError, match="unknown options|not used by"):
         train.parse(train.method_of(method)[0], [*options, "--no_such_option", "1"])
 
