@@ -148,7 +148,7 @@ def test_the_command_lists_all_and_prints_one(capsys):
     )
     recipes.main(["ablations/mic_scr_only"])
     assert capsys.readouterr().out == recipes.find_recipe("ablations/mic_scr_only").read_text()
-    with pytest.raises(ValueError, match="^poetry is neither a recipe nor a file; recipes: exit_distillation, "):
+    with pytest.raises(ValueError, match="^poetry is neither a recipe nor a file; recipes: baseline_espresso_bert, "):
         recipes.main(["poetry"])
 
 

@@ -123,9 +123,9 @@ class EmbeddingObjective(Objective):
         first = next(iter(batch.texts.values())).layers[self.layers[0]]
         rows = RankRows.of(len(first), first.device) if self.gather_negatives else RankRows((len(first),))
         targets = torch.arange(len(first), device=first.device) + rows.offset
-        guides = self.guides(batch, rows, targets)
+        guide, backward_guide = self.guides(batch, rows, targets)
         if batch.text_ids is None or not self.mask_duplicates:
-            return Matches(rows, targets, **guides)
+            return Matches(rows, targets, guide=guide, backward_guide=backward_guide)
         anchors, positives, *negatives = batch.text_ids.values()
         anchor_ids = torch.stack([positives, anchors], dim=1)
         without_anchor = [torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1) for ids in negatives]
@@ -133,20 +133,20 @@ class EmbeddingObjective(Objective):
             return Matches(rows, targets, anchor_ids, anchor_ids, torch.cat([anchor_ids, *without_anchor]))
         pair_ids = rows.gather(anchor_ids)
         candidate_ids = torch.cat([pair_ids, *map(rows.gather, without_anchor)])
-        return Matches(rows, targets, anchor_ids, pair_ids, candidate_ids, **guides)
+        return Matches(rows, targets, anchor_ids, pair_ids, candidate_ids, guide, backward_guide)
 
-    def guides(self, batch: NestedBatch, rows: RankRows, targets: torch.Tensor) -> dict[str, Guide]:
-        """The guides of [`Matches`] for a batch; none without a margin."""
+    def guides(self, batch: NestedBatch, rows: RankRows, targets: torch.Tensor) -> tuple[Guide | None, Guide | None]:
+        """The guide and the backward guide of [`Matches`] for a batch; `None` if there is none."""
         if self.guide_margin is None:
-            return {}
+            return None, None
         if batch.teacher is None:
             raise ValueError("guide_margin needs the embeddings of a guide for all texts: name one in guide.")
         anchors, *others = batch.teacher.values()
         margin: dict[str, Any] = {"margin": self.guide_margin, "relative": self.relative_guide_margin}
-        found = {"guide": Guide.of(anchors, torch.cat([rows.gather(each) for each in others]), targets, **margin)}
-        if self.symmetric:
-            found["backward_guide"] = Guide.of(others[0], rows.gather(anchors), targets, **margin)
-        return found
+        forward = Guide.of(anchors, torch.cat([rows.gather(each) for each in others]), targets, **margin)
+        if not self.symmetric:
+            return forward, None
+        return forward, Guide.of(others[0], rows.gather(anchors), targets, **margin)
 
     def contrast(self, embeddings: Sequence[torch.Tensor], dims: Sequence[int], matches: Matches) -> torch.Tensor:
         """
