@@ -98,6 +98,8 @@ def check(tmp_path: Path, stack: list[str], **changes: object) -> Any:
 @pytest.mark.parametrize("name", recipes.recipe_names())
 def test_a_recipe_fits_its_encoder(tmp_path, name):
     check(tmp_path, stack_of(name))
+    keys = re.findall(r"^(\w+):", recipes.find_recipe(name).read_text(), re.MULTILINE)
+    assert len(keys) == len(set(keys)), "of an option that is given twice, YAML keeps the last"
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,13 @@ def peak_of(name: str) -> float | None:
 
 
 def peak_for(model: NestedModel, args: Any) -> float | None:
-    """The peak of this process's device; `None` if it is unknown, as on a CPU, or if training is in float32."""
+    """The peak of this process's devices together; `None` if it is unknown, as on a CPU, or if training is in
+    float32."""
     half = args.bf16 or args.fp16 or model.backbone.dtype in (torch.bfloat16, torch.float16)
-    return peak_of(torch.cuda.get_device_name(args.device)) if half and args.device.type == "cuda" else None
+    if not half or args.device.type != "cuda":
+        return None
+    peak = peak_of(torch.cuda.get_device_name(args.device))
+    return None if peak is None else peak * max(1, args.n_gpu)
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class ThroughputMeter:
 
     Args:
         cost ([`ModelCost`], *optional*): What the model computes; `None` logs no MFU.
-        peak (`float`, *optional*): Peak operations per second of each device; `None` logs no MFU.
+        peak (`float`, *optional*): Peak operations per second of each process's devices; `None` logs no MFU.
         clock (`Callable[[], float]`, *optional*): Seconds since any moment.
     """
 

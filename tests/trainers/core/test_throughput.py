@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,6 +116,18 @@ def test_what_is_not_known_is_not_invented(known):
 )
 def test_peaks_by_name(name, peak):
     assert peak_of(name) == peak
+
+
+@pytest.mark.parametrize(
+    ("device", "bf16", "gpus", "peak"),
+    [("cuda", True, 1, 312e12), ("cuda", True, 4, 4 * 312e12), ("cuda", False, 1, None), ("cpu", True, 0, None)],
+)
+def test_the_peak_of_a_process(monkeypatch, device, bf16, gpus, peak):
+    """Without a launcher, one process uses all GPUs. In float32, the peak would be another."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    args = SimpleNamespace(device=torch.device(device), bf16=bf16, fp16=False, n_gpu=gpus)
+    model = NestedModel(M3BertModel(tiny_config()), Contrastive(Grid.parse("2x8")))
+    assert throughput.peak_for(model, args) == peak
 
 
 def test_a_run_logs_its_speed_on_request(tiny_tokenizer, tmp_path, monkeypatch):
