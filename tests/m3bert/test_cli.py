@@ -105,6 +105,7 @@ HEAVY = {"torch", "transformers", "numpy", "datasets", "accelerate", "huggingfac
         ["--version"],
         ["recipes"],
         ["recipes", "mic_bert"],
+        ["launchers"],
         ["train", "--help"],
         ["choose", "--help"],
         ["convert", "--help"],
