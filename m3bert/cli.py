@@ -14,6 +14,7 @@ COMMANDS = {
     "prepare": ("prepare", "tokenise and pack text for masked-LM training, by language"),
     "scaling": ("scaling", "compute the memory, communication and time of a large training step"),
     "recipes": ("recipes", "list the recipes for `train --config NAME`, or print one"),
+    "launchers": ("launchers", "list the launcher files for several GPUs, nodes and SLURM, or copy them"),
     "mine": ("mine_negatives", "find hard negatives for pairs with a teacher model"),
     "embed": ("embed", "embed texts at every granularity of a grid, to files"),
     "evaluate": ("evaluate", "score every granularity of an encoder"),

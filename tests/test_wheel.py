@@ -47,8 +47,8 @@ def test_the_wheel_holds_every_file_of_the_commands(wheel):
     """Commands and recipes come from the folder `scripts`, the template of cards from `hub_cards`. Scripts for jobs
     are no commands: they install the wheel themselves."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    commands = [file.relative_to(ROOT / "scripts") for file in (ROOT / "scripts").rglob("*.[py]*") if file.is_file()]
-    suffixes = (".py", ".yaml")
+    commands = [file.relative_to(ROOT / "scripts") for file in (ROOT / "scripts").rglob("*.[pys]*") if file.is_file()]
+    suffixes = (".py", ".yaml", ".sh")
     wanted = {f"m3bert/commands/{file}" for file in commands if file.suffix in suffixes and file.parts[0] != "jobs"}
     assert wanted <= names and not any("/jobs/" in name for name in names) and "hub_cards/template.md" in names
     typed = {f"{package}/py.typed" for package in ("m3bert", "modeling_m3bert", "trainers", "hub_cards")}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from .core.described import described
 from .core.embedding import EmbeddingConfig
 from .core.granularity import Grid
 from .core.objective import Objective
-from .data.collators import joined_text, separator_for
+from .data.collators import all_texts
 from .data.teacher import Teacher, TeacherEmbeddings
 from .embedding import EmbeddingTrainer
 
@@ -58,6 +58,10 @@ class DistillationConfig(EmbeddingConfig):
                 raise ValueError(f"{name} is for contrastive training on text pairs; unset it for distillation.")
         if self.ring:
             raise ValueError("ring has no effect here: distillation gathers its candidates from all ranks; unset it.")
+        if not self.gather_negatives:
+            raise ValueError("gather_negatives=False has no effect: distillation gathers its candidates; unset it.")
+        if self.guide_margin is not None:
+            raise ValueError("guide has no effect here: the teacher says how similar texts are; unset it.")
 
     @property
     def teacher(self) -> Teacher:
@@ -132,20 +136,8 @@ class DistillationTrainer(EmbeddingTrainer):
         columns: Sequence[str],
         processing_class: PreTrainedTokenizerBase,
     ) -> TeacherEmbeddings:
-        separator = args.field_separator
-        if separator is None:
-            separator = separator_for(columns, processing_class)
-        texts = all_texts(datasets, columns, separator)
+        texts = all_texts(datasets, columns, args.field_separator, processing_class)
         return args.teacher_for(model).embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: DistillationConfig, grid: Grid) -> Objective:
         return args.build_objective(grid, self.teacher)
-
-
-def all_texts(datasets: Iterable[Any], columns: Sequence[str], separator: str) -> Iterable[str]:
-    """All texts of all columns, joined as the collator joins them. A stream is read once, from its start to its
-    end."""
-    for dataset in datasets:
-        for row in dataset:
-            for column in columns:
-                yield joined_text(row, column, separator)

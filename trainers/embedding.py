@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,8 +15,8 @@ from .core.objective import Objective
 from .core.projection import Projection
 from .core.states import longest_text, unwrap_encoder, width_of
 from .core.streams import streamed
-from .data.collators import TextColumnsCollator, fields_of
-from .data.teacher import TeacherEmbeddings
+from .data.collators import TextColumnsCollator, all_texts, fields_of
+from .data.teacher import Teacher, TeacherEmbeddings
 from .hub.modules import PROJECTION_FOLDER, find_projection, write_modules
 from .publishing import PublishingTrainer
 
@@ -33,12 +34,12 @@ class EmbeddingTrainer(PublishingTrainer):
             then hard negatives.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
         teacher ([`TeacherEmbeddings`], *optional*): A teacher's embeddings of the texts in all columns, for objectives
-            with a teacher.
+            with a teacher, or a guide's, to find false negatives. Default: those that `args` names.
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
-        ValueError: as [`NestedTrainer`], if an argument is out of range, or if `unsupervised` training gets a model
-            without dropout.
+        ValueError: as [`NestedTrainer`], if an argument is out of range, if `unsupervised` training gets a model
+            without dropout, or if there is a `guide_margin` but no guide.
     """
 
     def __init__(
@@ -62,6 +63,8 @@ class EmbeddingTrainer(PublishingTrainer):
             )
         if teacher is None:
             teacher = self.teacher_of(model, args, datasets, columns, processing_class)
+        if teacher is None and args.guide_margin is not None:
+            raise ValueError("guide_margin needs a guide: name one in guide, such as {name_or_path: ...}.")
         self.teacher = teacher
         super().__init__(
             model=model,
@@ -100,8 +103,12 @@ class EmbeddingTrainer(PublishingTrainer):
         columns: Sequence[str],
         processing_class: PreTrainedTokenizerBase,
     ) -> TeacherEmbeddings | None:
-        """Hook for methods with a teacher: its embeddings of all texts, if none were passed. `None` here."""
-        return None
+        """Hook for methods with a teacher: its embeddings of all texts, if none were passed. Here those of the guide
+        that `args` names; `None` without one."""
+        if args.guide is None:
+            return None
+        texts = all_texts(datasets, columns, args.field_separator, processing_class)
+        return guide_of(args.guide).embed(texts, args.guide_cache_dir, description="Guide")
 
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         """Build the objective that `args` describes."""
@@ -127,6 +134,25 @@ class EmbeddingTrainer(PublishingTrainer):
             if saved is None:
                 raise ValueError(f"{resume_from_checkpoint} has no projection ({PROJECTION_FOLDER}).")
             self.projection.load_state_dict(saved.state_dict())
+
+
+def guide_of(arguments: Mapping[str, Any]) -> Teacher:
+    """
+    The model that finds false negatives.
+
+    Args:
+        arguments (`Mapping[str, Any]`): Arguments of [`Teacher`], with a `name_or_path`.
+
+    Raises:
+        ValueError: if an argument is missing, unknown or out of range.
+    """
+    legal = [field.name for field in dataclasses.fields(Teacher) if field.name != "compute"]
+    unknown = [str(name) for name in arguments if name not in legal]
+    if unknown:
+        raise ValueError(f"guide names unknown arguments: {', '.join(unknown)}; legal values: {', '.join(legal)}.")
+    if "name_or_path" not in arguments:
+        raise ValueError("guide needs a name_or_path, the folder or Hub id of a model.")
+    return Teacher(**arguments)
 
 
 def has_dropout(model: Any) -> bool:

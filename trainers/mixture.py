@@ -79,7 +79,7 @@ class MixtureConfig(ContrastiveConfig):
         parts: dict[str, tuple[float, Objective]] = {}
         if weights.get("mrl"):
             parts["mrl"] = (weights["mrl"], Contrastive(grid, **self.objective_arguments(Contrastive)))
-        shared = {"mask_duplicates": self.mask_duplicates}
+        shared = {name: getattr(self, name) for name in ("mask_duplicates", "gather_negatives")}
         for name, part in REGULARISERS.items():
             if weights.get(name):
                 arguments = {key: value for key, value in shared.items() if key in part.argument_names()}

@@ -105,6 +105,7 @@ HEAVY = {"torch", "transformers", "numpy", "datasets", "accelerate", "huggingfac
         ["--version"],
         ["recipes"],
         ["recipes", "mic_bert"],
+        ["launchers"],
         ["train", "--help"],
         ["choose", "--help"],
         ["convert", "--help"],
@@ -134,7 +135,7 @@ def test_optional_packages_are_imported_where_they_are_used(arguments):
 def test_an_error_is_one_line_and_no_traceback(tmp_path):
     done = process("-m", "m3bert", "recipes", "poetry")
     assert done.returncode == 1 and done.stdout == ""
-    assert done.stderr.startswith("error: poetry is neither a recipe nor a file; recipes: exit_distillation, ")
+    assert done.stderr.startswith("error: poetry is neither a recipe nor a file; recipes: baseline_espresso_bert, ")
     assert done.stderr.count("\n") == 1
 
 

@@ -34,6 +34,9 @@ class NestedTrainingArguments(TrainingArguments):
             tensors. Excludes cached gradients.
         shuffle_buffer_size (`int`, *optional*, defaults to 10000): For streams: number of rows that are read ahead and
             shuffled. The order of the shards is shuffled, too. 0 reads shards and rows in their order.
+        report_throughput (`bool`, *optional*, defaults to `False`): Log `tokens_per_second` of all devices together,
+            without padding, and `mfu`, the share of the devices' peak that the model uses, in half precision on
+            devices whose peak is known. The time is that since the last log.
 
     Raises:
         ValueError: if the grid cannot be parsed, or a value is out of range.
@@ -48,6 +51,7 @@ class NestedTrainingArguments(TrainingArguments):
     projector_warmup_steps: float | None = None
     fully_shard: bool = False
     shuffle_buffer_size: int = 10_000
+    report_throughput: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

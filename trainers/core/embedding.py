@@ -10,11 +10,13 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..losses import nested_info_nce
+from ..losses import Guide, nested_info_nce
 from .arguments import NestedTrainingArguments
+from .composition import mapping_of
 from .described import described
 from .distributed import RankRows
 from .granularity import Grid
+from .matches import Matches
 from .objective import NestedBatch, Objective, Terms
 from .ring import ring_info_nce
 from .states import Pooling, check_pooling
@@ -25,28 +27,17 @@ LARGEST_LEARNED_SCALE = 100.0
 NO_TEXT = -1
 
 
-@dataclass(frozen=True)
-class Matches:
+def check_ring(ring: bool, gather_negatives: bool, guide_margin: float | None) -> None:
     """
-    The positive of each anchor in a batch, and the text ids that keep equal texts from being negatives.
+    Check that a ring can do what is asked for.
 
-    Args:
-        rows ([`RankRows`]): How the pairs are distributed over ranks.
-        targets (`torch.Tensor` of shape `(batch,)`): Row of each anchor's positive among the positives of all ranks.
-        anchor_ids (`torch.Tensor` of shape `(batch, 2)`, *optional*): Text ids of each pair of this rank: positive,
-            anchor.
-        pair_ids (`torch.Tensor` of shape `(pairs of all ranks, 2)`, *optional*): The same for the pairs of all ranks;
-            in a ring, of this rank.
-        candidate_ids (`torch.Tensor` of shape `(candidates of all ranks, 2)`, *optional*): The same for all
-            candidates; in a ring, for those of this rank. The second id of a hard negative is -1, because it has no
-            anchor.
+    Raises:
+        ValueError: if it is to gather nothing, or to leave out what a guide finds.
     """
-
-    rows: RankRows
-    targets: torch.Tensor
-    anchor_ids: torch.Tensor | None = None
-    pair_ids: torch.Tensor | None = None
-    candidate_ids: torch.Tensor | None = None
+    if ring and not gather_negatives:
+        raise ValueError("ring passes the candidates of other devices around: it excludes gather_negatives=False.")
+    if ring and guide_margin is not None:
+        raise ValueError("ring does not pass a guide's embeddings around: unset ring, or train without a guide.")
 
 
 class EmbeddingObjective(Objective):
@@ -67,9 +58,17 @@ class EmbeddingObjective(Objective):
             `temperature` and never below 0.01.
         ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other ranks around in a ring
             ([`ring_info_nce`]) instead of gathering them. The losses are the same.
+        gather_negatives (`bool`, *optional*, defaults to `True`): Use the candidates of all ranks. Without, each rank
+            contrasts its own batch.
+        guide_margin (`float`, *optional*): Exclude false negatives of an anchor: candidates that a guide model finds
+            more similar to it than its positive, less this margin ([`false_negatives`]). Needs the guide's embeddings
+            as the `teacher` of a batch. Default: there is no guide.
+        relative_guide_margin (`bool`, *optional*, defaults to `False`): Whether the margin is a share of the
+            similarity to the positive.
 
     Raises:
-        ValueError: if an argument is out of range; in forward, for a batch of one pair without hard negatives.
+        ValueError: if an argument is out of range, or a ring is to leave out what a guide finds or to gather nothing;
+            in forward, for a batch of one pair without hard negatives, or without the embeddings of a guide.
     """
 
     pooling: Pooling
@@ -84,12 +83,18 @@ class EmbeddingObjective(Objective):
         mask_duplicates: bool = True,
         learn_temperature: bool = False,
         ring: bool = False,
+        gather_negatives: bool = True,
+        guide_margin: float | None = None,
+        relative_guide_margin: bool = False,
     ):
         super().__init__(grid)
+        check_ring(ring, gather_negatives, guide_margin)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be above 0.")
         check_pooling(pooling)
         self.pooling, self.symmetric, self.mask_duplicates, self.ring = pooling, symmetric, mask_duplicates, ring
+        self.gather_negatives = gather_negatives
+        self.guide_margin, self.relative_guide_margin = guide_margin, relative_guide_margin
         self._temperature = temperature
         self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
 
@@ -111,22 +116,37 @@ class EmbeddingObjective(Objective):
         The positives and text ids of a batch, which are the same for every granularity.
 
         Raises:
-            ValueError: if there are fewer than two text columns.
+            ValueError: if there are fewer than two text columns, or no embeddings of a guide that is needed.
         """
         if len(batch.texts) < 2:
             raise ValueError(f"A contrastive loss needs two text columns or more; got {', '.join(batch.texts)}.")
         first = next(iter(batch.texts.values())).layers[self.layers[0]]
-        rows = RankRows.of(len(first), first.device)
+        rows = RankRows.of(len(first), first.device) if self.gather_negatives else RankRows((len(first),))
         targets = torch.arange(len(first), device=first.device) + rows.offset
+        guide, backward_guide = self.guides(batch, rows, targets)
         if batch.text_ids is None or not self.mask_duplicates:
-            return Matches(rows, targets)
+            return Matches(rows, targets, guide=guide, backward_guide=backward_guide)
         anchors, positives, *negatives = batch.text_ids.values()
         anchor_ids = torch.stack([positives, anchors], dim=1)
         without_anchor = [torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1) for ids in negatives]
         if self.ring:  # ids go around with their candidates
             return Matches(rows, targets, anchor_ids, anchor_ids, torch.cat([anchor_ids, *without_anchor]))
         pair_ids = rows.gather(anchor_ids)
-        return Matches(rows, targets, anchor_ids, pair_ids, torch.cat([pair_ids, *map(rows.gather, without_anchor)]))
+        candidate_ids = torch.cat([pair_ids, *map(rows.gather, without_anchor)])
+        return Matches(rows, targets, anchor_ids, pair_ids, candidate_ids, guide, backward_guide)
+
+    def guides(self, batch: NestedBatch, rows: RankRows, targets: torch.Tensor) -> tuple[Guide | None, Guide | None]:
+        """The guide and the backward guide of [`Matches`] for a batch; `None` if there is none."""
+        if self.guide_margin is None:
+            return None, None
+        if batch.teacher is None:
+            raise ValueError("guide_margin needs the embeddings of a guide for all texts: name one in guide.")
+        anchors, *others = batch.teacher.values()
+        margin: dict[str, Any] = {"margin": self.guide_margin, "relative": self.relative_guide_margin}
+        forward = Guide.of(anchors, torch.cat([rows.gather(each) for each in others]), targets, **margin)
+        if not self.symmetric:
+            return forward, None
+        return forward, Guide.of(others[0], rows.gather(anchors), targets, **margin)
 
     def contrast(self, embeddings: Sequence[torch.Tensor], dims: Sequence[int], matches: Matches) -> torch.Tensor:
         """
@@ -141,10 +161,10 @@ class EmbeddingObjective(Objective):
             `torch.Tensor` of shape `(len(dims),)`: means over the batch; see [`RankRows.mean`].
         """
         anchors, *others = (vectors[:, : dims[-1]] for vectors in embeddings)
-        losses = self.info_nce(anchors, others, dims, matches, matches.candidate_ids)
+        losses = self.info_nce(anchors, others, dims, matches, matches.candidate_ids, matches.guide)
         if not self.symmetric:
             return matches.rows.mean(losses)
-        backwards = self.info_nce(others[0], [anchors], dims, matches, matches.pair_ids)
+        backwards = self.info_nce(others[0], [anchors], dims, matches, matches.pair_ids, matches.backward_guide)
         return matches.rows.mean((losses + backwards) / 2)
 
     def info_nce(
@@ -154,6 +174,7 @@ class EmbeddingObjective(Objective):
         dims: Sequence[int],
         matches: Matches,
         candidate_ids: torch.Tensor | None,
+        guide: Guide | None,
     ) -> torch.Tensor:
         """InfoNCE `(batch, len(dims))` of this rank's anchors in one direction, with the candidates of all ranks:
         `columns` of this rank, the first of which has the positives."""
@@ -175,6 +196,7 @@ class EmbeddingObjective(Objective):
             targets=matches.targets,
             anchor_ids=matches.anchor_ids,
             candidate_ids=candidate_ids,
+            guide=guide,
         )
 
     def contrast_grid(self, batch: NestedBatch, matches: Matches) -> Terms:
@@ -224,6 +246,17 @@ class EmbeddingConfig(NestedTrainingArguments):
         ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other devices around in a ring instead
             of gathering them: memory then does not grow with the number of devices. The losses are the same. For large
             batches on many devices; see docs/scaling.md.
+        gather_negatives (`bool`, *optional*, defaults to `True`): Use the texts of all devices as negatives. Without,
+            each device contrasts its own batch, as in the released code of m3BERT.
+        guide (`dict`, *optional*): A model that finds false negatives: arguments of [`Teacher`], as JSON or a YAML
+            mapping, such as `{name_or_path: intfloat/multilingual-e5-base, prompt: "query: "}`. A text that the guide
+            finds more similar to a query than its positive is no negative of it (GISTEmbed,
+            [2402.16829](https://huggingface.co/papers/2402.16829)). The guide embeds all texts once, before training.
+        guide_margin (`float`, *optional*): Leave out texts whose similarity is above that of the positive less this
+            margin. Default: 0 with a guide.
+        relative_guide_margin (`bool`, *optional*, defaults to `False`): `guide_margin` is a share of the similarity to
+            the positive, rather than a difference.
+        guide_cache_dir (`str`, *optional*, defaults to `"runs/teachers"`): Folder for the guide's embeddings.
         learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
         dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because
@@ -236,8 +269,9 @@ class EmbeddingConfig(NestedTrainingArguments):
     `unsupervised`, all texts are queries. The tokens of a prompt count towards the length of a text. A teacher reads
     texts without these prompts.
 
-    Negatives come from the batches of all devices. Gradient accumulation does not add negatives: it averages the
-    losses of smaller batches. For more negatives, raise `per_device_train_batch_size` and set `mini_batch_size`.
+    Negatives come from the batches of all devices unless `gather_negatives` is off. Gradient accumulation does not add
+    negatives: it averages the losses of smaller batches. For more negatives, raise `per_device_train_batch_size` and
+    set `mini_batch_size`.
 
     Raises:
         ValueError: if a value is out of range, or a batch would hold one pair without negatives.
@@ -259,6 +293,11 @@ class EmbeddingConfig(NestedTrainingArguments):
     projection_dim: int | None = None
     mini_batch_size: int | None = None
     ring: bool = False
+    gather_negatives: bool = True
+    guide: dict | str | None = None
+    guide_margin: float | None = None
+    relative_guide_margin: bool = False
+    guide_cache_dir: str = "runs/teachers"
     learning_rate: float = 2e-5
     per_device_train_batch_size: int = 32
     dataloader_drop_last: bool = True
@@ -267,6 +306,10 @@ class EmbeddingConfig(NestedTrainingArguments):
         super().__post_init__()
         if self.mini_batch_size is not None and self.mini_batch_size < 1:
             raise ValueError(f"mini_batch_size={self.mini_batch_size} must be 1 or more.")
+        if self.guide is not None:
+            self.guide = mapping_of("guide", self.guide)
+            self.guide_margin = 0.0 if self.guide_margin is None else self.guide_margin
+        check_ring(self.ring, self.gather_negatives, self.guide_margin)
         for role, length in self.max_lengths.items():
             if length < 1:
                 raise ValueError(f"{role}_max_length={length} must be 1 or more.")

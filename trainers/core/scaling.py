@@ -256,10 +256,44 @@ def candidate_communication(block: float, ids: float, gpus: int, layers: int, ri
 # Operations of one GPU and step (a product and a sum are two)
 
 
+def forward_operations(matrices: float, attention: float, tokens: float, squares: float) -> float:
+    """
+    A forward pass of some texts: the matrices, and attention between all tokens of a text.
+
+    Args:
+        matrices (`float`): Entries of all matrices that a token is multiplied with.
+        attention (`float`): Width of attention, summed over layers.
+        tokens (`float`): Tokens of the texts, without padding.
+        squares (`float`): Sum of the squared lengths of the texts.
+    """
+    return 2 * matrices * tokens + 4 * attention * squares
+
+
+def model_operations(
+    matrices: float, attention: float, head: float, *, tokens: float, squares: float, labelled: float
+) -> float:
+    """
+    What a training step must compute, for its share of the peak ("model FLOPs",
+    [2204.02311](https://huggingface.co/papers/2204.02311), appendix B): a forward pass, and a backward pass of twice
+    the cost. Whatever is computed twice to save memory does not count.
+
+    Args:
+        matrices (`float`): See [`forward_operations`]; up to the deepest layer that is read.
+        attention (`float`): See [`forward_operations`].
+        head (`float`): Entries of the masked-LM head's matrix, at the widest dim of each layer, summed over layers:
+            the scores of a prefix are part of those of a longer one.
+        tokens (`float`): See [`forward_operations`].
+        squares (`float`): See [`forward_operations`].
+        labelled (`float`): Labelled tokens, which the head reads.
+    """
+    return 3 * (forward_operations(matrices, attention, tokens, squares) + 2 * head * labelled)
+
+
 def encoder_operations(config: M3BertConfig, tokens: float, length: float) -> float:
-    """A forward pass: the matrices, and attention between the tokens of a text."""
-    per_token = 2 * layer_matrix_parameters(config) + 4 * length * config.hidden_size
-    return tokens * config.num_hidden_layers * per_token
+    """A forward pass of an m3BERT, whose texts all have the same length."""
+    layers = config.num_hidden_layers
+    matrices, attention = layers * layer_matrix_parameters(config), layers * config.hidden_size
+    return forward_operations(matrices, attention, tokens, tokens * length)
 
 
 def passes(cached: bool, checkpointing: bool) -> int:

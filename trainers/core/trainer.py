@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,6 @@ from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of
 from .dataset_checks import require_columns, require_one_batch
 from .distributed import equal_on_all_ranks, rank, world_size
-from .granularity import Grid
 from .model import NestedModel
 from .objective import Objective, Term
 from .optimization import set_apart, warm_up_apart
@@ -40,9 +38,10 @@ from .states import check_pooling, unwrap_encoder
 from .stream_loader import Layout, StreamLoader
 from .streams import Stream, streamed
 from .term_meter import TermMeter
+from .throughput import ThroughputMeter
+from .trained_grid import declare_grid, drop_stale_exits
 
 
-logger = logging.getLogger(__name__)
 OBJECTIVE_FILE = "objective.safetensors"
 TRAINING_ARGS_FILE = "training_args.json"
 
@@ -52,7 +51,7 @@ class NestedTrainer(Trainer):
     Trains a backbone with an [`Objective`]. Differences from [`~transformers.Trainer`]:
 
     - The model is wrapped together with its objective ([`NestedModel`]).
-    - Each term of the loss is logged and evaluated in addition to the loss.
+    - Each term of the loss is logged and evaluated in addition to the loss, and the speed on request.
     - A loss that is not finite stops the run before the update.
     - A checkpoint has the backbone in the format of `from_pretrained`, and the objective's own parameters in a
       separate file, which [`~NestedTrainer.save_model`] does not write.
@@ -121,6 +120,7 @@ class NestedTrainer(Trainer):
             check_sharding(args, mini_batch_size, optimizers[0])
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
+        self._throughput: ThroughputMeter | None = None
         self._finite: dict[Term | None, torch.Tensor] = {}
         self._is_checkpoint = False
         self._stream_loader: StreamLoader | None = None
@@ -152,6 +152,7 @@ class NestedTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self.declare_grid()
+        self._throughput = ThroughputMeter.of(self.nested, self.args)
         return super().train(*args, **kwargs)
 
     def declare_grid(self) -> None:
@@ -238,6 +239,8 @@ class NestedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
+        if model.training and self._throughput is not None:
+            self._throughput.add(inputs)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         terms = {term: value.detach().float() for term, value in outputs["terms"].items()}
         if model.training:
@@ -272,6 +275,8 @@ class NestedTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs = {**logs, **self.train_terms.pop(self.accelerator)}
+            if self._throughput is not None:
+                logs |= self._throughput.pop()
         if self._stream_loader is not None:  # the length of a stream, and so the share of an epoch, is not known
             self.state.epoch = float(self._stream_loader.epoch)
         super().log(logs, start_time)
@@ -373,28 +378,3 @@ class NestedTrainer(Trainer):
             super()._load_best_model()
         else:
             self._load_from_checkpoint(self.state.best_model_checkpoint)
-
-
-def declare_grid(config: Any, grid: Grid) -> None:
-    """
-    Write the trained grid into a model's config, under the names that m3BERT and serving engines read.
-
-    Raises:
-        ValueError: if the config's default granularity is not in the grid.
-    """
-    config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims
-    if config.model_type == "m3bert":
-        config.resolve_granularity()
-    else:  # m3BERT derives these two
-        config.is_matryoshka, config.matryoshka_dimensions = True, grid.dims
-
-
-def drop_stale_exits(encoder: PreTrainedModel, grid: Grid) -> None:
-    """Remove the exits of layers outside the grid: training moves the states that they were fitted to."""
-    stale = sorted({*getattr(encoder.config, "exit_layers", ())} - {*grid.layers})
-    if stale:
-        logger.warning(
-            f"The exits of layers {', '.join(map(str, stale))} are dropped: the grid {grid} does not train them. "
-            "To fit them again after training, use `m3bert fit_exits`."
-        )
-        encoder.drop_exits(stale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
@@ -48,6 +48,28 @@ def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:
         if not (isinstance(value, str) or (value is None and field in row and len(fields) > 1)):
             raise ValueError(f"Column {field!r} of a row is not text: {value!r}; the row has {', '.join(row)}.")
     return f" {separator} ".join(row[field] for field in fields if row[field])
+
+
+def all_texts(
+    datasets: Iterable[Any], columns: Sequence[str], separator: str | None, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[str]:
+    """
+    All texts of all columns, joined as the collator joins them. A stream is read once, from its start to its end.
+
+    Args:
+        datasets (`Iterable[Dataset]`): Datasets or streams of rows.
+        columns (`Sequence[str]`): Text columns, see [`fields_of`].
+        separator (`str`, *optional*): Text between joined fields. Default: [`separator_for`] the tokenizer.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the backbone.
+
+    Raises:
+        ValueError: as [`separator_for`] and [`joined_text`].
+    """
+    between = separator_for(columns, tokenizer) if separator is None else separator
+    for dataset in datasets:
+        for row in dataset:
+            for column in columns:
+                yield joined_text(row, column, between)
 
 
 class TextColumnsCollator:

@@ -2,6 +2,7 @@
 
 from .alignment import compression_alignment, embedding_kl, principal_map, similarity_kl
 from .contrastive import nested_info_nce
+from .false_negatives import Guide, false_negatives, guided_limits
 from .independence import gram_matrix, hsic
 from .isotropy import (
     correlation_penalty,
@@ -36,6 +37,7 @@ from .token_cka import nested_token_cka
 
 
 __all__ = [
+    "Guide",
     "added_dims_overlap",
     "attention_divergence",
     "compression_alignment",
@@ -44,7 +46,9 @@ __all__ = [
     "critic_loss",
     "critic_scores",
     "embedding_kl",
+    "false_negatives",
     "gram_matrix",
+    "guided_limits",
     "hsic",
     "information_bottleneck",
     "nested_cosine_distances",

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from ._blocks import Buffers, blocks, segments
+from .false_negatives import Guide, unmark
 
 
 # Similarities in memory at a time, (anchors, candidates): about one CPU cache, or enough to occupy a GPU.
@@ -25,10 +26,27 @@ def not_negatives(
     if anchor_ids is None or candidate_ids is None:
         return None
     same = (anchor_ids[:, None] == candidate_ids[None]).any(dim=2)
-    if targets is not None:
-        inside = ((targets >= 0) & (targets < len(candidate_ids))).nonzero().squeeze(1)
-        same[inside, targets[inside]] = False
-    return same
+    return same if targets is None else unmark(same, targets)
+
+
+def left_out(
+    rows: slice,
+    columns: slice,
+    anchor_ids: torch.Tensor | None,
+    candidate_ids: torch.Tensor | None,
+    targets: torch.Tensor | None,
+    guide: Guide | None = None,
+) -> torch.Tensor | None:
+    """Mask of the candidates in `columns` that are neither the positive nor a negative of the anchors in `rows`: equal
+    texts ([`not_negatives`]), and those that a guide finds too close. `None` if there are neither ids nor a guide."""
+    inside = None if targets is None else targets[rows] - columns.start
+    same = None
+    if anchor_ids is not None and candidate_ids is not None:
+        same = not_negatives(anchor_ids[rows], candidate_ids[columns], inside)
+    if guide is None:
+        return same
+    closer = guide.tile(rows, columns, inside)
+    return closer if same is None else closer.logical_or_(same)
 
 
 def only_own(anchor_ids: torch.Tensor, candidate_ids: torch.Tensor, targets: torch.Tensor | None) -> bool:
@@ -131,6 +149,7 @@ class CandidateBlock:
         ids (`torch.LongTensor` of shape `(candidates, num_ids)`, *optional*): See [`nested_info_nce`].
         targets (`torch.LongTensor` of shape `(batch,)`, *optional*): Index of each anchor's positive in the block.
             Default: the block has no positive of these anchors.
+        guide ([`Guide`], *optional*): Finds false negatives among the candidates of the block.
     """
 
     def __init__(
@@ -139,8 +158,9 @@ class CandidateBlock:
         vectors: torch.Tensor,
         ids: torch.Tensor | None = None,
         targets: torch.Tensor | None = None,
+        guide: Guide | None = None,
     ) -> None:
-        self.rows, self.vectors, self.ids, self.targets = rows, vectors, ids, targets
+        self.rows, self.vectors, self.ids, self.targets, self.guide = rows, vectors, ids, targets, guide
         self.factors = rows.inverse_norms(vectors).T.contiguous()
 
     def blocks(self) -> list[slice]:
@@ -164,10 +184,7 @@ class CandidateBlock:
 
     def left_out(self, rows: slice, columns: slice) -> torch.Tensor | None:
         """Mask `(rows, columns)` of the candidates of a tile that are neither the positive nor a negative."""
-        if self.rows.ids is None or self.ids is None:
-            return None
-        targets = None if self.targets is None else self.targets[rows] - columns.start
-        return not_negatives(self.rows.ids[rows], self.ids[columns], targets)
+        return left_out(rows, columns, self.rows.ids, self.ids, self.targets, self.guide)
 
     def add_to_log_sums(self, log_sums: torch.Tensor) -> None:
         """Add the exponentials of the scores of the block to a running log-sum-exp `(batch, dims)`, in place."""

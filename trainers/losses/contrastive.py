@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from ._blocks import check_dims
-from .candidates import SMALLEST_NORM, TILE_SIZES, AnchorGradients, AnchorRows, CandidateBlock, not_negatives, only_own
+from .candidates import SMALLEST_NORM, TILE_SIZES, AnchorGradients, AnchorRows, CandidateBlock, left_out, only_own
+from .false_negatives import Guide
 from .precision import no_autocast, precise
 
 
@@ -22,6 +23,7 @@ def nested_info_nce(
     targets: torch.Tensor | None = None,
     anchor_ids: torch.Tensor | None = None,
     candidate_ids: torch.Tensor | None = None,
+    guide: Guide | None = None,
     tile_size: tuple[int, int] | None = None,
 ) -> torch.Tensor:
     r"""
@@ -53,6 +55,8 @@ def nested_info_nce(
             positive is never excluded.
         candidate_ids (`torch.LongTensor` of shape `(num_candidates, num_ids)`, *optional*): Ids of the candidates; see
             `anchor_ids`.
+        guide ([`Guide`], *optional*): Candidates that a guide model finds too close to an anchor are excluded from the
+            anchor's negatives ([`false_negatives`]).
         tile_size (`tuple[int, int]`, *optional*): Numbers of anchors and candidates per tile. The default depends on
             the device.
 
@@ -81,14 +85,10 @@ def nested_info_nce(
     scale = 1 / torch.as_tensor(temperature, dtype=anchors.dtype, device=anchors.device)
     if len(dims) == 1 and tile_size[0] >= len(anchors) and tile_size[1] >= len(candidates):
         # With one prefix and one tile, the plain form is faster.
-        return info_nce(
-            anchors[:, : dims[0]],
-            candidates[:, : dims[0]],
-            scale,
-            targets,
-            not_negatives(anchor_ids, candidate_ids, targets),
-        )[:, None]
-    return NestedInfoNCE.apply(anchors, candidates, scale, targets, anchor_ids, candidate_ids, dims, tile_size)
+        rows, columns = slice(0, len(anchors)), slice(0, len(candidates))
+        mask = left_out(rows, columns, anchor_ids, candidate_ids, targets, guide)
+        return info_nce(anchors[:, : dims[0]], candidates[:, : dims[0]], scale, targets, mask)[:, None]
+    return NestedInfoNCE.apply(anchors, candidates, scale, targets, anchor_ids, candidate_ids, dims, tile_size, guide)
 
 
 def check_number_of_candidates(number: int) -> None:
@@ -150,10 +150,11 @@ class NestedInfoNCE(torch.autograd.Function):
         candidate_ids: torch.Tensor | None,
         dims: tuple[int, ...],
         tile_size: tuple[int, int],
+        guide: Guide | None,
     ) -> torch.Tensor:
-        ctx.dims, ctx.tile_size = dims, tile_size
+        ctx.dims, ctx.tile_size, ctx.guide = dims, tile_size, guide
         rows = AnchorRows(anchors, scale, dims, anchor_ids, tile_size)
-        block = CandidateBlock(rows, candidates, candidate_ids, targets)
+        block = CandidateBlock(rows, candidates, candidate_ids, targets, guide)
         log_sums = rows.no_candidates()
         block.add_to_log_sums(log_sums)
         ctx.save_for_backward(anchors, candidates, scale, targets, anchor_ids, candidate_ids, log_sums)
@@ -164,9 +165,9 @@ class NestedInfoNCE(torch.autograd.Function):
         anchors, candidates, scale, targets, anchor_ids, candidate_ids, log_sums = ctx.saved_tensors
         needs_anchors, needs_candidates, needs_scale = ctx.needs_input_grad[:3]
         rows = AnchorRows(anchors, scale, ctx.dims, anchor_ids, ctx.tile_size)
-        block = CandidateBlock(rows, candidates, candidate_ids, targets)
+        block = CandidateBlock(rows, candidates, candidate_ids, targets, ctx.guide)
         grads = AnchorGradients(rows, grad_outputs[0], log_sums, needs_anchors)
         grad_candidates = torch.zeros_like(candidates) if needs_candidates else None
         block.add_gradients(grads, grad_candidates)
         grad_anchors, grad_scale = grads.finished()
-        return grad_anchors, grad_candidates, grad_scale if needs_scale else None, *[None] * 5
+        return grad_anchors, grad_candidates, grad_scale if needs_scale else None, *[None] * 6

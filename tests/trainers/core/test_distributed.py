@@ -57,6 +57,7 @@ OBJECTIVES = {
     "contrastive": lambda: Contrastive(Grid.parse("2,3x4,8")),
     "symmetric": lambda: Contrastive(Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
     "ring": lambda: Contrastive(Grid.parse("2,3x4,8"), ring=True, symmetric=True, learn_temperature=True),
+    "guided": lambda: Contrastive(Grid.parse("2,3x4,8"), guide_margin=0.1, symmetric=True),
     "temperature": lambda: Contrastive(Grid.parse("2,3x4,8"), learn_temperature=True, mask_duplicates=False),
     "espresso": lambda: Espresso(Grid.parse("2,3x4,8")),
     "2dmse": lambda: Matryoshka2d(Grid.parse("1,2,3x2,4,8")),
@@ -83,6 +84,13 @@ OBJECTIVES = {
             "sir": (0.2, SIR(Grid.parse("2x4,8"))),
         }
     ),
+}
+
+# Objectives that see nothing of other ranks.
+OWN_BATCH = {
+    "own batch": lambda: Contrastive(Grid.parse("2,3x4,8"), gather_negatives=False, guide_margin=0.1, symmetric=True),
+    "own batch, 2dmse": lambda: Matryoshka2d(Grid.parse("2,3x4,8"), gather_negatives=False),
+    "own batch, pic": lambda: PIC(Grid.parse("1x2,2x4,3x8"), gather_negatives=False),
 }
 
 
@@ -118,12 +126,12 @@ def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Te
 
 
 EMBEDDINGS_OF_TWO = """
-from tests.trainers.core.test_distributed import OBJECTIVES, embedding_gradients
+from tests.trainers.core.test_distributed import OBJECTIVES, OWN_BATCH, embedding_gradients
 torch.distributed.init_process_group("gloo")
 rank = torch.distributed.get_rank()
 for split in (8, 11):
     rows = slice(0, split) if rank == 0 else slice(split, None)
-    for name, make in OBJECTIVES.items():
+    for name, make in (OBJECTIVES | OWN_BATCH).items():
         torch.manual_seed(0)  # the parameters are the same, as data parallelism sees to
         objective = make()
         torch.manual_seed(rank)  # draws that differ, unless the objective makes them agree
@@ -152,6 +160,22 @@ def test_gradients_of_embeddings_are_those_of_the_big_batch(of_two, name, split)
             actual = torch.cat([first[key], second[key]]) / 2  # data parallelism averages over ranks
         # ESE's decomposition of a squared matrix magnifies the rounding of sums.
         torch.testing.assert_close(actual, value, atol=1e-9, rtol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.mark.parametrize("name", list(OWN_BATCH))
+def test_without_gathered_negatives_each_rank_has_the_loss_of_its_own_batch(of_two, name):
+    """The step is then the mean of two separate ones, which is not that of the big batch."""
+    losses = []
+    for rank, rows in enumerate((slice(8), slice(8, None))):
+        torch.manual_seed(0)
+        expected = embedding_gradients(OWN_BATCH[name](), rows)
+        found = torch.load(of_two / f"{name}-8-{rank}.pt")
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, atol=1e-9, rtol=1e-6)
+        losses.append(expected["term"])
+    torch.manual_seed(0)
+    assert embedding_gradients(OWN_BATCH[name](), slice(None))["term"] > sum(losses) / 2 + 0.1
 
 
 TRAIN_TWO = """

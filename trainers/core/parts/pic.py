@@ -32,6 +32,8 @@ class PIC(Objective):
         detach_target (`bool`, *optional*, defaults to `False`): Whether to stop the gradient of z_{i+1}. The paper
             does not specify it. Without a stop, deeper layers are also pulled towards shallow ones.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
+        gather_negatives (`bool`, *optional*, defaults to `True`): Use the texts of all ranks. Without, each rank
+            contrasts its own batch.
 
     Raises:
         ValueError: if the chain does not ascend or an argument is out of range; in forward, for a batch of one.
@@ -52,6 +54,7 @@ class PIC(Objective):
         pooling: Pooling = "cls",
         detach_target: bool = False,
         mask_duplicates: bool = True,
+        gather_negatives: bool = True,
     ):
         super().__init__(chain)
         check_chain(chain)
@@ -60,6 +63,7 @@ class PIC(Objective):
         check_pooling(pooling)
         self.temperature, self.pooling = temperature, pooling
         self.detach_target, self.mask_duplicates = detach_target, mask_duplicates
+        self.gather_negatives = gather_negatives
         self.projectors = nn.ModuleList(projector(lower.dim, upper.dim) for lower, upper in self.links)
 
     @classmethod
@@ -85,7 +89,7 @@ class PIC(Objective):
     def forward(self, batch: NestedBatch) -> Terms:
         columns = [{layer: text.pooled(layer, self.pooling) for layer in self.layers} for text in batch.texts.values()]
         first = columns[0][self.layers[0]]
-        rows = RankRows.of(len(first), first.device)
+        rows = RankRows.of(len(first), first.device) if self.gather_negatives else RankRows((len(first),))
         if sum(rows.counts) < 2:
             raise ValueError("PIC contrasts the texts of a batch; a batch of one has no negatives.")
         own_ids: list[torch.Tensor | None] = [None] * len(columns)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ...losses import critic_loss, critic_scores, nested_info_nce
-from ...losses.contrastive import not_negatives
+from ...losses.candidates import not_negatives
 from ...losses.precision import no_autocast, precise
 from .. import papers
 from ..distributed import RankRows
