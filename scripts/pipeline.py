@@ -9,6 +9,7 @@ The file names the stages in their order. A stage is a command of m3bert with it
 
     output_dir: runs/pretraining
     launcher: torchrun --nproc_per_node 8 -m     # optional: starts the commands that train
+    shared: {...}                                # optional: not read; a place for YAML anchors
     stages:
       tokenizer: {command: tokenizer, options: {files: [data/en/a.txt]}}
       rows: {command: prepare, options: {files: [data], tokenizer_name: "{tokenizer}"}}

@@ -91,11 +91,10 @@ def read_pipeline(file: Path) -> list[Stage]:
         raise ValueError(f"{file} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping) or not isinstance(content.get("stages"), Mapping) or not content["stages"]:
         raise ValueError(f"{file} has no stages: it needs output_dir, and stages with a command each.")
-    unknown = content.keys() - {"output_dir", "launcher", "stages"}
+    unknown = content.keys() - {"output_dir", "launcher", "shared", "stages"}
     if unknown or "output_dir" not in content:
-        raise ValueError(
-            f"{file} must have output_dir and stages, and may have launcher; found: {', '.join(content)}."
-        )
+        found = ", ".join(map(str, content))
+        raise ValueError(f"{file} must have output_dir and stages, and may have launcher and shared; found: {found}.")
     folder = Path(_expanded(str(content["output_dir"])))
     stages: list[Stage] = []
     for name, described in content["stages"].items():
