@@ -23,7 +23,8 @@ from .command import parse_options
 REFERENCE = re.compile(r"\{([A-Za-z0-9_-]+)\}")
 VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 NAME = re.compile(r"[A-Za-z0-9_-]+")
-FILES = ("files", "train_files", "eval_files", "corpus_files")  # options that name files to read
+# Options that name files or folders to read.
+FILES = ("files", "train_files", "eval_files", "corpus_files", "prepared_data", "checkpoints", "run")
 KEYS = {"command", "options", "launcher"}
 
 
@@ -55,8 +56,18 @@ class Stage:
 
     @property
     def arguments(self) -> list[str]:
-        """The command with its options."""
-        return [*self.command, *option_list({**self.options, "output_dir": str(self.folder)})]
+        """The words after the command: its method, if it has one, and its options."""
+        return [*self.command[1:], *option_list({**self.options, "output_dir": str(self.folder)})]
+
+    @property
+    def words(self) -> list[str]:
+        """The command line. The command is a module beside this one, in a checkout and when installed."""
+        return [*self.launcher, f"{__package__}.{self.command[0]}", *self.arguments]
+
+
+def as_list(value: Any) -> list[Any]:
+    """A list as it is; another value as the one member of a list."""
+    return value if isinstance(value, list) else [value]
 
 
 def option_list(options: Mapping[str, Any]) -> list[str]:
@@ -64,7 +75,7 @@ def option_list(options: Mapping[str, Any]) -> list[str]:
     words: list[str] = []
     for name, value in options.items():
         if name == "config":
-            for recipe in [value] if isinstance(value, str) else value:
+            for recipe in as_list(value):
                 words += ["--config", str(recipe)]
         elif isinstance(value, Mapping):
             words += [f"--{name}", json.dumps(value)]
@@ -124,7 +135,7 @@ def _stage(name: str, described: Any, folder: Path, launcher: str | None, before
     own = tuple(shlex.split(starter)) if starter else (sys.executable, "-m")
     stage = Stage(name, command, options, tuple(dict.fromkeys(found)), own, folder / name)
     with _one_line_errors():
-        CHECKS[command[0]](stage.arguments[1:])
+        CHECKS[command[0]](stage.arguments)
     return stage
 
 
@@ -201,11 +212,22 @@ def _check_average(arguments: list[str]) -> None:
 
 
 def _check_prepare(arguments: list[str]) -> None:
+    from trainers.data.files import format_of
+    from trainers.data.preparing import files_by_language
+
     from .prepare import PreparingArguments
 
     (options,) = parse_options((PreparingArguments,), None, arguments)
     if not options.files or options.tokenizer_name is None:
         raise ValueError("prepare needs files and tokenizer_name.")
+    there = [file for file in options.files if os.path.exists(file)]  # an earlier stage writes the others
+    if options.language_column is not None:
+        return
+    for language, files in files_by_language(there).items():
+        try:
+            format_of(files)
+        except ValueError as error:
+            raise ValueError(f"language {language!r} cannot be read: {error}") from error
 
 
 def _check_tokenizer(arguments: list[str]) -> None:
