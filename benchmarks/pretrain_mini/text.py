@@ -27,7 +27,7 @@ def lines(file: Path) -> list[str]:
 def scored_sentences(data: Path) -> set[str]:
     """The sentences that the models are scored on, in lower case."""
     files = [data / "stsb" / "test.jsonl.gz"]
-    files += [data / "tatoeba" / f"{language}-eng.jsonl.gz" for language in LANGUAGES]
+    files += [data / "tatoeba" / f"{language}-eng.jsonl.gz" for language in BITEXT_LANGUAGES]
     return {
         row[side].strip().lower() for file in files for row in read_rows(file) for side in ("sentence1", "sentence2")
     }
