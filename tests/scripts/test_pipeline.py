@@ -24,7 +24,7 @@ from trainers.core.checkpoints import complete_checkpoints
 
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 12
+STEPS = 8
 
 
 @pytest.fixture
