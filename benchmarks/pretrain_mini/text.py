@@ -36,7 +36,7 @@ def scored_sentences(data: Path) -> set[str]:
 def translations(data: Path) -> list[tuple[str, str]]:
     """English sentences of XNLI's development set, which is no test here, and their translations."""
     english = read_rows(data / "xnli" / "en-dev.jsonl.gz")
-    found = {}
+    found: dict[tuple[str, str], None] = {}  # in order, each once
     for language in XNLI:
         for row, other in zip(english, read_rows(data / "xnli" / f"{language}-dev.jsonl.gz"), strict=True):
             found |= {(row[side], other[side]): None for side in ("sentence1", "sentence2")}
