@@ -28,7 +28,7 @@ DEFAULT_ENCODER = Path("stand-ins", "default").absolute()
 DATA = Path("stand-ins", "data").absolute()
 NAMES = {module: name for name, (module, _) in cli.COMMANDS.items()}  # of `python -m scripts.MODULE`
 LONGEST = 48  # tokens of a text in training, which is all that the small models have positions for
-FILE = re.compile(r"# (\w+\.py)\n")  # the first line of a block that is a file
+FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")  # the first line of a block that is a file
 
 
 def make_short() -> None:
@@ -179,6 +179,9 @@ def run_page(page: str) -> None:
         if language == "bash":
             for line in re.sub(r"\\\n\s*", " ", code).splitlines():
                 run_line(line.strip())
+        elif language == "yaml":
+            if file := FILE.match(code):
+                Path(file[1]).write_text(code, encoding="utf-8")
         elif language != "javascript":  # which tests/ecosystem/test_onnx_clients.py runs
             assert language == "python", language
             run_python(code, heading, namespace)

@@ -46,6 +46,7 @@ LONG_PAGES = {
         "index",
         "convert",
         "train",
+        "pretrain",
         "distil",
         "exits",
         "evaluate",

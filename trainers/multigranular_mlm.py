@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from .core import papers
 from .core.arguments import NestedTrainingArguments
@@ -15,6 +15,7 @@ from .core.described import described
 from .core.objective import NestedBatch, Objective, Terms
 from .core.packed_rows import check_packable
 from .core.states import unwrap_encoder
+from .core.streams import Stream
 from .data.collators import MaskedLMCollator
 from .data.packing import DOCUMENT_LENGTHS
 from .losses import nested_cross_entropy
@@ -112,6 +113,26 @@ class MultigranularMLMConfig(NestedTrainingArguments):
             raise ValueError(f"mlm_probability={self.mlm_probability} must be between 0 and 1.")
 
 
+class MasksOfEpoch(TrainerCallback):
+    """
+    Makes the masks of a batch depend on the seed, the epoch and the batch only. Batches are made in advance, so masks
+    from torch's generator would be others in a run that was resumed. The texts of an evaluation are always masked in
+    the same way in an epoch.
+
+    Args:
+        collator ([`MaskedLMCollator`]): What draws the masks.
+    """
+
+    def __init__(self, collator: MaskedLMCollator) -> None:
+        self.collator = collator
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.collator.key = (args.seed, 0)  # of an evaluation before the first epoch
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.collator.key = (args.seed, int(state.epoch))
+
+
 class MultigranularMLMTrainer(PublishingTrainer):
     """
     Trains a masked language model at every granularity of a grid, with [`MultigranularMLM`].
@@ -156,3 +177,5 @@ class MultigranularMLMTrainer(PublishingTrainer):
             columns=("input_ids",),
             **kwargs,
         )
+        if not isinstance(train_dataset, Stream):  # the loader of a stream seeds each batch itself
+            self.add_callback(MasksOfEpoch(self.data_collator))

@@ -12,22 +12,43 @@ from transformers import PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
 
 
-def last_checkpoint(output_dir: str | Path) -> str:
+def complete_checkpoints(output_dir: str | Path) -> list[str]:
     """
-    The last complete checkpoint in the output folder of a run. A checkpoint that was being written when the run was
-    killed is not complete.
-
-    Raises:
-        ValueError: if there is none.
+    The complete checkpoints in the output folder of a run, in their order. A checkpoint that was being written when
+    the run was killed is not complete.
     """
     steps = {
         int(file.parent.name.removeprefix("checkpoint-")): str(file.parent)
         for file in Path(output_dir).glob(f"checkpoint-*/{TRAINER_STATE_NAME}")
         if _is_json(file)
     }
-    if not steps:
+    return [steps[step] for step in sorted(steps)]
+
+
+def last_checkpoints(output_dir: str | Path, count: int) -> list[str]:
+    """
+    The last complete checkpoints of a run.
+
+    Raises:
+        ValueError: if there are fewer.
+    """
+    found = complete_checkpoints(output_dir)
+    if len(found) < count:
+        raise ValueError(f"{output_dir} has {len(found)} complete checkpoints, fewer than {count}.")
+    return found[-count:]
+
+
+def last_checkpoint(output_dir: str | Path) -> str:
+    """
+    The last complete checkpoint in the output folder of a run.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    found = complete_checkpoints(output_dir)
+    if not found:
         raise ValueError(f"{output_dir} has no complete checkpoint to resume from.")
-    return steps[max(steps)]
+    return found[-1]
 
 
 def _is_json(file: Path) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
@@ -134,12 +136,20 @@ class TextColumnsCollator:
         return batch
 
 
+@dataclass
 class MaskedLMCollator(DataCollatorForLanguageModeling):
     """
     [`~transformers.DataCollatorForLanguageModeling`] for rows with one document and for packed rows. A row with a
     column `document_lengths` is packed: its batch has `document_ids` `(rows, tokens)`, 1, 2, ... for the documents of
     a row and 0 for padding, in place of a mask. Special tokens of every document are never predicted.
+
+    Args:
+        key (`tuple[int, ...]`, *optional*): Which masks to draw: those of a batch depend only on it and on the batch.
+            They are then the same however many batches were drawn before, as in a run that was resumed. Default: from
+            torch's generator.
     """
+
+    key: tuple[int, ...] | None = None
 
     @cached_property
     def frame(self) -> Frame:
@@ -147,6 +157,16 @@ class MaskedLMCollator(DataCollatorForLanguageModeling):
         return Frame.of(self.tokenizer)
 
     def torch_call(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        if self.key is None:
+            return self._masked(rows)
+        digest = blake2b(repr(self.key).encode(), digest_size=7)
+        for row in rows:
+            digest.update(np.asarray(row["input_ids"], dtype=np.int64).tobytes())
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int.from_bytes(digest.digest(), "big"))
+            return self._masked(rows)
+
+    def _masked(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         if DOCUMENT_LENGTHS not in rows[0]:
             return super().torch_call(rows)
         lengths = [row[DOCUMENT_LENGTHS] for row in rows]

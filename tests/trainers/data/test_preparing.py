@@ -12,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from datasets import Dataset
 
 from tests.conftest import tiny_config
@@ -265,3 +266,21 @@ def test_the_collator_numbers_documents_and_leaves_special_tokens(texts, tmp_pat
         assert all(label == -100 for label, is_special in zip(labels.tolist(), special, strict=False) if is_special)
         assert all(label in (-100, token) for label, token in zip(labels.tolist(), row["input_ids"], strict=False))
     assert (batch["labels"] != -100).sum() > 50
+
+
+def test_masks_depend_on_the_key_and_the_batch_only(texts, tmp_path, tiny_tokenizer):
+    rows = [*prepare([str(texts)], tiny_tokenizer, tmp_path / "out", SETTINGS).dataset()]
+    plain = [{"input_ids": row["input_ids"]} for row in rows]
+    for first, second in ((rows[:4], rows[4:8]), (plain[:4], plain[4:8])):
+        collator = MaskedLMCollator(tiny_tokenizer, mlm_probability=0.5, key=(0, 0))
+        before = torch.get_rng_state()
+        labels = [collator(batch)["labels"] for batch in (first, second)]
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(7)
+        assert torch.equal(collator(second)["labels"], labels[1])
+        collator.key = (0, 1)
+        assert not torch.equal(collator(first)["labels"], labels[0])
+        collator.key = None
+        torch.manual_seed(7)
+        drawn = collator(first)["labels"]
+        assert not torch.equal(collator(first)["labels"], drawn)

@@ -1,0 +1,1 @@
+"""A small m3BERT, pretrained through all stages."""
