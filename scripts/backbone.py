@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 from modeling_m3bert import convert_to_m3bert
 from trainers.core.composition import mapping_of
 from trainers.core.compute import ATTENTIONS, set_attention
+from trainers.data.vocabulary import transfer_vocabulary
 
 from .convert import for_m3bert
 
@@ -24,6 +25,13 @@ class BackboneArguments:
     )
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "Folder or Hub id of the tokenizer. Default: that of the model."}
+    )
+    transfer_vocabulary: bool = field(
+        default=False,
+        metadata={
+            "help": "Give the model the vocabulary of --tokenizer_name: each new token starts as the mean of the old "
+            "tokens that spell it."
+        },
     )
     model_config: dict | str | None = field(
         default=None,
@@ -63,6 +71,8 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
     Raises:
         ValueError: if an option is missing or unknown, or does not suit the model.
     """
+    if options.transfer_vocabulary and (options.tokenizer_name is None or options.model_name_or_path is None):
+        raise ValueError("--transfer_vocabulary needs --model_name_or_path and --tokenizer_name.")
     tokenizer_name = options.tokenizer_name or options.model_name_or_path
     if tokenizer_name is None:
         raise ValueError("A new m3BERT needs --tokenizer_name.")
@@ -81,6 +91,11 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
         else:
             model = first_layers(options.model_name_or_path, options.student_layers, auto_class, loading)
             tokenizer = for_m3bert(tokenizer, model)
+        if options.transfer_vocabulary:
+            own = AutoTokenizer.from_pretrained(
+                options.model_name_or_path, trust_remote_code=options.trust_remote_code
+            )
+            transfer_vocabulary(model, own, tokenizer)
         return with_adapter(attending(model, options), options), tokenizer
     if options.student_layers is not None:
         raise ValueError("--student_layers needs a model to take layers from: pass --model_name_or_path.")
