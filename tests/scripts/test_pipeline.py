@@ -18,6 +18,7 @@ import yaml
 
 from modeling_m3bert import M3BertForMaskedLM
 from scripts import pipeline
+from scripts.launchers import FOLDER
 from scripts.stages import option_list, read_pipeline
 from tests.scripts.test_train import model_config
 from trainers.core.checkpoints import complete_checkpoints
@@ -278,3 +279,23 @@ def test_options_are_words_of_a_command_line():
     }
     words = ["--config", "a", "--config", "b", "--files", "x y", "z", "--bf16", "true", "--sia", '{"layers": [2]}']
     assert option_list(options) == [*words, "--learning_rate", "0.0001"]
+
+
+def test_the_stages_of_m3bert_are_a_legal_pipeline(tmp_path, monkeypatch):
+    """With the CPU in place of GPUs, which bfloat16 is refused without."""
+    for variable in ("ENGLISH", "LANGUAGES", "PAIRS"):
+        (tmp_path / variable).mkdir()
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    monkeypatch.setenv("CLICKS", str(tmp_path / "clicks.jsonl"))
+    for file in ("clicks.jsonl", "PAIRS/a.jsonl.gz", "ENGLISH/en/a.txt", "LANGUAGES/de/a.txt"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("a text\n")
+    content = yaml.safe_load((FOLDER / "m3bert_pipeline.yaml").read_text())
+    for stage in content["stages"].values():
+        if stage["command"].startswith("train"):
+            stage["options"]["use_cpu"] = True
+    stages = read_pipeline(written(tmp_path, content))
+    assert [stage.name for stage in stages if stage.launcher[0] == "torchrun"] == [
+        "stage1", "distilled", "stage2", "stage3", "finetuned",
+    ]  # fmt: skip
+    assert {stage.name: stage.after for stage in stages}["stage2"] == ("languages", "distilled")
