@@ -48,7 +48,10 @@ def described(stage: Stage, earlier: Mapping[str, str]) -> dict[str, Any]:
         earlier (`dict[str, str]`): Stage before it -> digest of what it depends on.
     """
     earlier_folders = [stage.folder.with_name(name) for name in stage.after]
-    named = [(option, Path(path)) for option in FILES for path in as_list(stage.options.get(option, []))]
+    local = [
+        (option, path) for option in FILES for path in as_list(stage.options.get(option, [])) if "://" not in path
+    ]
+    named = [(option, Path(path)) for option, path in local]
     files = [(option, path) for option, path in named if not any(path.is_relative_to(its) for its in earlier_folders)]
     recipes = [find_recipe(name).read_text(encoding="utf-8") for name in as_list(stage.options.get("config", []))]
     return {

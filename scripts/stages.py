@@ -159,7 +159,7 @@ def _resolved(option: str, value: Any, folder: Path, before: list[str], found: l
         return str(folder / name)
 
     expanded = REFERENCE.sub(folder_of, _expanded(value))
-    if option not in FILES or REFERENCE.search(value):
+    if option not in FILES or REFERENCE.search(value) or "://" in expanded:
         return expanded
     files = sorted(glob(expanded)) if "*" in expanded else [expanded] if os.path.exists(expanded) else []
     if not files:

@@ -269,6 +269,13 @@ def test_what_is_no_yaml_and_no_stage_is_refused(content, tmp_path):
         pipeline.main([str(written(tmp_path, content)), "--until", "stage9"])
 
 
+def test_files_may_be_urls(content, tmp_path, capsys):
+    url = "https://example.org/a.txt"
+    content["stages"]["tokenizer"]["options"]["files"] = [url]
+    pipeline.main([str(written(tmp_path, content)), "--dry_run", "--until", "tokenizer"])
+    assert f"--files {url} --vocab_size 300" in capsys.readouterr().out
+
+
 def test_options_are_words_of_a_command_line():
     options = {
         "config": ["a", "b"],
