@@ -1,10 +1,10 @@
 """
 Memory of `m3bert embed --shard` on a part with ten times the documents.
 
-    python -m benchmarks.bulk_embedding             # five minutes on two cores
+    python -m benchmarks.bulk_embedding             # ten minutes on two cores
     python -m benchmarks.bulk_embedding --quick     # fewer documents
 
-Documents are 4 to 14 random words. They are in one Parquet file, in row groups of 1,024, and so embedded in one part,
+Documents are 4 to 40 random words. They are in one Parquet file, in row groups of 1,024, and so embedded in one part,
 by the encoder of the extra `quickstart` at three layers. What is counted is the highest resident memory of a process
 that runs the command, with Python and the encoder: `peak_ratio` is that with ten times the documents over that with
 the smaller number, which already fills every buffer several times (once in a quick run). `added_ratio` is the same for
@@ -45,7 +45,7 @@ def documents(count: int) -> Iterator[dict[str, list[str]]]:
         rows = range(start, min(count, start + ROWS_AT_ONCE))
         yield {
             "id": [f"d{row}" for row in rows],
-            "text": [" ".join(draw.choices(WORDS, k=draw.randint(4, 14))) for _ in rows],
+            "text": [" ".join(draw.choices(WORDS, k=draw.randint(4, 40))) for _ in rows],
         }
 
 
