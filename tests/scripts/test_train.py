@@ -297,7 +297,7 @@ def test_a_recipe_is_a_name_or_a_file(tmp_path):
         ("a: b: c", "--config .*bad.yaml is not YAML: mapping values are not allowed"),
         (
             None,
-            "--config .*bad.yaml is neither a recipe nor a file; recipes: exit_distillation, .*, ablations/ibkd_ckd",
+            "--config .*bad.yaml is neither a recipe nor a file; recipes: baseline_.*, qama, .*, ablations/ibkd_ckd",
         ),
     ],
 )

@@ -34,7 +34,7 @@ def described_in(cls: type) -> dict[str, str]:
             name = None
     plain = {}
     for name, lines in found.items():
-        text = re.sub(r"\[([^\]`]+)\]\(\S+\)", r"\1", " ".join(lines))
+        text = re.sub(r"\[([^\]`]+)\]\([^\s)]+\)", r"\1", " ".join(lines))
         plain[name] = re.sub(r"\[`~?(.+?)`\]", r"\1", text).replace("`", "")
     return plain
 
