@@ -143,7 +143,7 @@ def test_all_stages_at_tiny_size(data, tmp_path, monkeypatch, capfd):
         if stage["command"] == "evaluate":
             options["tasks"] = ["stsb", "tatoeba-deu"]
     pipeline = tmp_path / "pipeline.yaml"
-    pipeline.write_text(yaml.safe_dump(content), encoding="utf-8")
+    pipeline.write_text(yaml.safe_dump(content, sort_keys=False), encoding="utf-8")
     monkeypatch.setenv("M3BERT_DATA", str(data))
     arguments = ["--folder", str(tmp_path / "run"), "--pipeline", str(pipeline), "--results", str(tmp_path / "a.json")]
     command.main(arguments)
