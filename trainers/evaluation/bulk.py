@@ -244,12 +244,13 @@ def embed_part(
 
 def keep_memory_flat() -> None:
     """
-    Make this process return the memory of large tensors as soon as they are freed, if its C library is glibc. By
-    default, glibc begins to keep them in its heap, which then grows for hours, because batches of many shapes leave
-    holes.
+    Make this process return the memory of large tensors and columns as soon as they are freed, if its C library is
+    glibc. By default, glibc begins to keep them in its heap, which then grows for hours, because batches of many shapes
+    leave holes; and so does the allocator of Arrow.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _batches(part: Shard, embedder: GridEmbedder, id_column: str | None) -> Iterator[dict[str, list[Any]]]:
