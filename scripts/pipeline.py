@@ -36,7 +36,7 @@ from typing import Any
 
 from .command import argument_parser, run_command
 from .recipes import find_recipe
-from .stages import FILES, Stage, as_list, read_pipeline
+from .stages import Stage, as_list, read_pipeline
 
 
 def described(stage: Stage, earlier: Mapping[str, str]) -> dict[str, Any]:
@@ -48,11 +48,11 @@ def described(stage: Stage, earlier: Mapping[str, str]) -> dict[str, Any]:
         earlier (`dict[str, str]`): Stage before it -> digest of what it depends on.
     """
     earlier_folders = [stage.folder.with_name(name) for name in stage.after]
-    local = [
-        (option, path) for option in FILES for path in as_list(stage.options.get(option, [])) if "://" not in path
+    files = [
+        (option, path)
+        for option, path in stage.inputs
+        if not any(path.is_relative_to(folder) for folder in earlier_folders)
     ]
-    named = [(option, Path(path)) for option, path in local]
-    files = [(option, path) for option, path in named if not any(path.is_relative_to(its) for its in earlier_folders)]
     recipes = [find_recipe(name).read_text(encoding="utf-8") for name in as_list(stage.options.get("config", []))]
     return {
         "command": list(stage.command),

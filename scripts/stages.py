@@ -60,6 +60,12 @@ class Stage:
         return [*self.command[1:], *option_list({**self.options, "output_dir": str(self.folder)})]
 
     @property
+    def inputs(self) -> list[tuple[str, Path]]:
+        """The option and the path of each local file or folder that the stage reads."""
+        named = [(option, path) for option in FILES for path in as_list(self.options.get(option, []))]
+        return [(option, Path(path)) for option, path in named if not _is_url(path)]
+
+    @property
     def words(self) -> list[str]:
         """The command line. The command is a module beside this one, in a checkout and when installed."""
         return [*self.launcher, f"{__package__}.{self.command[0]}", *self.arguments]
@@ -159,12 +165,18 @@ def _resolved(option: str, value: Any, folder: Path, before: list[str], found: l
         return str(folder / name)
 
     expanded = REFERENCE.sub(folder_of, _expanded(value))
-    if option not in FILES or REFERENCE.search(value) or "://" in expanded:
+    if option not in FILES or REFERENCE.search(value) or _is_url(expanded):
         return expanded
     files = sorted(glob(expanded)) if "*" in expanded else [expanded] if os.path.exists(expanded) else []
     if not files:
         raise ValueError(f"{option}: {expanded} does not exist.")
     return files if "*" in expanded else expanded
+
+
+def _is_url(path: str) -> bool:
+    from trainers.data.files import is_url
+
+    return is_url(path)
 
 
 def _expanded(value: str) -> str:

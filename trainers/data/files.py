@@ -74,7 +74,7 @@ def stream_files(files: Sequence[str]) -> Stream:
                 file,
                 load_files([file], streaming=True),
                 unit,
-                size=None if "://" in file else Path(file).stat().st_size,
+                size=None if is_url(file) else Path(file).stat().st_size,
             )
             for file in files
         ]
@@ -93,7 +93,7 @@ def format_of(files: Sequence[str]) -> str:
         suffix = suffix_of(file)
         if suffix not in FORMATS:
             raise ValueError(f"{file} has an unknown format; legal suffixes: {', '.join(FORMATS)}, also with .gz.")
-        if "://" not in file:
+        if not is_url(file):
             if not Path(file).is_file():
                 raise ValueError(f"{file} does not exist.")
             with gzip.open(file) if file.endswith(".gz") else open(file, "rb") as opened:
@@ -104,6 +104,11 @@ def format_of(files: Sequence[str]) -> str:
     if len(kinds) != 1:
         raise ValueError(f"The files must have one format; got {', '.join(sorted(kinds)) or 'no files'}.")
     return kinds.pop()
+
+
+def is_url(file: str) -> bool:
+    """Whether the name of a file is a URL, such as `hf://datasets/...` or `https://...`, and not a local path."""
+    return "://" in file
 
 
 def suffix_of(file: str) -> str:
