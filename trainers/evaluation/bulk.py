@@ -245,8 +245,8 @@ def embed_part(
 def keep_memory_flat() -> None:
     """
     Make this process return the memory of large tensors and columns as soon as they are freed, if its C library is
-    glibc. By default, glibc and the allocator of Arrow begin to keep them. Both then grow for hours, because batches of
-    many shapes leave holes.
+    glibc. By default, glibc and the allocator of Arrow begin to keep them. Both then grow for hours, because batches
+    of many shapes leave holes.
     """
     if platform.libc_ver()[0] == "glibc":
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
