@@ -118,10 +118,10 @@ def fit_exits(
     2. Each token of the vocabulary is encoded as a text of its own: s_t. With its input embedding e_t, both also
        weighted by a / (a + p_t), it has the features phi_t.
     3. The texts are encoded once.
-    4. Layer 0: a ridge regression from the mean of phi over a text's tokens to its L2-normalised embedding at the last
-       layer. It gives the static table T, one row per token: a text at layer 0 is the mean of its tokens' rows.
-    5. Layer l: a ridge regression from [pooled state of l, mean of T] to the same target; beside it, one from the state
-       alone, which a native export uses.
+    4. Layer 0: a ridge regression from the mean of phi over a text's tokens to its L2-normalised embedding at the
+       last layer. It gives the static table T, one row per token: layer 0 of a text is the mean of its tokens' rows.
+    5. Layer l: a ridge regression from [pooled state of l, mean of T] to the same target; beside it, one from the
+       state alone, which a native export uses.
 
     Penalty and variance matching ([`Regression.match_variances`]) of each regression are those that keep most of the
     nearest ten texts, on at most 2,000 held-out texts. The final fit uses all texts.
@@ -132,7 +132,7 @@ def fit_exits(
         texts (`Iterable[str]` or `Mapping[str, Iterable[str]]`): Unlabelled texts, or several sources of texts by
             name. Empty texts are skipped. Queries should be among them if the model is to embed queries.
         layers (`Sequence[int]`, *optional*): Layers to give an exit, below the last; 0 is the embedding layer.
-            Default: all of them.
+            Default: all of them. With a static table, layer 0 is always among them.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
         static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
             tokenizer, and a pass over its vocabulary.
@@ -168,18 +168,10 @@ def fit_exits(
             and a text, or the token), or an option is not legal.
     """
     encoder = model.base_model
-    if encoder.config.model_type != "m3bert":
-        refuse_unrepresentable(encoder.config)
-        raise ValueError(f"{type(encoder).__name__} has no exits: convert it to an m3BERT first (m3bert convert).")
-    depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
-    layers = list(range(depth)) if layers is None else sorted(set(layers))
-    limit = max_positions(encoder.config)
-    max_length = max_length or min(limit, tokenizer.model_max_length)
-    _check_options(layers, depth, pooling, basis, max_length, limit)
+    layers, max_length = _checked(encoder, tokenizer, layers, pooling, static, basis, max_length)
     if projection is not None and teacher is not None:
         raise ValueError("The exits predict a teacher or a projection of the last layer: pass one of them.")
-    if static:
-        check_tokenizer(tokenizer, encoder.config.vocab_size)
+    depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
 
     sources = texts if isinstance(texts, Mapping) else {"texts": texts}
     tokenized = TokenizedTexts(sources, tokenizer, max_length, prompts)
@@ -188,28 +180,21 @@ def fit_exits(
             f"{len(tokenized)} texts are too few to fit exits of {width} dims: {width} texts are the minimum, and "
             f"{20 * width} or more are better."
         )
-    encode = partial(_encode, encoder, tokenizer, pooling, batch_size, compute_dtype)
+    encode = partial(pooled_states, encoder, tokenizer, pooling, batch_size, compute_dtype)
     tokens = None
     with _raw_states(encoder):
         if static:
-            settings = {"pooling": pooling, "compute_dtype": str(compute_dtype or encoder.dtype)}
-            tokens = _token_features(
-                encoder,
-                tokenizer,
-                tokenized,
-                lambda ids: encode(ids, [depth])[depth],
-                settings,
-                cache_dir,
-                description is not None,
-            )
-        # Layer 0 is the table itself, where there is one.
+            identity = {"pooling": pooling, "compute_dtype": str(compute_dtype or encoder.dtype)}
+            progress = description is not None
+            embeddings = token_embeddings(encoder, tokenizer, encode, identity, cache_dir, progress=progress)
+            tokens = _token_features(encoder, tokenizer, tokenized, embeddings)
         mapped = [layer for layer in layers if layer > 0 or tokens is None] + ([] if teacher is None else [depth])
         widths: dict[Name, int] = {**dict.fromkeys(mapped, width), TARGET: _target_width(width, projection, teacher)}
         if tokens is not None:
             widths[FEATURES] = tokens.width
         sums = ExitSums(widths, len(tokenized))
         for group, pooled in _encoded(tokenized, encode, [*layers, depth], description):
-            rows = {layer: pooled[layer] for layer in mapped}
+            rows: dict[Name, torch.Tensor] = {layer: pooled[layer] for layer in mapped}
             rows[TARGET] = _targets(group, pooled[depth], projection, teacher)
             if tokens is not None:
                 rows[FEATURES] = tokens.means([its.ids for its in group]).to(pooled[depth].device)
@@ -221,24 +206,25 @@ def fit_exits(
     rotation = _rotation(sums.target_axes, basis, width)
     to_space = torch.nn.functional.pad(rotation.T, (0, width - len(rotation)))  # of the exits: the model's width
     fits = {layer: sums.fit([layer]) for layer in mapped}
-    exits = {layer: fit.affine @ to_space for layer, fit in fits.items()}
-    if teacher is None and (basis != "last_layer" or projection is not None):
-        last = torch.eye(width).double() if projection is None else projection.weight.double().cpu()
-        exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ to_space.cpu()
     table, joints = None, {}
     if tokens is not None:
         table = sums.fit([FEATURES])
         of_folds = [affine @ to_space for affine in sums.tables(table.report)]
         joints = {layer: sums.fit_with_table(layer, of_folds) for layer in mapped if layer < depth}
+
+    exits = {layer: fit.affine @ to_space for layer, fit in fits.items()}
+    if teacher is None and (basis != "last_layer" or projection is not None):
+        last = torch.eye(width).to(to_space) if projection is None else projection.weight.to(to_space)
+        exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ to_space
     encoder.set_exits(
         {layer: _weight_and_bias(affine) for layer, affine in exits.items()},
         joints={layer: _weight_and_bias(joint.affine @ to_space) for layer, joint in joints.items()},
         static_table=None if table is None or tokens is None else tokens.table(table.affine @ to_space),
         static_ignored_ids=sorted(set(tokenizer.all_special_ids)) if static else (),
     )
-    read = fits | joints | ({0: table} if table is not None and 0 in layers else {})
+    read = fits | joints if table is None else {0: table} | fits | joints
     fit = ExitFit(
-        layers={layer: read[layer].report for layer in sorted(read)},
+        layers={layer: its.report for layer, its in read.items()},
         state_only={layer: fits[layer].report for layer in joints},
         pooling=pooling,
         basis=basis,
@@ -251,22 +237,46 @@ def fit_exits(
         prompts=list(prompts),
         features=0 if tokens is None else tokens.width,
     )
-    encoder.config.exit_fit = fit.record()
-    encoder.config.matryoshka_layers = [*layers, depth]
-    if len(rotation) < width:
-        encoder.config.output_dim = len(rotation)
-        encoder.config.matryoshka_dims = [dim for dim in encoder.config.matryoshka_dims if dim <= len(rotation)]
+    _declare(encoder, fit, [*layers, depth])
     return fit
 
 
-def _check_options(layers: Sequence[int], depth: int, pooling: str, basis: str, max_length: int, limit: int) -> None:
+def _declare(encoder: M3BertModel, fit: ExitFit, layers: list[int]) -> None:
+    """Put the fit, its layers and its width into the config."""
+    config = encoder.config
+    config.exit_fit, config.matryoshka_layers = fit.record(), layers
+    if fit.dim < config.hidden_size:
+        config.output_dim = fit.dim
+        config.matryoshka_dims = [dim for dim in config.matryoshka_dims if dim <= fit.dim]
+
+
+def _checked(
+    encoder: M3BertModel,
+    tokenizer: PreTrainedTokenizerBase,
+    layers: Sequence[int] | None,
+    pooling: str,
+    static: bool,
+    basis: str,
+    max_length: int | None,
+) -> tuple[list[int], int]:
+    """The layers to fit and the maximum length, after all checks that need no text."""
+    if encoder.config.model_type != "m3bert":
+        refuse_unrepresentable(encoder.config)
+        raise ValueError(f"{type(encoder).__name__} has no exits: convert it to an m3BERT first (m3bert convert).")
     check_pooling(pooling)
     if basis not in BASES:
         raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
+    depth, limit = encoder.config.num_hidden_layers, max_positions(encoder.config)
+    layers = list(range(depth)) if layers is None else sorted(set(layers))
     if not layers or layers[0] < 0 or layers[-1] >= depth:
         raise ValueError(f"layers={layers} must be within 0..{depth - 1}, the layers below the last.")
+    max_length = max_length or min(limit, tokenizer.model_max_length)
     if not 0 < max_length <= limit:
         raise ValueError(f"max_length={max_length} must be within 1..{limit}, the model's limit.")
+    if static:
+        check_tokenizer(tokenizer, encoder.config.vocab_size)
+        layers = sorted({0, *layers})  # the table itself
+    return layers, max_length
 
 
 @contextmanager
@@ -282,7 +292,7 @@ def _raw_states(encoder: M3BertModel) -> Iterator[None]:
         encoder.train(training)
 
 
-def _encode(
+def pooled_states(
     encoder: M3BertModel,
     tokenizer: PreTrainedTokenizerBase,
     pooling: Pooling,
@@ -305,23 +315,16 @@ def _encode(
 
 
 def _token_features(
-    encoder: M3BertModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tokenized: TokenizedTexts,
-    embed: Callable[[list[list[int]]], torch.Tensor],
-    settings: Mapping[str, Any],
-    cache_dir: str | Path | None,
-    progress: bool,
+    encoder: M3BertModel, tokenizer: PreTrainedTokenizerBase, tokenized: TokenizedTexts, embeddings: torch.Tensor
 ) -> TokenFeatures:
     """The features of all tokens: embeddings at the last layer and in the embedding table, by frequency."""
-    embeddings = token_embeddings(encoder, tokenizer, embed, settings, cache_dir, progress=progress)
     ignored = sorted(set(tokenizer.all_special_ids))
     shares = tokenized.shares(encoder.config.vocab_size, ignored)
     features = TokenFeatures([embeddings, encoder.embed_tokens.weight.detach().float().cpu()], shares, ignored)
     if len(tokenized) < features.width:
         logger.warning(
-            f"{len(tokenized):,} texts are fewer than the {features.width:,} features of a token that the static table "
-            "is fitted from: it relies on its penalty, and more texts make it better."
+            f"{len(tokenized):,} texts are fewer than the {features.width:,} features of a token that the static "
+            "table is fitted from: it relies on its penalty, and more texts make it better."
         )
     return features
 

@@ -101,9 +101,9 @@ class ExitSums:
 
     def fit_with_table(self, layer: int, tables: Sequence[torch.Tensor]) -> Fit:
         """
-        The map from the state of a layer and the static state of the text (the mean of the table's rows) to the target.
-        A table knows the texts that it was fitted to better than others, so each fold reads a table that was fitted to
-        the other one.
+        The map from the state of a layer and the static state of the text (the mean of the table's rows) to the
+        target. A table knows the texts that it was fitted to better than others, so each fold reads a table that was
+        fitted to the other one.
 
         Args:
             layer (`int`): The layer.

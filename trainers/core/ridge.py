@@ -82,7 +82,7 @@ class Regression:
         return Regression(self.products + other.products, self.cross_products + other.cross_products)
 
     def through(self, maps: torch.Tensor) -> Regression:
-        """The regression on `[1, x] maps`, for maps `(1 + inputs, 1 + other inputs)` whose first column keeps the 1."""
+        """The regression on `[1, x] maps`, for maps `(1 + inputs, 1 + new inputs)` whose first column keeps the 1."""
         return Regression(maps.T @ self.products @ maps, maps.T @ self.cross_products)
 
     def covariance(self) -> torch.Tensor:

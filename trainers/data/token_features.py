@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
@@ -30,7 +30,7 @@ SMOOTHING = (1e-3, 1e-4)  # a of the weights a / (a + share of the token)
 TOKENS_OF_A_PART = 1024  # tokens that an interrupted pass over the vocabulary loses at most
 LARGE_VOCABULARY = 100_000
 LARGEST_PADDING = 128  # rows of an embedding matrix beyond the tokenizer's tokens
-Encode = Callable[[list[list[int]]], torch.Tensor]  # token ids of texts -> embeddings (texts, width)
+Encode = Callable[[list[list[int]], Sequence[int]], Mapping[int, torch.Tensor]]  # token ids, layers -> pooled states
 
 
 class TokenFeatures:
@@ -92,7 +92,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
     """
     if not 0 <= vocab_size - len(tokenizer) < LARGEST_PADDING:
         raise ValueError(
-            f"The tokenizer has {len(tokenizer):,} tokens and the model {vocab_size:,}: it is not the model's tokenizer."
+            f"The tokenizer has {len(tokenizer):,} tokens, and the model {vocab_size:,}: it is not the tokenizer of "
+            "this model."
         )
     if not tokenizer.is_fast:
         raise ValueError(
@@ -106,7 +107,7 @@ def token_embeddings(
     encoder: M3BertModel,
     tokenizer: PreTrainedTokenizerBase,
     encode: Encode,
-    settings: dict[str, object],
+    settings: Mapping[str, str],
     cache_dir: str | Path | None = None,
     *,
     progress: bool = False,
@@ -118,7 +119,7 @@ def token_embeddings(
     Args:
         encoder ([`M3BertModel`]): The encoder, for its name.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, a fast one.
-        encode (`Callable`): Token ids of texts -> embeddings `(texts, width)`.
+        encode (`Callable`): Token ids of texts, and layers -> layer -> pooled states `(texts, width)`.
         settings (`dict`): What the embeddings depend on beside the encoder, as JSON values.
         cache_dir (`str` or `Path`, *optional*): Folder to keep the embeddings in. Default: the system's folder for
             temporary files, until the pass is complete.
@@ -131,11 +132,16 @@ def token_embeddings(
         ValueError: if an embedding is not finite. The message names the token.
     """
     frame, special = Frame.of(tokenizer), set(tokenizer.all_special_ids)
-    vocab_size, width = encoder.config.vocab_size, encoder.config.hidden_size
+    vocab_size, width, depth = (
+        encoder.config.vocab_size,
+        encoder.config.hidden_size,
+        encoder.config.num_hidden_layers,
+    )
     parts = [
         range(first, min(first + TOKENS_OF_A_PART, vocab_size)) for first in range(0, vocab_size, TOKENS_OF_A_PART)
     ]
-    identity = settings | {
+    identity = {
+        **settings,
         "encoder": _digest(encoder),
         "begin": frame.begin,
         "end": frame.end,
@@ -163,7 +169,7 @@ def token_embeddings(
             vectors = torch.zeros(len(parts[part]), width)
             tokens = [token for token in parts[part] if token < len(tokenizer) and token not in special]
             if tokens:
-                found = encode([frame.around([token]) for token in tokens]).float().cpu()
+                found = encode([frame.around([token]) for token in tokens], [depth])[depth].float().cpu()
                 wrong = (~torch.isfinite(found)).any(dim=1).nonzero()
                 if len(wrong):
                     token = tokens[int(wrong[0])]
