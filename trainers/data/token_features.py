@@ -63,12 +63,9 @@ class TokenFeatures:
             for vectors in self.vectors
             for weight in weights.T
         ]
-        counts = self.counts(ids)
+        text = torch.arange(len(ids)).repeat_interleave(lengths[1:])
+        counts = torch.bincount(text, weights=weights[:, 0], minlength=len(ids))
         return torch.cat(sums, dim=1) / counts.clamp(min=1)[:, None]
-
-    def counts(self, ids: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Number of tokens of each text that count, `(texts,)`."""
-        return torch.tensor([int((self.weights[list(its), 0] > 0).sum()) for its in ids])
 
     def table(self, affine: torch.Tensor) -> torch.Tensor:
         """
