@@ -41,8 +41,7 @@ def add_exit_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--vocabulary_cache_dir",
-        default="runs/vocabularies",
-        help="folder for the embeddings of the vocabulary's tokens, which a static table is fitted from",
+        help="folder that keeps the embeddings of the vocabulary's tokens for the next fit; default: none",
     )
     parser.add_argument("--teacher", help="folder or Hub id of another encoder, whose embeddings the exits predict")
     parser.add_argument("--teacher_cache_dir", default="runs/teachers", help="folder for the teacher's embeddings")
