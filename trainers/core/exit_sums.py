@@ -91,13 +91,12 @@ class ExitSums:
         first, other = (fold.regression(inputs, TARGET) for fold in self.folds)
         return self._solve(first + other, torch.cat([self.rows[name] for name in inputs], dim=1))
 
-    def tables(self, report: LayerFit) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def tables(self, report: LayerFit) -> list[torch.Tensor]:
         """The maps from the features to the target with the settings of a fit: fitted to the other fold, to the first
         fold, and to both."""
         first, other = (fold.regression([FEATURES], TARGET) for fold in self.folds)
-        fitted = other, first, first + other
-        one, two, three = (self._matched(its, its.ridge(report.penalty), report.variance_matching) for its in fitted)
-        return one, two, three
+        strength = report.variance_matching
+        return [self._matched(its, report.penalty, (strength,))[0] for its in (other, first, first + other)]
 
     def fit_with_table(self, layer: int, tables: Sequence[torch.Tensor]) -> Fit:
         """
@@ -120,18 +119,20 @@ class ExitSums:
 
     def _solve(self, fitted: Regression, rows: torch.Tensor) -> Fit:
         """The map with the best settings on the held-out rows `(rows, inputs)`, fitted to them, too."""
-        reports = []
-        for penalty in PENALTIES:
-            affine = fitted.ridge(penalty)
-            for strength in VARIANCE_MATCHING:
-                predicted = apply_affine(self._matched(fitted, affine, strength), rows)
-                reports.append(LayerFit(penalty, strength, *_quality(predicted, self.rows[TARGET])))
+        reports = [
+            LayerFit(penalty, strength, *_quality(apply_affine(affine, rows), self.rows[TARGET]))
+            for penalty in PENALTIES
+            for strength, affine in zip(
+                VARIANCE_MATCHING, self._matched(fitted, penalty, VARIANCE_MATCHING), strict=True
+            )
+        ]
         best = max(reports, key=lambda its: its.agreement)
         every = fitted + Regression.of(rows, self.rows[TARGET])
-        return Fit(best, self._matched(every, every.ridge(best.penalty), best.variance_matching))
+        return Fit(best, self._matched(every, best.penalty, (best.variance_matching,))[0])
 
-    def _matched(self, fitted: Regression, affine: torch.Tensor, strength: float) -> torch.Tensor:
-        return fitted.match_variances(affine, self.target_axes, self.target_variances, strength)
+    def _matched(self, fitted: Regression, penalty: float, strengths: Sequence[float]) -> list[torch.Tensor]:
+        """The ridge regression, for each strength of variance matching."""
+        return fitted.match_variances(fitted.ridge(penalty), self.target_axes, self.target_variances, strengths)
 
     @cached_property
     def target_covariance(self) -> torch.Tensor:

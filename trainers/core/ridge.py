@@ -114,8 +114,8 @@ class Regression:
         return torch.cat([(target_means - means @ weight)[None], weight])
 
     def match_variances(
-        self, affine: torch.Tensor, axes: torch.Tensor, variances: torch.Tensor, strength: float
-    ) -> torch.Tensor:
+        self, affine: torch.Tensor, axes: torch.Tensor, variances: torch.Tensor, strengths: Sequence[float]
+    ) -> list[torch.Tensor]:
         """
         Undo some of the shrinkage of a regression. The predictions of a ridge regression vary less than the targets,
         most of all along axes that are hard to predict, which count too little in a cosine. Along each axis, the
@@ -125,18 +125,18 @@ class Regression:
             affine (`torch.Tensor` of shape `(1 + inputs, targets)`): A map of these inputs.
             axes (`torch.Tensor` of shape `(targets, targets)`): Orthogonal axes of the targets, as rows.
             variances (`torch.Tensor` of shape `(targets,)`): Variance of the targets along each axis.
-            strength (`float`): 0 changes nothing; with 1 the predictions vary like the targets.
+            strengths (`Sequence[float]`): 0 changes nothing; with 1 the predictions vary like the targets.
 
         Returns:
-            `torch.Tensor`: a map with the same mean prediction on these rows.
+            `list[torch.Tensor]`: for each strength, a map with the same mean prediction on these rows.
         """
         means = self.products[0, 1:] / self.products[0, 0]
         weight = affine[1:] @ axes.T
         predicted = (weight * (self.covariance() @ weight)).sum(dim=0)
         varies = predicted > 1e-9 * variances.max()
-        scales = torch.where(varies, variances / predicted.clamp(min=1e-30), 1.0) ** (strength / 2)
-        weight = (weight * scales) @ axes
-        return torch.cat([(affine[0] + means @ (affine[1:] - weight))[None], weight])
+        ratios = torch.where(varies, variances / predicted.clamp(min=1e-30), 1.0)
+        weights = [(weight * ratios ** (strength / 2)) @ axes for strength in strengths]
+        return [torch.cat([(affine[0] + means @ (affine[1:] - its))[None], its]) for its in weights]
 
 
 def apply_affine(affine: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
