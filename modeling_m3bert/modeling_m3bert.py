@@ -47,25 +47,38 @@ class M3BertExit(nn.Linear):
     """
     The exit of a layer: an affine map from the layer's state to the embedding space of the last layer. It starts as
     the identity. `d` output dims use the first `d` rows of the weight.
-
-    In a layer that reads the static table, `joint` is a second such map, of the state and the text's static state:
-    `joint([x, static])`. Without `static`, the exit is the first map.
     """
 
-    def __init__(self, config: M3BertConfig, reads_table: bool = False):
+    def __init__(self, config: M3BertConfig):
         super().__init__(config.hidden_size, config.hidden_size)
-        self.joint = nn.Linear(2 * config.hidden_size, config.hidden_size) if reads_table else None
 
     def reset_parameters(self) -> None:
         nn.init.eye_(self.weight)
         nn.init.zeros_(self.bias)
 
+    def forward(self, x: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+        return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
+
+
+class M3BertStaticExit(nn.Module):
+    """
+    The exit of a layer that reads the static table: an affine map `joint([x, static])` of the state and the static
+    state of its text. `weight` and `bias` are the map of the state alone, which native models have instead. It is no
+    `nn.Linear`: peft would adapt, and merge, the map that is not read.
+    """
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.weight, self.bias = nn.Parameter(torch.eye(width)), nn.Parameter(torch.zeros(width))
+        self.joint = nn.ParameterDict({"weight": torch.eye(width, 2 * width), "bias": torch.zeros(width)})
+
     def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
-        if self.joint is None or static is None:
+        if static is None:
             return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
         # The static state is the same for all tokens of a text, so it is mapped once.
-        of_state, of_static = self.joint.weight[:dim].split(self.in_features, dim=1)
-        return nn.functional.linear(x, of_state) + nn.functional.linear(static, of_static, self.joint.bias[:dim])
+        of_state, of_static = self.joint["weight"][:dim].split(x.shape[-1], dim=1)
+        return nn.functional.linear(x, of_state) + nn.functional.linear(static, of_static, self.joint["bias"][:dim])
 
 
 class M3BertRotaryEmbedding(nn.Module):
@@ -257,8 +270,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, M3BertExit):
-            for affine in (module,) if module.joint is None else (module, module.joint):
+        if isinstance(module, M3BertExit | M3BertStaticExit):
+            for affine in (module, module.joint) if isinstance(module, M3BertStaticExit) else (module,):
                 init.eye_(affine.weight)
                 init.zeros_(affine.bias)
         else:
@@ -266,22 +279,35 @@ class M3BertPreTrainedModel(PreTrainedModel):
 
     def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
         table = self.base_model.static_table
+        old = None if table is None else table.weight.detach()
         resized = super()._resize_token_embeddings(*args, **kwargs)
-        if table is not None:
-            added = resized.weight.shape[0] - table.weight.shape[0]
-            rows = nn.functional.pad(table.weight.detach(), (0, 0, 0, added))  # a negative number cuts
-            self.base_model.static_table = nn.Embedding.from_pretrained(rows, freeze=not table.weight.requires_grad)
+        if table is None or old is None:
+            return resized
+        tokens = resized.weight.shape[0]
+        rows = nn.functional.pad(old, (0, 0, 0, tokens - len(old)))  # a negative number cuts
+        self.base_model.static_table = nn.Embedding.from_pretrained(rows, freeze=not table.weight.requires_grad)
+        self.config.static_ignored_ids = [token for token in self.config.static_ignored_ids if token < tokens]
         return self.get_input_embeddings()
 
-    def save_pretrained(self, *args: Any, state_dict: dict[str, torch.Tensor] | None = None, **kwargs: Any) -> None:
-        """Save the model as [`~transformers.PreTrainedModel.save_pretrained`] does, and its static table in
-        float16."""
-        if self.base_model.static_table is not None:
+    def save_pretrained(
+        self,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        *args: Any,
+        halve_table: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, and its static table in float16 unless
+        `halve_table=False`, with which training resumes exactly.
+        """
+        if halve_table and self.base_model.static_table is not None:
             state_dict = {
                 name: tensor.half() if name.endswith("static_table.weight") else tensor
                 for name, tensor in (self.state_dict() if state_dict is None else state_dict).items()
             }
-        super().save_pretrained(*args, state_dict=state_dict, **kwargs)
+        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -383,7 +409,9 @@ class M3BertModel(M3BertPreTrainedModel):
         """New exits for the layers of the config. Layer 0 needs none if it is the static table."""
         static = self.config.static_layers
         with_exit = [layer for layer in self.config.exit_layers if layer or 0 not in static]
-        return nn.ModuleDict({str(layer): M3BertExit(self.config, layer in static) for layer in with_exit})
+        return nn.ModuleDict(
+            {str(layer): (M3BertStaticExit if layer in static else M3BertExit)(self.config) for layer in with_exit}
+        )
 
     @can_return_tuple
     def forward(
@@ -519,14 +547,15 @@ class M3BertModel(M3BertPreTrainedModel):
         Raises:
             ValueError: if the layer reads the static table and there is no `static`.
         """
-        if layer in self.config.static_layers:
+        reads_table = layer in self.config.static_layers
+        if reads_table:
             if static is None:
                 raise ValueError(f"Layer {layer} reads the static table: pass static, from static_states(...).")
             if layer == 0:
                 return static[..., :dim].expand(*state.shape[:-1], -1)
         for name, layer_exit in self.exits.items():
             if int(name) == layer:  # torch.compile cannot make a name out of a layer that varies between calls
-                return layer_exit(state, dim, static)
+                return layer_exit(state, dim, static) if reads_table else layer_exit(state, dim)
         return state[..., :dim]
 
     def set_exits(

@@ -49,8 +49,11 @@ def embedding_parameters(config: M3BertConfig) -> int:
 
 
 def exit_parameters(config: M3BertConfig) -> int:
-    """Parameters of the exits: an affine map each."""
-    return len(config.exit_layers) * (config.hidden_size**2 + config.hidden_size)
+    """Parameters of the exits, an affine map each, of those that read the static table, and of this table."""
+    width, joints = config.hidden_size, [layer for layer in config.static_layers if layer > 0]
+    maps = len([layer for layer in config.exit_layers if layer > 0 or 0 not in config.static_layers])
+    table = config.vocab_size * width if config.static_layers else 0
+    return (maps + len(joints)) * (width**2 + width) + len(joints) * width**2 + table
 
 
 def encoder_parameters(config: M3BertConfig) -> int:

@@ -34,7 +34,7 @@ from .sharding import (
     whole_optimizer_state,
     whole_parameters,
 )
-from .states import check_pooling, unwrap_encoder
+from .states import check_pooling, reads_table, unwrap_encoder
 from .stream_loader import Layout, StreamLoader
 from .streams import Stream, streamed
 from .term_meter import TermMeter
@@ -333,7 +333,13 @@ class NestedTrainer(Trainer):
         self.declare_grid()
         if state_dict is None:
             state_dict = self.nested.state_dict()
-        self.backbone.save_pretrained(output_dir, state_dict=part_of(state_dict, "backbone."))
+        # Half the precision of a static table is enough to publish it, but not to resume its training.
+        exact = (
+            self._is_checkpoint and isinstance(self.backbone, PreTrainedModel) and reads_table(self.backbone.config)
+        )
+        self.backbone.save_pretrained(
+            output_dir, state_dict=part_of(state_dict, "backbone."), **({"halve_table": False} if exact else {})
+        )
         self.save_modules(output_dir)
         auxiliary = part_of(state_dict, "objective.")
         if self._is_checkpoint and auxiliary:

@@ -22,6 +22,8 @@ CONFIGS = {
     "not gated": {"mlp_gated": False, "mlp_bias": True},
     "rotary": {"position_embedding_type": "rope"},
     "exits": {"exit_layers": [1, 2]},
+    "static": {"exit_layers": [0, 2, 4], "static_layers": [0, 4]},
+    "joint only": {"exit_layers": [0, 4], "static_layers": [4]},
     "tied": {"tie_word_embeddings": True},
 }
 
