@@ -281,14 +281,14 @@ def _checked(
 
 @contextmanager
 def _raw_states(encoder: M3BertModel) -> Iterator[None]:
-    """Evaluation mode without exits; both are restored afterwards."""
-    exits, training = encoder.exits, encoder.training
-    encoder.exits = torch.nn.ModuleDict()
+    """Evaluation mode without exits; all is restored afterwards."""
+    exits, static_layers, training = encoder.exits, encoder.config.static_layers, encoder.training
+    encoder.exits, encoder.config.static_layers = torch.nn.ModuleDict(), []
     encoder.eval()
     try:
         yield
     finally:
-        encoder.exits = exits
+        encoder.exits, encoder.config.static_layers = exits, static_layers
         encoder.train(training)
 
 
