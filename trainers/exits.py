@@ -25,7 +25,7 @@ from modeling_m3bert.conversion_m3bert import refuse_unrepresentable
 from .core.chunks import PassCost, in_row_order
 from .core.compute import autocast
 from .core.distributed import rank
-from .core.exit_sums import FEATURES, TARGET, ExitSums, LayerFit
+from .core.exit_sums import FEATURES, TARGET, ExitSums, Fit, LayerFit
 from .core.projection import Projection
 from .core.ridge import Name
 from .core.states import Pooling, check_pooling, max_positions, nested_states, truncate
@@ -209,8 +209,7 @@ def fit_exits(
     table, joints = None, {}
     if tokens is not None:
         table = sums.fit([FEATURES])
-        of_folds = [affine @ to_space for affine in sums.tables(table.report)]
-        joints = {layer: sums.fit_with_table(layer, of_folds) for layer in mapped if layer < depth}
+        joints = _joint_maps(sums, table, [layer for layer in mapped if layer < depth], to_space)
 
     exits = {layer: fit.affine @ to_space for layer, fit in fits.items()}
     if teacher is None and (basis != "last_layer" or projection is not None):
@@ -218,7 +217,7 @@ def fit_exits(
         exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ to_space
     encoder.set_exits(
         {layer: _weight_and_bias(affine) for layer, affine in exits.items()},
-        joints={layer: _weight_and_bias(joint.affine @ to_space) for layer, joint in joints.items()},
+        joints={layer: _weight_and_bias(joint.affine) for layer, joint in joints.items()},
         static_table=None if table is None or tokens is None else tokens.table(table.affine @ to_space),
         static_ignored_ids=sorted(set(tokenizer.all_special_ids)) if static else (),
     )
@@ -375,6 +374,22 @@ def _rotation(axes: torch.Tensor, basis: str, width: int) -> torch.Tensor:
     if basis == "last_layer" and len(axes) <= width:
         return torch.eye(len(axes)).to(axes)
     return axes[:width]
+
+
+def _joint_maps(sums: ExitSums, table: Fit, layers: Sequence[int], to_space: torch.Tensor) -> dict[int, Fit]:
+    """
+    Layer -> the map from its state and the static state to the space of the exits. It is fitted in the target's space,
+    so that the basis of the exits does not change it.
+    """
+    width = to_space.shape[1]
+    kept = _rotation(sums.target_axes, "last_layer", width).T  # of a target wider than the model: what the model keeps
+    of_folds = [affine @ kept for affine in sums.tables(table.report)]
+    from_space = to_space.T @ kept  # static state of the model -> that of the fit
+    joints = {layer: sums.fit_with_table(layer, of_folds) for layer in layers}
+    return {
+        layer: Fit(report, torch.cat([affine[: 1 + width], from_space @ affine[1 + width :]]) @ to_space)
+        for layer, (report, affine) in joints.items()
+    }
 
 
 def _weight_and_bias(affine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -94,11 +94,11 @@ def test_batches_and_order_of_reading_do_not_matter(model, tiny_tokenizer, monke
 def test_a_principal_basis_changes_no_cosine_at_full_width_and_orders_the_dims(model, tiny_tokenizer):
     texts = random_texts(300)
     fit_exits(model, tiny_tokenizer, texts, layers=[2])
-    plain = pooled(model, tiny_tokenizer, texts, [2, 6])
+    plain = pooled(model, tiny_tokenizer, texts, [0, 2, 6])
     fit_exits(model, tiny_tokenizer, texts, layers=[2], basis="principal")
-    assert model.config.exit_layers == [2, 6]
-    rotated = pooled(model, tiny_tokenizer, texts, [2, 6])
-    for layer in (2, 6):
+    assert model.config.exit_layers == [0, 2, 6]
+    rotated = pooled(model, tiny_tokenizer, texts, [0, 2, 6])
+    for layer in (0, 2, 6):
         one, other = (truncate(vectors[layer], 32, normalize=True) for vectors in (plain, rotated))
         torch.testing.assert_close(one @ one.T, other @ other.T, atol=1e-4, rtol=1e-4)
     variances = truncate(rotated[6], 32, normalize=True).var(dim=0)
@@ -153,7 +153,7 @@ def test_the_fit_is_on_record_and_survives_saving(model, tiny_tokenizer, tmp_pat
         record["layers"]["2"].keys() == {"penalty", "variance_matching", "r_squared", "cosine", "agreement"}
         and len(record["fingerprint"]) == 32
     )
-    assert loaded.config.matryoshka_layers == [2, 4, 6]
+    assert loaded.config.matryoshka_layers == [0, 2, 4, 6]
     other = fit_exits(model, tiny_tokenizer, random_texts(100, seed=1), layers=[2, 4])
     assert other.fingerprint != fit.fingerprint
 
@@ -172,14 +172,14 @@ def test_fewer_exits_can_be_fitted_in_place_of_all(model, tiny_tokenizer):
     fit_exits(model, tiny_tokenizer, texts)
     assert model.config.legal_layers == [0, 1, 2, 3, 4, 5, 6]
     fit_exits(model, tiny_tokenizer, texts, layers=[2])
-    assert model.config.legal_layers == [2, 6] and list(model.exits) == ["2"]
+    assert model.config.legal_layers == [0, 2, 6] and list(model.exits) == ["2"]
 
 
 def test_a_projection_becomes_the_exit_of_the_last_layer(model, tiny_tokenizer):
     texts, projection = random_texts(300), Projection(32, 6)
     raw = pooled(model, tiny_tokenizer, texts, [6])[6]
     fit = fit_exits(model, tiny_tokenizer, texts, layers=[2], projection=projection)
-    assert fit.dim == 6 and model.config.output_dim == 6 and model.config.exit_layers == [2, 6]
+    assert fit.dim == 6 and model.config.output_dim == 6 and model.config.exit_layers == [0, 2, 6]
     found = pooled(model, tiny_tokenizer, texts, [2, 6])
     torch.testing.assert_close(found[6][:, :6], projection(raw.float()).double(), atol=1e-5, rtol=1e-5)
     assert not found[6][:, 6:].any() and not found[2][:, 6:].any()
@@ -248,14 +248,16 @@ def test_states_that_are_not_finite_are_refused_with_their_layer(model, tiny_tok
     with torch.no_grad():
         model.layers[3].mlp.down_proj.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="The states of layer 4 are not finite, for example of '"):
-        fit_exits(model, tiny_tokenizer, random_texts(100))
-    assert torch.equal(model.exits["2"].weight, before) and model.config.exit_layers == [2], "the model is as it was"
+        fit_exits(model, tiny_tokenizer, random_texts(100), static=False)
+    assert torch.equal(model.exits["2"].weight, before) and model.config.static_layers == [0, 2], (
+        "the model is as it was"
+    )
 
 
 def test_a_dim_that_is_constant_is_left_out(model, tiny_tokenizer):
     with torch.no_grad():
         model.input_norm.weight[3] = 0.0  # the state of the embedding layer
-    fit_exits(model, tiny_tokenizer, random_texts(100), layers=[0, 2])
+    fit_exits(model, tiny_tokenizer, random_texts(100), layers=[0, 2], static=False)
     assert not model.exits["0"].weight[:, 3].any()
     assert all(torch.isfinite(tensor).all() for tensor in model.exits.state_dict().values())
 
