@@ -123,8 +123,9 @@ def fit_exits(
     5. Layer l: a ridge regression from [pooled state of l, mean of T] to the same target; beside it, one from the
        state alone, which a native export uses.
 
-    Penalty and variance matching ([`Regression.match_variances`]) of each regression are those that keep most of the
-    nearest ten texts, on at most 2,000 held-out texts. The final fit uses all texts.
+    The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
+    texts; the final fit uses all texts. Predictions are scaled to the variances of the target
+    ([`Regression.match_variances`]).
 
     Args:
         model ([`M3BertModel`]): The encoder, whole or with a head. It is changed in place.

@@ -59,7 +59,7 @@ def naive_ridge(inputs, targets, penalty):
 @pytest.fixture
 def unmatched(monkeypatch) -> None:
     """Variances are not matched, so that a fit is a plain ridge regression."""
-    monkeypatch.setattr("trainers.core.exit_sums.VARIANCE_MATCHING", (0.0,))
+    monkeypatch.setattr("trainers.core.ridge.Regression.match_variances", lambda _, affine, *axes: affine)
 
 
 @pytest.mark.usefixtures("unmatched")
@@ -105,18 +105,23 @@ def test_a_principal_basis_changes_no_cosine_at_full_width_and_orders_the_dims(m
     assert (variances.diff() <= 1e-6).all()
 
 
-def test_variances_can_be_matched(model, tiny_tokenizer, monkeypatch):
-    texts, spread = random_texts(300), {}
-    for strength in (0.0, 0.5, 1.0):
-        monkeypatch.setattr("trainers.core.exit_sums.VARIANCE_MATCHING", (strength,))
-        monkeypatch.setattr("trainers.core.exit_sums.PENALTIES", (0.1,))
-        fit_exits(model, tiny_tokenizer, texts, layers=[2], basis="principal", static=False)
-        found = pooled(model, tiny_tokenizer, texts, [2, 6])
-        target = truncate(found[6], 32, normalize=True).var(dim=0)
-        spread[strength] = (found[2].var(dim=0) / target)[:20]
-    assert (spread[0.0] < 1).all()
-    torch.testing.assert_close(spread[0.5], spread[0.0].sqrt(), atol=1e-2, rtol=1e-2)
-    torch.testing.assert_close(spread[1.0], torch.ones_like(spread[1.0]), atol=1e-2, rtol=1e-2)
+def test_an_exit_varies_as_the_last_layer_along_each_principal_axis(model, tiny_tokenizer):
+    texts = random_texts(300)
+    fit_exits(model, tiny_tokenizer, texts, layers=[2], basis="principal")
+    found = pooled(model, tiny_tokenizer, texts, [0, 2, 6])
+    target = truncate(found[6], 32, normalize=True).var(dim=0)[:20]
+    torch.testing.assert_close(found[0].var(dim=0)[:20], target, atol=0, rtol=1e-2)
+    alone = model.exits["2"](raw_state(model, tiny_tokenizer, texts)).var(dim=0)[:20]
+    torch.testing.assert_close(alone.double(), target, atol=0, rtol=1e-2)
+
+
+@torch.no_grad()
+def raw_state(model, tokenizer, texts, layer: int = 2) -> torch.Tensor:
+    """Pooled states of a layer before its exit."""
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    state = model.norm(model(**inputs, output_hidden_states=True).hidden_states[layer])
+    mask = inputs["attention_mask"][..., None]
+    return (state * mask).sum(dim=1) / mask.sum(dim=1)
 
 
 def test_the_report_is_that_of_texts_that_were_held_out(model, tiny_tokenizer, monkeypatch):
@@ -150,7 +155,7 @@ def test_the_fit_is_on_record_and_survives_saving(model, tiny_tokenizer, tmp_pat
     assert record == fit.record()
     assert (record["texts"], record["pooling"], record["target"], record["dim"]) == (100, "mean", "last layer", 32)
     assert (
-        record["layers"]["2"].keys() == {"penalty", "variance_matching", "r_squared", "cosine", "agreement"}
+        record["layers"]["2"].keys() == {"penalty", "r_squared", "cosine", "agreement"}
         and len(record["fingerprint"]) == 32
     )
     assert loaded.config.matryoshka_layers == [0, 2, 4, 6]

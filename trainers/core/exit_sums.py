@@ -16,7 +16,6 @@ from .ridge import Moments, Name, Regression, apply_affine, principal_axes
 
 TARGET, FEATURES = "target", "features"
 PENALTIES = tuple(10 ** (exponent / 2) for exponent in range(-8, 3))  # 1e-4, 3.2e-4, ..., 10
-VARIANCE_MATCHING = (0.0, 0.5, 1.0)
 MOST_ROWS = 2000  # held-out rows, which are kept as they are
 HELD_OUT = 0.1
 NEAREST = 10
@@ -36,7 +35,6 @@ class LayerFit:
 
     Args:
         penalty (`float`): The chosen penalty, as a multiple of the number of texts.
-        variance_matching (`float`): How much of the regression's shrinkage was undone, from 0 to 1.
         r_squared (`float`): Share of the target's variance that the map explains.
         cosine (`float`): Mean cosine of the map's output and its target.
         agreement (`float`): Share of the nearest ten texts of a text that stay when its target is replaced with the
@@ -44,7 +42,6 @@ class LayerFit:
     """
 
     penalty: float
-    variance_matching: float
     r_squared: float
     cosine: float
     agreement: float
@@ -92,11 +89,10 @@ class ExitSums:
         return self._solve(first + other, torch.cat([self.rows[name] for name in inputs], dim=1))
 
     def tables(self, report: LayerFit) -> list[torch.Tensor]:
-        """The maps from the features to the target with the settings of a fit: fitted to the other fold, to the first
+        """The maps from the features to the target with the penalty of a fit: fitted to the other fold, to the first
         fold, and to both."""
         first, other = (fold.regression([FEATURES], TARGET) for fold in self.folds)
-        strength = report.variance_matching
-        return [self._matched(its, report.penalty, (strength,))[0] for its in (other, first, first + other)]
+        return [self._map(its, report.penalty) for its in (other, first, first + other)]
 
     def fit_with_table(self, layer: int, tables: Sequence[torch.Tensor]) -> Fit:
         """
@@ -118,21 +114,17 @@ class ExitSums:
         return self._solve(folds[0] + folds[1], torch.cat([self.rows[layer], static], dim=1))
 
     def _solve(self, fitted: Regression, rows: torch.Tensor) -> Fit:
-        """The map with the best settings on the held-out rows `(rows, inputs)`, fitted to them, too."""
+        """The map with the best penalty on the held-out rows `(rows, inputs)`, fitted to them, too."""
         reports = [
-            LayerFit(penalty, strength, *_quality(apply_affine(affine, rows), self.rows[TARGET]))
+            LayerFit(penalty, *_quality(apply_affine(self._map(fitted, penalty), rows), self.rows[TARGET]))
             for penalty in PENALTIES
-            for strength, affine in zip(
-                VARIANCE_MATCHING, self._matched(fitted, penalty, VARIANCE_MATCHING), strict=True
-            )
         ]
         best = max(reports, key=lambda its: its.agreement)
-        every = fitted + Regression.of(rows, self.rows[TARGET])
-        return Fit(best, self._matched(every, best.penalty, (best.variance_matching,))[0])
+        return Fit(best, self._map(fitted + Regression.of(rows, self.rows[TARGET]), best.penalty))
 
-    def _matched(self, fitted: Regression, penalty: float, strengths: Sequence[float]) -> list[torch.Tensor]:
-        """The ridge regression, for each strength of variance matching."""
-        return fitted.match_variances(fitted.ridge(penalty), self.target_axes, self.target_variances, strengths)
+    def _map(self, fitted: Regression, penalty: float) -> torch.Tensor:
+        """The ridge regression, with the variances of its predictions matched to those of the targets."""
+        return fitted.match_variances(fitted.ridge(penalty), self.target_axes, self.target_variances)
 
     @cached_property
     def target_covariance(self) -> torch.Tensor:

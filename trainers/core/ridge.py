@@ -113,30 +113,27 @@ class Regression:
         weight = torch.cholesky_solve(cross, torch.linalg.cholesky(correlation)) * scales[:, None]
         return torch.cat([(target_means - means @ weight)[None], weight])
 
-    def match_variances(
-        self, affine: torch.Tensor, axes: torch.Tensor, variances: torch.Tensor, strengths: Sequence[float]
-    ) -> list[torch.Tensor]:
+    def match_variances(self, affine: torch.Tensor, axes: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
         """
-        Undo some of the shrinkage of a regression. The predictions of a ridge regression vary less than the targets,
-        most of all along axes that are hard to predict, which count too little in a cosine. Along each axis, the
-        centred predictions are multiplied by `(target variance / predicted variance)^(strength / 2)`.
+        Undo the shrinkage of a regression. The predictions of a ridge regression vary less than the targets, most of
+        all along axes that are hard to predict, which count too little in a cosine. Along each axis, the centred
+        predictions are scaled to the variance of the targets.
 
         Args:
             affine (`torch.Tensor` of shape `(1 + inputs, targets)`): A map of these inputs.
             axes (`torch.Tensor` of shape `(targets, targets)`): Orthogonal axes of the targets, as rows.
             variances (`torch.Tensor` of shape `(targets,)`): Variance of the targets along each axis.
-            strengths (`Sequence[float]`): 0 changes nothing; with 1 the predictions vary like the targets.
 
         Returns:
-            `list[torch.Tensor]`: for each strength, a map with the same mean prediction on these rows.
+            `torch.Tensor`: a map with the same mean prediction on these rows.
         """
         means = self.products[0, 1:] / self.products[0, 0]
         weight = affine[1:] @ axes.T
         predicted = (weight * (self.covariance() @ weight)).sum(dim=0)
         varies = predicted > 1e-9 * variances.max()
-        ratios = torch.where(varies, variances / predicted.clamp(min=1e-30), 1.0)
-        weights = [(weight * ratios ** (strength / 2)) @ axes for strength in strengths]
-        return [torch.cat([(affine[0] + means @ (affine[1:] - its))[None], its]) for its in weights]
+        scales = torch.where(varies, variances / predicted.clamp(min=1e-30), 1.0).clamp(min=0).sqrt()
+        weight = (weight * scales) @ axes
+        return torch.cat([(affine[0] + means @ (affine[1:] - weight))[None], weight])
 
 
 def apply_affine(affine: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
