@@ -15,8 +15,7 @@ from .distributed import sum_over_ranks, world_size
 from .model import NestedModel
 from .packed_rows import DOCUMENTS
 from .scaling import model_operations
-from .sharding import transformer_layers
-from .states import unwrap_encoder
+from .states import transformer_layers, unwrap_encoder
 
 
 # Words of a device's name -> peak operations per second in bfloat16 and float16, without sparsity, as its maker states
