@@ -51,8 +51,8 @@ class NestedTrainingArguments(TrainingArguments):
     report_throughput: bool = False
 
     def __post_init__(self) -> None:
-        if self.fsdp in ("true", "false"):  # as the other switches of the command line
-            self.fsdp = True if self.fsdp == "true" else None
+        switches: dict[Any, Any] = {"true": True, "false": None}  # as the other switches of the command line
+        self.fsdp: Any = switches.get(self.fsdp, self.fsdp)
         super().__post_init__()
         require_accelerator(self)
         if self.grid is not None:

@@ -296,7 +296,8 @@ def test_a_checkpoint_is_resumed_as_it_was_trained(quick_run, tiny_tokenizer, tm
     checkpoint = quick_run / "pairs-sharded" / "checkpoint-2"
     for file in ("pytorch_model_fsdp.bin", "optimizer.bin", "scheduler.pt"):
         assert torch.load(checkpoint / file, weights_only=True)
-    args = ContrastiveConfig(**quiet(tmp_path, max_steps=3, projection_dim=6, learn_temperature=True))
+    options = {"max_steps": 3, "per_device_train_batch_size": 8, "projection_dim": 6, "learn_temperature": True}
+    args = ContrastiveConfig(**quiet(tmp_path, **options))
     trainer = ContrastiveTrainer(quiet_model().model, args, tiny_tokenizer, triplets())
     with pytest.raises(ValueError, match="was written with fsdp and cannot be resumed without it"):
         trainer.train(resume_from_checkpoint=str(checkpoint))
