@@ -254,12 +254,10 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
 def prepared_rows(folder: str, exponent: float | None, args: Any, model: Any, tokenizer: Any) -> Dataset:
     """The rows of a folder of `--prepared_data`, whose maximum length becomes that of the run."""
     from trainers.core.states import unwrap_encoder
-    from trainers.data.prepared import PreparedData
+    from trainers.data.preparing import load_prepared, read_prepared
 
-    prepared = PreparedData.read(folder)
-    prepared.check(tokenizer, unwrap_encoder(model).config)
-    args.max_length = prepared.max_length
-    return prepared.dataset(exponent=exponent, seed=args.seed)
+    args.max_length = read_prepared(folder)["settings"]["max_length"]
+    return load_prepared(folder, tokenizer, unwrap_encoder(model).config, exponent=exponent, seed=args.seed)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
