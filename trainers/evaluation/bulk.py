@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import glob
 import json
-import platform
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from ..core.durable import replacing
 from ..core.embedding import Role
 from ..core.granularity import Granularity, Grid
 from ..core.streams import Row, Shard, Stream
@@ -26,7 +26,6 @@ from .encoding import GridEncoder
 
 METADATA = b"m3bert"  # key in the metadata of an output file
 ROWS_AT_ONCE = 1024
-M_MMAP_THRESHOLD, MAPPED = -3, 2**17  # glibc's number of the option, and the bytes from which a tensor is large
 DRAW = 4  # random bytes in the name of an unfinished file: processes of several machines may share a folder
 
 
@@ -213,44 +212,36 @@ def embed_part(
     file.parent.mkdir(parents=True, exist_ok=True)
     for left in file.parent.glob(f"{glob.escape(file.name)}.{'?' * 2 * DRAW}.unfinished"):
         left.unlink(missing_ok=True)
-    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(DRAW)}.unfinished")
-    writer, rows, finished = None, 0, False
+    mark = f"{secrets.token_hex(DRAW)}.unfinished"
     try:
+        with replacing(file, mark=mark) as unfinished:
+            return _write(part, unfinished, embedder, described_part, id_column)
+    except FileNotFoundError as error:
+        if error.filename is None or not str(error.filename).endswith(mark):
+            raise
+        raise ValueError(f"Another process embeds {part.name} into {file}: start each share once.") from error
+
+
+def _write(
+    part: Shard, file: Path, embedder: GridEmbedder, description: Mapping[str, Any], id_column: str | None
+) -> int:
+    """Write the rows of a part with their embeddings, and return their number."""
+    metadata = {METADATA: json.dumps(description).encode()}
+    rows = 0
+    with ExitStack() as stack:
         for batch in _batches(part, embedder, id_column):
             try:
                 table = pa.table({name: _column(values) for name, values in embedder(batch).items()})
-                if writer is None:
-                    schema = table.schema.with_metadata({METADATA: json.dumps(described_part).encode()})
-                    writer = pq.ParquetWriter(unfinished, schema)
+                if rows == 0:
+                    writer = stack.enter_context(pq.ParquetWriter(file, table.schema.with_metadata(metadata)))
                 writer.write_table(table.cast(writer.schema))
             except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
                 place = f"{part.name}, after row {rows}"
                 raise ValueError(f"{place}: a column changes its type: {str(error).splitlines()[0]}") from error
             rows += len(table)
-        finished = writer is not None
-    finally:
-        if writer is not None:
-            writer.close()
-            if not finished:
-                unfinished.unlink(missing_ok=True)
-    if not finished:
+    if rows == 0:
         raise ValueError(f"The part is empty: {part.name} has no rows.")
-    try:
-        unfinished.replace(file)
-    except FileNotFoundError as error:
-        raise ValueError(f"Another process embeds {part.name} into {file}: start each share once.") from error
     return rows
-
-
-def keep_memory_flat() -> None:
-    """
-    Make this process return the memory of large tensors and columns as soon as they are freed, if its C library is
-    glibc. By default, glibc and the allocator of Arrow begin to keep them. Both then grow for hours, because batches
-    of many shapes leave holes.
-    """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
-        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _batches(part: Shard, embedder: GridEmbedder, id_column: str | None) -> Iterator[dict[str, list[Any]]]:
