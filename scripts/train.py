@@ -254,12 +254,10 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
 def prepared_rows(folder: str, exponent: float | None, args: Any, model: Any, tokenizer: Any) -> Dataset:
     """The rows of a folder of `--prepared_data`, whose maximum length becomes that of the run."""
     from trainers.core.states import unwrap_encoder
-    from trainers.data.prepared import PreparedData
+    from trainers.data.preparing import load_prepared, read_prepared
 
-    prepared = PreparedData.read(folder)
-    prepared.check(tokenizer, unwrap_encoder(model).config)
-    args.max_length = prepared.max_length
-    return prepared.dataset(exponent=exponent, seed=args.seed)
+    args.max_length = read_prepared(folder)["settings"]["max_length"]
+    return load_prepared(folder, tokenizer, unwrap_encoder(model).config, exponent=exponent, seed=args.seed)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
@@ -293,28 +291,16 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
         backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
     model, tokenizer = load_backbone(backbone, AutoModel)
     train = read_data(data)
-    callbacks = []
     if data.clean_pairs:
         args.text_columns = args.columns_of(train)
         query, document, *_ = args.text_columns
         train, report = clean_pairs(
             train, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query
         )
-        callbacks.append(printer_at_end(report))
+        if args.process_index == 0:
+            print(report)
     evaluation = read_data(data, evaluation=True)
-    return trainer_class(model, args, tokenizer, train, evaluation, callbacks=callbacks)
-
-
-def printer_at_end(report: object) -> Any:
-    """A callback that prints a report when training ends, since streamed pairs are cleaned during training."""
-    from transformers import TrainerCallback
-
-    class PrintAtEnd(TrainerCallback):
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:
-                print(report)
-
-    return PrintAtEnd()
+    return trainer_class(model, args, tokenizer, train, evaluation)
 
 
 def resumed_checkpoint(args: Any) -> str | None:

@@ -388,6 +388,16 @@ def test_what_is_wrong_is_said_in_one_line(text_files, tiny_checkpoint, change, 
     assert "\n" not in str(caught.value)
 
 
+def test_streamed_pairs_are_cleaned_before_training(text_files, tiny_checkpoint, quick_options, capsys):
+    file = text_files / "pairs.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, lines[0]]))
+    options = ["--model_name_or_path", tiny_checkpoint, "--per_device_train_batch_size", 8, *quick_options()]
+    options += ["--output_dir", text_files / "out", "--train_files", file, "--streaming"]
+    run("contrastive", *options, "--clean_pairs", "--max_pairs_per_query", 3)
+    assert f"Kept {len(lines)} of {len(lines) + 1} pairs; dropped 1 duplicates and 0 " in capsys.readouterr().out
+
+
 def test_the_data_set_that_is_asked_for_is_trained_on(text_files, tiny_checkpoint, quick_options, monkeypatch):
     asked = []
     rows = [json.loads(line) for line in (text_files / "pairs.jsonl").read_text().splitlines()]
