@@ -150,6 +150,8 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     configs.add_argument("--config", action="append", default=[])
     known, arguments = configs.parse_known_args(arguments)
     recipe, arguments = with_command_line(read_recipes(known.config), arguments)
+    if "fully_shard" in recipe or any(argument.partition("=")[0] == "--fully_shard" for argument in arguments):
+        raise ValueError("--fully_shard is gone: pass --fsdp.")
     parser = HfArgumentParser(
         (BackboneArguments, DataArguments, config_class),
         usage="%(prog)s METHOD [options]",
@@ -200,9 +202,9 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
             raise ValueError(f"--{option} needs --dataset_name.")
     if backbone.merge_adapter and backbone.peft is None:
         raise ValueError("--merge_adapter needs an adapter: pass --peft lora.")
-    if backbone.merge_adapter and args.fully_shard:
+    if backbone.merge_adapter and args.fsdp:
         raise ValueError(
-            "--merge_adapter excludes --fully_shard, whose parameters are divided among processes: save the adapter, "
+            "--merge_adapter excludes --fsdp, whose parameters are divided among processes: save the adapter, "
             "then merge it in one process (PeftModel.from_pretrained(...).merge_and_unload())."
         )
     if backbone.peft is not None and args.push_to_hub:
@@ -326,7 +328,7 @@ def save_merged(trainer: Any) -> None:
     if trainer.is_world_process_zero():
         trainer.backbone.merge_and_unload().save_pretrained(trainer.args.output_dir)
         trainer.processing_class.save_pretrained(trainer.args.output_dir)
-        trainer.save_modules(trainer.args.output_dir)
+        trainer.save_modules(trainer.args.output_dir, trainer.nested.state_dict())
 
 
 def main(arguments: list[str]) -> None:

@@ -20,8 +20,10 @@ from peft import PeftModel
 from hub_cards.publication import Options, write_card
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
+from scripts.backbone import BackboneArguments
 from tests.conftest import padded_batch, tiny_config
 from tests.scripts.conftest import ROOT
+from trainers import ContrastiveConfig
 from trainers.hub.quantizer import find_quantizer
 
 
@@ -354,10 +356,8 @@ def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
         ),
         (["contrastive", "FILES", "pairs.jsonl", "--max_pairs_per_query", "2"], "needs --clean_pairs"),
         (["contrastive", "FILES", "pairs.jsonl", "--merge_adapter"], "needs an adapter: pass --peft lora"),
-        (
-            ["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--merge_adapter", "--fully_shard"],
-            "--merge_adapter excludes --fully_shard",
-        ),
+        (["contrastive", "FILES", "pairs.jsonl", "--fully_shard", "true"], "--fully_shard is gone: pass --fsdp"),
+        (["contrastive", "FILES", "pairs.jsonl", "--fsdp"], "fsdp needs GPUs: on a CPU"),
         (["espresso", "FILES", "pairs.jsonl", "--grid", "2,4x8,16"], "needs the full size 6x32"),
         (["2dmse", "FILES", "pairs.jsonl", "--grid", "6x8,32"], "2DMSE needs .*layers x .*dims"),
         (["starbucks", "FILES", "pairs.jsonl", "--grid", "2,6x8,32"], "sizes whose layer and dim increase together"),
@@ -524,3 +524,11 @@ def test_the_checkpoint_to_resume_from(tmp_path):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
     (tmp_path / "checkpoint-200").mkdir()  # being written
     assert found("true") == found("auto") == str(tmp_path / "checkpoint-100")
+
+
+def test_an_adapter_is_not_merged_in_shards(quiet_arguments, tmp_path):
+    args = ContrastiveConfig(**quiet_arguments(tmp_path))
+    args.fsdp = True  # refused on a CPU when it is passed
+    backbone, data = BackboneArguments(peft="lora", merge_adapter=True), train.DataArguments(["pairs.jsonl"])
+    with pytest.raises(ValueError, match="--merge_adapter excludes --fsdp"):
+        train.check_options(backbone, data, args)

@@ -178,6 +178,10 @@ class Objective(nn.Module):
         if self.needs_full_size:
             self.grid.require_full_size(config)
 
+    def constrain(self) -> None:
+        """Put parameters back into their range, in place. The trainer calls it before each training step, on all parts
+        of an objective."""
+
     def forward(self, batch: NestedBatch) -> Terms:
         """The terms of the loss: unweighted scalars."""
         raise NotImplementedError(f"{type(self).__name__} must define forward.")

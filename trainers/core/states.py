@@ -235,6 +235,15 @@ def unwrap_encoder(model: Any) -> PreTrainedModel:
     return model.base_model
 
 
+def transformer_layers(model: Any) -> list[nn.Module]:
+    """The transformer layers of a model: the list of its encoder with `num_hidden_layers` modules. Empty if there is
+    no such list."""
+    encoder = unwrap_encoder(model)
+    depth = encoder.config.num_hidden_layers
+    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == depth)
+    return list(next(lists, ()))
+
+
 def backbone_spec(config: Any) -> BackboneSpec:
     """
     The [`BackboneSpec`] of a config.

@@ -14,8 +14,7 @@ from torch import nn
 from .distributed import sum_over_ranks, world_size
 from .model import NestedModel
 from .packed_rows import DOCUMENTS
-from .sharding import transformer_layers
-from .states import unwrap_encoder
+from .states import transformer_layers, unwrap_encoder
 
 
 # Words of a device's name -> peak operations per second in bfloat16 and float16, without sparsity, as its maker states

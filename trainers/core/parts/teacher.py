@@ -112,7 +112,7 @@ def mapped(students: torch.Tensor, linear: nn.Module) -> torch.Tensor:
     """`W s` of prefixes `(texts, dim)`, in float32 or wider, because the result is compared by cosine."""
     weight: Any = linear.weight
     with no_autocast(students):
-        return nn.functional.linear(precise(students), weight[:, : students.shape[1]])
+        return nn.functional.linear(precise(students), precise(weight[:, : students.shape[1]]))
 
 
 def squared_errors(students: torch.Tensor, teachers: torch.Tensor, normalize: bool) -> torch.Tensor:
