@@ -256,12 +256,10 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
 def prepared_rows(folder: str, exponent: float | None, args: Any, model: Any, tokenizer: Any) -> Dataset:
     """The rows of a folder of `--prepared_data`, whose maximum length becomes that of the run."""
     from trainers.core.states import unwrap_encoder
-    from trainers.data.prepared import PreparedData
+    from trainers.data.preparing import load_prepared, read_prepared
 
-    prepared = PreparedData.read(folder)
-    prepared.check(tokenizer, unwrap_encoder(model).config)
-    args.max_length = prepared.max_length
-    return prepared.dataset(exponent=exponent, seed=args.seed)
+    args.max_length = read_prepared(folder)["settings"]["max_length"]
+    return load_prepared(folder, tokenizer, unwrap_encoder(model).config, exponent=exponent, seed=args.seed)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
@@ -295,42 +293,33 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
         backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
     model, tokenizer = load_backbone(backbone, AutoModel)
     train = read_data(data)
-    callbacks = []
     if data.clean_pairs:
         args.text_columns = args.columns_of(train)
         query, document, *_ = args.text_columns
         train, report = clean_pairs(
             train, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query
         )
-        callbacks.append(printer_at_end(report))
+        if args.process_index == 0:
+            print(report)
     evaluation = read_data(data, evaluation=True)
-    return trainer_class(model, args, tokenizer, train, evaluation, callbacks=callbacks)
-
-
-def printer_at_end(report: object) -> Any:
-    """A callback that prints a report when training ends, since streamed pairs are cleaned during training."""
-    from transformers import TrainerCallback
-
-    class PrintAtEnd(TrainerCallback):
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:
-                print(report)
-
-    return PrintAtEnd()
+    return trainer_class(model, args, tokenizer, train, evaluation)
 
 
 def resumed_checkpoint(args: Any) -> str | None:
     """
-    The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`.
+    The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`, and for `auto`
+    if there is one.
 
     Raises:
         ValueError: if it is `true`, and there is no complete checkpoint.
     """
-    from trainers.core.checkpoints import last_checkpoint
+    from trainers.core.checkpoints import complete_checkpoints, last_checkpoint
 
     named = args.resume_from_checkpoint
     if named is None or named.lower() == "false":
         return None
+    if named.lower() == "auto":
+        return next(reversed(complete_checkpoints(args.output_dir)), None)
     return last_checkpoint(args.output_dir) if named.lower() == "true" else named
 
 

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -387,6 +388,16 @@ def test_what_is_wrong_is_said_in_one_line(text_files, tiny_checkpoint, change, 
     assert "\n" not in str(caught.value)
 
 
+def test_streamed_pairs_are_cleaned_before_training(text_files, tiny_checkpoint, quick_options, capsys):
+    file = text_files / "pairs.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, lines[0]]))
+    options = ["--model_name_or_path", tiny_checkpoint, "--per_device_train_batch_size", 8, *quick_options()]
+    options += ["--output_dir", text_files / "out", "--train_files", file, "--streaming"]
+    run("contrastive", *options, "--clean_pairs", "--max_pairs_per_query", 3)
+    assert f"Kept {len(lines)} of {len(lines) + 1} pairs; dropped 1 duplicates and 0 " in capsys.readouterr().out
+
+
 def test_the_data_set_that_is_asked_for_is_trained_on(text_files, tiny_checkpoint, quick_options, monkeypatch):
     asked = []
     rows = [json.loads(line) for line in (text_files / "pairs.jsonl").read_text().splitlines()]
@@ -496,6 +507,23 @@ def test_the_command_prints_an_error_and_no_traceback(run_module):
     assert done.returncode == 1
     assert done.stderr.startswith("error: 'nothing' is not a method; methods: multigranular-mlm, ")
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_checkpoint_to_resume_from(tmp_path):
+    """The last complete one in the order of steps; `auto` starts anew without one."""
+
+    def found(named: str | None) -> str | None:
+        return train.resumed_checkpoint(SimpleNamespace(resume_from_checkpoint=named, output_dir=str(tmp_path)))
+
+    assert found(None) is found("false") is found("auto") is None
+    assert found("elsewhere/checkpoint-7") == "elsewhere/checkpoint-7"
+    with pytest.raises(ValueError, match="has no complete checkpoint to resume from"):
+        found("true")
+    for step in (9, 100, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-200").mkdir()  # being written
+    assert found("true") == found("auto") == str(tmp_path / "checkpoint-100")
 
 
 def test_an_adapter_is_not_merged_in_shards(quiet_arguments, tmp_path):

@@ -41,6 +41,7 @@ class Term:
 
 
 Terms = dict[Term, torch.Tensor]
+REDUCTIONS = ("sum", "mean")  # of losses over a grid
 
 
 @dataclass(frozen=True)
@@ -192,6 +193,18 @@ class Objective(nn.Module):
     def term(self, granularity: Granularity | None = None, name: str = "", teacher: Granularity | None = None) -> Term:
         """Identifier of a term of this objective."""
         return Term(self.name, granularity, name, teacher)
+
+
+def require_reduction(reduction: str) -> str:
+    """
+    The name of a reduction over the grid, if it is known.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction={reduction!r} is unknown; legal values: {', '.join(REDUCTIONS)}.")
+    return reduction
 
 
 def weighted_sum(terms: Mapping[Term, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:

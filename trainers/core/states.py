@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from modeling_m3bert.conversion_m3bert import position_offset
+from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
 
 from .chunks import Flattened
 from .packed_rows import DOCUMENTS, check_packable, flattened_documents, packed_arguments
@@ -54,22 +54,7 @@ BACKBONES = {
     "qwen3": BackboneSpec(final_norm="norm", causal=True, caches=True),
     "gemma3_text": BackboneSpec(final_norm="norm", causal=True, caches=True),  # EmbeddingGemma is not causal
     "mpnet": BackboneSpec(first_position=2),
-    **dict.fromkeys(
-        (
-            "bert",
-            "roberta",
-            "xlm-roberta",
-            "camembert",
-            "data2vec-text",
-            "electra",
-            "distilbert",
-            "deberta",
-            "deberta-v2",
-            "nomic_bert",
-            "gte",
-        ),
-        BackboneSpec(),
-    ),
+    **dict.fromkeys((*CONVERTIBLE, "deberta", "deberta-v2", "nomic_bert", "gte"), BackboneSpec()),
 }
 DECODER = "it is a decoder-only language model; of these, qwen3 and gemma3_text are known here"
 ENCODER_DECODER = "it has two stacks of layers, an encoder and a decoder"
