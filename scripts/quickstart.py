@@ -227,7 +227,7 @@ def run(options: argparse.Namespace) -> None:
     latency = measure_latency(encoder, queries, documents=len(pairs), rounds=40, engines=engines)
     lap("latency")
     settings = {"seed": options.seed, "base": options.base or DEFAULT_ENCODER, "seconds": seconds}
-    settings |= {"train_pairs": len(train_pairs), "test_pairs": len(test_pairs)}
+    settings |= {"train_pairs": len(train_pairs), "test_pairs": len(test_pairs), "python": sys.version.split()[0]}
     settings |= {"steps": 0 if options.fast else options.steps}
     settings |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
     report(folder, settings, scores, tfidf, latency)
