@@ -121,14 +121,14 @@ os._exit(0)
 """
 
 
-def run_two(folder: Path, code: str) -> None:
-    """Run code in two processes that speak to each other with gloo."""
+def run_two(folder: Path, code: str, timeout: int = 300) -> None:
+    """Run code in two processes that speak to each other with gloo, for at most `timeout` seconds."""
     script = folder / "run_two.py"
     script.write_text("import os\nimport sys\nfrom pathlib import Path\nimport torch\n" + code + FINISH)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
     command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -226,7 +226,7 @@ def quick_run(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def slow_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("slow")
-    run_two(folder, OF_TWO.replace("QUICK", "False"))
+    run_two(folder, OF_TWO.replace("QUICK", "False"), timeout=1200)
     return folder
 
 
@@ -243,7 +243,7 @@ def of_two(names: tuple[str, ...], quick: tuple[str, ...]) -> pytest.MarkDecorat
 def test_loss_and_gradients_are_those_of_one_process(request, name, run):
     folder = request.getfixturevalue(run)
     expected = loss_and_gradients(nested_model(name), name, slice(None))
-    for precision, tolerance in (("", 1e-4), ("-half", 0.1)):
+    for precision, tolerance in (("", 1e-4), ("-half", 0.2)):
         first, second = (torch.load(folder / f"{name}{precision}-{rank}.pt") for rank in (0, 1))
         assert first.keys() == second.keys() == expected.keys()
         found = first | {"loss": (first["loss"] + second["loss"]) / 2}
