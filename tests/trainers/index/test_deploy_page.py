@@ -9,7 +9,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks.index_engines import BOUNDS, table
+from benchmarks import index_costs, index_engines
 from tests.snippets import ROOT, read, snippets
 from tests.trainers.index.collection import Collection, add, make_layout, opened
 from tests.trainers.index.test_engines import MODULES
@@ -53,12 +53,16 @@ def test_the_lines_of_the_page_are_those_that_are_printed(tmp_path, name):
 
 
 def test_the_figures_of_the_page_are_those_of_the_results_file():
-    results = json.loads((ROOT / "benchmarks" / "results" / "index_engines.json").read_text(encoding="utf-8"))
+    quality, costs = (
+        json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+        for name in ("index_engines", "index_costs")
+    )
     page = read(PAGE)
-    assert table(results) in page
-    assert results["chosen"] in " ".join(line.removeprefix("> ") for line in page.splitlines())
-    for figure, bound in BOUNDS.items():
-        assert bound is None or bound.holds(results[figure], results["threads"]), figure
+    assert index_costs.table(quality, costs) in page
+    assert quality["chosen"] in " ".join(line.removeprefix("> ") for line in page.splitlines())
+    for results, bounds in ((quality, index_engines.BOUNDS), (costs, index_costs.BOUNDS)):
+        for figure, bound in bounds.items():
+            assert bound is None or bound.holds(results[figure], results["threads"]), figure
 
 
 @pytest.mark.parametrize("name", INSTALLED)
