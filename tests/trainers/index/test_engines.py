@@ -1,4 +1,4 @@
-"""What every engine must do: search exactly, repeat what a kill stopped, change, filter, and be searched without us."""
+"""What every engine must do: search exactly, repeat what a kill stopped, change, filter, be searched without us."""
 
 from __future__ import annotations
 
