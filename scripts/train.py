@@ -319,16 +319,19 @@ def printer_at_end(report: object) -> Any:
 
 def resumed_checkpoint(args: Any) -> str | None:
     """
-    The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`.
+    The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`, and for `auto`
+    if there is one.
 
     Raises:
         ValueError: if it is `true`, and there is no complete checkpoint.
     """
-    from trainers.core.checkpoints import last_checkpoint
+    from trainers.core.checkpoints import complete_checkpoints, last_checkpoint
 
     named = args.resume_from_checkpoint
     if named is None or named.lower() == "false":
         return None
+    if named.lower() == "auto":
+        return next(reversed(complete_checkpoints(args.output_dir)), None)
     return last_checkpoint(args.output_dir) if named.lower() == "true" else named
 
 

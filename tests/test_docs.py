@@ -370,6 +370,7 @@ def test_options_that_are_named_exist(capsys):
         "--num_processes",
         "--machine_rank",
         "--cpu",
+        "--layers",
         "--quick",
         "--threads",
         "--seeds",

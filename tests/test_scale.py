@@ -15,8 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.run import get_args_parser
 
 from modeling_m3bert import M3BertModel
+from scripts import train
 from tests.conftest import tiny_config
 from tests.snippets import ROOT, read, snippets
 from trainers.core.checkpoints import last_checkpoint
@@ -103,6 +105,34 @@ def test_the_page_has_a_line_of_each_launcher_for_each_way():
     ]
     starts = [line.split()[0] for line in LINES.values()]
     assert starts == ["m3bert", "accelerate", *["torchrun", "accelerate"] * 3]
+
+
+# Writes down its own name and arguments; `scontrol` names the nodes instead, and `srun` runs the rest of its line.
+STUB = """#!/usr/bin/env bash
+case "$(basename "$0")" in
+    scontrol) echo node-0; echo node-1 ;;
+    srun) shift 2; exec "$@" ;;
+    *) printf '%s\\0' "$@" > called ;;
+esac
+"""
+
+
+def test_the_slurm_script_starts_torchrun_with_options_that_it_and_the_command_know(tmp_path):
+    (script,) = (snippet.code for snippet in snippets(read("docs/scale.md")) if snippet.language == "sh")
+    for stub in ("torchrun", "srun", "scontrol"):
+        (tmp_path / stub).write_text(STUB)
+        (tmp_path / stub).chmod(0o755)
+    (tmp_path / "slurm.sh").write_text(script)
+    job = {"NNODES": "2", "JOB_NODELIST": "node-[0-1]", "JOB_ID": "17", "GPUS_ON_NODE": "8"}
+    environment = {f"SLURM_{name}": value for name, value in job.items()}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["bash", "slurm.sh"], cwd=tmp_path, env=environment, check=True)
+    found = get_args_parser().parse_args((tmp_path / "called").read_text().split("\0")[:-1])
+    assert (found.nnodes, found.nproc_per_node, found.rdzv_endpoint) == ("2", "8", "node-0:29500")
+    assert found.module and found.training_script == "m3bert"
+    command, method, *options = found.training_script_args
+    _, data, args = train.parse(train.method_of(method)[0], [*options, "--use_cpu", "true", "--bf16", "false"])
+    assert command == "train" and args.resume_from_checkpoint == "auto" and data.train_files == ["triplets.csv"]
 
 
 def test_a_line_trains_in_two_processes(folder):

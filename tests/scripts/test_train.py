@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -496,3 +497,20 @@ def test_the_command_prints_an_error_and_no_traceback(run_module):
     assert done.returncode == 1
     assert done.stderr.startswith("error: 'nothing' is not a method; methods: multigranular-mlm, ")
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_checkpoint_to_resume_from(tmp_path):
+    """The last complete one in the order of steps; `auto` starts anew without one."""
+
+    def found(named: str | None) -> str | None:
+        return train.resumed_checkpoint(SimpleNamespace(resume_from_checkpoint=named, output_dir=str(tmp_path)))
+
+    assert found(None) is found("false") is found("auto") is None
+    assert found("elsewhere/checkpoint-7") == "elsewhere/checkpoint-7"
+    with pytest.raises(ValueError, match="has no complete checkpoint to resume from"):
+        found("true")
+    for step in (9, 100, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-200").mkdir()  # being written
+    assert found("true") == found("auto") == str(tmp_path / "checkpoint-100")
