@@ -17,7 +17,7 @@ COMMANDS = {
     "embed": ("embed", "embed texts at every granularity of a grid, to files"),
     "evaluate": ("evaluate", "score every granularity of an encoder"),
     "choose": ("choose", "choose the granularity to deploy within a budget"),
-    "index": ("index", "build the index that was chosen, in faiss, Qdrant, LanceDB, usearch or sqlite-vec"),
+    "index": ("index", "build the index that was chosen, in faiss, Qdrant or LanceDB"),
     "search": ("search", "search an index"),
     "geometry": ("geometry", "plot the geometry of an encoder's embeddings"),
     "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),

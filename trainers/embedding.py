@@ -38,6 +38,8 @@ class EmbeddingTrainer(PublishingTrainer):
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
         teacher ([`TeacherEmbeddings`], *optional*): A teacher's embeddings of the texts in all columns, for objectives
             with a teacher, or a guide's, to find false negatives. Default: those that `args` names.
+        objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
+            a [`Composition`].
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
@@ -53,6 +55,7 @@ class EmbeddingTrainer(PublishingTrainer):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         teacher: TeacherEmbeddings | None = None,
+        objective: Objective | None = None,
         **kwargs: Any,
     ):
         train_dataset = streamed(train_dataset)
@@ -71,7 +74,7 @@ class EmbeddingTrainer(PublishingTrainer):
         self.teacher = teacher
         super().__init__(
             model=model,
-            objective=self.build_objective(args, args.grid_for(model.config)),
+            objective=objective or self.build_objective(args, args.grid_for(model.config)),
             args=args,
             data_collator=TextColumnsCollator(
                 processing_class,

@@ -17,10 +17,14 @@ import trainers
 from modeling_m3bert import M3BertModel
 from tests.conftest import quiet, tiny_config
 from trainers import (
+    Composition,
+    Contrastive,
     ContrastiveConfig,
     ContrastiveTrainer,
+    CrossDepth,
     EspressoConfig,
     EspressoTrainer,
+    Grid,
     Matryoshka2dConfig,
     Matryoshka2dTrainer,
     SimCSEConfig,
@@ -62,6 +66,18 @@ def test_every_objective_trains_and_leaves_the_model_its_own(
     assert set(RUNS[name][3]) <= set(trainer.state.log_history[0])
     assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.evaluate()["eval_loss"])
     assert model.forward.__func__ is M3BertModel.forward
+
+
+def test_an_objective_that_one_composed_is_trained(tiny_tokenizer, sentences, tmp_path):
+    grid = Grid.parse("2,6x8,32")
+    objective = Composition({"same": (1.0, Contrastive(grid)), "across": (2.0, CrossDepth(grid))})
+    args = ContrastiveConfig(
+        **quiet(tmp_path, grid=str(grid), max_steps=1, per_device_train_batch_size=8, logging_steps=1)
+    )
+    dataset = Dataset.from_dict({"query": sentences[:8], "answer": sentences[8:16]})
+    trainer = ContrastiveTrainer(M3BertModel(tiny_config()), args, tiny_tokenizer, dataset, objective=objective)
+    trainer.train()
+    assert {"same_2x8", "across_2x8"} <= set(trainer.state.log_history[0])
 
 
 def test_dropout_is_looked_for_in_the_encoder_and_its_adapter():

@@ -25,7 +25,7 @@ from .model import NestedModel
 from .objective import Objective, Term
 from .optimization import reshape_loaded_state, set_apart, warm_up_apart
 from .projection import Projection
-from .states import check_pooling, unwrap_encoder
+from .states import check_pooling, reads_table, unwrap_encoder
 from .stream_loader import Layout, StreamLoader
 from .streams import Stream, streamed
 from .term_meter import TermMeter
@@ -314,7 +314,13 @@ class NestedTrainer(Trainer):
         self.declare_grid()
         if state_dict is None:
             state_dict = self.nested.state_dict()
-        self.backbone.save_pretrained(output_dir, state_dict=part_of(state_dict, "backbone."))
+        # Half the precision of a static table is enough to publish it, but not to resume its training.
+        exact = (
+            self._is_checkpoint and isinstance(self.backbone, PreTrainedModel) and reads_table(self.backbone.config)
+        )
+        self.backbone.save_pretrained(
+            output_dir, state_dict=part_of(state_dict, "backbone."), **({"halve_table": False} if exact else {})
+        )
         self.save_modules(output_dir, state_dict)
         auxiliary = part_of(state_dict, "objective.")
         if self._is_checkpoint and auxiliary:
