@@ -20,6 +20,7 @@ from accelerate import PartialState
 from datasets import Dataset, load_from_disk
 
 from scripts import embed
+from tests import warm_processes
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder, bulk
 
@@ -103,7 +104,9 @@ def test_something_has_to_be_named(tiny_checkpoint):
         embed.main(["--model_name_or_path", tiny_checkpoint])
 
 
-@pytest.mark.parametrize("module", [["scripts.embed"], ["m3bert", "embed"]], ids="-".join)
+@pytest.mark.parametrize(
+    "module", [pytest.param(["scripts.embed"], marks=pytest.mark.slow), ["m3bert", "embed"]], ids="-".join
+)
 def test_several_processes_fill_the_same_arrays(tiny_checkpoint, files, expected, tmp_path, module):
     """Called as a module of the checkout, and through the command line."""
     launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
@@ -192,8 +195,8 @@ def test_a_killed_share_goes_on(tiny_checkpoint, tmp_path, sentences, monkeypatc
     embed.main(parts_line(tiny_checkpoint, tmp_path, names, tmp_path / "whole", "--shard", "0/1"))
     out = tmp_path / "killed"
     line = parts_line(tiny_checkpoint, tmp_path, names, out, "--shard", "0/1")
-    command = [sys.executable, "-c", KILLED, str(torch.get_num_threads()), *line]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    options = {"path": [str(ROOT)], "arguments": [str(torch.get_num_threads()), *line]}
+    (done,) = warm_processes.server().run(KILLED, ROOT, [dict(os.environ)], **options)
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     first, left = sorted(out.iterdir())
     assert first.name == "part.0.parquet" and re.fullmatch(r"part\.1\.parquet\.[0-9a-f]{8}\.unfinished", left.name)

@@ -158,12 +158,12 @@ def test_a_recipe_runs(real_files, capsys, quick_options, recipe):
     output = real_files / "out"
     run(
         method, "--config", recipe, "--model_name_or_path", real_files / "model", "--train_files", real_files / file,
-        "--output_dir", output, *quick_options(max_steps=20, logging_steps=10), "--per_device_train_batch_size", 8,
+        "--output_dir", output, *quick_options(), "--per_device_train_batch_size", 8,
         *(["--grid", grid] if grid else []),
     )  # fmt: skip
     printed = capsys.readouterr().out
     (checkpoint,) = output.glob("checkpoint-*")
-    assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 20
+    assert json.loads((checkpoint / "trainer_state.json").read_text())["global_step"] == 3
     assert term in logged(output)[0]
     trained = M3BertModel.from_pretrained(output)
     assert trained.config.matryoshka_layers == ([2, 4, 6] if recipe == "msmarco_triplets" else [2, 6] if grid else [6])
@@ -238,12 +238,12 @@ TINY = {
 }
 
 
-@pytest.mark.parametrize("recipe", ["mipic_bert", "mipic_m3bert", "mic_bert"])
+@pytest.mark.parametrize("recipe", ["mipic_bert", "mic_bert"])
 def test_a_recipe_of_mipic_and_mic_trains(real_files, quick_options, recipe):
     method, output = recipe.partition("_")[0], real_files / "out"
     run(
         method, "--config", recipe, "--model_name_or_path", real_files / "model", "--train_files",
-        real_files / "sentences.txt", "--output_dir", output, *quick_options(max_steps=10),
+        real_files / "sentences.txt", "--output_dir", output, *quick_options(max_steps=2),
         "--per_device_train_batch_size", 8, *TINY[method],
     )  # fmt: skip
     assert {"mrl_6x8", {"mipic": "sia_cka_2x8", "mic": "sir_variation_2x8"}[method]} <= set(logged(output)[0])
