@@ -17,6 +17,7 @@ from trainers import Granularity, Grid, Teacher
 from trainers.evaluation.readers import read_rows
 
 
+@pytest.mark.slow
 def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
     texts = ibkd.unlabelled(data_folder)
     assert len(texts) == len(set(texts)) > 50_000
@@ -39,6 +40,7 @@ def test_the_student_is_the_first_layers_of_the_teacher(minilm, tmp_path, monkey
     torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["HPD-128, normalised", "IBKD (ours), fine-tuned, 128"])
 def test_a_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
     pytest.importorskip("sentence_transformers")
@@ -59,6 +61,7 @@ def test_a_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
     assert (trainer.projection is not None) == ("128" in name)
 
 
+@pytest.mark.slow
 def test_a_run_of_matryoshka_distillation_trains(minilm):
     model = matryoshka_distillation.untrained_head()
     torch.testing.assert_close(model.get_output_embeddings().weight, model.get_input_embeddings().weight)

@@ -15,6 +15,7 @@ from trainers import Granularity
 from trainers.evaluation.readers import read_rows
 
 
+@pytest.mark.slow
 def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
     texts = corpus(data_folder)
     assert len(texts) == len(set(texts)) > 15_000
@@ -40,6 +41,7 @@ def test_the_reinitialised_encoder_is_the_same_for_every_seed(minilm):
     assert set(first) - drawn == kept - drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(RUNS))
 def test_every_run_trains(name, minilm):
     model, texts = ENCODERS["reinitialised"](), [f"sentence number {row} about {row * 7}" for row in range(8)]
@@ -50,6 +52,7 @@ def test_every_run_trains(name, minilm):
     assert any(not torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
+@pytest.mark.slow
 def test_settings_of_a_study_do_not_replace_the_arguments_of_a_run(minilm):
     name, options = "MIC with PIC (ours)", Namespace(encoder="reinitialised", pooling="cls", steps=1, batch_size=4)
     texts = Dataset.from_dict({"text": [f"sentence number {row}" for row in range(8)]})

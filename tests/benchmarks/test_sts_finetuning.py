@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.reproduction.sts_finetuning import TESTS, training_pairs
 from trainers.evaluation.readers import read_rows
 
 
+@pytest.mark.slow
 def test_no_sentence_of_an_evaluation_set_is_trained_on(data_folder):
     pairs = training_pairs(data_folder)
     assert len(pairs) > 30_000
