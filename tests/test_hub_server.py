@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from huggingface_hub import CommitOperationAdd, HfApi, constants, hf_hub_download, snapshot_download
+from huggingface_hub import HfApi, constants, hf_hub_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
     RemoteEntryNotFoundError,
@@ -80,15 +80,6 @@ def run_client(hub: HubServer, code: str, cache: Path, token: str | None = "hf_u
     return done.stdout
 
 
-def test_a_repository_is_created_once(hub, api):
-    before = hub.commits(REPO)
-    assert api.create_repo(REPO, exist_ok=True).repo_id == REPO
-    with pytest.raises(HfHubHTTPError, match="already created") as error:
-        api.create_repo(REPO)
-    assert error.value.response.status_code == 409
-    assert hub.commits(REPO) == before
-
-
 def test_every_revision_of_a_folder_comes_back_byte_for_byte(hub, api, folder, tmp_path):
     first = api.upload_folder(repo_id=REPO, folder_path=folder).oid
     states = [contents(folder)]
@@ -123,40 +114,6 @@ def test_only_the_file_that_changed_is_uploaded_and_committed(hub, api, folder):
     assert uploads(hub, start) == []
 
 
-def test_files_and_folders_are_deleted(hub, api, folder):
-    api.upload_folder(repo_id=REPO, folder_path=folder)
-    api.delete_folder("onnx", REPO)
-    assert hub.commits(REPO)[0].changed == ("onnx/config.json", "onnx/model.onnx")
-    api.delete_file("other.bin", REPO)
-    assert hub.commits(REPO)[0].changed == ("other.bin",)
-    with pytest.raises(RemoteEntryNotFoundError):
-        api.delete_file("other.bin", REPO)
-
-
-def test_a_listing_tells_what_is_there(hub, api, folder):
-    api.upload_folder(repo_id=REPO, folder_path=folder)
-    entries = {each.path: each for each in api.list_repo_tree(REPO, recursive=True)}
-    assert set(entries) == {*contents(folder), ".gitattributes", "onnx"}
-    assert not api.verify_repo_checksums(REPO, local_dir=folder).mismatches
-    assert {path for path, each in entries.items() if path != "onnx" and each.lfs} == set(LARGE)
-    assert [each.path for each in api.list_repo_tree(REPO, "onnx")] == ["onnx/config.json", "onnx/model.onnx"]
-    assert "onnx" in [each.path for each in api.list_repo_tree(REPO)]
-    assert [each.path for each in api.get_paths_info(REPO, ["onnx", "other.bin", "none"])] == ["onnx", "other.bin"]
-    sizes = {each.rfilename: each.size for each in api.model_info(REPO, files_metadata=True).siblings}
-    assert sizes.items() >= LARGE.items()
-    assert api.model_info(REPO).siblings[0].size is None
-
-
-def test_a_commit_on_a_parent_that_is_no_longer_the_newest_is_refused(hub, api):
-    add = CommitOperationAdd("a.txt", b"1")
-    parent = api.create_commit(REPO, [add], commit_message="1").oid
-    api.create_commit(REPO, [CommitOperationAdd("a.txt", b"2")], commit_message="2", parent_commit=parent)
-    with pytest.raises(HfHubHTTPError) as error:
-        api.create_commit(REPO, [CommitOperationAdd("a.txt", b"3")], commit_message="3", parent_commit=parent)
-    assert error.value.response.status_code == 412
-    assert hub.files(REPO)["a.txt"] == b"2"
-
-
 def test_after_an_interruption_only_what_is_missing_is_sent(hub, api, folder):
     hub.interrupt_uploads(after_objects=1)
     with pytest.raises(RuntimeError, match="Error while uploading"):
@@ -169,14 +126,6 @@ def test_after_an_interruption_only_what_is_missing_is_sent(hub, api, folder):
     api.upload_folder(repo_id=REPO, folder_path=folder)
     assert sorted(size for _, size in arrived + uploads(hub, start)) == sorted(LARGE.values())
     assert hub.files(REPO).items() >= contents(folder).items()
-
-
-def test_the_storage_never_sees_a_token(hub, api, folder, tmp_path):
-    api.upload_folder(repo_id=REPO, folder_path=folder)
-    snapshot_download(REPO, endpoint=hub.url, token="hf_user", cache_dir=tmp_path / "cache")
-    for at_storage in (True, False):
-        seen = {each.authorized for each in hub.requests if each.path.startswith("/lfs/") == at_storage}
-        assert seen == {not at_storage}
 
 
 def test_a_full_storage_refuses_files_of_both_kinds(hub, api, folder):
@@ -235,10 +184,3 @@ def test_missing_files_and_revisions_are_told_apart(hub, api, tmp_path):
         hf_hub_download(REPO, "none.txt", revision="none", endpoint=hub.url, cache_dir=tmp_path)
     with pytest.raises(RevisionNotFoundError):
         api.upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id=REPO, revision="none")
-
-
-def test_a_card_without_metadata_is_warned_of(hub, api, folder):
-    api.upload_folder(repo_id=REPO, folder_path=folder)
-    (folder / "README.md").write_text("No metadata.\n")
-    with pytest.warns(UserWarning, match="empty or missing yaml metadata"):
-        api.upload_folder(repo_id=REPO, folder_path=folder)
