@@ -124,8 +124,10 @@ def run_job(job: Mapping[str, Any], environment: Mapping[str, str], output: Path
     status = 0
     try:
         exec(compile(job["code"], "code", "exec"), main.__dict__)
-    except SystemExit as end:
+    except SystemExit as end:  # whose code may be a message, as for the interpreter itself
         status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
     except BaseException:
         traceback.print_exc()
         status = 1

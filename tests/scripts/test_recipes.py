@@ -272,6 +272,7 @@ def test_overlays_of_ibkd_change_what_they_say(tmp_path, overlay):
     assert {name: getattr(after, name) for name in IBKD_OVERLAYS[overlay]} == IBKD_OVERLAYS[overlay]
 
 
+@pytest.mark.slow
 def test_both_stages_of_ibkd_train_a_cut_of_the_teacher(real_files, minilm, quick_options):
     sentence_transformers = pytest.importorskip("sentence_transformers")
     sentences = (real_files / "sentences.txt").read_text().splitlines()[:64]
@@ -368,7 +369,7 @@ def qama_run(real_files: Path, options: list[str], *names: str) -> tuple[Path, s
     return output, {name for name in log if name.startswith("qama_")}
 
 
-@pytest.mark.parametrize("recipe", ["qama", "qama_paper"])
+@pytest.mark.parametrize("recipe", ["qama", pytest.param("qama_paper", marks=pytest.mark.slow)])
 def test_a_recipe_of_qama_trains(real_files, quick_options, recipe):
     pytest.importorskip("sentence_transformers")
     output, terms = qama_run(real_files, quick_options(max_steps=2), recipe)
@@ -378,6 +379,7 @@ def test_a_recipe_of_qama_trains(real_files, quick_options, recipe):
     assert quantizer.config.skip == ("none" if recipe == "qama_paper" else "identity")
 
 
+@pytest.mark.slow
 def test_the_steps_of_the_ablation_of_qama_add_their_terms(real_files, quick_options):
     pytest.importorskip("sentence_transformers")
     for step, expected in QAMA_STEPS.items():
