@@ -73,6 +73,10 @@ class M3BertConfig(PreTrainedConfig):
             is then legal.
         exit_layers (`list[int]`, *optional*): Layers with an exit, ascending: an affine map from the layer's state to
             the embedding space of the last layer. 0 is the embedding layer. Default: none.
+        static_layers (`list[int]`, *optional*): Exit layers that read the static table, ascending: a vector per token
+            of the vocabulary, whose mean over a text is the embedding of layer 0, and beside the state the input of
+            the exit of a deeper layer. Default: none, and there is no table.
+        static_ignored_ids (`list[int]`, *optional*): Token ids that this mean leaves out, ascending. Default: none.
         exit_fit (`dict`, *optional*): How the exits were fitted: pooling, basis, texts, and the quality of each exit.
         converted_from (`str`, *optional*): Hub id of the encoder that the weights were converted from.
         native_model_type (`str`, *optional*): Model type of that encoder, such as `"xlm-roberta"`.
@@ -125,6 +129,8 @@ class M3BertConfig(PreTrainedConfig):
     matryoshka_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     matryoshka_dims: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     exit_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    static_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    static_ignored_ids: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     exit_fit: dict | None = None
     converted_from: str | None = None
     native_model_type: str | None = None
@@ -140,8 +146,9 @@ class M3BertConfig(PreTrainedConfig):
         depth, width = self.num_hidden_layers, self.hidden_size
         if self.matryoshka_layers is None:
             self.matryoshka_layers = [depth // 3, 2 * depth // 3, depth] if depth % 3 == 0 else [depth]
-        if self.exit_layers is None:
-            self.exit_layers = []
+        for name in ("exit_layers", "static_layers", "static_ignored_ids"):
+            if getattr(self, name) is None:
+                setattr(self, name, [])
         if self.matryoshka_dims is None:
             self.matryoshka_dims = [dim for dim in (32, 64, 128) if dim < width] + [width]
         super().__post_init__(**kwargs)
@@ -170,9 +177,14 @@ class M3BertConfig(PreTrainedConfig):
             ("matryoshka_layers", self.matryoshka_layers, 0 if 0 in self.exit_layers else 1, self.num_hidden_layers),
             ("matryoshka_dims", self.matryoshka_dims, 1, self.hidden_size),
             ("exit_layers", self.exit_layers, 0, self.num_hidden_layers),
+            ("static_ignored_ids", self.static_ignored_ids, 0, self.vocab_size - 1),
         ):
             if sorted(set(values)) != list(values) or any(not smallest <= value <= largest for value in values):
                 raise ValueError(f"{name}={values} must be ascending and within {smallest}..{largest}.")
+        if self.static_layers != [layer for layer in self.exit_layers if layer in self.static_layers]:
+            raise ValueError(
+                f"static_layers={self.static_layers} must be ascending and among exit_layers={self.exit_layers}."
+            )
 
     @property
     def base_model_tp_plan(self) -> dict[str, str]:
@@ -194,6 +206,11 @@ class M3BertConfig(PreTrainedConfig):
         """`matryoshka_dims` up to `output_dim`. Serving engines read this name."""
         widest = self.output_dim or self.hidden_size
         return [dim for dim in self.matryoshka_dims if dim <= widest]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether a model of this config is the static table alone."""
+        return self.num_hidden_layers == 0 and 0 in self.static_layers
 
     @property
     def legal_layers(self) -> list[int]:
@@ -233,16 +250,21 @@ class M3BertConfig(PreTrainedConfig):
             chosen.append(value)
         return chosen[0], chosen[1]
 
-    def declare_exits(self, layers: Iterable[int]) -> None:
-        """Set `exit_layers`. Without an exit, the embedding layer is no output layer."""
-        self.exit_layers = sorted(layers)
+    def declare_exits(
+        self, layers: Iterable[int], static_layers: Iterable[int] = (), static_ignored_ids: Iterable[int] = ()
+    ) -> None:
+        """Set `exit_layers`, those of them that read the static table, and the ids that it ignores. Without an exit,
+        the embedding layer is no output layer."""
+        self.exit_layers, self.static_layers = sorted(layers), sorted(static_layers)
+        self.static_ignored_ids = sorted(static_ignored_ids) if self.static_layers else []
         if 0 not in self.exit_layers:
             self.matryoshka_layers = [layer for layer in self.matryoshka_layers if layer > 0]
 
     def cut(self) -> M3BertConfig:
         """
         Reduce the depth to `output_layer`. Models are built from the result and saved with it. A cut keeps the exit of
-        its last layer and no other, so layers whose exit is gone are no longer legal.
+        its last layer and no other, so layers whose exit is gone are no longer legal; it keeps the static table if
+        this exit reads it.
 
         Returns:
             [`M3BertConfig`]: a shallower copy, or this config if it has no deeper layers.
@@ -252,7 +274,10 @@ class M3BertConfig(PreTrainedConfig):
             return self
         config = copy.deepcopy(self)
         config.num_hidden_layers = depth
-        config.exit_layers = [layer for layer in self.exit_layers if layer == depth]
+        config.exit_layers, config.static_layers = (
+            [layer for layer in layers if layer == depth] for layers in (self.exit_layers, self.static_layers)
+        )
+        config.static_ignored_ids = self.static_ignored_ids if config.static_layers else []
         gone = {*self.exit_layers} - {depth}
         # Without lost exits, an empty list goes on meaning that every layer is legal.
         layers = [layer for layer in self.legal_layers if layer not in gone] if gone else self.matryoshka_layers
@@ -266,6 +291,8 @@ class M3BertConfig(PreTrainedConfig):
             values.pop("rope_parameters", None)
         if not self.exit_layers:
             del values["exit_layers"], values["exit_fit"]
+        if not self.static_layers:
+            del values["static_layers"], values["static_ignored_ids"]
         derived = {"is_matryoshka": self.is_matryoshka, "matryoshka_dimensions": self.matryoshka_dimensions}
         return {**values, **derived}
 

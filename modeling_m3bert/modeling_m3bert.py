@@ -60,6 +60,27 @@ class M3BertExit(nn.Linear):
         return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
 
 
+class M3BertStaticExit(nn.Module):
+    """
+    The exit of a layer that reads the static table: an affine map `joint([x, static])` of the state and the static
+    state of its text. `weight` and `bias` are the map of the state alone, which native models have instead. It is no
+    `nn.Linear`: peft would adapt, and merge, the map that is not read.
+    """
+
+    def __init__(self, config: M3BertConfig):
+        super().__init__()
+        width = config.hidden_size
+        self.weight, self.bias = nn.Parameter(torch.eye(width)), nn.Parameter(torch.zeros(width))
+        self.joint = nn.ParameterDict({"weight": torch.eye(width, 2 * width), "bias": torch.zeros(width)})
+
+    def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
+        if static is None:
+            return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
+        # The static state is the same for all tokens of a text, so it is mapped once.
+        of_state, of_static = self.joint["weight"][:dim].split(x.shape[-1], dim=1)
+        return nn.functional.linear(x, of_state) + nn.functional.linear(static, of_static, self.joint["bias"][:dim])
+
+
 class M3BertRotaryEmbedding(nn.Module):
     """Cosines and sines of the rotary position embeddings (`position_embedding_type="rope"`)."""
 
@@ -218,6 +239,12 @@ class M3BertLayer(GradientCheckpointingLayer):
         return hidden_states if self.pre_norm else self.post_attention_layernorm(hidden_states)
 
 
+def texts_of_tokens(boundaries: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Text of each of `tokens` tokens in a flattened row, `(tokens,)`, from the cumulative lengths of the texts."""
+    index = torch.arange(tokens, device=boundaries.device)
+    return torch.searchsorted(boundaries[1:].to(index.dtype).contiguous(), index, right=True)
+
+
 def _list_first(items: list[str], count: int = 3) -> str:
     more = [f"and {len(items) - count} more"] if len(items) > count else []
     return ", ".join(items[:count] + more)
@@ -243,11 +270,44 @@ class M3BertPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, M3BertExit):
-            init.eye_(module.weight)
-            init.zeros_(module.bias)
+        if isinstance(module, M3BertExit | M3BertStaticExit):
+            for affine in (module, module.joint) if isinstance(module, M3BertStaticExit) else (module,):
+                init.eye_(affine.weight)
+                init.zeros_(affine.bias)
         else:
             super()._init_weights(module)
+
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        table = self.base_model.static_table
+        old = None if table is None else table.weight.detach()
+        resized = super()._resize_token_embeddings(*args, **kwargs)
+        if table is None or old is None:
+            return resized
+        tokens = resized.weight.shape[0]
+        rows = nn.functional.pad(old, (0, 0, 0, tokens - len(old)))  # a negative number cuts
+        self.base_model.static_table = nn.Embedding.from_pretrained(rows, freeze=not table.weight.requires_grad)
+        self.config.static_ignored_ids = [token for token in self.config.static_ignored_ids if token < tokens]
+        return self.get_input_embeddings()
+
+    def save_pretrained(
+        self,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        *args: Any,
+        halve_table: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, and its static table in float16 unless
+        `halve_table=False`, with which training resumes exactly.
+        """
+        if halve_table and self.base_model.static_table is not None:
+            state_dict = {
+                name: tensor.half() if name.endswith("static_table.weight") else tensor
+                for name, tensor in (self.state_dict() if state_dict is None else state_dict).items()
+            }
+        super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
@@ -307,7 +367,10 @@ class M3BertPreTrainedModel(PreTrainedModel):
 
 
 class M3BertModel(M3BertPreTrainedModel):
-    """The encoder. It is built with `config.output_layer` layers and returns states of the requested granularity."""
+    """
+    The encoder. It is built with `config.output_layer` layers and returns states of the requested granularity. Cut to
+    layer 0 of a checkpoint whose layer 0 is the static table, it is this table and nothing else.
+    """
 
     # Loading the encoder from a checkpoint with a head should not report the head's weights.
     _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]
@@ -315,24 +378,40 @@ class M3BertModel(M3BertPreTrainedModel):
     def __init__(self, config: M3BertConfig):
         super().__init__(config)
         config = self.config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
-        if config.position_embedding_type == "absolute":
-            self.pos_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        else:
-            self.rotary_emb = M3BertRotaryEmbedding(config)
-        self.input_norm = make_norm(config)
+        if not config.is_static:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+            if config.position_embedding_type == "absolute":
+                self.pos_embeddings = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+            else:
+                self.rotary_emb = M3BertRotaryEmbedding(config)
+            self.input_norm = make_norm(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.layers = nn.ModuleList([M3BertLayer(config, index) for index in range(config.num_hidden_layers)])
-        self.norm = make_norm(config) if config.norm_position == "pre" else nn.Identity()
-        self.exits = nn.ModuleDict({str(layer): M3BertExit(config) for layer in config.exit_layers})
+        has_norm = config.norm_position == "pre" and not config.is_static
+        self.norm = make_norm(config) if has_norm else nn.Identity()
+        self.exits = self.make_exits()
+        self.static_table = nn.Embedding(config.vocab_size, config.hidden_size) if config.static_layers else None
+        if config.is_static:
+            self._input_embed_layer = "static_table"  # the library's getter and setter of the embeddings read it
         self.gradient_checkpointing = False
         if config.output_layer is not None:
-            # The caller limited the depth, so loading should not report deeper layers and other exits in the
-            # checkpoint.
+            # The caller limited the depth, so loading should not report what this depth lacks and the checkpoint has.
             parts = {"layers": range(config.num_hidden_layers), "exits": config.exit_layers}
             left_out = [rf"^(model\.)?{part}\.(?!({'|'.join(map(str, built))})\.)" for part, built in parts.items()]
+            if not config.static_layers:
+                left_out.append(r"^(model\.)?static_table\.")
+            if config.is_static:
+                left_out.append(r"^(model\.)?(embed_tokens|pos_embeddings|input_norm|norm)\.")
             self._keys_to_ignore_on_load_unexpected = [*self._keys_to_ignore_on_load_unexpected, *left_out]
         self.post_init()
+
+    def make_exits(self) -> nn.ModuleDict:
+        """New exits for the layers of the config. Layer 0 needs none if it is the static table."""
+        static = self.config.static_layers
+        with_exit = [layer for layer in self.config.exit_layers if layer or 0 not in static]
+        return nn.ModuleDict(
+            {str(layer): (M3BertStaticExit if layer in static else M3BertExit)(self.config) for layer in with_exit}
+        )
 
     @can_return_tuple
     def forward(
@@ -344,6 +423,7 @@ class M3BertModel(M3BertPreTrainedModel):
         token_type_ids: torch.LongTensor | None = None,
         output_layer: int | None = None,
         output_dim: int | None = None,
+        static_states: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         r"""
@@ -357,6 +437,9 @@ class M3BertModel(M3BertPreTrainedModel):
                 returns for a single text. m3BERT has no token types.
             output_layer (`int`, *optional*): Output layer; deeper layers do not run. Defaults to the config's.
             output_dim (`int`, *optional*): Number of dimensions to return. Defaults to the config's.
+            static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
+                [`~M3BertModel.static_states`], for an output layer that reads the static table. By default, it is
+                computed from `input_ids`.
             kwargs: `output_hidden_states`, `output_attentions` (with eager attention) and `return_dict`. Flattened
                 input (several texts in one row, without padding) needs `cu_seq_lens_q`, `cu_seq_lens_k`,
                 `max_length_q` and `max_length_k`, as returned by [`~transformers.DataCollatorWithFlattening`].
@@ -365,20 +448,89 @@ class M3BertModel(M3BertPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
             output_dim)`, after the exit of the output layer if it has one. In `hidden_states`, entry 0 is the
             embeddings after `input_norm` and entry l the raw output of layer l, all at full width and before any
-            exit; the last entry is normalised.
+            exit; the last entry is normalised. Layer 0 as a static table runs nothing else and has no hidden states.
 
         Raises:
             ValueError: if the granularity is not legal, the input is longer than `max_position_embeddings`, both or
-                neither of `input_ids` and `inputs_embeds` are given, or a token type is not 0.
+                neither of `input_ids` and `inputs_embeds` are given, a token type is not 0, or the output layer reads
+                the static table and there are neither `input_ids` nor `static_states`.
         """
         depth, dim = self.config.resolve_granularity(output_layer, output_dim)
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
+        if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
+            raise ValueError("m3BERT has no token types: token_type_ids must be all zeros or omitted.")
+        if depth in self.config.static_layers and static_states is None:
+            if input_ids is None:
+                raise ValueError(
+                    f"Layer {depth} reads the static table by token ids: pass input_ids, or static_states beside "
+                    "inputs_embeds."
+                )
+            static_states = self.static_states(
+                input_ids, attention_mask, kwargs.get("cu_seq_lens_q"), dim if depth == 0 else None
+            )
+        if depth == 0 and static_states is not None and 0 in self.config.static_layers:
+            texts, tokens = (inputs_embeds[..., 0] if input_ids is None else input_ids).shape  # type: ignore[index]
+            return BaseModelOutput(last_hidden_state=static_states[..., :dim].expand(texts, tokens, -1))
         outputs = self.run_layers(
-            depth, input_ids, attention_mask, position_ids, inputs_embeds, token_type_ids, return_dict=True, **kwargs
+            depth, input_ids, attention_mask, position_ids, inputs_embeds, return_dict=True, **kwargs
         )
-        outputs.last_hidden_state = self.exit_state(depth, outputs.last_hidden_state, dim)
+        outputs.last_hidden_state = self.exit_state(depth, outputs.last_hidden_state, dim, static_states)
         return outputs
 
-    def exit_state(self, layer: int, state: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    def static_states(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        cu_seq_lens: torch.Tensor | None = None,
+        dim: int | None = None,
+    ) -> torch.Tensor:
+        """
+        The static state of each text: the mean of the static table's rows over the text's tokens, without padding and
+        `config.static_ignored_ids`. It is zero for a text without other tokens.
+
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, tokens)`): Token ids.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
+            cu_seq_lens (`torch.Tensor` of shape `(texts + 1,)`, *optional*): Cumulative lengths of the texts in a
+                flattened row.
+            dim (`int`, *optional*): Number of dimensions to compute. `None` means all.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, 1, dim)`; `(1, tokens, dim)` for a flattened row, where each token has the
+            state of its text.
+
+        Raises:
+            ValueError: if the model has no static table, or the mask has another shape than the token ids.
+        """
+        if self.static_table is None:
+            raise ValueError("The model has no static table: no layer of config.static_layers is built.")
+        if attention_mask is not None and attention_mask.shape != input_ids.shape:
+            raise ValueError(
+                f"The static table reads a mask of shape {tuple(input_ids.shape)}, as the token ids, not "
+                f"{tuple(attention_mask.shape)}: pass static_states instead."
+            )
+        rows = nn.functional.embedding(input_ids, self.static_table.weight[:, :dim])
+        # A mean over hundreds of tokens loses precision in float16 and bfloat16.
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        counted = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        if self.config.static_ignored_ids:
+            ignored = input_ids.unsqueeze(-1) == input_ids.new_tensor(self.config.static_ignored_ids)
+            counted = counted.bool() & ~ignored.any(dim=-1)
+        counted = counted.to(rows.dtype)
+        if cu_seq_lens is None:
+            means = torch.bmm(counted.unsqueeze(1), rows) / counted.sum(dim=1).clamp(min=1)[:, None, None]
+        else:
+            text, counted = texts_of_tokens(cu_seq_lens, input_ids.shape[1]), counted[0].unsqueeze(-1)
+            per_text = rows.new_zeros(len(cu_seq_lens), 1)  # the last entry is for tokens after the last text
+            numbers = per_text.index_add(0, text, counted).clamp(min=1)
+            totals = per_text.repeat(1, rows.shape[-1]).index_add(0, text, counted * rows[0])
+            means = (totals / numbers)[text].unsqueeze(0)
+        return means.to(self.static_table.weight.dtype)
+
+    def exit_state(
+        self, layer: int, state: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """
         Apply the exit of a layer and truncate the result. A layer without an exit is only truncated.
 
@@ -386,41 +538,95 @@ class M3BertModel(M3BertPreTrainedModel):
             layer (`int`): Layer of the state.
             state (`torch.Tensor` of shape `(..., hidden_size)`): Output of the layer, normalised in a pre-norm model.
             dim (`int`, *optional*): Number of dimensions to compute. `None` means all.
+            static (`torch.Tensor`, *optional*): The static states of the texts, in a shape that broadcasts to
+                `state`. Layers that do not read the static table ignore it.
 
         Returns:
             `torch.Tensor` of shape `(..., dim)`.
+
+        Raises:
+            ValueError: if the layer reads the static table and there is no `static`.
         """
+        reads_table = layer in self.config.static_layers
+        if reads_table:
+            if static is None:
+                raise ValueError(f"Layer {layer} reads the static table: pass static, from static_states(...).")
+            if layer == 0:
+                return static[..., :dim].expand(*state.shape[:-1], -1)
         for name, layer_exit in self.exits.items():
             if int(name) == layer:  # torch.compile cannot make a name out of a layer that varies between calls
-                return layer_exit(state, dim)
+                return layer_exit(state, dim, static) if reads_table else layer_exit(state, dim)
         return state[..., :dim]
 
-    def set_exits(self, exits: Mapping[int, tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def set_exits(
+        self,
+        exits: Mapping[int, tuple[torch.Tensor, torch.Tensor]],
+        *,
+        joints: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
+        static_table: torch.Tensor | None = None,
+        static_ignored_ids: Iterable[int] = (),
+    ) -> None:
         """
-        Replace all exits of the model.
+        Replace all exits of the model, and its static table.
 
         Args:
             exits (`Mapping[int, tuple[torch.Tensor, torch.Tensor]]`): Layer -> weight `(hidden_size, hidden_size)` and
                 bias `(hidden_size,)`, which map a state x to `weight @ x + bias`.
+            joints (`Mapping[int, tuple[torch.Tensor, torch.Tensor]]`, *optional*): Layer above 0 with an exit ->
+                weight `(hidden_size, 2 * hidden_size)` and bias of the map of state and static state that is its
+                exit instead.
+            static_table (`torch.Tensor` of shape `(vocab_size, hidden_size)`, *optional*): The table. It is the exit
+                of layer 0 unless `exits` has one.
+            static_ignored_ids (`Iterable[int]`, *optional*): Token ids that the static states leave out.
 
         Raises:
-            ValueError: if a layer is outside the model.
+            ValueError: if a layer is outside the model, the table has another shape, or maps and table do not go
+                together.
         """
+        joints = joints or {}
+        table_layers = [] if static_table is None or 0 in exits else [0]
+        self._check_static(exits, joints, static_table)
+        declared = [*exits, *table_layers], [*table_layers, *joints], static_ignored_ids
         config = copy.deepcopy(self.config)
-        config.declare_exits(exits)
+        config.declare_exits(*declared)
         config.validate_architecture()
-        like = self.embed_tokens.weight
-        self.config.declare_exits(exits)
-        self.exits = nn.ModuleDict({str(layer): M3BertExit(self.config) for layer in self.config.exit_layers})
+        like = self.get_input_embeddings().weight
+        self.config.declare_exits(*declared)
+        self.exits = self.make_exits()
         for layer, (weight, bias) in exits.items():
-            self.exits[str(layer)].load_state_dict({"weight": weight, "bias": bias})
+            joint = zip(("joint.weight", "joint.bias"), joints.get(layer, ()), strict=False)
+            self.exits[str(layer)].load_state_dict({"weight": weight, "bias": bias, **dict(joint)})
         self.exits.to(device=like.device, dtype=like.dtype)
+        self.static_table = None
+        if static_table is not None:
+            rows = static_table.detach().to(device=like.device, dtype=like.dtype, copy=True)
+            self.static_table = nn.Embedding.from_pretrained(rows, freeze=False)
+
+    def _check_static(self, exits: Iterable[int], joints: Iterable[int], static_table: torch.Tensor | None) -> None:
+        """Refuse a static table, or maps that read one, that do not fit the model."""
+        if not {*joints} <= {*exits} - {0}:
+            raise ValueError(f"joints={sorted(joints)} must be layers above 0 with an exit: {sorted({*exits} - {0})}.")
+        if static_table is None:
+            if [*joints]:
+                raise ValueError("joints read the static table: pass static_table.")
+            if self.config.is_static:
+                raise ValueError("This model is a static table alone: pass static_table.")
+            return
+        if 0 in exits and not [*joints]:
+            raise ValueError("No layer reads static_table: pass joints, or no exit of layer 0.")
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        if tuple(static_table.shape) != shape:
+            raise ValueError(f"static_table has shape {tuple(static_table.shape)} instead of {shape}.")
 
     def drop_exits(self, layers: Iterable[int]) -> None:
-        """Remove the exits of some layers."""
-        for layer in layers:
-            del self.exits[str(layer)]
-        self.config.declare_exits(map(int, self.exits))
+        """Remove the exits of some layers, and the static table if no other layer reads it."""
+        config, dropped = self.config, {*layers}
+        kept, static = (
+            [layer for layer in each if layer not in dropped] for each in (config.exit_layers, config.static_layers)
+        )
+        config.declare_exits(kept, static, config.static_ignored_ids)
+        self.exits = nn.ModuleDict({name: module for name, module in self.exits.items() if int(name) in kept})
+        self.static_table = self.static_table if static else None
 
     @capture_outputs
     def run_layers(
@@ -430,7 +636,6 @@ class M3BertModel(M3BertPreTrainedModel):
         attention_mask: torch.Tensor | None,
         position_ids: torch.LongTensor | None,
         inputs_embeds: torch.Tensor | None,
-        token_type_ids: torch.LongTensor | None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """
@@ -440,10 +645,6 @@ class M3BertModel(M3BertPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutput`]: the raw state of the last of these layers as
             `last_hidden_state`, of shape `(batch, tokens, hidden_size)`.
         """
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
-        if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
-            raise ValueError("m3BERT has no token types: token_type_ids must be all zeros or omitted.")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
 
@@ -501,8 +702,7 @@ class M3BertModel(M3BertPreTrainedModel):
         """
         same_text = None
         if boundaries is not None and "flash" not in self.config._attn_implementation:
-            index = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-            text = torch.searchsorted(boundaries[1:].contiguous(), index, right=True)
+            text = texts_of_tokens(boundaries, hidden_states.shape[1])
 
             def same_text(batch: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
                 return text[query] == text[key]
@@ -523,7 +723,13 @@ class M3BertForMaskedLM(M3BertPreTrainedModel):
         super().__init__(config)
         self.model = M3BertModel(self.config)
         self.lm_head = NestedLinear(self.config.hidden_size, self.config.vocab_size)
+        self.refuse_table()
         self.post_init()
+
+    def refuse_table(self, output_layer: int | None = None) -> None:
+        """Raise a ValueError if the output layer is the static table, whose states do not differ between tokens."""
+        if self.config.resolve_granularity(output_layer)[0] == 0 and 0 in self.config.static_layers:
+            raise ValueError("Layer 0 is a static table here, which predicts no tokens: use an output_layer above 0.")
 
     def get_output_embeddings(self) -> nn.Module:
         return self.lm_head
@@ -560,7 +766,11 @@ class M3BertForMaskedLM(M3BertPreTrainedModel):
         Returns:
             [`~transformers.modeling_outputs.MaskedLMOutput`]: logits of shape `(batch, tokens, vocab_size)`. Given
             labels and `config.sparse_prediction`, their shape is `(labelled tokens, vocab_size)`.
+
+        Raises:
+            ValueError: as [`M3BertModel`], or if layer 0, a static table, is to predict tokens.
         """
+        self.refuse_table(output_layer)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

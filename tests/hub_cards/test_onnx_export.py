@@ -29,6 +29,7 @@ from hub_cards.onnx_export import (
 )
 from modeling_m3bert import M3BertModel, convert_to_m3bert
 from tests.conftest import WORDS, padded_batch, tiny_config
+from tests.modeling_m3bert.static_models import give_table
 from trainers import Granularity, Grid, Projection, nested_states, truncate
 from trainers.evaluation import GridEncoder
 
@@ -318,3 +319,21 @@ def test_a_graph_has_the_exit_of_its_layer_and_no_other(tiny_tokenizer, tmp_path
     cut = M3BertModel(tiny_config(**THREE_LAYERS, exit_layers=[0, 1, 2], output_layer=granularity.layer))
     # The final norm is not in the graph of the embeddings.
     assert weights_in(file) <= sum(parameter.numel() for parameter in cut.parameters()) + 100
+
+
+@pytest.mark.parametrize(
+    ("granularity", "pooling"),
+    [
+        (Granularity(0, 8), "mean"),
+        (Granularity(0, 32), "cls"),
+        (Granularity(2, 8), "mean"),
+        (Granularity(2, 32), "cls"),
+        (Granularity(3, 20), "lasttoken"),
+    ],
+    ids=str,
+)
+def test_a_graph_reads_the_static_table(tiny_tokenizer, tmp_path, granularity, pooling):
+    model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
+    give_table(model, layers=(0, 2, 3))
+    encoder = GridEncoder(model, tiny_tokenizer, Grid((granularity,)), pooling=pooling)
+    assert_equal(encoder, export_onnx(encoder, granularity, tmp_path / "model.onnx"), TEXTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from m3bert.cli import COMMANDS, main
+from m3bert.cli import COMMANDS, GONE, main
+from tests.snippets import read
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,6 +89,34 @@ def test_an_unknown_command_is_one_line():
     with pytest.raises(SystemExit) as end:
         main(["fly"])
     assert end.value.code == f"error: unknown command 'fly'; commands: {', '.join(COMMANDS)}."
+
+
+@pytest.mark.parametrize("words", GONE)
+def test_what_went_is_refused_in_one_line_that_says_what_to_use(words):
+    assert words.split()[0] not in COMMANDS or " --" in words
+    with pytest.raises(SystemExit) as end:
+        main([*words.split(), "value"])
+    assert end.value.code == f"error: `m3bert {words}` is no longer there: {GONE[words]}."
+    assert all((ROOT / page).is_file() for page in re.findall(r"docs/\w+\.md", GONE[words]))
+
+
+def test_an_option_that_went_is_refused_in_every_form(monkeypatch):
+    monkeypatch.setitem(GONE, "train --shards", "use --fsdp")
+    for options in (["--shards", "true"], ["--shards=true"], ["--grid", "4x8", "--shards"]):
+        with pytest.raises(SystemExit, match="^error: `m3bert train --shards` is no longer there: use --fsdp.$"):
+            main(["train", "contrastive", *options])
+
+
+def test_the_documentation_explains_every_command():
+    """The table of commands names a page for each, which shows how it is called."""
+    table = read("docs/index.md").partition("| command |")[2].partition("\n\n")[0]
+    pages = {}
+    for row in table.splitlines():
+        names, *_, page = row.strip("| ").split("|")
+        pages |= dict.fromkeys(re.findall(r"`(\w+)`", names), re.findall(r"\((\w+\.md)", page))
+    assert pages.keys() == COMMANDS.keys()
+    for name, linked in pages.items():
+        assert any(re.search(rf"\bm3bert {name}\b", read(f"docs/{page}")) for page in linked or ["index.md"]), name
 
 
 def test_training_without_a_method_lists_the_methods(monkeypatch, capsys):

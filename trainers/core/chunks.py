@@ -178,7 +178,7 @@ def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
     return torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1)
 
 
-def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows]) -> list[Rows]:
+def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows], static: bool = False) -> list[Rows]:
     """
     Look up the token embeddings of all chunks at once, so that the gradient of the vocabulary, which is as large as
     the vocabulary itself, is computed once.
@@ -186,12 +186,23 @@ def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows]) -> list[Rows]:
     Args:
         encoder ([`~transformers.PreTrainedModel`]): The encoder. Some encoders derive positions from token ids, so the
             texts must not have padding on the left.
-        chunks (`Sequence[dict[str, torch.Tensor]]`): Rows of each chunk, with `input_ids`.
+        chunks (`Sequence[dict[str, torch.Tensor]]`): Rows of each chunk, with `input_ids` and `attention_mask`.
+        static (`bool`, *optional*, defaults to `False`): Also compute the static states of all texts at once.
 
     Returns:
-        `list[dict[str, torch.Tensor]]`: the rows, with `inputs_embeds` in place of `input_ids`.
+        `list[dict[str, torch.Tensor]]`: the rows, with `inputs_embeds` in place of `input_ids`, and on request with
+        `static_states`. An encoder that is a static table alone keeps the `input_ids`.
     """
     ids = torch.cat([rows["input_ids"].flatten() for rows in chunks])
+    if static:
+        mask = torch.cat([rows["attention_mask"].flatten() for rows in chunks])
+        lengths = torch.cat([torch.full((len(rows["input_ids"]),), rows["input_ids"].shape[1]) for rows in chunks])
+        boundaries = nn.functional.pad(lengths.cumsum(0), (1, 0)).to(ids.device)
+        means = encoder.static_states(ids[None], mask[None], boundaries)[0, boundaries[:-1]].unsqueeze(1)
+        parts = means.split([len(rows["input_ids"]) for rows in chunks])
+        chunks = [rows | {"static_states": part} for rows, part in zip(chunks, parts, strict=True)]
+    if getattr(encoder.config, "is_static", False):
+        return list(chunks)
     embedded = encoder.get_input_embeddings()(ids).split([rows["input_ids"].numel() for rows in chunks])
     return [
         {"inputs_embeds": vectors.unflatten(0, rows["input_ids"].shape)}

@@ -27,6 +27,7 @@ from .states import (
     TextStates,
     backbone_spec,
     nested_states,
+    reads_table,
     unwrap_encoder,
 )
 
@@ -85,7 +86,8 @@ def column_states(
         return pooled_columns(columns, texts, chunks, {layer: [cached[layer]] for layer in layers}, pooling)
 
     if len(rows) > 1 and not texts.padded_left and "input_ids" in texts.inputs:
-        rows = with_shared_embeddings(unwrap_encoder(model), rows)
+        encoder = unwrap_encoder(model)
+        rows = with_shared_embeddings(encoder, rows, static=reads_table(encoder.config, layers))
     states = [nested_states(model, inputs, layers) for inputs in rows]
     if pooling is not None:
         vectors = {layer: [each.pooled(layer, pooling) for each in states] for layer in layers}

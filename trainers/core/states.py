@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from modeling_m3bert.conversion_m3bert import position_offset
+from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
 
 from .chunks import Flattened
 from .packed_rows import DOCUMENTS, check_packable, flattened_documents, packed_arguments
@@ -54,22 +54,7 @@ BACKBONES = {
     "qwen3": BackboneSpec(final_norm="norm", causal=True, caches=True),
     "gemma3_text": BackboneSpec(final_norm="norm", causal=True, caches=True),  # EmbeddingGemma is not causal
     "mpnet": BackboneSpec(first_position=2),
-    **dict.fromkeys(
-        (
-            "bert",
-            "roberta",
-            "xlm-roberta",
-            "camembert",
-            "data2vec-text",
-            "electra",
-            "distilbert",
-            "deberta",
-            "deberta-v2",
-            "nomic_bert",
-            "gte",
-        ),
-        BackboneSpec(),
-    ),
+    **dict.fromkeys((*CONVERTIBLE, "deberta", "deberta-v2", "nomic_bert", "gte"), BackboneSpec()),
 }
 DECODER = "it is a decoder-only language model; of these, qwen3 and gemma3_text are known here"
 ENCODER_DECODER = "it has two stacks of layers, an encoder and a decoder"
@@ -250,6 +235,15 @@ def unwrap_encoder(model: Any) -> PreTrainedModel:
     return model.base_model
 
 
+def transformer_layers(model: Any) -> list[nn.Module]:
+    """The transformer layers of a model: the list of its encoder with `num_hidden_layers` modules. Empty if there is
+    no such list."""
+    encoder = unwrap_encoder(model)
+    depth = encoder.config.num_hidden_layers
+    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == depth)
+    return list(next(lists, ()))
+
+
 def backbone_spec(config: Any) -> BackboneSpec:
     """
     The [`BackboneSpec`] of a config.
@@ -286,6 +280,12 @@ def shared_layers(config: Any) -> list[int]:
     return sorted({*getattr(config, "exit_layers", ()), config.num_hidden_layers})
 
 
+def reads_table(config: Any, layers: Iterable[int] | None = None) -> bool:
+    """Whether one of these layers, by default any, or the last layer reads the static table of an m3BERT."""
+    static = {*getattr(config, "static_layers", ())}
+    return bool(static) if layers is None else not static.isdisjoint([*layers, config.num_hidden_layers])
+
+
 def max_positions(config: Any) -> int:
     """The longest text, in tokens, that a backbone of this config reads."""
     return config.max_position_embeddings - first_position(config)
@@ -317,7 +317,8 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
         inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer: `input_ids`, `attention_mask`, ... Packed rows
-            have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding.
+            have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding. If it has
+            `static_states` of shape `(batch, 1, hidden_size)`, layers that read the static table read these.
         layers (`Iterable[int]`): Layers to read, in 0..depth. 0 is the embedding layer; its state is its output,
             without the final norm.
 
@@ -338,6 +339,8 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
             depth = options["output_layer"] = layers[-1]
         options["output_dim"] = encoder.config.hidden_size
     packed, mask = DOCUMENTS in inputs, inputs.get("attention_mask")
+    static = inputs.get("static_states")
+    inputs = {name: value for name, value in inputs.items() if name != "static_states"}
     flash, first = "flash" in encoder.config._attn_implementation, first_position(encoder.config)
     flattened, arguments = None, inputs
     if packed:
@@ -350,6 +353,12 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
         arguments = packed_arguments(
             encoder.config, inputs, first_position=first, causal=spec.causal, dtype=encoder.dtype
         )
+    if reads_table(encoder.config, layers):
+        if static is None:
+            static = static_states(encoder, inputs, flattened, first)
+        elif flattened is not None:
+            static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
+        options["static_states"] = static
     outputs = encoder(**arguments, **options, output_hidden_states=layers, return_dict=True)
 
     norm = encoder.get_submodule(spec.final_norm) if spec.final_norm is not None else nn.Identity()
@@ -357,7 +366,7 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
     states = {layer: outputs.hidden_states[layer] for layer in layers if layer < depth}
     states = {layer: norm(state) if layer else state for layer, state in states.items()}
     if encoder.config.model_type == "m3bert":
-        states = {layer: encoder.exit_state(layer, state) for layer, state in states.items()}
+        states = {layer: encoder.exit_state(layer, state, static=static) for layer, state in states.items()}
     if layers[-1] == depth:
         states[depth] = outputs.last_hidden_state
     if flattened is not None:
@@ -367,3 +376,24 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
             outputs.last_hidden_state.shape[:2], dtype=torch.long, device=outputs.last_hidden_state.device
         )
     return (PackedStates if packed else NestedStates)(states, mask, spec.causal)
+
+
+def static_states(
+    encoder: Any, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None, first_position: int
+) -> torch.Tensor:
+    """
+    The static states of a batch, in a shape that broadcasts to its token states.
+
+    Args:
+        encoder ([`M3BertModel`]): An encoder with a static table.
+        inputs (`Mapping[str, torch.Tensor]`): As for [`nested_states`].
+        flattened ([`Flattened`], *optional*): The same texts in one row, if the encoder reads them so.
+        first_position (`int`): Row of the position embeddings that the first token reads.
+    """
+    if "input_ids" not in inputs:
+        raise ValueError("Layers that read the static table need input_ids, or static_states beside inputs_embeds.")
+    if flattened is None and DOCUMENTS not in inputs:
+        return encoder.static_states(inputs["input_ids"], inputs.get("attention_mask"))
+    row = flattened or flattened_documents(inputs, first_position)
+    static = encoder.static_states(row.inputs["input_ids"], cu_seq_lens=row.inputs["cu_seq_lens_q"])
+    return static if flattened is not None else row.padded(static)

@@ -51,7 +51,8 @@ def transfer_vocabulary(
     model: PreTrainedModel, source: PreTrainedTokenizerBase, target: PreTrainedTokenizerBase
 ) -> None:
     """
-    Replace the vocabulary of a model, in place: the token embeddings and, if there is a masked-LM head, its weight.
+    Replace the vocabulary of a model, in place: the token embeddings and, if it has them, the weight of the masked-LM
+    head and the static table. New tokens of which only ignored old tokens remain are ignored too.
 
     Args:
         model ([`~transformers.PreTrainedModel`]): An encoder, or a masked language model.
@@ -62,6 +63,9 @@ def transfer_vocabulary(
     inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is inputs.weight
     old, old_head = inputs.weight.clone(), None if head is None or tied else head.weight.clone()
+    table = getattr(model.base_model, "static_table", None)
+    old_table = None if table is None else table.weight.clone()
+    ignored = {*getattr(model.config, "static_ignored_ids", ())}
     model.resize_token_embeddings(len(target), mean_resizing=False)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(model.config, name, getattr(target, name))
@@ -70,3 +74,6 @@ def transfer_vocabulary(
     inputs.weight.copy_(transferred(old, tokens))
     if old_head is not None:
         head.weight.copy_(transferred(old_head, tokens))
+    if old_table is not None:
+        model.base_model.static_table.weight.copy_(transferred(old_table, tokens))
+        model.config.static_ignored_ids = [new for new, its in enumerate(tokens) if its and ignored.issuperset(its)]

@@ -1,0 +1,432 @@
+"""The static table: its mean over a text as layer 0, and as a second input of deeper exits."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import logging
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel, AutoModelForMaskedLM, core_model_loading
+
+from modeling_m3bert import M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel, convert_to_native
+from modeling_m3bert.native_m3bert import output_map
+from tests.conftest import padded_batch, tiny_config
+from tests.modeling_m3bert.static_models import IGNORED, VOCABULARY, WIDTH, affine, halves, static_mean, with_table
+from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
+from tests.modeling_m3bert.test_native_m3bert import random_m3bert
+
+
+# Padded on either side, with ignored tokens, a text of ignored tokens alone, and one that is empty.
+TEXTS = [[5, 7, 9, 9, 30], [98], [0, 7, 2], [], [2, 11, 12, 0, 13, 14]]
+
+
+def batch_of(texts: list[list[int]], left: bool = False, padding: int = 1) -> dict[str, torch.Tensor]:
+    longest = max(map(len, texts))
+    ids, mask = torch.full((len(texts), longest), padding), torch.zeros(len(texts), longest, dtype=torch.long)
+    for row, text in enumerate(texts):
+        places = slice(longest - len(text), longest) if left else slice(len(text))
+        ids[row, places], mask[row, places] = torch.tensor(text, dtype=torch.long), 1
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def flat_batch(texts: list[list[int]]) -> dict[str, torch.Tensor]:
+    lengths = torch.tensor([0, *map(len, texts)])
+    return {
+        "input_ids": torch.tensor([[token for text in texts for token in text]]),
+        "position_ids": torch.tensor([[place for text in texts for place in range(len(text))]]),
+        "cu_seq_lens_q": lengths.cumsum(0),
+    }
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_values_and_gradients_are_those_of_a_loop_over_tokens(left):
+    model = with_table().double()
+    table = model.static_table.weight
+    batch = batch_of(TEXTS, left)
+    found = model.static_states(**batch)
+    expected = torch.stack([static_mean(table, text) for text in TEXTS]).unsqueeze(1)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert not found[2:4].any(), "nothing counts in these texts"
+    flat = flat_batch(TEXTS)
+    flattened = model.static_states(flat["input_ids"], cu_seq_lens=flat["cu_seq_lens_q"])
+    per_token = torch.cat([expected[row].expand(len(text), -1) for row, text in enumerate(TEXTS)])
+    torch.testing.assert_close(flattened[0], per_token, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(found)
+    wanted, ours = (
+        torch.autograd.grad((weights * states).sum(), table, retain_graph=True)[0] for states in (expected, found)
+    )
+    torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
+    weights = torch.randn_like(flattened)
+    wanted, ours = (torch.autograd.grad((weights * states).sum(), table)[0] for states in (per_token, flattened))
+    torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("switches", [{}, {"norm_position": "post", "norm_type": "layernorm"}], ids=str)
+def test_a_layer_reads_its_state_and_that_of_the_text(switches):
+    model, batch = with_table(**switches).double(), batch_of(TEXTS)
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        means = torch.stack([static_mean(model.static_table.weight, text) for text in TEXTS])
+        means = means.unsqueeze(1).expand(-1, real.shape[1], -1)
+        raw = model(**batch, output_hidden_states=True).hidden_states
+        for layer, dim in itertools.product((0, 2, 4), (8, 32)):
+            expected = means
+            if layer > 0:
+                joint = model.exits[str(layer)].joint
+                expected = torch.cat([model.norm(raw[layer]), means], -1) @ joint["weight"].T + joint["bias"]
+            found = model(**batch, output_layer=layer, output_dim=dim).last_hidden_state
+            torch.testing.assert_close(found[real], expected[..., :dim][real], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_flattened_texts_are_those_of_a_padded_batch(attention):
+    model, texts = with_table().double(), [text for text in TEXTS if text]
+    model.set_attn_implementation(attention)
+    batch = batch_of(texts)
+    with torch.no_grad():
+        for layer in (0, 2, 4):
+            padded = model(**batch, output_layer=layer).last_hidden_state
+            flat = model(**flat_batch(texts), output_layer=layer).last_hidden_state[0]
+            torch.testing.assert_close(flat, padded[batch["attention_mask"].bool()], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_sums_in_single_precision(dtype):
+    model, text = with_table(), torch.randint(8, 99, (1, 4000))
+    expected = model.static_states(text)
+    found = model.to(dtype).static_states(text)
+    assert found.dtype == dtype
+    torch.testing.assert_close(found.float(), expected, atol=2e-3, rtol=1e-2)
+    batch = batch_of(TEXTS)
+    assert model(**batch, output_layer=4).last_hidden_state.dtype == dtype
+
+
+@pytest.mark.parametrize("switches", SWITCHES[:3], ids=lambda s: ",".join(s) or "paper")
+def test_a_cut_equals_the_whole_bit_for_bit_and_has_what_it_reads(tmp_path, switches):
+    whole, batch = with_table(**switches), batch_of(TEXTS)
+    whole.save_pretrained(tmp_path / "whole")
+    for layer, dim in itertools.product((0, 2, 4, 6), (8, 32)):
+        cut = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer, output_dim=dim)
+        assert cut.config.static_layers == ([layer] if layer < 6 else [0, 2, 4])
+        assert (cut.static_table is None) == (cut.config.static_layers == [])
+        cut.save_pretrained(tmp_path / "cut")
+        again = AutoModel.from_pretrained(tmp_path / "cut")
+        with torch.no_grad():
+            expected = whole(**batch, output_layer=layer, output_dim=dim).last_hidden_state
+            assert torch.equal(cut(**batch).last_hidden_state, expected)
+            assert torch.equal(again(**batch).last_hidden_state, expected)
+
+
+def test_layers_that_read_no_table_cut_without_it(tmp_path):
+    whole = with_table(layers=(2,))
+    whole.save_pretrained(tmp_path / "whole")
+    for layer in (0, 2):
+        cut = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer)
+        cut.save_pretrained(tmp_path / str(layer))
+        names = load_file(tmp_path / str(layer) / "model.safetensors").keys()
+        stored = json.loads((tmp_path / str(layer) / "config.json").read_text())
+        assert ("static_table.weight" in names) == ("static_layers" in stored) == (layer == 2)
+        assert ("static_ignored_ids" in stored) == (layer == 2)
+
+
+def test_layer_0_alone_is_the_table_and_reads_nothing_else(tmp_path):
+    whole, batch = with_table(), batch_of(TEXTS)
+    whole.save_pretrained(tmp_path)
+    table = AutoModel.from_pretrained(tmp_path, output_layer=0, output_dim=8)
+    assert list(table.state_dict()) == ["static_table.weight"] and not list(table.buffers())
+    assert table.get_input_embeddings() is table.static_table
+    with torch.no_grad():
+        table.static_table.weight[:, 8:] = torch.nan  # only the columns of a prefix are gathered
+        expected = whole(**batch, output_layer=0, output_dim=8).last_hidden_state
+        assert torch.equal(table(**batch).last_hidden_state, expected)
+        for layer in whole.layers:
+            layer.forward = whole.embed_tokens.forward = None  # calling them would be an error
+        assert torch.equal(whole(**batch, output_layer=0, output_dim=8).last_hidden_state, expected)
+
+
+def test_loading_layer_0_reads_the_bytes_of_the_table(tmp_path, monkeypatch):
+    with_table().save_pretrained(tmp_path)
+    read = []
+    materialize = core_model_loading._materialize_copy
+    monkeypatch.setattr(
+        core_model_loading,
+        "_materialize_copy",
+        lambda tensor, *args, **kwargs: read.append(tensor[...].nbytes) or materialize(tensor, *args, **kwargs),
+    )
+    AutoModel.from_pretrained(tmp_path, output_layer=0)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert 0 < sum(read) <= 1.05 * file.get_tensor("static_table.weight").nbytes
+
+
+@pytest.mark.parametrize("dtype", [None, "auto", torch.float32, torch.bfloat16, torch.float16])
+def test_the_table_is_stored_in_float16_and_has_the_type_of_the_model(tmp_path, dtype):
+    model = with_table()
+    with torch.no_grad():
+        model.static_table.weight += 1e-5
+    model.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    kinds = {name: tensor.dtype for name, tensor in stored.items()}
+    assert kinds.pop("static_table.weight") == torch.float16 and {*kinds.values()} == {torch.float32}
+    assert torch.equal(stored["static_table.weight"], model.static_table.weight.half())
+    for layer in (0, 4):
+        loaded = AutoModel.from_pretrained(tmp_path, output_layer=layer, **({} if dtype is None else {"dtype": dtype}))
+        wanted = dtype if isinstance(dtype, torch.dtype) else torch.float32
+        assert {parameter.dtype for parameter in loaded.parameters()} == {wanted}
+    model.save_pretrained(tmp_path, halve_table=False)
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["static_table.weight"], model.static_table.weight)
+
+
+def test_models_without_a_table_do_not_mention_it(tmp_path, tiny_model):
+    tiny_model.save_pretrained(tmp_path)
+    assert "static" not in (tmp_path / "config.json").read_text()
+    assert not [name for name in load_file(tmp_path / "model.safetensors") if "static" in name]
+
+
+def test_a_fresh_joint_map_is_the_identity_of_the_state():
+    torch.manual_seed(3)
+    plain = M3BertModel(tiny_config()).eval()
+    model = M3BertModel(tiny_config(exit_layers=[2], static_layers=[2])).eval()
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            model.get_parameter(name).copy_(parameter)
+        batch = padded_batch()
+        one, other = (each(**batch, output_layer=2).last_hidden_state for each in (plain, model))
+    torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("layer", [None, 0, 4])
+@pytest.mark.parametrize("tokens", [103, 20])
+def test_resizing_the_vocabulary_resizes_the_table(tmp_path, layer, tokens):
+    with_table().save_pretrained(tmp_path / "whole")
+    model = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer)
+    old = model.static_table.weight.detach().clone()
+    resized = model.resize_token_embeddings(tokens)
+    assert resized is model.get_input_embeddings() and resized.weight.shape == (tokens, WIDTH)
+    table = model.static_table.weight
+    assert table.shape == (tokens, WIDTH) and table.requires_grad and not table[VOCABULARY:].any()
+    assert torch.equal(table[:VOCABULARY], old[:tokens])
+    model.save_pretrained(tmp_path / "resized")
+    assert torch.equal(AutoModel.from_pretrained(tmp_path / "resized").static_table.weight, table)
+
+
+def test_given_static_states_replace_the_look_up():
+    model, batch = with_table(), batch_of(TEXTS)
+    states = model.static_states(**batch)
+    embedded = {"inputs_embeds": model.embed_tokens(batch["input_ids"]), "attention_mask": batch["attention_mask"]}
+    for layer in (0, 2):
+        expected = model(**batch, output_layer=layer).last_hidden_state
+        assert torch.equal(model(**embedded, output_layer=layer, static_states=states).last_hidden_state, expected)
+        with pytest.raises(
+            ValueError, match=rf"Layer {layer} reads the static table by token ids: pass input_ids, or"
+        ):
+            model(**embedded, output_layer=layer)
+    model(**embedded, output_layer=6)  # does not read it
+
+
+def test_gradients_are_the_same_with_gradient_checkpointing():
+    found = []
+    for checkpointing in (False, True):
+        torch.manual_seed(1)
+        model = with_table(embedding_dropout=0.0, attention_dropout=0.0).train()
+        if checkpointing:
+            model.activation_checkpointing_enable()
+        model(**batch_of(TEXTS), output_layer=4).last_hidden_state.square().sum().backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    assert {"static_table.weight", "exits.4.joint.weight", "layers.0.mlp.up_proj.weight"} <= found[0].keys()
+    assert found[0].keys() == found[1].keys() and "exits.4.weight" not in found[0]
+    for name, gradient in found[0].items():
+        torch.testing.assert_close(found[1][name], gradient)
+
+
+@pytest.mark.slow
+def test_a_compiled_model_computes_the_same():
+    model, batch = with_table(), batch_of(TEXTS)
+    compiled = torch.compile(model, fullgraph=True)
+    with torch.no_grad():
+        for layer in (0, 2):
+            expected = model(**batch, output_layer=layer).last_hidden_state
+            torch.testing.assert_close(compiled(**batch, output_layer=layer).last_hidden_state, expected)
+
+
+def test_adapters_leave_table_and_joint_maps_alone():
+    peft = pytest.importorskip("peft")
+    model, batch = with_table(), batch_of(TEXTS)
+    expected = model(**batch, output_layer=4).last_hidden_state
+    adapted = peft.get_peft_model(copy.deepcopy(model), peft.LoraConfig(target_modules="all-linear"))
+    torch.testing.assert_close(adapted(**batch, output_layer=4).last_hidden_state, expected)
+    assert not [name for name, _ in adapted.named_parameters() if "lora" in name and "exits" in name]
+
+
+@pytest.mark.parametrize("dropped", [[0], [2, 4], [0, 2, 4]])
+def test_dropped_exits_take_the_table_with_them_if_no_layer_is_left(dropped):
+    model = with_table()
+    model.drop_exits(dropped)
+    left = [layer for layer in (0, 2, 4) if layer not in dropped]
+    assert model.config.static_layers == model.config.exit_layers == left
+    assert (model.static_table is None) == (not left)
+    M3BertModel(model.config).load_state_dict(model.state_dict())
+
+
+RUN = """
+import torch, transformers, warnings
+warnings.simplefilter("error")
+from safetensors.torch import load_file, save_file
+batch, outputs = load_file("batch.safetensors"), {}
+for layer in (0, 2, 6):
+    model = transformers.AutoModel.from_pretrained("model", trust_remote_code=True, output_layer=layer)
+    with torch.no_grad():
+        outputs[str(layer)] = model(**batch).last_hidden_state.contiguous()
+save_file(outputs, "outputs.safetensors")
+"""
+
+
+def test_remote_code_brings_the_table_and_loading_says_nothing(tmp_path, run_bare):
+    model, batch = with_table(norm_position="pre"), batch_of(TEXTS)
+    model.save_pretrained(tmp_path / "model")
+    save_file(batch, tmp_path / "batch.safetensors")
+    said = [line for line in run_bare(RUN).splitlines() if line and "Loading weights" not in line]
+    assert not said
+    for layer, state in load_file(tmp_path / "outputs.safetensors").items():
+        with torch.no_grad():
+            assert torch.equal(state, model(**batch, output_layer=int(layer)).last_hidden_state)
+
+
+def test_a_head_reads_the_encoder_of_a_cut_without_a_warning(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    model = with_table(M3BertForTokenClassification)
+    model.save_pretrained(tmp_path)
+    batch = batch_of(TEXTS)
+    for layer in (0, 2):
+        cut = M3BertForTokenClassification.from_pretrained(tmp_path, output_layer=layer)
+        with torch.no_grad():
+            assert torch.equal(cut(**batch).logits, model(**batch, output_layer=layer).logits)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("layer", [2, 6])
+def test_a_native_model_has_the_map_of_the_state_alone(layer, tmp_path):
+    source = random_m3bert()
+    maps = {2: affine(), 6: affine()}
+    joints = {number: affine(2 * WIDTH) for number in maps}
+    source.set_exits(maps, joints=joints, static_table=halves(VOCABULARY, WIDTH), static_ignored_ids=IGNORED)
+    source.save_pretrained(tmp_path / "static")
+    source.set_exits(maps)
+    source.save_pretrained(tmp_path / "plain")
+    models = [M3BertModel.from_pretrained(tmp_path / name, output_layer=layer) for name in ("static", "plain")]
+    for one, other in zip(*map(output_map, models), strict=True):
+        assert torch.equal(one, other)
+    batch = padded_batch()
+    one, other = (convert_to_native(model)(**batch).last_hidden_state for model in models)
+    assert torch.equal(one, other)
+
+
+def masked_lm(layer: int | None = None) -> M3BertForMaskedLM:
+    return M3BertForMaskedLM(tiny_config(exit_layers=[0, 2], static_layers=[0, 2], output_layer=layer))
+
+
+REFUSED = {
+    "layer without an exit": (
+        lambda: tiny_config(exit_layers=[2], static_layers=[2, 4]),
+        r"static_layers=\[2, 4\] must be ascending and among exit_layers=\[2\]",
+    ),
+    "ignored id": (
+        lambda: tiny_config(exit_layers=[2], static_layers=[2], static_ignored_ids=[99]),
+        r"static_ignored_ids=\[99\] must be ascending and within 0..98",
+    ),
+    "no table": (
+        lambda: M3BertModel(tiny_config()).set_exits({2: affine()}, joints={2: affine(64)}),
+        "joints read the static table: pass static_table",
+    ),
+    "table that no layer reads": (
+        lambda: M3BertModel(tiny_config()).set_exits({0: affine()}, static_table=halves(99, 32)),
+        "No layer reads static_table: pass joints, or no exit of layer 0",
+    ),
+    "joint map of layer 0": (
+        lambda: M3BertModel(tiny_config()).set_exits(
+            {2: affine()}, joints={0: affine(64)}, static_table=halves(99, 32)
+        ),
+        r"joints=\[0\] must be layers above 0 with an exit: \[2\]",
+    ),
+    "table of another vocabulary": (
+        lambda: M3BertModel(tiny_config()).set_exits({}, static_table=halves(98, 32)),
+        r"static_table has shape \(98, 32\) instead of \(99, 32\)",
+    ),
+    "table that a table-only model loses": (
+        lambda: M3BertModel(tiny_config(exit_layers=[0], static_layers=[0], output_layer=0)).set_exits({}),
+        "This model is a static table alone: pass static_table",
+    ),
+    "static states of a model without a table": (
+        lambda: M3BertModel(tiny_config()).static_states(torch.ones(1, 2, dtype=torch.long)),
+        "The model has no static table",
+    ),
+    "state without its static state": (
+        lambda: with_table().exit_state(2, torch.randn(3, 32)),
+        "Layer 2 reads the static table: pass static, from static_states",
+    ),
+    "mask of pairs of tokens": (
+        lambda: with_table()(torch.ones(1, 2, dtype=torch.long), torch.ones(1, 1, 2, 2), output_layer=2),
+        r"reads a mask of shape \(1, 2\), as the token ids, not \(1, 1, 2, 2\): pass static_states instead",
+    ),
+    "masked-LM head of a table": (lambda: masked_lm(0), "Layer 0 is a static table here, which predicts no tokens"),
+    "prediction of tokens from a table": (
+        lambda: masked_lm()(torch.ones(1, 2, dtype=torch.long), output_layer=0),
+        "Layer 0 is a static table here, which predicts no tokens",
+    ),
+    "native table": (
+        lambda: convert_to_native(M3BertModel(tiny_config(exit_layers=[0], static_layers=[0], output_layer=0))),
+        "its layer 0 is a static table. Export that instead: `m3bert export --format static`",
+    ),
+    "native head": (
+        lambda: convert_to_native(
+            M3BertForTokenClassification(tiny_config(exit_layers=[2], static_layers=[2], output_layer=2))
+        ),
+        "its head reads the static table",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused(name):
+    request, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message) as error:
+        request()
+    assert "\n" not in str(error.value)
+
+
+def other_vocabulary(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["static_table.weight"] = tensors["static_table.weight"][:-1].clone()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (other_vocabulary, r"differs from the config's: static_table.weight \(98, 32\) instead of \(99, 32\)"),
+        (lambda tensors: tensors.pop("static_table.weight"), "Missing encoder tensors: static_table.weight"),
+        (lambda tensors: tensors.pop("exits.4.joint.bias"), "Missing encoder tensors: exits.4.joint.bias"),
+        (None, "The weights in .* cannot be read"),
+    ],
+    ids=["vocabulary", "no table", "no joint map", "cut short"],
+)
+def test_a_damaged_file_is_refused(tmp_path, change, message):
+    with_table().save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    if change is None:
+        file.write_bytes(file.read_bytes()[:-100])
+    else:
+        tensors = load_file(file)
+        change(tensors)
+        save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=message):
+        AutoModel.from_pretrained(tmp_path)
+
+
+def test_a_masked_lm_is_loaded_above_layer_0_only(tmp_path):
+    with_table(M3BertForMaskedLM).save_pretrained(tmp_path)
+    assert AutoModelForMaskedLM.from_pretrained(tmp_path, output_layer=2).model.config.static_layers == [2]
+    with pytest.raises(ValueError, match="Layer 0 is a static table here"):
+        AutoModelForMaskedLM.from_pretrained(tmp_path, output_layer=0)
