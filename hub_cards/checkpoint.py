@@ -17,7 +17,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from trainers.core.compute import default_device
+from trainers.core.compute import device_of
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
 from trainers.core.states import Pooling, longest_text
@@ -256,7 +256,7 @@ class Checkpoint:
         """Load the encoder to embed texts over a grid. Default: its own grid."""
         model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **options).eval()
         return GridEncoder(
-            model.to(default_device()),
+            model.to(device_of()),
             self.tokenizer,
             grid or self.grid,
             pooling=self.pooling,

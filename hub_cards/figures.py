@@ -316,6 +316,41 @@ def draw_alignment_and_uniformity(points: Mapping[str, tuple[float, float]], fil
     _save(figure, file)
 
 
+def draw_comparison(
+    searches: Mapping[str, Mapping[Granularity, Mapping[str, float]]],
+    metric: str,
+    baselines: Mapping[str, Mapping[str, float]],
+    file: Path,
+) -> None:
+    """
+    Quality over bytes per vector in float32: one panel per encoder or way to search, one line per layer.
+
+    Args:
+        searches (`dict[str, dict[Granularity, dict[str, float]]]`): Title -> granularity -> metric -> value.
+        metric (`str`): Metric to draw, in percent.
+        baselines (`dict[str, dict[str, float]]`): Name of a horizontal line -> metric -> value.
+        file (`Path`): PNG file to write.
+    """
+    figure = _figure(1 + 2.6 * len(searches), 4)
+    panels = figure.subplots(1, len(searches), sharey=True, squeeze=False)[0]
+    for axes, (title, scores) in zip(panels, searches.items(), strict=True):
+        layers = sorted({g.layer for g in scores})
+        for layer, color in zip(layers, map(_colors(len(layers)), range(len(layers))), strict=True):
+            sizes = sorted(g for g in scores if g.layer == layer)
+            quality = [100 * scores[g][metric] for g in sizes]
+            axes.plot([4 * g.dim for g in sizes], quality, "o-", color=color, ms=4, label=f"layer {layer}")
+        for name, found in baselines.items():
+            axes.axhline(100 * found[metric], color="grey", linewidth=1, label=name)
+        axes.set_title(title, fontsize="small")
+        axes.set_xlabel("bytes per vector")
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(0, 100)
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel(f"{metric} (%)")
+    panels[0].legend(fontsize="x-small")
+    _save(figure, file)
+
+
 def draw_all(results: GridResults, folder: Path) -> list[Path]:
     """Draw every figure that there is data for, as PNG files in a folder; returns the files."""
     files = []

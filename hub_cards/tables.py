@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import mean
 
 from trainers.core.codes import CODES, FLOAT, bytes_per_vector
@@ -249,6 +249,42 @@ def engine_table(latency: Latency, layers: Collection[int]) -> str:
             for layer, times in rows.items()
         ),
     )
+
+
+def latency_report(latency: Latency, layers: Collection[int]) -> str:
+    """[`latency_note`], and [`engine_table`] if another engine than torch was measured at one of the layers."""
+    engines = engine_table(latency, layers)
+    return latency_note(latency) + (f"\n\nms to encode one query:\n\n{engines}" if engines else "")
+
+
+def comparison_table(
+    searches: Mapping[str, Mapping[Granularity, Mapping[str, float]]],
+    metrics: Sequence[str],
+    latency: Latency,
+    baselines: Mapping[str, Mapping[str, float]],
+) -> str:
+    """
+    Several encoders or ways to search on one task: one row per granularity, one column per search.
+
+    Args:
+        searches (`dict[str, dict[Granularity, dict[str, float]]]`): Heading -> granularity -> metric -> value.
+        metrics (`Sequence[str]`): Metrics of a cell.
+        latency ([`Latency`]): Latency of one query.
+        baselines (`dict[str, dict[str, float]]`): Name of a row without granularities -> metric -> value.
+
+    Returns:
+        `str`: the table in Markdown, with values in percent.
+    """
+
+    def cell(scores: Mapping[str, float]) -> str:
+        return " / ".join(percent(scores[metric]) for metric in metrics)
+
+    rows = [
+        [str(g), *(cell(found[g]) for found in searches.values()), f"{latency.of(g):.1f}", str(4 * g.dim)]
+        for g in next(iter(searches.values()))
+    ]
+    rows += [[name, *[cell(scores)] * len(searches), "", ""] for name, scores in baselines.items()]
+    return markdown(["granularity", *searches, "ms per query", "bytes per vector"], rows)
 
 
 def has_codes(results: GridResults) -> bool:

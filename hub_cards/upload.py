@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from httpx2 import HTTPError
 from huggingface_hub import CommitInfo, HfApi, hf_hub_download
 from huggingface_hub.errors import (
     HfHubHTTPError,
+    HTTPError,  # no connection; not an OSError
     LocalEntryNotFoundError,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,

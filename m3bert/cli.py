@@ -11,18 +11,13 @@ COMMANDS = {
     "convert": ("convert", "convert a BERT-family encoder to an elastic m3BERT, exactly"),
     "fit_exits": ("fit_exits", "make every depth of an m3BERT embed into one space, without training"),
     "train": ("train", "train an encoder with one of the methods, or with an objective of your own"),
-    "tokenizer": ("tokenizer", "train a tokenizer on text of one or many languages"),
     "prepare": ("prepare", "tokenise and pack text for masked-LM training, by language"),
-    "average": ("average", "average the weights of checkpoints"),
-    "pipeline": ("pipeline", "run stages one after the other: tokenizer, prepare, train, average, evaluate"),
-    "scaling": ("scaling", "compute the memory, communication and time of a large training step"),
     "recipes": ("recipes", "list the recipes for `train --config NAME`, or print one"),
-    "launchers": ("launchers", "list the launcher files for several GPUs, nodes and SLURM, or copy them"),
     "mine": ("mine_negatives", "find hard negatives for pairs with a teacher model"),
     "embed": ("embed", "embed texts at every granularity of a grid, to files"),
     "evaluate": ("evaluate", "score every granularity of an encoder"),
     "choose": ("choose", "choose the granularity to deploy within a budget"),
-    "index": ("index", "build the index that was chosen, in faiss, Qdrant, LanceDB, usearch or sqlite-vec"),
+    "index": ("index", "build the index that was chosen, in faiss, Qdrant or LanceDB"),
     "search": ("search", "search an index"),
     "geometry": ("geometry", "plot the geometry of an encoder's embeddings"),
     "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),
@@ -30,6 +25,14 @@ COMMANDS = {
     "demo": ("demo", "open a page to try an encoder at any depth, width and precision"),
     "example_data": ("example_data", "write small example files to try the commands with"),
     "quickstart": ("quickstart", "convert, fit exits, train, evaluate and query a real encoder (5 to 10 minutes)"),
+}
+# What went -> what to use instead. A key is a command, or a command and an option, such as "train --option".
+GONE = {
+    "average": "load the weights of the checkpoints with safetensors, and average them",
+    "launchers": "start `m3bert train` with torchrun, accelerate or srun; docs/scale.md has the lines",
+    "pipeline": "write the commands into a shell script; docs/pretrain.md has one that can be interrupted",
+    "scaling": "use `python -m benchmarks.plan` in a checkout; docs/scaling.md says what it assumes",
+    "tokenizer": "train a tokenizer with the package tokenizers; docs/pretrain.md has the lines",
 }
 
 
@@ -66,6 +69,9 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(__version__)
         return
+    for words in (name, *(f"{name} {option.partition('=')[0]}" for option in options)):
+        if words in GONE:
+            sys.exit(f"error: `m3bert {words}` is no longer there: {GONE[words]}.")
     if name not in COMMANDS:
         sys.exit(f"error: unknown command {name!r}; commands: {', '.join(COMMANDS)}.")
     sys.argv = [f"m3bert {name}", *options]  # what argparse shows as the name of the program

@@ -630,8 +630,8 @@ class M3BertQuantizer(PreTrainedModel):
             numbers = self.reduce(transformed, bits)
             thresholds = quantile_thresholds(numbers, levels)
             means = level_means(numbers, levels_of(numbers, thresholds), levels)
-            self.thresholds(bits).lerp_(thresholds, 1 - self.config.momentum)
-            self.means(bits).lerp_(means, 1 - self.config.momentum)
+            for old, new in ((self.thresholds(bits), thresholds), (self.means(bits), means)):
+                old.lerp_(new.to(old.dtype), 1 - self.config.momentum)
 
     def _checked(self, dim: int | None) -> int:
         """The dims to keep; all by default."""

@@ -23,7 +23,7 @@ from transformers import set_seed
 
 from hub_cards.figures import draw_all
 from hub_cards.onnx_latency import onnx_engines
-from hub_cards.tables import engine_table, latency_note, report, task_type_table
+from hub_cards.tables import latency_report, report, task_type_table
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
 from trainers.core.compute import ComputeArguments, place
@@ -200,9 +200,7 @@ def main(arguments: list[str]) -> None:
     write(results, Path(options.output_dir))
     print(f"\n{task_type_table(results)}")
     if results.latency is not None:
-        print(f"\n{latency_note(results.latency)}")
-        if engines is not None:
-            print(f"\nms to encode one query:\n\n{engine_table(results.latency, results.granularities.layers)}")
+        print(f"\n{latency_report(results.latency, results.granularities.layers)}")
 
 
 if __name__ == "__main__":

@@ -91,11 +91,12 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
 def summary(index: Index) -> str:
     """An index in one line."""
     layout, plan = index.layout, index.plan
+    size = sum(path.stat().st_size for path in index.folder.rglob("*") if path.is_file())
     queries = "" if plan.query == plan.documents else f", queries at {plan.query.layer} layers"
     return (
         f"{index.folder}: {len(index):,} documents at {plan.documents}{queries}, in {index.engine.name} "
         f"({layout.kind}), {layout.bytes_per_document} bytes per document for vectors, "
-        f"{index.engine.disk_bytes() / 1e6:.3g} MB on disk."
+        f"{size / 1e6:.3g} MB in the folder."
     )
 
 

@@ -11,20 +11,16 @@ Documents that share a row do not attend to each other in training.
 
 The command prints how much text each language has, and how often it is drawn: with a probability proportional to its
 share P(L) of all tokens, raised to --language_exponent. The table is also in prepared.json. If the command is
-interrupted, run it again: it keeps the shards that are finished.
+interrupted, run it again: it keeps what is finished.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any
 
 from .command import parse_options, run_command
-
-
-if TYPE_CHECKING:
-    from trainers.data.prepared import PreparedData, Sizes
 
 
 @dataclass
@@ -51,27 +47,23 @@ class PreparingArguments:
         default=0.7, metadata={"help": "Exponent of P(L); 1 keeps the proportions. Can be changed afterwards."}
     )
     max_length: int = field(default=512, metadata={"help": "Maximum length of a row in tokens."})
-    documents_per_shard: int = field(
-        default=10_000, metadata={"help": "Documents per output file; they are packed with each other."}
-    )
     num_proc: int = field(default=1, metadata={"help": "Number of processes."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the tokenizer."})
 
 
-def size_table(prepared: PreparedData) -> str:
+def size_table(prepared: Mapping[str, Any]) -> str:
     """Per language: its text, its share of all tokens, and how often it is drawn."""
     from hub_cards.tables import markdown, percent
-    from trainers.data.prepared import mixture
 
-    mixed = mixture(prepared.sizes, prepared.exponent)
     header = ["language", "documents", "tokens", "rows", "full %", "tokens %", "drawn %", "passes"]
 
-    def row(language: str, size: Sizes, mixture: Mapping[str, float]) -> list[str]:
-        counts = [f"{count:,}" for count in (size.documents, size.tokens, size.rows)]
-        shares = [size.tokens / (size.rows * prepared.max_length), mixture["share"], mixture["probability"]]
-        return [language, *counts, *map(percent, shares), f"{mixture['passes']:.2f}"]
+    def row(language: str, size: Mapping[str, Any]) -> list[str]:
+        counts = [f"{size[name]:,}" for name in ("documents", "tokens", "rows")]
+        full = size["tokens"] / (size["rows"] * prepared["settings"]["max_length"])
+        shares = map(percent, (full, size["share"], size["probability"]))
+        return [language, *counts, *shares, f"{size['passes']:.2f}"]
 
-    return markdown(header, [row(language, size, mixed[language]) for language, size in prepared.sizes.items()])
+    return markdown(header, [row(language, size) for language, size in prepared["languages"].items()])
 
 
 def main(arguments: list[str]) -> None:
@@ -80,18 +72,20 @@ def main(arguments: list[str]) -> None:
         raise ValueError("Preparing needs --files FOLDER and --tokenizer_name MODEL.")
     from transformers import AutoTokenizer
 
-    from trainers.data.preparing import Settings, prepare
+    from trainers.data.preparing import prepare
 
     prepared = prepare(
         options.files,
         AutoTokenizer.from_pretrained(options.tokenizer_name, trust_remote_code=options.trust_remote_code),
         options.output_dir,
-        Settings(options.max_length, options.text_column, options.language_column, options.documents_per_shard),
+        max_length=options.max_length,
+        text_column=options.text_column,
+        language_column=options.language_column,
         exponent=options.language_exponent,
         num_proc=options.num_proc,
     )
     print(size_table(prepared))
-    if empty := sum(size.empty for size in prepared.sizes.values()):
+    if empty := sum(size["empty"] for size in prepared["languages"].values()):
         print(f"{empty:,} documents without text are left out.")
 
 

@@ -29,8 +29,7 @@ class SearchArguments:
     where: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Only documents with this metadata: column=value. The same column twice means either value. Not "
-            "every engine has filters."
+            "help": "Only documents with this metadata: column=value. The same column twice means either value."
         },
     )
 

@@ -28,21 +28,19 @@ def default_base(option: str = "--model_name_or_path") -> str:
     return str(Path(spec.origin).parent / "model")
 
 
-def local_data() -> Path:
-    """
-    Folder of the local data sets: the environment variable `M3BERT_DATA`, or else `../shared/data`. It may not exist.
-    """
-    return Path(os.environ.get("M3BERT_DATA", Path("..", "shared", "data")))
+def local_data() -> Path | None:
+    """Folder of the local data sets: the environment variable `M3BERT_DATA`; `None` without it."""
+    return Path(os.environ["M3BERT_DATA"]) if os.environ.get("M3BERT_DATA") else None
 
 
 def data_folder() -> Path:
     """
-    As [`local_data`], if it exists.
+    As [`local_data`], for the tests and benchmarks of a checkout: by default `../shared/data`.
 
     Raises:
-        ValueError: if it does not exist.
+        ValueError: if there is no such folder.
     """
-    folder = local_data()
+    folder = local_data() or Path("..", "shared", "data")
     if not folder.is_dir():
         raise ValueError(f"There is no folder {folder}: set the environment variable M3BERT_DATA to your data.")
     return folder

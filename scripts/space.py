@@ -20,7 +20,7 @@ PACKAGES = ("m3bert", "modeling_m3bert", "trainers")
 COMMANDS = ("__init__", "command", "demo", "encoder", "sources", "space")
 # What pip installs for m3bert[demo]. A Space gets the versions that are installed where it was written.
 REQUIREMENTS = (
-    "torch transformers accelerate datasets evaluate httpx2 huggingface-hub numpy peft pyyaml safetensors tokenizers "
+    "torch transformers accelerate datasets evaluate huggingface-hub numpy peft pyyaml safetensors tokenizers "
     "tqdm gradio sentence-transformers faiss-cpu scikit-learn scipy threadpoolctl"
 ).split()
 APP = '''"""The page of this Space. `python app.py` serves it anywhere."""

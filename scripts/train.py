@@ -150,6 +150,8 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     configs.add_argument("--config", action="append", default=[])
     known, arguments = configs.parse_known_args(arguments)
     recipe, arguments = with_command_line(read_recipes(known.config), arguments)
+    if "fully_shard" in recipe or any(argument.partition("=")[0] == "--fully_shard" for argument in arguments):
+        raise ValueError("--fully_shard is gone: pass --fsdp.")
     parser = HfArgumentParser(
         (BackboneArguments, DataArguments, config_class),
         usage="%(prog)s METHOD [options]",
@@ -200,9 +202,9 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
             raise ValueError(f"--{option} needs --dataset_name.")
     if backbone.merge_adapter and backbone.peft is None:
         raise ValueError("--merge_adapter needs an adapter: pass --peft lora.")
-    if backbone.merge_adapter and args.fully_shard:
+    if backbone.merge_adapter and args.fsdp:
         raise ValueError(
-            "--merge_adapter excludes --fully_shard, whose parameters are divided among processes: save the adapter, "
+            "--merge_adapter excludes --fsdp, whose parameters are divided among processes: save the adapter, "
             "then merge it in one process (PeftModel.from_pretrained(...).merge_and_unload())."
         )
     if backbone.peft is not None and args.push_to_hub:
@@ -254,12 +256,10 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
 def prepared_rows(folder: str, exponent: float | None, args: Any, model: Any, tokenizer: Any) -> Dataset:
     """The rows of a folder of `--prepared_data`, whose maximum length becomes that of the run."""
     from trainers.core.states import unwrap_encoder
-    from trainers.data.prepared import PreparedData
+    from trainers.data.preparing import load_prepared, read_prepared
 
-    prepared = PreparedData.read(folder)
-    prepared.check(tokenizer, unwrap_encoder(model).config)
-    args.max_length = prepared.max_length
-    return prepared.dataset(exponent=exponent, seed=args.seed)
+    args.max_length = read_prepared(folder)["settings"]["max_length"]
+    return load_prepared(folder, tokenizer, unwrap_encoder(model).config, exponent=exponent, seed=args.seed)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
@@ -293,42 +293,33 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
         backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
     model, tokenizer = load_backbone(backbone, AutoModel)
     train = read_data(data)
-    callbacks = []
     if data.clean_pairs:
         args.text_columns = args.columns_of(train)
         query, document, *_ = args.text_columns
         train, report = clean_pairs(
             train, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query
         )
-        callbacks.append(printer_at_end(report))
+        if args.process_index == 0:
+            print(report)
     evaluation = read_data(data, evaluation=True)
-    return trainer_class(model, args, tokenizer, train, evaluation, callbacks=callbacks)
-
-
-def printer_at_end(report: object) -> Any:
-    """A callback that prints a report when training ends, since streamed pairs are cleaned during training."""
-    from transformers import TrainerCallback
-
-    class PrintAtEnd(TrainerCallback):
-        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:
-                print(report)
-
-    return PrintAtEnd()
+    return trainer_class(model, args, tokenizer, train, evaluation)
 
 
 def resumed_checkpoint(args: Any) -> str | None:
     """
-    The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`.
+    The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`, and for `auto`
+    if there is one.
 
     Raises:
         ValueError: if it is `true`, and there is no complete checkpoint.
     """
-    from trainers.core.checkpoints import last_checkpoint
+    from trainers.core.checkpoints import complete_checkpoints, last_checkpoint
 
     named = args.resume_from_checkpoint
     if named is None or named.lower() == "false":
         return None
+    if named.lower() == "auto":
+        return next(reversed(complete_checkpoints(args.output_dir)), None)
     return last_checkpoint(args.output_dir) if named.lower() == "true" else named
 
 
@@ -337,7 +328,7 @@ def save_merged(trainer: Any) -> None:
     if trainer.is_world_process_zero():
         trainer.backbone.merge_and_unload().save_pretrained(trainer.args.output_dir)
         trainer.processing_class.save_pretrained(trainer.args.output_dir)
-        trainer.save_modules(trainer.args.output_dir)
+        trainer.save_modules(trainer.args.output_dir, trainer.nested.state_dict())
 
 
 def main(arguments: list[str]) -> None:

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ DEFAULT_ENCODER = Path("stand-ins", "default").absolute()
 DATA = Path("stand-ins", "data").absolute()
 NAMES = {module: name for name, (module, _) in cli.COMMANDS.items()}  # of `python -m scripts.MODULE`
 LONGEST = 48  # tokens of a text in training, which is all that the small models have positions for
-FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")  # the first line of a block that is a file
+FILE = re.compile(r"# (\w+\.(?:py|sh|yaml))\n")  # the first line of a block that is a file
 
 
 def make_short() -> None:
@@ -60,10 +61,16 @@ def run_line(line: str) -> None:
     """Run one line of a shell: a command of this package in this process."""
     if not line or line.startswith(("#", "make ", "pip install ")):  # other tests look at these
         return
+    if " bash " in line:  # a script, in processes of its own
+        subprocess.run(["bash", "-c", line], check=True)
+        return
     words = expand(line)
     start = time.process_time()
     if words[:4] == ["hf", "jobs", "uv", "run"]:
         run_job(words)
+        return
+    if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
+        import_module(words[2]).main(words[3:])
         return
     if words[:2] == ["python", "-m"] and words[2].startswith("scripts."):
         words = ["m3bert", NAMES[words[2].removeprefix("scripts.")], *words[3:]]
@@ -179,7 +186,7 @@ def run_page(page: str) -> None:
         if language == "bash":
             for line in re.sub(r"\\\n\s*", " ", code).splitlines():
                 run_line(line.strip())
-        elif language == "yaml":
+        elif language in ("sh", "yaml"):
             if file := FILE.match(code):
                 Path(file[1]).write_text(code, encoding="utf-8")
         elif language != "javascript":  # which tests/ecosystem/test_onnx_clients.py runs

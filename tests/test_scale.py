@@ -15,10 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from torch.distributed.run import get_args_parser
 
 from modeling_m3bert import M3BertModel
+from scripts import train
 from tests.conftest import tiny_config
 from tests.snippets import ROOT, read, snippets
+from trainers import ContrastiveConfig
 from trainers.core.checkpoints import last_checkpoint
 
 
@@ -105,14 +108,54 @@ def test_the_page_has_a_line_of_each_launcher_for_each_way():
     assert starts == ["m3bert", "accelerate", *["torchrun", "accelerate"] * 3]
 
 
+# Writes down its own name and arguments; `scontrol` names the nodes instead, and `srun` runs the rest of its line.
+STUB = """#!/usr/bin/env bash
+case "$(basename "$0")" in
+    scontrol) echo node-0; echo node-1 ;;
+    srun) shift 2; exec "$@" ;;
+    *) printf '%s\\0' "$@" > called ;;
+esac
+"""
+
+
+def test_the_slurm_script_starts_torchrun_with_options_that_it_and_the_command_know(tmp_path):
+    (script,) = (snippet.code for snippet in snippets(read("docs/scale.md")) if snippet.language == "sh")
+    for stub in ("torchrun", "srun", "scontrol"):
+        (tmp_path / stub).write_text(STUB)
+        (tmp_path / stub).chmod(0o755)
+    (tmp_path / "slurm.sh").write_text(script)
+    job = {"NNODES": "2", "JOB_NODELIST": "node-[0-1]", "JOB_ID": "17", "GPUS_ON_NODE": "8"}
+    environment = {f"SLURM_{name}": value for name, value in job.items()}
+    environment["PATH"] = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["bash", "slurm.sh"], cwd=tmp_path, env=environment, check=True)
+    found = get_args_parser().parse_args((tmp_path / "called").read_text().split("\0")[:-1])
+    assert (found.nnodes, found.nproc_per_node, found.rdzv_endpoint) == ("2", "8", "node-0:29500")
+    assert found.module and found.training_script == "m3bert"
+    command, method, *options = found.training_script_args
+    _, data, args = train.parse(train.method_of(method)[0], [*options, "--use_cpu", "true", "--bf16", "false"])
+    assert command == "train" and args.resume_from_checkpoint == "auto" and data.train_files == ["triplets.csv"]
+
+
 def test_a_line_trains_in_two_processes(folder):
     assert len(run(folder, LINES[QUICK])) == 3
 
 
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp2-accelerate"])
+def test_a_line_that_shards_is_understood(monkeypatch, name):
+    """CPUs do not run it: tests/trainers/core/test_fsdp.py runs what it turns on."""
+    words = shlex.split(LINES[name].replace("\\\n", " "))
+    options = words[words.index("contrastive") + 1 :]
+    with pytest.raises(ValueError, match="fsdp needs GPUs"):
+        train.parse(ContrastiveConfig, [*options, "--use_cpu"])
+    monkeypatch.setattr("trainers.core.arguments.require_accelerator", lambda args: None)
+    _, _, args = train.parse(ContrastiveConfig, [*options, "--use_cpu"])
+    assert args.fsdp is True and args.fsdp_plugin_args["fsdp_version"] == 2
+
+
 @pytest.mark.slow
 def test_every_line_trains_with_the_same_losses(folder):
-    """One process with all rows, two processes, sharded processes, and two launchers."""
-    losses = {name: run(folder, line) for name, line in LINES.items()}
+    """One process with all rows, two processes, and two launchers."""
+    losses = {name: run(folder, line) for name, line in LINES.items() if "fsdp" not in name}
     for name, found in losses.items():
         assert found == pytest.approx(losses["one-gpu"], abs=2e-2, rel=1e-2), name  # bfloat16
     assert len(losses["one-gpu"]) == 3

@@ -12,11 +12,8 @@ from .core import papers
 from .core.described import described
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Grid
-from .core.objective import Identity, NestedBatch, Term, Terms
+from .core.objective import Identity, NestedBatch, Term, Terms, require_reduction
 from .embedding import EmbeddingTrainer
-
-
-REDUCTIONS = ("sum", "mean")
 
 
 class Contrastive(EmbeddingObjective):
@@ -41,9 +38,7 @@ class Contrastive(EmbeddingObjective):
 
     def __init__(self, grid: Grid, *, reduction: str = "sum", **kwargs: Any):
         super().__init__(grid, **kwargs)
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction={reduction!r} is unknown; legal values: {', '.join(REDUCTIONS)}.")
-        self.reduction = reduction
+        self.reduction = require_reduction(reduction)
 
     @property
     def identity(self) -> Identity:

@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from .core.checkpoints import part_of
 from .core.embedding import EmbeddingConfig
+from .core.fsdp import with_weights
 from .core.granularity import Grid
 from .core.objective import Objective
 from .core.projection import Projection
@@ -35,6 +38,8 @@ class EmbeddingTrainer(PublishingTrainer):
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
         teacher ([`TeacherEmbeddings`], *optional*): A teacher's embeddings of the texts in all columns, for objectives
             with a teacher, or a guide's, to find false negatives. Default: those that `args` names.
+        objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
+            a [`Composition`].
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
@@ -50,6 +55,7 @@ class EmbeddingTrainer(PublishingTrainer):
         train_dataset: Any = None,
         eval_dataset: Any = None,
         teacher: TeacherEmbeddings | None = None,
+        objective: Objective | None = None,
         **kwargs: Any,
     ):
         train_dataset = streamed(train_dataset)
@@ -68,7 +74,7 @@ class EmbeddingTrainer(PublishingTrainer):
         self.teacher = teacher
         super().__init__(
             model=model,
-            objective=self.build_objective(args, args.grid_for(model.config)),
+            objective=objective or self.build_objective(args, args.grid_for(model.config)),
             args=args,
             data_collator=TextColumnsCollator(
                 processing_class,
@@ -114,25 +120,27 @@ class EmbeddingTrainer(PublishingTrainer):
         """Build the objective that `args` describes."""
         return args.build_objective(grid)
 
-    def save_modules(self, output_dir: str) -> None:
+    def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Write pooling, prompts and projection next to the backbone, as modules of sentence-transformers."""
-        super().save_modules(output_dir)
-        config = unwrap_encoder(self.backbone).config
+        super().save_modules(output_dir, state_dict)
+        config, projection = unwrap_encoder(self.backbone).config, self.projection
+        if projection is not None:
+            projection = with_weights(projection, part_of(state_dict, "projection."))
         write_modules(
             output_dir,
             width=width_of(config),
             max_length=longest_text(config, self.processing_class),
             pooling=self.args.pooling,
             prompts=self.args.prompts,
-            projection=self.projection,
+            projection=projection,
         )
 
-    def _load_whole(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        super()._load_whole(resume_from_checkpoint, model)
+    def load_modules(self, folder: str) -> None:
+        super().load_modules(folder)
         if self.projection is not None:
-            saved = find_projection(resume_from_checkpoint)
+            saved = find_projection(folder)
             if saved is None:
-                raise ValueError(f"{resume_from_checkpoint} has no projection ({PROJECTION_FOLDER}).")
+                raise ValueError(f"{folder} has no projection ({PROJECTION_FOLDER}).")
             self.projection.load_state_dict(saved.state_dict())
 
 

@@ -142,7 +142,7 @@ class MultigranularMLMTrainer(PublishingTrainer):
         args ([`MultigranularMLMConfig`]): Training arguments.
         processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer with a mask token.
         train_dataset ([`~datasets.Dataset`], *optional*): Tokenised texts, in a column `input_ids`. Rows with a column
-            `document_lengths` are packed ([`PreparedData`]).
+            `document_lengths` are packed ([`load_prepared`][trainers.data.preparing.load_prepared]).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Tokenised texts for evaluation.
         kwargs: Further arguments of [`NestedTrainer`].
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import HfApi
 from torch import nn
 from transformers import PreTrainedModel
@@ -74,9 +76,9 @@ class PublishingTrainer(NestedTrainer):
             seed=args.seed,
         )
 
-    def save_modules(self, output_dir: str) -> None:
+    def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Also write the training record into the folder of the checkpoint."""
-        super().save_modules(output_dir)
+        super().save_modules(output_dir, state_dict)
         self.record().save(output_dir)
 
     def init_hf_repo(self, token: str | None = None, private: bool | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -13,12 +14,13 @@ from transformers import AutoConfig
 
 from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 
+from .core.checkpoints import part_of
 from .core.composition import mapping_of
 from .core.described import described
+from .core.fsdp import whole_root, with_weights
 from .core.granularity import Granularity, Grid
 from .core.objective import Objective
 from .core.parts.quantization import QAMA
-from .core.sharding import whole_root
 from .core.states import longest_text, shared_layers, unwrap_encoder, width_of
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
@@ -173,7 +175,7 @@ class QAMATrainer(DistillationTrainer):
     @torch.no_grad()
     def calibrate(self) -> None:
         """Set thresholds to the quantiles over training texts, of at most 20,000 embeddings."""
-        with whole_root(self.model):
+        with whole_root(self.model), self.compute_loss_context_manager():
             self.quantizer.calibrate(self._calibration_embeddings())
 
     def _calibration_embeddings(self) -> torch.Tensor:
@@ -196,11 +198,12 @@ class QAMATrainer(DistillationTrainer):
                 break
         return torch.cat(embeddings)
 
-    def save_modules(self, output_dir: str) -> None:
+    def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Also write the quantizer, with the record of its training. A frozen encoder keeps its own record, prompts
         and maximum length."""
-        super().save_modules(output_dir)
-        folder = write_quantizer(output_dir, self.quantizer)
+        super().save_modules(output_dir, state_dict)
+        weights = part_of(state_dict, "objective.quantizer.")
+        folder = write_quantizer(output_dir, with_weights(self.quantizer, weights))
         if not self.args.frozen:
             return
         if self.source:

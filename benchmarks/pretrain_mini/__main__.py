@@ -1,95 +1,144 @@
 """
-Pretrain a small m3BERT through all stages on local text in 35 languages, in less than 40 minutes on two CPU cores:
+Pretrain a small m3BERT through its three stages on local text in 35 languages, within 18 minutes on two CPU cores:
 
     python -m benchmarks.pretrain_mini              # as `make pretrain-mini`; continues where it was interrupted
-    python -m benchmarks.pretrain_mini --table      # print the tables of the results file
+    python -m benchmarks.pretrain_mini --page       # put the tables of the results file into docs/pretrain.md
 
-The stages are in pipeline.yaml: tokenizer, masked language modelling on English, then on all languages,
-Matryoshka distillation, averaged checkpoints, contrastive training on translations, and on English pairs. The model is
-scored before the first stage and after each. The data sets are in `M3BERT_DATA`; no sentence of a scored set is
-trained on.
+stages.sh is the run: tokenizer, masked language modelling on English, then on all languages, contrastive training on
+pairs. Its sizes are in mlm.yaml and pairs.yaml. The model is scored as it begins and after each stage. The data sets
+are in `M3BERT_DATA`; no sentence of a scored set is trained on.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks._measure import RESULTS, about
+from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
+
+from benchmarks._measure import RESULTS, SEED, about
 from benchmarks.pretrain_mini.text import write_text
 from hub_cards.tables import markdown
+from scripts import evaluate
 from scripts.command import argument_parser, run_command
-from scripts.pipeline import run_pipeline
 from scripts.sources import data_folder
-from scripts.stages import Stage, read_pipeline
 from trainers import Grid
 from trainers.core.checkpoints import last_checkpoint
 from trainers.evaluation import GridResults
 
 
-PIPELINE = Path(__file__).with_name("pipeline.yaml")
+FOLDER = Path(__file__).parent
 FILE = RESULTS / "pretrain_mini.json"
-# What the tables call a model -> the stage that trained it (None: no training), and the stage that scored it.
+PAGE = FOLDER.parents[1] / "docs" / "pretrain.md"
+MARKS = "<!-- results of make pretrain-mini -->", "<!-- end of results -->"
+GRID = Grid.parse("2,4,6 x 16,32,64,128")
+TASKS = {
+    "sts": ["stsb"],
+    "bitext": ["tatoeba-ara", "tatoeba-cmn", "tatoeba-deu", "tatoeba-fra", "tatoeba-rus", "tatoeba-tur"],
+}
+SETTINGS = {"VOCABULARY": "16000", "LENGTH": "128"}  # of stages.sh
+EVALUATION = {"stage1": "english-eval.txt", "stage2": "multilingual-eval.txt", "stage3": "pairs-eval.jsonl"}
+# Folder of a model -> what the tables call it.
 MODELS = {
-    "untrained": (None, "untrained-scores"),
-    "stage 1, English": ("stage1", "stage1-scores"),
-    "stage 2, 35 languages": ("stage2", "stage2-scores"),
-    "distilled and averaged": ("distilled", "averaged-scores"),
-    "stage 3, translations": ("stage3", "stage3-scores"),
-    "fine-tuned, English pairs": ("finetuned", "finetuned-scores"),
+    "untrained": "untrained",
+    "stage1": "stage 1, English",
+    "stage2": "stage 2, 35 languages",
+    "stage3": "stage 3, pairs",
 }
 
 
-def losses(stage: Stage) -> dict[str, dict[str, float]]:
+def run_stages(text: Path, run: Path, more: Sequence[str]) -> None:
+    """
+    Run stages.sh at small scale.
+
+    Args:
+        text (`Path`): What [`write_text`] wrote.
+        run (`Path`): Folder of the tokenizer and the models.
+        more (`Sequence[str]`): Further options of all stages.
+
+    Raises:
+        ValueError: if a stage fails.
+    """
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**SETTINGS, **os.environ, "PATH": path}
+    for stage, file in EVALUATION.items():
+        sizes = FOLDER / ("pairs.yaml" if stage == "stage3" else "mlm.yaml")
+        options = ["--config", sizes, "--eval_files", text / file, *more]
+        environment[stage.upper()] = " ".join(map(str, options))
+    if code := subprocess.run(["bash", FOLDER / "stages.sh", text, run], env=environment).returncode:
+        raise ValueError(f"stages.sh failed with exit status {code}; its last lines say why.")
+
+
+def write_untrained(trained: Path, folder: Path) -> None:
+    """Write a model as stage 1 begins with: its config and tokenizer, and random weights."""
+    set_seed(SEED)
+    AutoModel.from_config(AutoConfig.from_pretrained(trained)).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(trained).save_pretrained(folder)
+
+
+def score(model: Path, output: Path, tasks: Sequence[str]) -> None:
+    """Score a model at every granularity, unless it is done."""
+    if (output / "results.json").is_file():
+        return
+    options = ["--max_length", "64", "--batch_size", "128", "--no_latency", "--no_two_stages"]
+    grid = ["--grid", ",".join(map(str, GRID))]
+    evaluate.main(
+        ["--model_name_or_path", str(model), "--output_dir", str(output), "--tasks", *tasks, *grid, *options]
+    )
+
+
+def losses(stage: Path) -> dict[str, dict[str, float]]:
     """Granularity -> `before` and `after`: the loss of held-out texts at the start of a stage and at its end."""
-    state = json.loads(Path(last_checkpoint(stage.folder), "trainer_state.json").read_text(encoding="utf-8"))
+    state = json.loads(Path(last_checkpoint(stage), "trainer_state.json").read_text(encoding="utf-8"))
     before = next(entry for entry in state["log_history"] if entry["step"] == 0)
-    after = json.loads((stage.folder / "eval_results.json").read_text(encoding="utf-8"))
+    after = json.loads((stage / "eval_results.json").read_text(encoding="utf-8"))
     found = {}
-    for g in Grid.parse(stage.options["grid"]):
-        # The loss of a granularity is one term; a divergence's name has two granularities.
-        (name,) = (key for key in after if key.startswith("eval_") and key.endswith(f"_{g}") and ">" not in key)
+    for g in GRID:
+        (name,) = (key for key in after if key.startswith("eval_") and key.endswith(f"_{g}"))
         found[str(g)] = {"before": round(before[name], 4), "after": round(after[name], 4)}
     return found
 
 
-def collected(stages: Sequence[Stage]) -> dict[str, Any]:
-    """What all stages gave: seconds, losses and scores."""
-    by_name = {stage.name: stage for stage in stages}
-    seconds = {
-        name: json.loads(stage.record.read_text(encoding="utf-8"))["seconds"] for name, stage in by_name.items()
-    }
+def collected(run: Path) -> dict[str, Any]:
+    """What the stages gave: losses and scores."""
     models: dict[str, Any] = {}
-    for model, (trained, scored) in MODELS.items():
-        results = GridResults.load(by_name[scored].folder / "results.json")
-        models[model] = {"losses": losses(by_name[trained]) if trained else {}}
-        for task_type in ("sts", "bitext"):
+    for folder, model in MODELS.items():
+        results = GridResults.load(run / f"{folder}-scores" / "results.json")
+        models[model] = {"losses": losses(run / folder) if folder in EVALUATION else {}}
+        for task_type in TASKS:
             quality = results.quality(results.tasks(task_type))
             models[model][task_type] = {str(g): round(value, 4) for g, value in quality.items()}
-    tasks = {task_type: results.tasks(task_type) for task_type in ("sts", "bitext")}
-    return {"seconds": seconds, "total_seconds": round(sum(seconds.values())), "tasks": tasks, "models": models}
+    return {"tasks": {task_type: results.tasks(task_type) for task_type in TASKS}, "models": models}
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Two tables, one row per granularity: the losses of each stage before and after it, and the scores after it."""
+    """How long it took, and two tables, one row per granularity: the losses of each stage before and after it, and the
+    scores after it."""
     models = results["models"]
     grid = list(models["untrained"]["sts"])
     trained = {name: its["losses"] for name, its in models.items() if its["losses"]}
     loss_rows = [[g, *(f"{its[g]['before']:.2f} → {its[g]['after']:.2f}" for its in trained.values())] for g in grid]
     score_rows = [[g, *(cell(its["sts"][g], its["bitext"][g]) for its in models.values())] for g in grid]
     means = ["mean", *(cell(mean(its["sts"].values()), mean(its["bitext"].values())) for its in models.values())]
-    languages = len(results["tasks"]["bitext"])
     return "\n".join(
         [
+            f"It took {results['seconds'] / 60:.0f} minutes on {results['cores']} cores ({results['processor']}), "
+            f"with seed {results['seed']},",
+            f"on {results['date']} (`benchmarks/results/pretrain_mini.json`).",
+            "",
             "Loss of held-out texts before and after each stage:",
             "",
             markdown(["granularity", *trained], loss_rows),
             "",
-            f"STS-B (Spearman) / Tatoeba (accuracy, mean of {languages} languages) after each stage, in percent:",
+            f"STS-B (Spearman) / Tatoeba (accuracy, mean of {len(results['tasks']['bitext'])} languages) after each "
+            "stage, in percent:",
             "",
             markdown(["granularity", *models], [*score_rows, means]),
         ]
@@ -101,28 +150,48 @@ def cell(sts: float, bitext: float) -> str:
     return f"{100 * sts:.1f} / {100 * bitext:.1f}"
 
 
+def with_tables(page: str, results: dict[str, Any]) -> str:
+    """A page with the tables of these results between its marks."""
+    begin, end = MARKS
+    before, _, rest = page.partition(begin)
+    return f"{before}{begin}\n\n{tables(results)}\n\n{end}{rest.partition(end)[2]}"
+
+
+def pretrain(folder: Path, file: Path, tasks: Sequence[str], more: Sequence[str] = ()) -> None:
+    """
+    Run everything that is not done, and write the results file.
+
+    Args:
+        folder (`Path`): Folder of text and models.
+        file (`Path`): The results file.
+        tasks (`Sequence[str]`): Tasks that score each model.
+        more (`Sequence[str]`, *optional*): Further options of all stages.
+    """
+    data, text, run = data_folder(), folder / "text", folder / "run"
+    described, continued, begun = about(SEED), text.is_dir(), time.monotonic()
+    write_text(data, text)
+    run_stages(text, run, more)
+    write_untrained(run / "stage1", run / "untrained")
+    for model in MODELS:
+        score(run / model, run / f"{model}-scores", tasks)
+    seconds = {"seconds": round(time.monotonic() - begun), "continued": continued}
+    content = described | seconds | collected(run)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("runs/pretrain-mini"), help="folder of all stages")
-    parser.add_argument("--pipeline", type=Path, default=PIPELINE, help="the stages")
+    parser.add_argument("--folder", type=Path, default=Path("runs/pretrain-mini"), help="folder of text and models")
     parser.add_argument("--results", type=Path, default=FILE, help="file to write")
-    parser.add_argument("--table", action="store_true", help="print the tables of the results file, and run nothing")
+    parser.add_argument("--page", action="store_true", help="write the results into docs/pretrain.md, and run nothing")
     options = parser.parse_args(arguments)
-    if not options.table:
-        described = about()
-        os.environ["PRETRAIN_MINI"] = str(options.folder)
-        write_text(data_folder(), options.folder / "text")
-        stages = read_pipeline(options.pipeline)
-        run_pipeline(stages)
-        options.results.parent.mkdir(parents=True, exist_ok=True)
-        content = described | collected(stages)
-        options.results.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if not options.page:
+        pretrain(options.folder, options.results, [task for tasks in TASKS.values() for task in tasks])
     results = json.loads(options.results.read_text(encoding="utf-8"))
+    if options.page:
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), results), encoding="utf-8")
     print(tables(results))
-    print(
-        f"\n{results['total_seconds'] / 60:.0f} minutes: "
-        + ", ".join(f"{n} {s:.0f} s" for n, s in results["seconds"].items())
-    )
 
 
 if __name__ == "__main__":

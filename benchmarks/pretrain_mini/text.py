@@ -14,8 +14,9 @@ from trainers.evaluation.tasks import BITEXT_LANGUAGES
 
 XNLI = ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")
 ENGLISH = ("news", "web", "books", "brown")
-ENGLISH_LINES, LINES_PER_LANGUAGE = 100_000, 6_000  # more than the steps read
+ENGLISH_LINES, LINES_PER_LANGUAGE = 40_000, 3_000  # more than the steps read
 ENGLISH_EVAL, EVAL_PER_LANGUAGE, EVAL_PAIRS = 256, 8, 256
+PAIRS = 60_000  # of each kind
 
 
 def lines(file: Path) -> list[str]:
@@ -57,8 +58,8 @@ def english_pairs(data: Path, draw: random.Random) -> list[tuple[str, str]]:
 
 def write_text(data: Path, folder: Path) -> None:
     """
-    Write the text of all stages, without the sentences that are scored: `english/eng` and `train/LANGUAGE` for masked
-    language modelling, pairs, and held-out parts of each.
+    Write the text of all stages, without the sentences that are scored: `english/eng` and `languages/LANGUAGE` for
+    masked language modelling, `pairs`, and held-out parts of each.
     """
     if folder.is_dir():
         return
@@ -73,25 +74,27 @@ def write_text(data: Path, folder: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
 
-    def write_pairs(name: str, pairs: list[tuple[str, str]]) -> None:
+    def drawn(pairs: list[tuple[str, str]]) -> list[str]:
         own = [pair for pair in pairs if not {text.strip().lower() for text in pair} & scored]
-        draw.shuffle(own)
-        rows = [json.dumps({"anchor": first, "positive": second}, ensure_ascii=False) for first, second in own]
-        write(f"{name}-eval.jsonl", rows[:EVAL_PAIRS])
-        write(f"{name}.jsonl", rows[EVAL_PAIRS:])
+        rows = [json.dumps({"query": first, "document": second}, ensure_ascii=False) for first, second in own]
+        rows = list(dict.fromkeys(rows))  # each once
+        return draw.sample(rows, min(PAIRS, len(rows)))
 
     english = kept(line for name in ENGLISH for line in lines(data / "text-english" / f"{name}.txt.gz"))
     draw.shuffle(english)
     write("english-eval.txt", english[:ENGLISH_EVAL])
-    for place in ("english/eng", "train/eng"):
+    for place in ("english/eng", "languages/eng"):
         write(f"{place}/text.txt", english[ENGLISH_EVAL:][:ENGLISH_LINES])
     held_out = english[:EVAL_PER_LANGUAGE]
     for file in sorted((data / "text-multilingual").glob("*.txt.gz")):
         texts = kept(lines(file))
         held_out += texts[:EVAL_PER_LANGUAGE]
         language = file.name.removesuffix(".txt.gz")
-        write(f"train/{language}/text.txt", texts[EVAL_PER_LANGUAGE:][:LINES_PER_LANGUAGE])
+        write(f"languages/{language}/text.txt", texts[EVAL_PER_LANGUAGE:][:LINES_PER_LANGUAGE])
     write("multilingual-eval.txt", held_out)
-    write_pairs("parallel", translations(data))
-    write_pairs("english", english_pairs(data, draw))
+    kinds = {"translations": drawn(translations(data)), "english": drawn(english_pairs(data, draw))}
+    each = EVAL_PAIRS // len(kinds)
+    write("pairs-eval.jsonl", [row for rows in kinds.values() for row in rows[:each]])
+    for name, rows in kinds.items():
+        write(f"pairs/{name}.jsonl", rows[each:])
     unfinished.rename(folder)

@@ -13,6 +13,7 @@ from hub_cards.figures import (
     draw_all,
     draw_asymmetric_searches,
     draw_codes,
+    draw_comparison,
     draw_prefix_residual_correlation,
 )
 from trainers import Granularity, Grid
@@ -88,6 +89,19 @@ def test_the_legend_of_all_codes_is_within_the_figure(coded, tmp_path, monkeypat
     box = figure.legends[0].get_window_extent()
     assert len(figure.legends[0].get_texts()) == len(CODES) + 1
     assert box.x0 >= 0 and box.x1 <= figure.bbox.width and box.y0 >= 0
+
+
+def test_each_search_is_a_panel_with_a_line_per_layer(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr("hub_cards.figures._save", lambda figure, file: figures.append(figure))
+    scores = {Granularity(layer, dim): {"recall@10": layer * dim / 100} for layer in (2, 6) for dim in (4, 8)}
+    draw_comparison({"a": scores, "b": scores}, "recall@10", {"TF-IDF": {"recall@10": 0.5}}, tmp_path / "it.png")
+    for axes, title in zip(figures[0].axes, "ab", strict=True):
+        lines = {line.get_label(): line for line in axes.lines}
+        assert axes.get_title() == title and list(lines) == ["layer 2", "layer 6", "TF-IDF"]
+        assert list(lines["layer 6"].get_xdata()) == [16, 32]
+        assert list(lines["layer 6"].get_ydata()) == pytest.approx([24, 48])
+        assert lines["TF-IDF"].get_ydata()[0] == 50
 
 
 def test_every_code_has_a_colour_and_a_marker_of_its_own():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-import httpx2
+import socket
+from types import SimpleNamespace
+
 import pytest
+from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import (
     HfHubHTTPError,
     LocalEntryNotFoundError,
@@ -17,12 +20,9 @@ from hub_cards.upload import Publication, explain, published_card
 
 def refusal(status: int, kind: type[HfHubHTTPError] = HfHubHTTPError) -> HfHubHTTPError:
     """What the client raises for an answer of the Hub; its text has a token and a signed URL."""
-    request = httpx2.Request(
-        "PUT", "https://storage/file?signature=secret", headers={"authorization": "Bearer hf_secret"}
-    )
-    return kind(
-        "hf_secret at https://storage/file?signature=secret", response=httpx2.Response(status, request=request)
-    )
+    request = SimpleNamespace(url="https://storage/file?signature=secret", headers={"authorization": "hf_secret"})
+    response = SimpleNamespace(status_code=status, headers={}, request=request)
+    return kind("hf_secret at https://storage/file?signature=secret", response=response)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,16 @@ def test_a_refusal_behind_a_wrapper_is_found():
             raise OSError("wrapped") from error
     except OSError as error:
         assert "(403)" in explain(error, "user/model", None)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.socket() as closed:  # bound but not listening: it refuses connections
+        closed.bind(("127.0.0.1", 0))
+        endpoint = f"http://127.0.0.1:{closed.getsockname()[1]}"
+        monkeypatch.setattr(upload, "HfApi", lambda token: HfApi(endpoint, token))
+        with pytest.raises(OSError, match=r"upload to user/model was interrupted \(ConnectError\); .*again.*\.$"):
+            Publication(tmp_path, "user/model", {}).upload(token="hf_secret")
 
 
 def test_a_card_that_cannot_be_read_now_is_not_taken_for_none(monkeypatch):

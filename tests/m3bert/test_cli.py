@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib import import_module
@@ -11,19 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from m3bert.cli import COMMANDS, main
+from m3bert.cli import COMMANDS, GONE, main
+from tests.snippets import read
 
 
 ROOT = Path(__file__).resolve().parents[2]
-# Runs a command and prints the top-level packages that it imported, after a mark.
+# Runs commands and prints the top-level packages that they imported, after a mark.
 IMPORTS = """
 import sys
 from m3bert.cli import main
-try:
-    main(sys.argv[1:])
-except SystemExit as end:
-    if end.code and end.code is not True:
-        print(end.code)
+for line in sys.argv[1:]:
+    try:
+        main(line.split())
+    except SystemExit as end:
+        if end.code and end.code is not True:
+            print(end.code)
 print("LOADED", *{name.partition(".")[0] for name in sys.modules})
 """
 
@@ -34,9 +37,9 @@ def process(*arguments: object, folder: Path = ROOT) -> subprocess.CompletedProc
     )
 
 
-def run_and_list(*arguments: object, folder: Path = ROOT) -> tuple[str, set[str]]:
-    """What a command printed, and the packages that it imported."""
-    done = process("-c", IMPORTS, *arguments, folder=folder)
+def run_and_list(*lines: str, folder: Path = ROOT) -> tuple[str, set[str]]:
+    """What commands printed, and the packages that they imported."""
+    done = process("-c", IMPORTS, *lines, folder=folder)
     assert done.returncode == 0, done.stderr
     printed, _, loaded = done.stdout.rpartition("LOADED")
     return printed, set(loaded.split())
@@ -88,6 +91,34 @@ def test_an_unknown_command_is_one_line():
     assert end.value.code == f"error: unknown command 'fly'; commands: {', '.join(COMMANDS)}."
 
 
+@pytest.mark.parametrize("words", GONE)
+def test_what_went_is_refused_in_one_line_that_says_what_to_use(words):
+    assert words.split()[0] not in COMMANDS or " --" in words
+    with pytest.raises(SystemExit) as end:
+        main([*words.split(), "value"])
+    assert end.value.code == f"error: `m3bert {words}` is no longer there: {GONE[words]}."
+    assert all((ROOT / page).is_file() for page in re.findall(r"docs/\w+\.md", GONE[words]))
+
+
+def test_an_option_that_went_is_refused_in_every_form(monkeypatch):
+    monkeypatch.setitem(GONE, "train --shards", "use --fsdp")
+    for options in (["--shards", "true"], ["--shards=true"], ["--grid", "4x8", "--shards"]):
+        with pytest.raises(SystemExit, match="^error: `m3bert train --shards` is no longer there: use --fsdp.$"):
+            main(["train", "contrastive", *options])
+
+
+def test_the_documentation_explains_every_command():
+    """The table of commands names a page for each, which shows how it is called."""
+    table = read("docs/index.md").partition("| command |")[2].partition("\n\n")[0]
+    pages = {}
+    for row in table.splitlines():
+        names, *_, page = row.strip("| ").split("|")
+        pages |= dict.fromkeys(re.findall(r"`(\w+)`", names), re.findall(r"\((\w+\.md)", page))
+    assert pages.keys() == COMMANDS.keys()
+    for name, linked in pages.items():
+        assert any(re.search(rf"\bm3bert {name}\b", read(f"docs/{page}")) for page in linked or ["index.md"]), name
+
+
 def test_training_without_a_method_lists_the_methods(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", sys.argv)
     main(["train", "--help"])
@@ -98,36 +129,18 @@ def test_training_without_a_method_lists_the_methods(monkeypatch, capsys):
 HEAVY = {"torch", "transformers", "numpy", "datasets", "accelerate", "huggingface_hub", "matplotlib", "faiss"}
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["--help"],
-        ["--version"],
-        ["recipes"],
-        ["recipes", "mic_bert"],
-        ["launchers"],
-        ["train", "--help"],
-        ["choose", "--help"],
-        ["convert", "--help"],
-        ["push", "--help"],
-        ["fly"],
-    ],
-    ids=" ".join,
-)
-def test_what_needs_no_model_imports_no_torch(arguments):
-    printed, loaded = run_and_list(*arguments)
-    assert printed and not loaded & HEAVY
-
-
-def test_choosing_imports_no_torch(tmp_path):
-    printed, loaded = run_and_list("choose", "missing.json", "--documents", "1000", folder=tmp_path)
-    assert printed == "error: missing.json: No such file or directory\n"
+def test_what_needs_no_model_imports_no_torch(tmp_path):
+    helps = [f"{name} --help" for name in ("train", "choose", "convert", "push")]
+    lines = ["--help", "--version", "recipes", "recipes mic_bert", *helps, "fly"]
+    printed, loaded = run_and_list(*lines, "choose missing.json --documents 1000", folder=tmp_path)
+    assert printed.count("usage: m3bert") == 4 and "\nMethods: " in printed
+    assert "mic_bert" in printed and "unknown command 'fly'" in printed
+    assert printed.endswith("error: missing.json: No such file or directory\n")
     assert not loaded & HEAVY
 
 
-@pytest.mark.parametrize("arguments", [["train", "starbucks", "--help"], ["evaluate", "--help"]], ids=" ".join)
-def test_optional_packages_are_imported_where_they_are_used(arguments):
-    _, loaded = run_and_list(*arguments)
+def test_optional_packages_are_imported_where_they_are_used():
+    _, loaded = run_and_list("train starbucks --help", "evaluate --help")
     assert "torch" in loaded
     assert not loaded & {"faiss", "matplotlib", "sklearn", "sentence_transformers", "gradio", "onnxruntime"}
 
@@ -147,8 +160,7 @@ def test_a_reader_that_stops_reading_is_no_error():
     assert done.returncode == 0 and done.stderr == ""
 
 
-@pytest.mark.parametrize("module", ["choose", "convert", "push_to_hub", "recipes", "ask"])
-def test_a_checkout_runs_the_same_modules(module):
-    done = process("-m", f"scripts.{module}", "--help")
+def test_a_checkout_runs_the_same_modules():
+    done = process("-m", "scripts.choose", "--help")
     assert done.returncode == 0, done.stderr
     assert "usage: " in done.stdout

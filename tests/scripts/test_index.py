@@ -115,6 +115,7 @@ def test_another_model_is_refused(plan, model, corpus, tmp_path):
         (["PLAN", "--files", "a.jsonl"], "Building an index needs --engine"),
         (["PLAN", "--files", "a.jsonl", "--engine", "faiss"], "Building an index needs --output"),
         (["PLAN", "--files", "a.jsonl", "--engine", "annoy", "--output", "x"], "--engine annoy is unknown; legal"),
+        (["PLAN", "--files", "a", "--engine", "usearch", "--output", "x"], "--engine usearch: m3bert builds no index"),
         (["PLAN", "--grid", "6x8"], "--grid: an index has the granularity of its plan"),
         (["PLAN", "--delete", "a"], "--add and --delete need the folder of an index"),
         (["FOLDER"], "Nothing to do for .*: pass --add FILE ... or --delete ID"),

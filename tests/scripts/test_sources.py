@@ -33,4 +33,7 @@ def test_local_data_is_where_the_environment_says(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match="nowhere: set the environment variable M3BERT_DATA"):
         sources.data_folder()
     monkeypatch.delenv("M3BERT_DATA")
-    assert sources.local_data() == Path("../shared/data")
+    assert sources.local_data() is None
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"no folder \.\./shared/data: set the environment variable M3BERT_DATA"):
+        sources.data_folder()

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import pytest
@@ -19,8 +20,10 @@ from peft import PeftModel
 from hub_cards.publication import Options, write_card
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
+from scripts.backbone import BackboneArguments
 from tests.conftest import padded_batch, tiny_config
 from tests.scripts.conftest import ROOT
+from trainers import ContrastiveConfig
 from trainers.hub.quantizer import find_quantizer
 
 
@@ -42,16 +45,15 @@ def model_config() -> dict[str, int]:
     return {name: getattr(tiny_config(), name) for name in names}
 
 
-def test_masked_lm_of_a_new_model_in_two_languages(text_files, quick_options, run_module):
+def test_masked_lm_of_a_new_model_in_two_languages(text_files, quick_options):
     recipe = text_files / "recipe.yaml"
     values = {"warmup_steps": 1, "mlm_probability": 0.3, "grid": "9x9", "max_length": 32}
     recipe.write_text(json.dumps({"model_config": model_config(), **values}))
-    done = run_module(
-        "scripts.train", "multigranular-mlm", "--config", recipe, "--tokenizer_name", text_files / "tokenizer",
-        "--grid", "2,6x8,32", "--train_files", text_files / "en.txt", text_files / "de.txt", "--language_exponent",
-        "0.7", "--eval_files", text_files / "de.txt", "--output_dir", text_files / "out", *quick_options(),
+    run(
+        "multigranular-mlm", "--config", recipe, "--tokenizer_name", text_files / "tokenizer", "--grid", "2,6x8,32",
+        "--train_files", text_files / "en.txt", text_files / "de.txt", "--language_exponent", "0.7", "--eval_files",
+        text_files / "de.txt", "--output_dir", text_files / "out", *quick_options(),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
     logs = logged(text_files / "out")
     assert len(logs) == 3
     assert set(logs[0]) >= MLM_TERMS
@@ -73,7 +75,10 @@ def test_contrastive_of_a_checkpoint_and_resuming(text_files, tiny_checkpoint, q
         assert tensor.allclose(final[name], atol=1e-6), name
 
 
-@pytest.mark.parametrize("method", ["contrastive", "espresso", "2dmse", "starbucks"])
+@pytest.mark.parametrize(
+    "method",
+    ["contrastive", *(pytest.param(name, marks=pytest.mark.slow) for name in ("espresso", "2dmse", "starbucks"))],
+)
 def test_an_adapter_is_saved_alone_or_merged(text_files, tiny_model, tiny_checkpoint, quick_options, method):
     arguments = [
         method, "--model_name_or_path", tiny_checkpoint, "--grid", "2x8,6x32" if method == "starbucks" else "2,6x8,32",
@@ -353,10 +358,8 @@ def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
         ),
         (["contrastive", "FILES", "pairs.jsonl", "--max_pairs_per_query", "2"], "needs --clean_pairs"),
         (["contrastive", "FILES", "pairs.jsonl", "--merge_adapter"], "needs an adapter: pass --peft lora"),
-        (
-            ["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--merge_adapter", "--fully_shard"],
-            "--merge_adapter excludes --fully_shard",
-        ),
+        (["contrastive", "FILES", "pairs.jsonl", "--fully_shard", "true"], "--fully_shard is gone: pass --fsdp"),
+        (["contrastive", "FILES", "pairs.jsonl", "--fsdp"], "fsdp needs GPUs: on a CPU"),
         (["espresso", "FILES", "pairs.jsonl", "--grid", "2,4x8,16"], "needs the full size 6x32"),
         (["2dmse", "FILES", "pairs.jsonl", "--grid", "6x8,32"], "2DMSE needs .*layers x .*dims"),
         (["starbucks", "FILES", "pairs.jsonl", "--grid", "2,6x8,32"], "sizes whose layer and dim increase together"),
@@ -385,6 +388,16 @@ def test_what_is_wrong_is_said_in_one_line(text_files, tiny_checkpoint, change, 
     with pytest.raises(ValueError, match=re.sub(r"([()])", r"\\\1", message)) as caught:
         run(*arguments)
     assert "\n" not in str(caught.value)
+
+
+def test_streamed_pairs_are_cleaned_before_training(text_files, tiny_checkpoint, quick_options, capsys):
+    file = text_files / "pairs.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines, lines[0]]))
+    options = ["--model_name_or_path", tiny_checkpoint, "--per_device_train_batch_size", 8, *quick_options()]
+    options += ["--output_dir", text_files / "out", "--train_files", file, "--streaming"]
+    run("contrastive", *options, "--clean_pairs", "--max_pairs_per_query", 3)
+    assert f"Kept {len(lines)} of {len(lines) + 1} pairs; dropped 1 duplicates and 0 " in capsys.readouterr().out
 
 
 def test_the_data_set_that_is_asked_for_is_trained_on(text_files, tiny_checkpoint, quick_options, monkeypatch):
@@ -496,3 +509,28 @@ def test_the_command_prints_an_error_and_no_traceback(run_module):
     assert done.returncode == 1
     assert done.stderr.startswith("error: 'nothing' is not a method; methods: multigranular-mlm, ")
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_checkpoint_to_resume_from(tmp_path):
+    """The last complete one in the order of steps; `auto` starts anew without one."""
+
+    def found(named: str | None) -> str | None:
+        return train.resumed_checkpoint(SimpleNamespace(resume_from_checkpoint=named, output_dir=str(tmp_path)))
+
+    assert found(None) is found("false") is found("auto") is None
+    assert found("elsewhere/checkpoint-7") == "elsewhere/checkpoint-7"
+    with pytest.raises(ValueError, match="has no complete checkpoint to resume from"):
+        found("true")
+    for step in (9, 100, 20):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-200").mkdir()  # being written
+    assert found("true") == found("auto") == str(tmp_path / "checkpoint-100")
+
+
+def test_an_adapter_is_not_merged_in_shards(quiet_arguments, tmp_path):
+    args = ContrastiveConfig(**quiet_arguments(tmp_path))
+    args.fsdp = True  # refused on a CPU when it is passed
+    backbone, data = BackboneArguments(peft="lora", merge_adapter=True), train.DataArguments(["pairs.jsonl"])
+    with pytest.raises(ValueError, match="--merge_adapter excludes --fsdp"):
+        train.check_options(backbone, data, args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import peft
@@ -10,15 +11,20 @@ import pytest
 import torch
 import transformers
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
 
 import trainers
 from modeling_m3bert import M3BertModel
 from tests.conftest import quiet, tiny_config
 from trainers import (
+    Composition,
+    Contrastive,
     ContrastiveConfig,
     ContrastiveTrainer,
+    CrossDepth,
     EspressoConfig,
     EspressoTrainer,
+    Grid,
     Matryoshka2dConfig,
     Matryoshka2dTrainer,
     SimCSEConfig,
@@ -60,6 +66,18 @@ def test_every_objective_trains_and_leaves_the_model_its_own(
     assert set(RUNS[name][3]) <= set(trainer.state.log_history[0])
     assert trainer.evaluate()["eval_loss"] == pytest.approx(trainer.evaluate()["eval_loss"])
     assert model.forward.__func__ is M3BertModel.forward
+
+
+def test_an_objective_that_one_composed_is_trained(tiny_tokenizer, sentences, tmp_path):
+    grid = Grid.parse("2,6x8,32")
+    objective = Composition({"same": (1.0, Contrastive(grid)), "across": (2.0, CrossDepth(grid))})
+    args = ContrastiveConfig(
+        **quiet(tmp_path, grid=str(grid), max_steps=1, per_device_train_batch_size=8, logging_steps=1)
+    )
+    dataset = Dataset.from_dict({"query": sentences[:8], "answer": sentences[8:16]})
+    trainer = ContrastiveTrainer(M3BertModel(tiny_config()), args, tiny_tokenizer, dataset, objective=objective)
+    trainer.train()
+    assert {"same_2x8", "across_2x8"} <= set(trainer.state.log_history[0])
 
 
 def test_dropout_is_looked_for_in_the_encoder_and_its_adapter():
@@ -115,6 +133,33 @@ def test_a_learned_temperature_trains_without_decay_and_is_not_published(tiny_to
     again = ContrastiveTrainer(M3BertModel(tiny_config()), args, tiny_tokenizer, dataset)
     again._load_from_checkpoint(str(tmp_path / "checkpoint-2"))
     assert again.model.objective.log_scale.item() == trained
+
+
+def test_a_learned_temperature_without_dims_is_resumed(tiny_tokenizer, sentences, tmp_path):
+    """Old checkpoints have it so, in the objective and in the optimizer's state."""
+    dataset = Dataset.from_dict({"query": sentences[:24], "answer": sentences[24:]})
+    changes = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2, "per_device_train_batch_size": 8}
+    changes |= {"learn_temperature": True, "projector_learning_rate": 0.1, "grid": "6x8,32"}
+    trained = []
+    for resume in (None, str(tmp_path / "checkpoint-2")):
+        args = ContrastiveConfig(**quiet(tmp_path if resume is None else tmp_path / "again", **changes))
+        torch.manual_seed(0)
+        trainer = ContrastiveTrainer(M3BertModel(tiny_config()), args, tiny_tokenizer, dataset)
+        trainer.train(resume_from_checkpoint=resume)
+        trained.append(trainer.model.objective.log_scale.item())
+        if resume is None:
+            without_dims(tmp_path / "checkpoint-2")
+    assert trained[0] == trained[1]
+
+
+def without_dims(checkpoint: Path) -> None:
+    """Make the learned temperature of a checkpoint one without dims."""
+    file = checkpoint / "objective.safetensors"
+    save_file({name: tensor[0] for name, tensor in load_file(file).items()}, file)
+    state = torch.load(checkpoint / "optimizer.pt", weights_only=True)
+    (moments,) = [own for own in state["state"].values() if own["exp_avg"].shape == (1,)]
+    moments |= {name: moments[name][0] for name in ("exp_avg", "exp_avg_sq")}
+    torch.save(state, checkpoint / "optimizer.pt")
 
 
 @pytest.mark.parametrize("method", ["Contrastive", "SimCSE", "MIPIC", "IBKDFinetuning", "IBKD"])

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 from transformers import TrainingArguments
 
 from .described import described
+from .fsdp import require_accelerator
 from .granularity import Grid
 from .objective import Objective
 
@@ -29,9 +30,6 @@ class NestedTrainingArguments(TrainingArguments):
             `learning_rate`.
         projector_warmup_steps (`float`, *optional*): Warm-up of the projection and of the objective's own parameters:
             a number of steps, or a share of all steps if below 1. Default: `warmup_steps`.
-        fully_shard (`bool`, *optional*, defaults to `False`): Divide parameters, gradients and the optimizer's state
-            among the processes (torch's FSDP2), for models that do not fit on each device. Checkpoints hold whole
-            tensors. Excludes cached gradients.
         shuffle_buffer_size (`int`, *optional*, defaults to 10000): For streams: number of rows that are read ahead and
             shuffled. The order of the shards is shuffled, too. 0 reads shards and rows in their order.
         report_throughput (`bool`, *optional*, defaults to `False`): Log `tokens_per_second` of all devices together,
@@ -39,7 +37,7 @@ class NestedTrainingArguments(TrainingArguments):
             devices whose peak is known. The time is that since the last log.
 
     Raises:
-        ValueError: if the grid cannot be parsed, or a value is out of range.
+        ValueError: if the grid cannot be parsed, a value is out of range, or `fsdp` is set on a CPU.
     """
 
     objective_class: ClassVar[type[Objective]]
@@ -49,12 +47,14 @@ class NestedTrainingArguments(TrainingArguments):
     grid: str | None = None
     projector_learning_rate: float | None = None
     projector_warmup_steps: float | None = None
-    fully_shard: bool = False
     shuffle_buffer_size: int = 10_000
     report_throughput: bool = False
 
     def __post_init__(self) -> None:
+        switches: dict[Any, Any] = {"true": True, "false": None}  # as the other switches of the command line
+        self.fsdp: Any = switches.get(self.fsdp, self.fsdp)
         super().__post_init__()
+        require_accelerator(self)
         if self.grid is not None:
             Grid.parse(self.grid)
         for name in ("projector_learning_rate", "projector_warmup_steps", "shuffle_buffer_size"):

@@ -25,19 +25,6 @@ def complete_checkpoints(output_dir: str | Path) -> list[str]:
     return [steps[step] for step in sorted(steps)]
 
 
-def last_checkpoints(output_dir: str | Path, count: int) -> list[str]:
-    """
-    The last complete checkpoints of a run.
-
-    Raises:
-        ValueError: if there are fewer.
-    """
-    found = complete_checkpoints(output_dir)
-    if len(found) < count:
-        raise ValueError(f"{output_dir} has {len(found)} complete checkpoints, fewer than {count}.")
-    return found[-count:]
-
-
 def last_checkpoint(output_dir: str | Path) -> str:
     """
     The last complete checkpoint in the output folder of a run.

@@ -30,8 +30,8 @@ class ComputeArguments:
     Where and how an encoder computes.
 
     Args:
-        device (`str`, *optional*): Device: `cuda`, `cuda:1`, `mps` or `cpu`. Default: `cuda` if there is one, else
-            `mps`, else `cpu`.
+        device (`str`, *optional*): Device, such as `cuda`, `cuda:1`, `mps`, `xpu`, `npu` or `cpu`. Default: the
+            accelerator of this machine if there is one, else `cpu`.
         compute_dtype (`str`, *optional*, defaults to `"float32"`): Type of the matrix products: `float32`, `bfloat16`
             or `float16` (mixed precision). Weights and stored embeddings keep their own type.
         attn_implementation (`str`, *optional*): Attention of transformers: `eager`, `sdpa`, `flex_attention`,
@@ -75,33 +75,24 @@ class ComputeArguments:
         return self.torch_device.type == "cpu"
 
 
-def available_devices() -> list[str]:
-    """The kinds of devices of this machine, the best one first."""
-    import torch
-
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    return [name for name, found in there.items() if found]
-
-
-def default_device() -> torch.device:
-    """`cuda` if there is one, else `mps`, else `cpu`."""
-    return device_of(None)
-
-
-def device_of(name: str | None) -> torch.device:
+def device_of(name: str | None = None) -> torch.device:
     """
-    The device of a name; `None` is [`default_device`].
+    The device of a name. Default: the accelerator of this machine (cuda, mps, xpu, npu, ...) if there is one, else
+    `cpu`.
 
     Raises:
         ValueError: if this machine does not have the device.
     """
     import torch
 
-    kinds = available_devices()
-    numbered = [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    if name not in (None, *kinds, *numbered):
-        raise ValueError(f"device={name!r} is not on this machine; legal values: {', '.join([*numbered, *kinds])}.")
-    return torch.device(name or kinds[0])
+    legal = ["cpu"]
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is not None:
+        kind = accelerator.type
+        legal = [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count())), "cpu"]
+    if name not in (None, *legal):
+        raise ValueError(f"device={name!r} is not on this machine; legal values: {', '.join(legal)}.")
+    return torch.device(name or legal[0])
 
 
 def place(model: Any, options: ComputeArguments) -> Any:

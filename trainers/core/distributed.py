@@ -9,7 +9,7 @@ passed around the ranks instead of gathered ([`Ring`]).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,27 +90,6 @@ class RankRows:
         return values.mean(dim=0) * (len(self.counts) * share)
 
 
-class Passing:
-    """
-    Tensors on their way from the previous rank, and this rank's to the next one.
-
-    Args:
-        works (`Sequence[distributed.Work]`): The transfers.
-        received (`Sequence[torch.Tensor]`): Where the tensors of the previous rank arrive.
-        sent (`Sequence[torch.Tensor]`): This rank's tensors, which must live until they are sent.
-    """
-
-    def __init__(self, works: Sequence[Any], received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
-        self._works, self._received, self._sent = works, received, sent
-
-    def wait(self) -> list[torch.Tensor]:
-        """The tensors of the previous rank, when all have arrived and this rank's are sent."""
-        for work in self._works:
-            work.wait()
-        self._sent = ()
-        return list(self._received)
-
-
 @dataclass(frozen=True)
 class Ring:
     """
@@ -120,31 +99,29 @@ class Ring:
 
     Args:
         counts (`tuple[int, ...]`): Number of rows of each rank's tensors.
-        rank (`int`, *optional*, defaults to 0): Rank of this process.
+        rank (`int`): Rank of this process.
     """
 
     counts: tuple[int, ...]
-    rank: int = 0
+    rank: int
 
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def pass_on(self, tensors: Sequence[torch.Tensor], passes: int, channel: int = 0) -> Passing:
+    def pass_on(self, tensors: Sequence[torch.Tensor], passes: int, channel: int) -> Callable[[], list[torch.Tensor]]:
         """
         Start to pass tensors to the next rank. All ranks must call it in the same order.
 
         Args:
             tensors (`Sequence[torch.Tensor]`): Tensors of shape `(rows, ...)`, of the same kinds on all ranks. They
-                must not change until [`Passing.wait`] returns.
+                must not change until the transfer is over.
             passes (`int`): How often these tensors have been passed before.
-            channel (`int`, *optional*, defaults to 0): Number of a stream of tensors, below 16. Transfers that are
-                under way at the same time need different ones.
+            channel (`int`): Number of a stream of tensors, below 16. Transfers that are under way at the same time
+                need different ones.
 
         Returns:
-            [`Passing`]
+            `Callable`: waits until the transfer is over, and returns the tensors of the previous rank.
         """
-        following, previous = (self.rank + 1) % len(self), (self.rank - 1) % len(self)
-        rows = self.counts[(previous - passes) % len(self)]
+        ranks = len(self.counts)
+        following, previous = (self.rank + 1) % ranks, (self.rank - 1) % ranks
+        rows = self.counts[(previous - passes) % ranks]
         sent = [tensor.contiguous() for tensor in tensors]
         received = [tensor.new_empty((rows, *tensor.shape[1:])) for tensor in tensors]
         transfers = []
@@ -152,7 +129,15 @@ class Ring:
             tag = 16 * index + channel
             transfers.append(distributed.P2POp(distributed.isend, outgoing, following, tag=tag))
             transfers.append(distributed.P2POp(distributed.irecv, incoming, previous, tag=tag))
-        return Passing(distributed.batch_isend_irecv(transfers), received, sent)
+        works = distributed.batch_isend_irecv(transfers)
+
+        def wait() -> list[torch.Tensor]:
+            for work in works:
+                work.wait()
+            sent.clear()  # they had to live until they were sent
+            return received
+
+        return wait
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:

@@ -40,6 +40,12 @@ def check_ring(ring: bool, gather_negatives: bool, guide_margin: float | None) -
         raise ValueError("ring does not pass a guide's embeddings around: unset ring, or train without a guide.")
 
 
+def with_one_element(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Load the learned temperature of a checkpoint in which it has no dims."""
+    if (name := f"{prefix}log_scale") in state_dict:
+        state_dict[name] = state_dict[name].reshape(1)
+
+
 class EmbeddingObjective(Objective):
     """
     Base class of objectives that contrast pooled embeddings. The first text column holds the anchors, the second one
@@ -96,16 +102,23 @@ class EmbeddingObjective(Objective):
         self.gather_negatives = gather_negatives
         self.guide_margin, self.relative_guide_margin = guide_margin, relative_guide_margin
         self._temperature = temperature
-        self.log_scale = nn.Parameter(torch.tensor(-math.log(temperature))) if learn_temperature else None
+        # One element, since FSDP refuses parameters without dims.
+        self.log_scale = nn.Parameter(torch.tensor([-math.log(temperature)])) if learn_temperature else None
+        self.register_load_state_dict_pre_hook(with_one_element)
 
     @property
     def temperature(self) -> float | torch.Tensor:
-        """The current tau. A learned tau below 0.01 is set back to 0.01."""
+        """The current tau, a number or a scalar tensor."""
         if self.log_scale is None:
             return self._temperature
-        with torch.no_grad():  # a clamp inside the graph would stop the gradient, and tau would stay at the limit
+        self.constrain()
+        return 1 / self.log_scale[0].exp()
+
+    @torch.no_grad()  # a clamp inside the graph would stop the gradient, and tau would stay at the limit
+    def constrain(self) -> None:
+        """Set a learned tau below 0.01 back to 0.01."""
+        if self.log_scale is not None:
             self.log_scale.clamp_(max=math.log(LARGEST_LEARNED_SCALE))
-        return 1 / self.log_scale.exp()
 
     def embeddings(self, batch: NestedBatch, layer: int) -> list[torch.Tensor]:
         """Pooled embeddings of this rank's texts at a layer, one tensor `(batch, hidden_size)` per text column."""

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from .column_states import column_states
+from .fsdp import is_sharded
 from .objective import NestedBatch, Objective
 from .projection import Projection
-from .sharding import is_sharded
-from .states import ProjectedStates, TextStates
+from .states import ProjectedStates, TextStates, transformer_layers
 
 
 NOT_INPUTS = ("text_ids", "teacher")  # entries of a text column that the encoder does not read
@@ -55,6 +55,12 @@ class NestedModel(nn.Module):
     @property
     def config(self) -> Any:
         return self.backbone.config
+
+    @property
+    def _no_split_modules(self) -> list[str]:
+        """Names of the classes that accelerate's FSDP wraps: the transformer layers. Some encoders also name their
+        embeddings, which must stay with the head and the objective: a step reads them outside of their own module."""
+        return sorted({type(layer).__name__ for layer in transformer_layers(self.backbone)})
 
     @property
     def accepts_loss_kwargs(self) -> bool:

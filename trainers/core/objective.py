@@ -41,6 +41,7 @@ class Term:
 
 
 Terms = dict[Term, torch.Tensor]
+REDUCTIONS = ("sum", "mean")  # of losses over a grid
 
 
 @dataclass(frozen=True)
@@ -177,6 +178,10 @@ class Objective(nn.Module):
         if self.needs_full_size:
             self.grid.require_full_size(config)
 
+    def constrain(self) -> None:
+        """Put parameters back into their range, in place. The trainer calls it before each training step, on all parts
+        of an objective."""
+
     def forward(self, batch: NestedBatch) -> Terms:
         """The terms of the loss: unweighted scalars."""
         raise NotImplementedError(f"{type(self).__name__} must define forward.")
@@ -188,6 +193,18 @@ class Objective(nn.Module):
     def term(self, granularity: Granularity | None = None, name: str = "", teacher: Granularity | None = None) -> Term:
         """Identifier of a term of this objective."""
         return Term(self.name, granularity, name, teacher)
+
+
+def require_reduction(reduction: str) -> str:
+    """
+    The name of a reduction over the grid, if it is known.
+
+    Raises:
+        ValueError: if it is not.
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"reduction={reduction!r} is unknown; legal values: {', '.join(REDUCTIONS)}.")
+    return reduction
 
 
 def weighted_sum(terms: Mapping[Term, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:

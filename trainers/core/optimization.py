@@ -33,6 +33,17 @@ def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Pa
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
 
+def reshape_loaded_state(optimizer: torch.optim.Optimizer) -> None:
+    """
+    Give the loaded state of parameters with one element their shape: in old checkpoints, a learned temperature had no
+    dims. A hook of `load_state_dict`.
+    """
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if name != "step" and isinstance(value, torch.Tensor) and value.ndim == 0 and parameter.ndim:
+                state[name] = value.reshape(parameter.shape)
+
+
 def warm_up_apart(
     scheduler: LRScheduler, args: TrainingArguments, num_warmup_steps: int, num_training_steps: int
 ) -> None:

@@ -36,8 +36,9 @@ class Projection(nn.Linear):
 
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         """Map `(..., hidden_size)` to `(..., dim)`, in float32 or wider, because the result is compared by cosine."""
+        bias = None if self.bias is None else precise(self.bias)
         with no_autocast(vectors):
-            return nn.functional.linear(precise(vectors), self.weight, self.bias)
+            return nn.functional.linear(precise(vectors), precise(self.weight), bias)
 
     def validate(self, objective: Objective, config: Any) -> None:
         """

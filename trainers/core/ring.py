@@ -121,7 +121,7 @@ class _RingInfoNCE(torch.autograd.Function):
         for passes, block in enumerate(_blocks(ctx.ring, rows, candidates, candidate_ids)):
             block.add_gradients(grads, grad_candidates)
             if grad_candidates is not None:  # the last pass brings it back to the rank of its candidates
-                (grad_candidates,) = ctx.ring.pass_on([grad_candidates], passes, GRADIENTS).wait()
+                (grad_candidates,) = ctx.ring.pass_on([grad_candidates], passes, GRADIENTS)()
         grad_anchors, grad_scale = grads.finished()
         return (
             grad_anchors,
@@ -137,11 +137,12 @@ def _blocks(
     """The candidates of all ranks, this rank's first. The next block is under way while one is used."""
     held = [candidates] if candidate_ids is None else [candidates, candidate_ids]
     targets: torch.Tensor | None = torch.arange(len(rows.vectors), device=candidates.device)
-    for passes in range(len(ring)):
-        passing = ring.pass_on(held, passes, CANDIDATES) if passes < len(ring) - 1 else None
+    last = len(ring.counts) - 1
+    for passes in range(last + 1):
+        arrival = ring.pass_on(held, passes, CANDIDATES) if passes < last else None
         vectors, *ids = held
         needed = ids[0] if ids and rows.ids is not None and not only_own(rows.ids, ids[0], targets) else None
         yield CandidateBlock(rows, precise(vectors), needed, targets)
         targets = None
-        if passing is not None:
-            held = passing.wait()
+        if arrival is not None:
+            held = arrival()

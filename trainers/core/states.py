@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from modeling_m3bert.conversion_m3bert import position_offset
+from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
 
 from .chunks import Flattened
 from .packed_rows import DOCUMENTS, check_packable, flattened_documents, packed_arguments
@@ -54,22 +54,7 @@ BACKBONES = {
     "qwen3": BackboneSpec(final_norm="norm", causal=True, caches=True),
     "gemma3_text": BackboneSpec(final_norm="norm", causal=True, caches=True),  # EmbeddingGemma is not causal
     "mpnet": BackboneSpec(first_position=2),
-    **dict.fromkeys(
-        (
-            "bert",
-            "roberta",
-            "xlm-roberta",
-            "camembert",
-            "data2vec-text",
-            "electra",
-            "distilbert",
-            "deberta",
-            "deberta-v2",
-            "nomic_bert",
-            "gte",
-        ),
-        BackboneSpec(),
-    ),
+    **dict.fromkeys((*CONVERTIBLE, "deberta", "deberta-v2", "nomic_bert", "gte"), BackboneSpec()),
 }
 DECODER = "it is a decoder-only language model; of these, qwen3 and gemma3_text are known here"
 ENCODER_DECODER = "it has two stacks of layers, an encoder and a decoder"
@@ -248,6 +233,15 @@ def unwrap_encoder(model: Any) -> PreTrainedModel:
     if not isinstance(model, PreTrainedModel):
         model = model.get_base_model()
     return model.base_model
+
+
+def transformer_layers(model: Any) -> list[nn.Module]:
+    """The transformer layers of a model: the list of its encoder with `num_hidden_layers` modules. Empty if there is
+    no such list."""
+    encoder = unwrap_encoder(model)
+    depth = encoder.config.num_hidden_layers
+    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == depth)
+    return list(next(lists, ()))
 
 
 def backbone_spec(config: Any) -> BackboneSpec:

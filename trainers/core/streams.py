@@ -23,6 +23,7 @@ from datasets.exceptions import DatasetsError
 
 Values = Mapping[str, Any]
 Transform = Callable[[Sequence[Values]], Sequence[Values]]
+ROWS_AT_ONCE = 1000  # of a shard
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class DatasetShard:
 
     Args:
         name (`str`): Name of the file, or another name for error messages.
-        dataset ([`~datasets.IterableDataset`]): Its rows. They are always read in the same order.
+        dataset ([`~datasets.IterableDataset`] or [`~datasets.Dataset`]): Its rows. They are always read in the same
+            order.
         unit (`str`, *optional*, defaults to `"row"`): What error messages count: `"line"` for files with a row per
             line.
         size (`int`, *optional*): Bytes of the file, if known.
@@ -83,14 +85,18 @@ class DatasetShard:
             ValueError: if the shard is malformed. The message names the shard and the last row that could be read.
         """
         number = start
-        try:
-            # `iter` gives all rows: in a worker process, the dataset itself would only give those of that worker.
-            for batch in (self.dataset.skip(start) if start else self.dataset).iter(batch_size=1):
-                number += 1
-                yield Row({column: value for column, (value,) in batch.items()}, f"{self.name}, {self.unit} {number}")
-        except (ValueError, DatasetsError, EOFError) as error:
-            reason = " ".join(str(error.__cause__ or error).split())
-            raise ValueError(f"{self.name} cannot be read after {self.unit} {number}: {reason}") from error
+        for size in (ROWS_AT_ONCE, 1):  # one by one in a block that cannot be read, to name the row
+            try:
+                # `iter` gives all rows: in a worker process, the dataset itself would only give those of that worker.
+                for batch in (self.dataset.skip(number) if number else self.dataset).iter(batch_size=size):
+                    for values in zip(*batch.values(), strict=True):
+                        number += 1
+                        yield Row(dict(zip(batch, values, strict=True)), f"{self.name}, {self.unit} {number}")
+                return
+            except (ValueError, DatasetsError, EOFError) as error:
+                if size == 1:
+                    reason = " ".join(str(error.__cause__ or error).split())
+                    raise ValueError(f"{self.name} cannot be read after {self.unit} {number}: {reason}") from error
 
 
 class Stream(torch.utils.data.IterableDataset):

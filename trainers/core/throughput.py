@@ -14,9 +14,7 @@ from torch import nn
 from .distributed import sum_over_ranks, world_size
 from .model import NestedModel
 from .packed_rows import DOCUMENTS
-from .scaling import model_operations
-from .sharding import transformer_layers
-from .states import unwrap_encoder
+from .states import transformer_layers, unwrap_encoder
 
 
 # Words of a device's name -> peak operations per second in bfloat16 and float16, without sparsity, as its maker states
@@ -56,6 +54,39 @@ def peak_for(model: NestedModel, args: Any) -> float | None:
         return None
     peak = peak_of(torch.cuda.get_device_name(args.device))
     return None if peak is None else peak * max(1, args.n_gpu)
+
+
+def forward_operations(matrices: float, attention: float, tokens: float, squares: float) -> float:
+    """
+    A forward pass of some texts: the matrices, and attention between all tokens of a text.
+
+    Args:
+        matrices (`float`): Entries of all matrices that a token is multiplied with.
+        attention (`float`): Width of attention, summed over layers.
+        tokens (`float`): Tokens of the texts, without padding.
+        squares (`float`): Sum of the squared lengths of the texts.
+    """
+    return 2 * matrices * tokens + 4 * attention * squares
+
+
+def model_operations(
+    matrices: float, attention: float, head: float, *, tokens: float, squares: float, labelled: float
+) -> float:
+    """
+    What a training step must compute, for its share of the peak ("model FLOPs",
+    [2204.02311](https://huggingface.co/papers/2204.02311), appendix B): a forward pass, and a backward pass of twice
+    the cost. Whatever is computed twice to save memory does not count.
+
+    Args:
+        matrices (`float`): See [`forward_operations`]; up to the deepest layer that is read.
+        attention (`float`): See [`forward_operations`].
+        head (`float`): Entries of the masked-LM head's matrix, at the widest dim of each layer, summed over layers:
+            the scores of a prefix are part of those of a longer one.
+        tokens (`float`): See [`forward_operations`].
+        squares (`float`): See [`forward_operations`].
+        labelled (`float`): Labelled tokens, which the head reads.
+    """
+    return 3 * (forward_operations(matrices, attention, tokens, squares) + 2 * head * labelled)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,20 +20,11 @@ from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of
 from .dataset_checks import require_columns, require_one_batch
 from .distributed import equal_on_all_ranks, rank, world_size
+from .fsdp import check_checkpoint, check_fsdp, precision_policy
 from .model import NestedModel
 from .objective import Objective, Term
-from .optimization import set_apart, warm_up_apart
+from .optimization import reshape_loaded_state, set_apart, warm_up_apart
 from .projection import Projection
-from .sharding import (
-    check_sharding,
-    full_tensor,
-    is_sharded,
-    join_groups,
-    shard,
-    shard_loaded_state,
-    whole_optimizer_state,
-    whole_parameters,
-)
 from .states import check_pooling, reads_table, unwrap_encoder
 from .stream_loader import Layout, StreamLoader
 from .streams import Stream, streamed
@@ -116,8 +107,6 @@ class NestedTrainer(Trainer):
             declare_grid(copy.deepcopy(config), objective.grid)  # raise a ValueError before training, not after it
         if objective.layers:  # without layers, the encoder is not trained
             drop_stale_exits(unwrap_encoder(model), objective.grid)
-        if args.fully_shard:
-            check_sharding(args, mini_batch_size, optimizers[0])
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
         self._throughput: ThroughputMeter | None = None
@@ -134,6 +123,10 @@ class NestedTrainer(Trainer):
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        if self.is_fsdp_enabled:
+            plugin = self.accelerator.state.fsdp_plugin
+            check_fsdp(args, plugin, mini_batch_size)
+            plugin.mixed_precision_policy = precision_policy(self.accelerator.mixed_precision)
 
     @property
     def nested(self) -> NestedModel:
@@ -187,10 +180,6 @@ class NestedTrainer(Trainer):
         )
 
     def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        if self.args.fully_shard and not is_sharded(self.model):
-            # For the Trainer, this is a model that reduces its gradients itself: it must not wrap it in DDP.
-            self.is_distributed_loading_by_transformers = True
-            shard(self.model, self.backbone)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self._stream_loader = train_dataloader if isinstance(train_dataloader, StreamLoader) else None
         if self._stream_loader is not None and resume_from_checkpoint is not None:
@@ -204,15 +193,14 @@ class NestedTrainer(Trainer):
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         # Weight decay would pull a learned temperature towards 1, which does not regularise it.
-        scalars = {name for name, parameter in model.named_parameters() if parameter.ndim == 0}
+        scalars = {name for name, parameter in model.named_parameters() if parameter.numel() == 1}
         return [name for name in super().get_decay_parameter_names(model) if name not in scalars]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        if fresh and self.args.fully_shard:
-            join_groups(optimizer, self.model, self.get_decay_parameter_names(self.model))
-            optimizer.register_load_state_dict_pre_hook(shard_loaded_state)
+        if fresh:
+            optimizer.register_load_state_dict_post_hook(reshape_loaded_state)
         if fresh and self.args.has_projector_schedule:
             nested = self.nested
             own = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
@@ -232,6 +220,12 @@ class NestedTrainer(Trainer):
         # The sampler that groups texts by length reads a column, too.
         self._signature_columns = [*self.columns, *self._optional_columns, self.args.length_column_name]
 
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> AbstractContextManager[Any]:
+        # Under FSDP, accelerate casts the parameters, but does not turn autocast on.
+        if self.is_fsdp_enabled:
+            return self.accelerator.autocast()
+        return super().autocast_smart_context_manager(cache_enabled)
+
     def compute_loss(
         self,
         model: nn.Module,
@@ -239,8 +233,12 @@ class NestedTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        if model.training and self._throughput is not None:
-            self._throughput.add(inputs)
+        if model.training:
+            for part in self.nested.objective.modules():
+                if isinstance(part, Objective):
+                    part.constrain()
+            if self._throughput is not None:
+                self._throughput.add(inputs)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         terms = {term: value.detach().float() for term, value in outputs["terms"].items()}
         if model.training:
@@ -307,27 +305,10 @@ class NestedTrainer(Trainer):
         self._is_checkpoint = _internal_call
         super().save_model(output_dir, _internal_call)
 
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        if not self.args.fully_shard:  # accelerate writes the state of models that it shards itself
-            super()._save_optimizer_and_scheduler(output_dir)
-            return
-        with whole_optimizer_state(self.optimizer.optimizer):
-            super()._save_optimizer_and_scheduler(output_dir)
-
-    @contextmanager
-    def _defer_fsdp_gradient_reduction(self) -> Iterator[None]:
-        # Gradients are reduced after each accumulated batch: deferred ones would be whole on every rank.
-        yield
-
-    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        return full_tensor(super()._get_grad_norm(model, grad_norm))
-
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
-        with whole_parameters(self.model):  # on all ranks, since they exchange their shards
-            if self.args.should_save:
-                self._save_whole(output_dir, state_dict)
-
-    def _save_whole(self, output_dir: str | None, state_dict: dict[str, torch.Tensor] | None) -> None:
+        # FSDP gathers the weights on the first process only: on others, the state dict is empty.
+        if not self.args.should_save or state_dict == {}:
+            return
         output_dir = output_dir if output_dir is not None else self.args.output_dir
         os.makedirs(output_dir, exist_ok=True)
         self.declare_grid()
@@ -340,7 +321,7 @@ class NestedTrainer(Trainer):
         self.backbone.save_pretrained(
             output_dir, state_dict=part_of(state_dict, "backbone."), **({"halve_table": False} if exact else {})
         )
-        self.save_modules(output_dir)
+        self.save_modules(output_dir, state_dict)
         auxiliary = part_of(state_dict, "objective.")
         if self._is_checkpoint and auxiliary:
             save_file(
@@ -352,32 +333,39 @@ class NestedTrainer(Trainer):
         with open(os.path.join(output_dir, TRAINING_ARGS_FILE), "w", encoding="utf-8") as file:
             file.write(self.args.to_json_string())
 
-    def save_modules(self, output_dir: str) -> None:
-        """Hook that writes further files next to the backbone: the training record and the modules of
-        sentence-transformers, in trainers that publish models. Writes nothing here."""
+    def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
+        """
+        Hook that writes further files next to the backbone: the training record and the modules of
+        sentence-transformers, in trainers that publish models. Writes nothing here.
+
+        Args:
+            output_dir (`str`): Folder of the checkpoint.
+            state_dict (`Mapping[str, torch.Tensor]`): Whole weights of [`NestedModel`].
+        """
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        check_checkpoint(resume_from_checkpoint, self.is_fsdp_enabled)
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        with whole_parameters(self.model, write=True):
-            self._load_whole(resume_from_checkpoint, model)
-
-    def _load_whole(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        """Load the parameters of a checkpoint into a model whose parameters are whole."""
         backbone = self.backbone
         if isinstance(backbone, PreTrainedModel):
             load_weights(backbone, resume_from_checkpoint)
         else:
             super()._load_from_checkpoint(resume_from_checkpoint, backbone)
-        if objective_state := self.model.objective.state_dict():
-            file = os.path.join(resume_from_checkpoint, OBJECTIVE_FILE)
+        self.load_modules(resume_from_checkpoint)
+
+    def load_modules(self, folder: str) -> None:
+        """Load what a checkpoint has beside the backbone: the parameters of the objective."""
+        objective = self.nested.objective
+        if wanted := objective.state_dict():
+            file = os.path.join(folder, OBJECTIVE_FILE)
             if not os.path.isfile(file):
                 raise ValueError(
-                    f"{resume_from_checkpoint} has no parameters of {type(self.model.objective).__name__}: it lacks "
-                    f"{OBJECTIVE_FILE} with {', '.join(objective_state)}."
+                    f"{folder} has no parameters of {type(objective).__name__}: it lacks {OBJECTIVE_FILE} with "
+                    f"{', '.join(wanted)}."
                 )
-            self.model.objective.load_state_dict(load_file(file))
+            objective.load_state_dict(load_file(file))
 
     def _load_best_model(self) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:

@@ -8,7 +8,7 @@ import logging
 import math
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -17,15 +17,22 @@ import numpy as np
 import torch
 
 from ..core.distributed import rank, wait_for_all_ranks, world_size
+from ..core.durable import replacing
 
 
 logger = logging.getLogger(__name__)
 Shape = tuple[np.dtype, tuple[int, ...]]
 
 
-def fingerprint_of(texts: Sequence[str]) -> str:
-    """A digest of a list of texts. Lists that differ only in where texts begin and end have different digests."""
-    digest = blake2b(digest_size=16)
+def fingerprint_of(texts: Iterable[str], digest: blake2b | None = None) -> str:
+    """
+    A digest of texts. Texts that differ only in where they begin and end have different digests.
+
+    Args:
+        texts (`Iterable[str]`): The texts.
+        digest (`blake2b`, *optional*): The digest of the texts before them, which is continued.
+    """
+    digest = blake2b(digest_size=16) if digest is None else digest
     for text in texts:
         encoded = text.encode()
         digest.update(len(encoded).to_bytes(8, "little") + encoded)
@@ -87,12 +94,11 @@ class EmbeddingStore:
                 np.lib.format.open_memmap(self.folder / f"{name}.npy", "w+", number, shape).flush()
                 _take_room(self.folder / f"{name}.npy")
             # Written last and atomically: a folder with a manifest has all its arrays.
-            draft = self.folder / "manifest.draft"
-            draft.write_text(json.dumps(dict(manifest), indent=2) + "\n", encoding="utf-8")
-            draft.replace(self.folder / "manifest.json")
+            with replacing(self.folder / "manifest.json") as draft:
+                draft.write_text(json.dumps(dict(manifest), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
-            for name in (*(f"{name}.npy" for name in shapes), "manifest.draft"):
-                (self.folder / name).unlink(missing_ok=True)
+            for name in shapes:
+                (self.folder / f"{name}.npy").unlink(missing_ok=True)
             if new:
                 self.folder.rmdir()
             gigabytes = sum(number.itemsize * math.prod(shape) for number, shape in shapes.values()) / 1e9

@@ -35,25 +35,18 @@ class Frame:
         Raises:
             ValueError: if the tokenizer is not a fast one, or has special tokens inside a text.
         """
+        name = type(tokenizer).__name__
         if not tokenizer.is_fast:
-            raise ValueError(
-                f"{type(tokenizer).__name__} is not a fast tokenizer (of the library tokenizers), which packing needs."
-            )
-        encoded = tokenizer("a", return_special_tokens_mask=True)
-        ids, special = encoded["input_ids"], encoded["special_tokens_mask"]
-        first = special.index(0) if 0 in special else len(special)
-        last = len(special) - special[::-1].index(0) if 0 in special else len(special)
-        if first == last or 1 in special[first:last]:
-            raise ValueError(f"{type(tokenizer).__name__} does not put its special tokens around a text.")
-        return cls(tuple(ids[:first]), tuple(ids[last:]))
+            raise ValueError(f"{name} is not a fast tokenizer (of the library tokenizers), which packing needs.")
+        ids, text = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+        for first in range(len(ids) - len(text) + 1):
+            if text and ids[first : first + len(text)] == text:
+                return cls(tuple(ids[:first]), tuple(ids[first + len(text) :]))
+        raise ValueError(f"{name} does not put its special tokens around a text.")
 
     def __len__(self) -> int:
         """The number of special tokens of a text."""
         return len(self.begin) + len(self.end)
-
-    def around(self, tokens: Sequence[int]) -> list[int]:
-        """The tokens of a text with the special tokens."""
-        return [*self.begin, *tokens, *self.end]
 
     def special_tokens(self, lengths: Sequence[int]) -> torch.Tensor:
         """
@@ -74,38 +67,21 @@ class Frame:
         return mask
 
 
-def cut(tokens: Sequence[int], length: int) -> list[Sequence[int]]:
-    """
-    Cut a document into pieces of at most `length` tokens. An empty document has no pieces.
-
-    Raises:
-        ValueError: if `length` is below 1.
-    """
-    if length < 1:
-        raise ValueError(f"length={length} must be 1 or more.")
-    return [tokens[start : start + length] for start in range(0, len(tokens), length)]
-
-
 def pack(lengths: Sequence[int], max_length: int) -> list[list[int]]:
     """
     Put documents into rows, greedily: each goes, in their order, into the row with the least room that it fits into
     (best fit), or else into a new row.
 
     Args:
-        lengths (`Sequence[int]`): Tokens of each document.
+        lengths (`Sequence[int]`): Tokens of each document, each from 1 to `max_length`.
         max_length (`int`): Tokens of a row at most.
 
     Returns:
         `list[list[int]]`: the documents of each row. Every document is in exactly one row.
-
-    Raises:
-        ValueError: if a document is empty or longer than a row.
     """
     rows: list[list[int]] = []
     open_rows: list[tuple[int, int]] = []  # room that is left and number of each row that is not full, ascending
     for document, length in enumerate(lengths):
-        if not 0 < length <= max_length:
-            raise ValueError(f"Document {document} has {length} tokens, not 1 to max_length={max_length}: cut it.")
         place = bisect_left(open_rows, (length, 0))
         if place < len(open_rows):
             room, row = open_rows.pop(place)
@@ -125,7 +101,8 @@ def packed_rows(
     Cut tokenised documents, put the special tokens around every piece, and pack the pieces.
 
     Args:
-        documents (`Sequence[Sequence[int]]`): Token ids of each document, without special tokens.
+        documents (`Sequence[Sequence[int]]`): Token ids of each document, without special tokens. An empty document
+            is left out.
         frame ([`Frame`]): The special tokens.
         max_length (`int`): Tokens of a row at most.
 
@@ -135,9 +112,14 @@ def packed_rows(
     Raises:
         ValueError: if a row has no room for a token between the special tokens.
     """
-    if max_length <= len(frame):
+    room = max_length - len(frame)
+    if room < 1:
         raise ValueError(f"max_length={max_length} must be more than the {len(frame)} special tokens of a text.")
-    pieces = [frame.around(piece) for tokens in documents for piece in cut(tokens, max_length - len(frame))]
+    pieces = [
+        [*frame.begin, *tokens[start : start + room], *frame.end]
+        for tokens in documents
+        for start in range(0, len(tokens), room)
+    ]
     rows = pack([len(piece) for piece in pieces], max_length)
     tokens = [[token for piece in row for token in pieces[piece]] for row in rows]
     return tokens, [[len(pieces[piece]) for piece in row] for row in rows]

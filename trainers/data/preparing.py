@@ -1,107 +1,232 @@
-"""Prepare text for masked-LM training: tokenise, cut, pack, and write shards, in several processes."""
+"""Prepared text: packed rows of token ids per language on disk, and how often each language is drawn."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset
-from tqdm.auto import tqdm
+import pyarrow.compute as pc
+from datasets import Dataset, Features, List, Value, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
 from ..core.dataset_checks import require_columns
+from ..core.durable import replacing
+from ..core.packed_rows import check_packable
+from ..core.states import max_positions
 from .files import FORMATS, load_files, suffix_of
+from .languages import mix_languages, smoothed_probabilities
 from .packing import DOCUMENT_LENGTHS, Frame, packed_rows
-from .prepared import SIZES, PreparedData, Sizes, read_manifest, shard_sizes, tokenizer_fingerprint, write_manifest
 
 
-SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32())), (DOCUMENT_LENGTHS, pa.list_(pa.int32()))])
-ROWS_AT_ONCE = 100_000  # of a column of languages
-ROWS_PER_BATCH = 1000  # of a shard: what training reads at once
+MANIFEST = "prepared.json"
+UNFINISHED = ".unfinished"  # folder of what a run that goes on will need
+PACKED_TOGETHER = 10_000  # documents
 LEGAL_LANGUAGE = re.compile(r"\w[\w.-]*")  # it names a folder
+ROWS = Features({"input_ids": List(Value("int32")), DOCUMENT_LENGTHS: List(Value("int32"))})
 
 
-@dataclass(frozen=True)
-class Settings:
+def prepare(
+    files: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    *,
+    max_length: int = 512,
+    text_column: str = "text",
+    language_column: str | None = None,
+    exponent: float = 0.7,
+    num_proc: int = 1,
+) -> dict[str, Any]:
     """
-    What the prepared rows depend on, apart from the text and the tokenizer.
+    Tokenise and pack text for masked-LM training, and write it into a folder. The call can be interrupted and made
+    again: what is finished is kept, and the rows are the same.
 
     Args:
+        files (`Sequence[str]`): Files of text, or folders with one folder of files per language.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): A fast tokenizer.
+        folder (`str` or `Path`): Folder to write.
         max_length (`int`, *optional*, defaults to 512): Tokens of a row at most.
         text_column (`str`, *optional*, defaults to `"text"`): Column with the documents.
         language_column (`str`, *optional*): Column with the language of each document. Default: the language is the
             name of the folder that a file is in.
-        documents_per_shard (`int`, *optional*, defaults to 10000): Documents per file. They are packed with each
-            other.
+        exponent (`float`, *optional*, defaults to 0.7): Exponent of the mixture of languages. It may differ from that
+            of an earlier call.
+        num_proc (`int`, *optional*, defaults to 1): Number of processes. The rows do not depend on it.
+
+    Returns:
+        `dict`: what [`read_prepared`] reads.
 
     Raises:
-        ValueError: if a number is below 1.
+        ValueError: if a language has no text, or the folder was begun with other settings, files or another tokenizer
+            (the message names the differences).
     """
+    if num_proc < 1:
+        raise ValueError(f"num_proc={num_proc} must be 1 or more.")
+    folder, processes = Path(folder), num_proc if num_proc > 1 else None
+    pack = partial(packed_texts, tokenizer=tokenizer, frame=Frame.of(tokenizer), max_length=max_length)
+    pack([])  # raises a ValueError before any work is done
+    texts = texts_by_language(files, text_column, language_column)
+    filled = {
+        language: part.filter(_have_text, batched=True, input_columns=[text_column], num_proc=processes)
+        for language, part in texts.items()
+    }
+    if empty := [language for language, part in filled.items() if not len(part)]:
+        raise ValueError(f"Language {empty[0]!r} has no text: all its {len(texts[empty[0]])} documents are empty.")
+    settings = {
+        "max_length": max_length,
+        "text_column": text_column,
+        "language_column": language_column,
+        "tokenizer": tokenizer_fingerprint(tokenizer),
+        "files": described_files(files, language_column),
+    }
+    begin(folder, settings)
+    languages: dict[str, dict[str, Any]] = {}
+    for language, part in filled.items():
+        if not (folder / language).is_dir():
+            write_rows(folder / language, part, text_column, pack, processes)
+        rows = rows_of(folder / language)
+        tokens = pc.sum(pc.list_flatten(rows.data.column(DOCUMENT_LENGTHS))).as_py()
+        documents = {"documents": len(part), "empty": len(texts[language]) - len(part)}
+        languages[language] = {**documents, "tokens": tokens, "rows": len(rows)}
+    mixed = mixture({language: entry["tokens"] for language, entry in languages.items()}, exponent)
+    languages = {language: entry | mixed[language] for language, entry in languages.items()}
+    content = {"settings": settings, "language_exponent": exponent, "languages": languages}
+    _write_manifest(folder, content)
+    return content
 
-    max_length: int = 512
-    text_column: str = "text"
-    language_column: str | None = None
-    documents_per_shard: int = 10_000
 
-    def __post_init__(self) -> None:
-        for name in ("max_length", "documents_per_shard"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be 1 or more.")
-
-
-@dataclass(frozen=True)
-class Documents:
+def load_prepared(
+    folder: str | Path,
+    tokenizer: PreTrainedTokenizerBase,
+    config: Any,
+    *,
+    exponent: float | None = None,
+    seed: int = 0,
+) -> Dataset:
     """
-    The documents of a language.
+    The packed rows of all languages that [`prepare`] wrote, mixed by tokens ([`mix_languages`]). The files are
+    memory-mapped.
 
     Args:
-        dataset ([`~datasets.Dataset`]): The documents, also of other languages.
-        rows (`range` or `numpy.ndarray`): The rows that are in the language.
+        folder (`str` or `Path`): The folder.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer of the model to train.
+        config ([`~transformers.PreTrainedConfig`]): Its config.
+        exponent (`float`, *optional*): Exponent of the mixture. Default: that of the folder.
+        seed (`int`, *optional*, defaults to 0): Seed of the mixture.
+
+    Returns:
+        [`~datasets.Dataset`]: columns `input_ids` and `document_lengths`.
+
+    Raises:
+        ValueError: if the folder is not complete or damaged, the rows were made with another tokenizer or have
+            documents that are longer than the model reads, or the model cannot read packed rows.
     """
+    prepared = read_prepared(folder)
+    check_packable(config)
+    if tokenizer_fingerprint(tokenizer) != prepared["settings"]["tokenizer"]:
+        raise ValueError(
+            f"{folder} was prepared with another tokenizer: prepare the text again with "
+            f"--tokenizer_name {tokenizer.name_or_path or 'that of the model'}."
+        )
+    if (longest := prepared["settings"]["max_length"]) > (limit := max_positions(config)):
+        raise ValueError(
+            f"{folder} has documents of up to {longest} tokens, but the model reads {limit}: prepare the text again "
+            f"with --max_length {limit}."
+        )
+    return mix_languages(
+        [rows_of(Path(folder, language)) for language in prepared["languages"]],
+        exponent=prepared["language_exponent"] if exponent is None else exponent,
+        seed=seed,
+        tokens=[size["tokens"] for size in prepared["languages"].values()],
+    )
 
-    dataset: Dataset
-    rows: range | np.ndarray
 
-    def __len__(self) -> int:
-        return len(self.rows)
+def read_prepared(folder: str | Path) -> dict[str, Any]:
+    """
+    The content of `prepared.json`: `settings`, on which the rows depend; `language_exponent`, the exponent of the
+    mixture; and per language the number of `documents` with text, of `empty` ones, which are left out, of `tokens`
+    with special tokens, of packed `rows`, and its part in the [`mixture`].
 
-    def parts(self, size: int) -> Iterator[Documents]:
-        """All documents, `size` at a time."""
-        for start in range(0, len(self), size):
-            yield Documents(self.dataset, self.rows[start : start + size])
+    Raises:
+        ValueError: if the folder has no `prepared.json`, or is not complete.
+    """
+    if (found := _manifest(Path(folder))) is None:
+        raise ValueError(f"{folder} has no {MANIFEST}: `m3bert prepare` writes such a folder.")
+    if "languages" not in found:
+        raise ValueError(f"{folder} is not complete: run the same `m3bert prepare` again to finish it.")
+    return found
 
-    def texts(self, column: str) -> list[str]:
-        """
-        The texts; an empty one for a missing value.
 
-        Raises:
-            ValueError: if a value is not text.
-        """
-        values = self.dataset[self.rows][column]
-        for value in values:
-            if value is not None and not isinstance(value, str):
-                raise ValueError(f"Column {column!r} has a value that is not text: {value!r}.")
-        return [value or "" for value in values]
+def mixture(tokens: Mapping[str, int], exponent: float) -> dict[str, dict[str, float]]:
+    """
+    The mixture of languages by tokens (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 2.3).
+
+    Returns:
+        `dict`: language -> `share` of all tokens, `probability` of a token of it in training, and `passes`, how often
+            its text is read while every token of all languages is read once on average.
+    """
+    total = sum(tokens.values())
+    drawn = smoothed_probabilities(list(tokens.values()), exponent)
+    return {
+        language: {"share": count / total, "probability": probability, "passes": probability * total / count}
+        for (language, count), probability in zip(tokens.items(), drawn, strict=True)
+    }
+
+
+def texts_by_language(files: Sequence[str], text_column: str, language_column: str | None) -> dict[str, Dataset]:
+    """
+    The documents of each language, with languages in alphabetical order; arguments as for [`prepare`].
+
+    Raises:
+        ValueError: if a language has no files, a file cannot be read or lacks a column, a column is not text, or a
+            language cannot name a folder.
+    """
+    found = {}
+    if language_column is None:
+        for language, group in files_by_language(files).items():
+            try:
+                found[language] = _texts(group, text_column)
+            except ValueError as error:
+                raise ValueError(f"Language {language!r} cannot be read: {error}") from error
+    else:
+        dataset = _texts(sorted(files), text_column, language_column)
+        column = dataset.data.column(language_column).cast(pa.string()).dictionary_encode().combine_chunks()
+        names, codes = column.dictionary.to_pylist(), column.indices
+        if codes.null_count or "" in names:
+            raise ValueError(f"Column {language_column!r} has an empty value: every document needs a language.")
+        for name in sorted(names):
+            found[name] = dataset.select(np.flatnonzero(codes.to_numpy() == names.index(name)))
+    if illegal := [language for language in found if LEGAL_LANGUAGE.fullmatch(language) is None]:
+        raise ValueError(f"Language {illegal[0]!r} cannot name a folder: use letters, digits, '_', '-' and '.'.")
+    return found
+
+
+def _texts(files: Sequence[str], text_column: str, *columns: str) -> Dataset:
+    """Some columns of files; a ValueError if one is missing, or the first is not text."""
+    dataset = load_files(files)
+    require_columns(dataset, [text_column, *columns])
+    kind = dataset.features[text_column]
+    if getattr(kind, "dtype", None) not in ("string", "large_string", "null"):
+        raise ValueError(f"{', '.join(files)}: column {text_column!r} is not text, but {kind}.")
+    return dataset.select_columns([text_column, *columns])
+
+
+def _have_text(texts: Sequence[str | None]) -> list[bool]:
+    return [bool(text and not text.isspace()) for text in texts]
 
 
 def files_by_language(files: Sequence[str]) -> dict[str, list[str]]:
     """
-    Group files by the folder that they are in, which names their language.
-
-    Args:
-        files (`Sequence[str]`): Files, or folders with one folder of files per language.
-
-    Returns:
-        `dict[str, list[str]]`: language -> files, both in alphabetical order.
+    Files, or those in folders with one folder per language, grouped by the folder that they are in: language -> files,
+    both in alphabetical order.
 
     Raises:
         ValueError: if a folder has no folders, or a language no files.
@@ -112,7 +237,7 @@ def files_by_language(files: Sequence[str]) -> dict[str, list[str]]:
         if not folder.is_dir():
             found.setdefault(folder.absolute().parent.name, []).append(name)
             continue
-        languages = sorted(child for child in folder.iterdir() if child.is_dir())
+        languages = [child for child in folder.iterdir() if child.is_dir()]
         if not languages:
             raise ValueError(f"{folder} has no folders: it must have one per language, such as {folder / 'en'}.")
         for language in languages:
@@ -123,160 +248,20 @@ def files_by_language(files: Sequence[str]) -> dict[str, list[str]]:
     return {language: sorted(found[language]) for language in sorted(found)}
 
 
-def load_documents(files: Sequence[str], settings: Settings) -> dict[str, Documents]:
-    """
-    The documents of each language, with languages in alphabetical order.
-
-    Args:
-        files (`Sequence[str]`): Files of text, or folders with one folder of files per language.
-        settings ([`Settings`]): Where the text and the languages are.
-
-    Raises:
-        ValueError: if a language has no text, a file cannot be read or lacks a column, or a language cannot name a
-            folder.
-    """
-    columns = [settings.text_column, *([settings.language_column] if settings.language_column else [])]
-    if settings.language_column is None:
-        documents = {}
-        for language, group in files_by_language(files).items():
-            try:
-                dataset = load_files(group)
-                require_columns(dataset, columns)
-            except ValueError as error:
-                raise ValueError(f"Language {language!r} cannot be read: {error}") from error
-            documents[language] = Documents(dataset.select_columns(columns), range(len(dataset)))
-    else:
-        dataset = load_files(sorted(files))
-        require_columns(dataset, columns)
-        rows = rows_by_language(dataset, settings.language_column)
-        texts = dataset.select_columns([settings.text_column])
-        documents = {language: Documents(texts, rows[language]) for language in sorted(rows)}
-    for language, found in documents.items():
-        if LEGAL_LANGUAGE.fullmatch(language) is None:
-            raise ValueError(f"Language {language!r} cannot name a folder: use letters, digits, '_', '-' and '.'.")
-        if not has_text(found, settings):
-            raise ValueError(f"Language {language!r} has no text: all its {len(found)} documents are empty.")
-    return documents
-
-
-def rows_by_language(dataset: Dataset, column: str) -> dict[str, np.ndarray]:
-    """
-    The rows of each language.
-
-    Raises:
-        ValueError: if a row has no language.
-    """
-    numbers: dict[str, int] = {}
-    parts = []
-    for batch in dataset.select_columns([column]).with_format("arrow").iter(ROWS_AT_ONCE):
-        encoded = pa.chunked_array(batch[column]).cast(pa.string()).combine_chunks().dictionary_encode()
-        if encoded.null_count or "" in encoded.dictionary.to_pylist():
-            raise ValueError(f"Column {column!r} has an empty value: every document needs a language.")
-        codes = [numbers.setdefault(language, len(numbers)) for language in encoded.dictionary.to_pylist()]
-        parts.append(np.array(codes, dtype=np.int32)[encoded.indices.to_numpy()])
-    languages = np.concatenate(parts)
-    return {language: np.flatnonzero(languages == number) for language, number in numbers.items()}
-
-
-def has_text(documents: Documents, settings: Settings) -> bool:
-    """Whether a document is not empty. Reads up to the first one."""
-    parts = documents.parts(settings.documents_per_shard)
-    return any(text.strip() for part in parts for text in part.texts(settings.text_column))
-
-
-def write_shard(file: Path, documents: Documents, tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
-    """Tokenise and pack documents, and write their rows and sizes into a file: all of it or nothing."""
-    texts = documents.texts(settings.text_column)
-    filled = [text for text in texts if text.strip()]
-    tokens: list[list[int]] = []
-    if filled:
-        tokens = tokenizer(filled, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    tokens = [ids for ids in tokens if ids]
-    rows, lengths = packed_rows(tokens, Frame.of(tokenizer), settings.max_length)
-    sizes = Sizes(
-        documents=len(tokens),
-        empty=len(texts) - len(tokens),
-        pieces=sum(map(len, lengths)),
-        tokens=sum(map(len, rows)),
-        rows=len(rows),
-    )
-    table = pa.table([pa.array(rows, SCHEMA.field(0).type), pa.array(lengths, SCHEMA.field(1).type)], schema=SCHEMA)
-    table = table.replace_schema_metadata({SIZES: json.dumps(asdict(sizes))})
-    file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(".part")
-    with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table, max_chunksize=ROWS_PER_BATCH)
-    os.replace(temporary, file)
-
-
-def shards_of(folder: Path, documents: Mapping[str, Documents], size: int) -> Iterator[tuple[Path, Documents]]:
-    """The file of each shard, with its documents."""
-    for language, found in documents.items():
-        for number, part in enumerate(found.parts(size)):
-            yield folder / language / f"{number:06d}.arrow", part
-
-
-def prepare(
-    files: Sequence[str],
-    tokenizer: PreTrainedTokenizerBase,
-    folder: str | Path,
-    settings: Settings,
-    *,
-    exponent: float = 0.7,
-    num_proc: int = 1,
-) -> PreparedData:
-    """
-    Tokenise and pack text for masked-LM training, and write it into a folder. The call can be interrupted and made
-    again: finished shards are kept, and the files are the same.
-
-    Args:
-        files (`Sequence[str]`): Files of text, or folders with one folder of files per language.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): A fast tokenizer.
-        folder (`str` or `Path`): Folder to write.
-        settings ([`Settings`]): What the rows depend on.
-        exponent (`float`, *optional*, defaults to 0.7): Exponent of the mixture of languages. It may differ from that
-            of an earlier call.
-        num_proc (`int`, *optional*, defaults to 1): Number of processes.
-
-    Returns:
-        [`PreparedData`]
-
-    Raises:
-        ValueError: if a language has no text, or the folder was begun with other settings, files or another tokenizer
-            (the message names the differences).
-    """
-    if num_proc < 1:
-        raise ValueError(f"num_proc={num_proc} must be 1 or more.")
-    folder = Path(folder)
-    packed_rows([], Frame.of(tokenizer), settings.max_length)  # raises a ValueError before any work is done
-    documents = load_documents(files, settings)
-    all_settings = asdict(settings) | {
-        "tokenizer": tokenizer_fingerprint(tokenizer),
-        "files": described_files(files, settings),
-    }
-    begin(folder, all_settings)
-    shards = list(shards_of(folder, documents, settings.documents_per_shard))
-    missing = [shard for shard in shards if not shard[0].is_file()]
-    writing = written(missing, tokenizer, settings, num_proc)
-    for _ in tqdm(writing, desc="Preparing", total=len(shards), initial=len(shards) - len(missing)):
-        pass
-    sizes = dict.fromkeys(documents, Sizes())
-    for file, _ in shards:
-        sizes[file.parent.name] += shard_sizes(file)
-    for language, size in sizes.items():
-        if not size.tokens:
-            raise ValueError(f"Language {language!r} has no text: the tokenizer makes no tokens of it.")
-    prepared = PreparedData(folder, all_settings, sizes, exponent)
-    prepared.write()
-    return prepared
-
-
-def described_files(files: Sequence[str], settings: Settings) -> list[list[Any]]:
+def described_files(files: Sequence[str], language_column: str | None) -> list[list[Any]]:
     """Folder and name of each file, and its size in bytes."""
-    names = list(files)
-    if settings.language_column is None:
-        names = [name for group in files_by_language(files).values() for name in group]
+    names = list(files) if language_column else [name for group in files_by_language(files).values() for name in group]
     return sorted(["/".join(Path(name).absolute().parts[-2:]), Path(name).stat().st_size] for name in names)
+
+
+def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """
+    A digest of all that the token ids of a fast tokenizer depend on: vocabulary, normalisation, special tokens.
+    Padding and truncation, which every call sets, do not count.
+    """
+    parts = json.loads(tokenizer.backend_tokenizer.to_str())
+    parts = {name: part for name, part in parts.items() if name not in ("padding", "truncation")}
+    return blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def begin(folder: Path, settings: Mapping[str, Any]) -> None:
@@ -286,51 +271,77 @@ def begin(folder: Path, settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: if the settings differ, or the folder has other content.
     """
-    found = read_manifest(folder)
-    if found is None:
+    if (found := _manifest(folder)) is None:
         if folder.is_dir() and any(folder.iterdir()):
             raise ValueError(f"{folder} is not empty and holds no prepared data: choose another folder.")
         folder.mkdir(parents=True, exist_ok=True)
-        write_manifest(folder, {"settings": settings})
-        return
-    before = found["settings"]
-    differences = [name for name in settings if before.get(name) != settings[name]]
-    if differences:
-        listed = ", ".join(
-            f"{name} ({before.get(name)}, now {settings[name]})" if name not in ("files", "tokenizer") else name
-            for name in differences
+        _write_manifest(folder, {"settings": settings})
+    elif different := [name for name in settings if found["settings"].get(name) != settings[name]]:
+        raise ValueError(
+            f"{folder} was begun with other settings: {', '.join(different)}. Choose another folder, or delete it."
         )
-        raise ValueError(f"{folder} was begun with other settings: {listed}. Choose another folder, or delete it.")
 
 
-def written(
-    shards: Sequence[tuple[Path, Documents]], tokenizer: PreTrainedTokenizerBase, settings: Settings, num_proc: int
-) -> Iterator[None]:
-    """Write shards, in this process or in several; yields after each."""
-    if num_proc == 1:
-        for file, documents in shards:
-            write_shard(file, documents, tokenizer, settings)
-            yield
-        return
-    # Not forked from this process: tokenizers have threads, which a fork would lose.
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(num_proc, context, _start, (tokenizer, settings)) as pool:
-        futures = [pool.submit(_write, file, documents) for file, documents in shards]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+def _manifest(folder: Path) -> dict[str, Any] | None:
+    file = folder / MANIFEST
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else None
 
 
-_started: list[tuple[PreTrainedTokenizerBase, Settings]] = []  # of a process of the pool: sent once, not per shard
+def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
+    with replacing(folder / MANIFEST) as draft:
+        draft.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _start(tokenizer: PreTrainedTokenizerBase, settings: Settings) -> None:
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the processes are what runs at once
-    _started.append((tokenizer, settings))
+def packed_texts(
+    texts: Sequence[str], tokenizer: PreTrainedTokenizerBase, frame: Frame, max_length: int
+) -> dict[str, list[list[int]]]:
+    """The packed rows of some documents, as columns."""
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    tokens = tokenizer(list(texts), **options)["input_ids"] if texts else []
+    return dict(zip(ROWS, packed_rows(tokens, frame, max_length), strict=True))
 
 
-def _write(file: Path, documents: Documents) -> None:
-    write_shard(file, documents, *_started[0])
+def write_rows(
+    folder: Path, documents: Dataset, column: str, pack: Callable[[Sequence[str]], Any], num_proc: int | None
+) -> None:
+    """
+    Write the packed rows of a language into its folder, all of them or nothing. What the processes have finished is
+    kept beside it until then.
+
+    Raises:
+        ValueError: if there are no rows.
+    """
+    unfinished = folder.parent / UNFINISHED
+    unfinished.mkdir(exist_ok=True)
+    # Rows are made of whole windows of documents, whatever the number of processes.
+    windows = Dataset.from_dict({"start": range(0, len(documents), PACKED_TOGETHER)})
+    rows = windows.map(
+        lambda starts: pack(documents[starts[0] : starts[0] + PACKED_TOGETHER][column]),
+        input_columns=["start"],
+        remove_columns=["start"],
+        batched=True,
+        batch_size=1,
+        features=ROWS,
+        num_proc=num_proc,
+        cache_file_name=str(unfinished / f"{folder.name}.arrow"),
+        desc=f"Packing {folder.name}",
+    )
+    if not len(rows):
+        raise ValueError(f"Language {folder.name!r} has no text: the tokenizer makes no tokens of it.")
+    rows.save_to_disk(str(unfinished / folder.name))
+    os.replace(unfinished / folder.name, folder)
+    shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def rows_of(folder: Path) -> Dataset:
+    """
+    The packed rows of a language.
+
+    Raises:
+        ValueError: if they are missing or damaged.
+    """
+    try:
+        return load_from_disk(str(folder))
+    except (OSError, ValueError, pa.ArrowInvalid) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{folder} cannot be read: {reason}. Delete it, and run `m3bert prepare` again.") from error

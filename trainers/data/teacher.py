@@ -239,6 +239,23 @@ class TeacherEmbeddings:
         if (self._keys[1:] == self._keys[:-1]).any():
             raise ValueError("The texts of a teacher's cache must be different; two are equal.")
 
+    @classmethod
+    def write(cls, texts: Sequence[str], vectors: torch.Tensor, file: str | Path) -> TeacherEmbeddings:
+        """
+        Keep embeddings that you have, of any model, as a teacher.
+
+        Args:
+            texts (`Sequence[str]`): Texts without duplicates.
+            vectors (`torch.Tensor` of shape `(texts, width)`): Embeddings of the texts.
+            file (`Path`): File `.npy` to write, which the teacher reads from.
+
+        Raises:
+            ValueError: if two texts are equal.
+        """
+        Path(file).parent.mkdir(parents=True, exist_ok=True)
+        np.save(file, vectors.numpy(force=True))
+        return cls(texts, np.load(file, mmap_mode="r"))
+
     @cached_property
     def vectors(self) -> np.ndarray:
         """All embeddings `(texts, width)`, memory-mapped. Changes would stay in memory: torch warns of read-only

@@ -13,6 +13,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from ..core.distributed import rank, sum_over_ranks, world_size
+from .embedding_store import fingerprint_of
 
 
 TEXTS_AT_ONCE = 1024  # sorted by length when they are encoded, so that a batch has little padding
@@ -59,9 +60,7 @@ class TokenizedTexts:
             self.counts[source] = 0
             remaining = (text for text in texts if text.strip())
             while chunk := list(islice(remaining, TEXTS_AT_ONCE * world_size())):
-                for text in chunk:
-                    encoded = text.encode()
-                    digest.update(len(encoded).to_bytes(8, "little") + encoded)
+                fingerprint_of(chunk, digest)
                 start, own = self.counts[source], range(rank(), len(chunk), world_size())
                 self.counts[source] += len(chunk)
                 if not own:

@@ -34,7 +34,10 @@ if TYPE_CHECKING:
         Retrieval as Retrieval,
     )
     from .grid_evaluation import evaluate_grid as evaluate_grid
+    from .grid_evaluation import run_facts as run_facts
     from .grid_evaluation import score_grid as score_grid
+    from .grid_evaluation import score_vectors as score_vectors
+    from .grid_evaluation import tfidf_scores as tfidf_scores
     from .latency import measure_latency as measure_latency
     from .own_data import collection_task as collection_task
     from .own_data import labels_task as labels_task

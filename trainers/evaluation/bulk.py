@@ -8,6 +8,7 @@ import json
 import platform
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from ..core.durable import replacing
 from ..core.embedding import Role
 from ..core.granularity import Granularity, Grid
 from ..core.streams import Row, Shard, Stream
@@ -213,32 +215,35 @@ def embed_part(
     file.parent.mkdir(parents=True, exist_ok=True)
     for left in file.parent.glob(f"{glob.escape(file.name)}.{'?' * 2 * DRAW}.unfinished"):
         left.unlink(missing_ok=True)
-    unfinished = file.with_name(f"{file.name}.{secrets.token_hex(DRAW)}.unfinished")
-    writer, rows, finished = None, 0, False
+    mark = f"{secrets.token_hex(DRAW)}.unfinished"
     try:
+        with replacing(file, mark=mark) as unfinished:
+            return _write(part, unfinished, embedder, described_part, id_column)
+    except FileNotFoundError as error:
+        if error.filename is None or not str(error.filename).endswith(mark):
+            raise
+        raise ValueError(f"Another process embeds {part.name} into {file}: start each share once.") from error
+
+
+def _write(
+    part: Shard, file: Path, embedder: GridEmbedder, description: Mapping[str, Any], id_column: str | None
+) -> int:
+    """Write the rows of a part with their embeddings, and return their number."""
+    metadata = {METADATA: json.dumps(description).encode()}
+    rows = 0
+    with ExitStack() as stack:
         for batch in _batches(part, embedder, id_column):
             try:
                 table = pa.table({name: _column(values) for name, values in embedder(batch).items()})
-                if writer is None:
-                    schema = table.schema.with_metadata({METADATA: json.dumps(described_part).encode()})
-                    writer = pq.ParquetWriter(unfinished, schema)
+                if rows == 0:
+                    writer = stack.enter_context(pq.ParquetWriter(file, table.schema.with_metadata(metadata)))
                 writer.write_table(table.cast(writer.schema))
             except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
                 place = f"{part.name}, after row {rows}"
                 raise ValueError(f"{place}: a column changes its type: {str(error).splitlines()[0]}") from error
             rows += len(table)
-        finished = writer is not None
-    finally:
-        if writer is not None:
-            writer.close()
-            if not finished:
-                unfinished.unlink(missing_ok=True)
-    if not finished:
+    if rows == 0:
         raise ValueError(f"The part is empty: {part.name} has no rows.")
-    try:
-        unfinished.replace(file)
-    except FileNotFoundError as error:
-        raise ValueError(f"Another process embeds {part.name} into {file}: start each share once.") from error
     return rows
 
 

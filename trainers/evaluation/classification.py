@@ -48,12 +48,3 @@ def fit_classifier(
     require_classes(labels)
     linear_model = require_extra("sklearn.linear_model", "evaluation", "Classification")
     return linear_model.LogisticRegression(C=strength, max_iter=max_iter).fit(train.numpy(), list(labels))
-
-
-def classification_scores(predictions: Sequence[int], labels: Sequence[int]) -> dict[str, float]:
-    """`macro_f1` (unweighted mean over classes) and `accuracy` of predicted labels."""
-    metrics = require_extra("sklearn.metrics", "evaluation", "Classification")
-    return {
-        "macro_f1": float(metrics.f1_score(labels, predictions, average="macro")),
-        "accuracy": float(metrics.accuracy_score(labels, predictions)),
-    }

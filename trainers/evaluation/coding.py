@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..core.codes import FLOAT, code_of, stored_bits
+from ..core.codes import FLOAT, bytes_per_vector, code_of, stored_bits
 from ..core.extras import require_extra
 from ..core.granularity import Granularity, Grid
 from ..core.states import truncate
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Codes of a range per dim -> the type of faiss with the same bytes.
 RANGED = {"int8": "QT_8bit", "int4": "QT_4bit"}
+# Codes of numbers -> their storage in faiss. It compares a query in float32; other types of bytes would round it, too.
+STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Coder:
     @property
     def symmetric(self) -> bool:
         """Whether a search codes the query, too, and compares bits by Hamming distance."""
-        return self.code == "sign" or self.quantizer is not None
+        return self.code == "sign" or code_of(self.code).learned
 
     def pack(self, vectors: torch.Tensor) -> np.ndarray:
         """
@@ -210,20 +212,15 @@ class PackedIndex:
             ValueError: as [`Coder.fit`], or if faiss or sentence-transformers is not installed.
         """
         coder = Coder.fit(vectors, code, dim, quantizer)
-        faiss = require_extra("faiss", "evaluation", "An index of packed vectors")
-        packed = coder.pack(vectors)
-        index: Any
+        return cls.of(coder, coder.pack(vectors))
+
+    @classmethod
+    def of(cls, coder: Coder, packed: np.ndarray) -> PackedIndex:
+        """An index of bytes `(documents, bytes_per_vector)` that [`Coder.pack`] made."""
+        index = faiss_index(coder)
         if coder.symmetric:
-            index = faiss.IndexBinaryFlat(8 * packed.shape[1])
             index.add(packed)
-        elif code == FLOAT:
-            index = faiss.IndexFlatIP(coder.dim)
-            index.add(packed.view(np.float32))
         else:
-            # These types compare a query in float32; the other byte types of faiss would also round it.
-            kind = getattr(faiss.ScalarQuantizer, RANGED.get(code, "QT_fp16"))
-            index = faiss.IndexScalarQuantizer(coder.dim, kind, faiss.METRIC_INNER_PRODUCT)
-            index.train(np.zeros((1, coder.dim), dtype=np.float32) if coder.ranges is None else coder.ranges)
             index.add_sa_codes(packed)
         return cls(index, coder)
 
@@ -257,6 +254,29 @@ class PackedIndex:
             return self.index.search(self.coder.float_queries(queries).numpy(), k)
         distances, rows = self.index.search(self.coder.pack(queries), k)
         return 1 - 2 * distances / stored_bits(self.coder.code, self.coder.dim), rows
+
+
+def faiss_index(coder: Coder, arrangement: str = "") -> Any:
+    """
+    An empty index of faiss for vectors in a code: bits are compared by Hamming distance, numbers by dot product.
+
+    Args:
+        coder ([`Coder`]): The code.
+        arrangement (`str`, *optional*, defaults to `""`): How `faiss.index_factory` calls their arrangement:
+            `"HNSW32"` is a graph, `"IVF64"` are clusters, which must still be trained. Default: one by one.
+
+    Raises:
+        ValueError: if faiss is not installed.
+    """
+    faiss = require_extra("faiss", "evaluation", "An index of packed vectors")
+    if coder.symmetric:
+        bits = 8 * bytes_per_vector(coder.code, coder.dim)
+        return faiss.index_binary_factory(bits, f"B{arrangement or 'Flat'}")
+    description = ",".join(filter(None, [arrangement, STORAGE[coder.code]]))
+    index = faiss.index_factory(coder.dim, description, faiss.METRIC_INNER_PRODUCT)
+    if coder.ranges is not None and not arrangement.startswith("IVF"):
+        index.train(coder.ranges)
+    return index
 
 
 def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = None) -> np.ndarray:

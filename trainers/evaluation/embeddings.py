@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,6 +56,14 @@ class GridEmbeddings:
     def widest(self, layer: int, rows: Sequence[int] | None = None) -> torch.Tensor:
         """The embeddings of a layer at its widest dim, as [`~GridEmbeddings.at`]: what a code is made from."""
         return self.at(Granularity(layer, self.grid.dims_of(layer)[-1]), rows)
+
+    def map(self, function: Callable[[int, torch.Tensor], torch.Tensor]) -> GridEmbeddings:
+        """
+        The embeddings after a function of layer and embeddings `(texts, dim)`, such as
+        [`~M3BertModel.exit_state`]: the exit of a mean is the mean of the exits.
+        """
+        with torch.no_grad():
+            return GridEmbeddings(self.grid, {layer: function(layer, its) for layer, its in self.layers.items()})
 
     def require_finite(self) -> GridEmbeddings:
         """

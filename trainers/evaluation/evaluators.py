@@ -20,9 +20,10 @@ import torch
 from ..core.embedding import Role
 from ..core.extras import require_extra
 from ..core.states import truncate
-from .classification import classification_scores, fit_classifier, require_classes
-from .geometry import alignment, geometry_scores, uniformity
-from .pairs import bitext_accuracy, pair_classification_scores, pair_cosines, require_both_labels, similarity_spearman
+from .classification import fit_classifier, require_classes
+from .geometry import geometry_scores
+from .modules import compute_metric
+from .pairs import pair_cosines, require_both_labels
 from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank
 
 
@@ -140,7 +141,7 @@ class STS(Evaluator):
 
     def score(self, vectors: Vectors) -> Scores:
         cosines = pair_cosines(vectors["sentence1"], vectors["sentence2"])
-        return {"spearman": similarity_spearman(cosines, self.scores)}
+        return compute_metric("similarity_spearman", predictions=cosines.numpy(), references=self.scores)
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,8 @@ class PairClassification(Evaluator):
         require_both_labels(self.labels)
 
     def score(self, vectors: Vectors) -> Scores:
-        return pair_classification_scores(pair_cosines(vectors["sentence1"], vectors["sentence2"]), self.labels)
+        cosines = pair_cosines(vectors["sentence1"], vectors["sentence2"])
+        return compute_metric("pair_classification", predictions=cosines.numpy(), references=self.labels)
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,8 @@ class Classification(Evaluator):
 
     def score(self, vectors: Vectors) -> Scores:
         classifier = fit_classifier(vectors["train"], self.train_labels)
-        return classification_scores(classifier.predict(vectors["test"].numpy()), self.test_labels)
+        predicted = classifier.predict(vectors["test"].numpy())
+        return compute_metric("classification", predictions=predicted, references=self.test_labels)
 
     def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
         # A fit is many small products, which are two to six times slower with two threads: run one fit per core.
@@ -196,7 +199,12 @@ class BitextMining(Evaluator):
     main_metric: ClassVar[str] = "accuracy"
 
     def score(self, vectors: Vectors) -> Scores:
-        return bitext_accuracy(vectors["sentence1"], vectors["sentence2"])
+        sides = vectors["sentence1"], vectors["sentence2"]
+        scores, own = {}, range(len(sides[0]))
+        for name, (first, second) in (("accuracy", sides), ("accuracy_reverse", sides[::-1])):
+            nearest = exact_search(first, second, 1)[:, 0]
+            scores[name] = compute_metric("bitext_accuracy", predictions=nearest, references=own)["accuracy"]
+        return scores
 
 
 @dataclass(frozen=True)
@@ -309,11 +317,12 @@ class Geometry(Evaluator):
             raise ValueError("alignment needs at least one positive pair.")
 
     def score(self, vectors: Vectors) -> Scores:
-        rows = list(self.positives)
-        return {
-            "alignment": alignment(vectors["sentence1"][rows], vectors["sentence2"][rows]),
-            "uniformity": uniformity(self._all(vectors)),
-        }
+        return compute_metric(
+            "alignment_uniformity",
+            predictions=vectors["sentence1"].numpy(),
+            references=vectors["sentence2"].numpy(),
+            positives=self.positives,
+        )
 
     def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
         geometry = geometry_scores(self._all(vectors), dims)

@@ -1,57 +1,10 @@
-"""Geometry of embeddings: alignment, uniformity and spectrum, which the papers report next to their scores."""
+"""The spectrum of embeddings, which the papers report next to their scores."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
-from torch import nn
-
-
-def alignment(first: torch.Tensor, second: torch.Tensor) -> float:
-    """
-    Mean squared distance of positive pairs on the unit sphere (Wang and Isola,
-    [2005.10242](https://huggingface.co/papers/2005.10242); IBKD, Eq. 12). Lower is better.
-
-    Args:
-        first (`torch.Tensor` of shape `(pairs, dim)`): First embedding of each pair; need not be normalised.
-        second (`torch.Tensor` of shape `(pairs, dim)`): Second embedding of each pair; need not be normalised.
-
-    Returns:
-        `float`: in 0..4.
-    """
-    first, second = (nn.functional.normalize(side.double(), dim=1) for side in (first, second))
-    return float((first - second).square().sum(dim=1).mean())
-
-
-def uniformity(vectors: torch.Tensor, temperature: float = 2.0, rows_at_once: int = 1024) -> float:
-    """
-    `log mean exp(-t |x - y|^2)` over pairs of different texts on the unit sphere (Wang and Isola; IBKD, Eq. 13).
-    Lower is better. The matrix of distances is computed in blocks of rows.
-
-    Args:
-        vectors (`torch.Tensor` of shape `(texts, dim)`): Embeddings; need not be normalised.
-        temperature (`float`, *optional*, defaults to 2.0): t.
-        rows_at_once (`int`, *optional*, defaults to 1024): Rows of distances per block.
-
-    Returns:
-        `float`: in `-4 t`..0.
-
-    Raises:
-        ValueError: if there are fewer than two texts.
-    """
-    count = len(vectors)
-    if count < 2:
-        raise ValueError(f"Uniformity needs at least two texts; there is {count}.")
-    vectors = nn.functional.normalize(vectors.float(), dim=1)
-    total = 0.0
-    for start in range(0, count, rows_at_once):
-        cosines = vectors[start : start + rows_at_once] @ vectors.T
-        kernel = torch.exp(2 * temperature * (cosines - 1))
-        kernel.diagonal(offset=start).zero_()
-        total += float(kernel.sum(dtype=torch.float64))
-    return float(np.log(total / (count * (count - 1))))
 
 
 def feature_covariance(vectors: torch.Tensor) -> torch.Tensor:

@@ -6,17 +6,19 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ..core.codes import FLOAT, code_of
+from ..core.extras import require_extra
 from ..core.granularity import Granularity
 from ..core.states import shared_layers, truncate, unwrap_encoder
 from .coding import code_vectors
@@ -40,6 +42,12 @@ PACKAGES = (
     "faiss-gpu-cu12",
     "numpy",
 )
+
+
+def run_facts() -> dict[str, Any]:
+    """What a results file says of the run that wrote it: date, machine and versions of packages."""
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs"
+    return {"date": date.today().isoformat(), "machine": machine, "versions": installed_versions()}
 
 
 def installed_versions() -> dict[str, str]:
@@ -145,6 +153,55 @@ def score_grid(
     return {g: floats[g] if g in floats else _scores(evaluator, embeddings.in_code(g)) for g in encoder.grid}
 
 
+def score_vectors(
+    evaluator: Evaluator, embeddings: Mapping[str, GridEmbeddings], document_layer: int | None = None
+) -> dict[Granularity, Scores]:
+    """
+    Score one task with embeddings that you have, in float32.
+
+    Args:
+        evaluator ([`Evaluator`]): Evaluator of the task.
+        embeddings (`dict[str, GridEmbeddings]`): Name of each list of texts of the evaluator -> its embeddings.
+        document_layer (`int`, *optional*): Layer that documents are read at, for asymmetric search. Default: that of
+            the granularity.
+
+    Returns:
+        `dict[Granularity, dict[str, float]]`: granularity -> metric -> value.
+
+    Raises:
+        ValueError: if documents have no embeddings at the layer.
+    """
+    grid, scores = next(iter(embeddings.values())).grid, dict[Granularity, Scores]()
+    for layer in grid.layers:
+        dims = grid.dims_of(layer)
+        at = {
+            name: layer if document_layer is None or evaluator.role(name) == "query" else document_layer
+            for name in embeddings
+        }
+        vectors = {name: its.at(Granularity(at[name], dims[-1])) for name, its in embeddings.items()}
+        scores |= {Granularity(layer, dim): found for dim, found in evaluator.score_layer(vectors, dims).items()}
+    return scores
+
+
+def tfidf_scores(evaluator: Evaluator) -> Scores:
+    """
+    Score a retrieval task with TF-IDF vectors of the words of its documents, a baseline without any training.
+
+    Args:
+        evaluator ([`Retrieval`]): Evaluator of the task.
+
+    Returns:
+        `dict[str, float]`: metric -> value.
+
+    Raises:
+        ValueError: if scikit-learn is not installed.
+    """
+    library = require_extra("sklearn.feature_extraction.text", "evaluation", "TF-IDF")
+    vectorizer = library.TfidfVectorizer(sublinear_tf=True).fit(evaluator.texts["documents"])
+    vectors = {name: vectorizer.transform(texts).toarray() for name, texts in evaluator.texts.items()}
+    return evaluator.score({name: torch.from_numpy(its) for name, its in vectors.items()})
+
+
 def _float_scores(evaluator: Evaluator, embeddings: TaskEmbeddings, layer: int) -> dict[int, Scores]:
     """Dim -> metrics in float32."""
     dims = embeddings.float_dims(layer)
@@ -205,10 +262,8 @@ def evaluate_grid(
         revision=getattr(config, "_commit_hash", None),
         grid=str(grid),
         seed=seed,
-        date=date.today().isoformat(),
-        machine=f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs",
         weights=encoder.weights_fingerprint(),
-        versions=installed_versions(),
+        **run_facts(),
         settings={
             "pooling": encoder.pooling,
             "max_length": encoder.max_length,

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from ..core.extras import require_extra
 from .embeddings import ROWS_AT_ONCE
+from .modules import compute_metric
 
 
 SHORTLISTS = (10, 20, 50, 100, 200)  # lengths of shortlists that are measured
@@ -236,24 +236,7 @@ def ranking_scores(
     Raises:
         ValueError: if a query has no relevant document, which leaves its metrics undefined.
     """
-    if not all(relevant):
-        raise ValueError("Some queries have no relevant document; leave them out.")
-    lists = ranked.tolist()
-    found = np.array([[grades.get(row, 0.0) for row in rows] for rows, grades in zip(lists, relevant, strict=True)])
-    counts = np.array([len(grades) for grades in relevant])
-    scores = {
-        f"recall@{k}": float(((found[:, :k] > 0).sum(axis=1) / counts).mean()) for k in cutoffs if k <= len(lists[0])
-    }
-    hits = found[:, :10] > 0
-    scores["mrr@10"] = float((hits.any(axis=1) / (1 + hits.argmax(axis=1))).mean())
-    # The ideal ranking also has the relevant documents that were not found: append them to the list.
-    found = np.pad(found, ((0, 0), (0, max(0, 10 - found.shape[1]))))
-    missed = np.zeros((len(lists), counts.max()))
-    for row, (rows, grades) in enumerate(zip(lists, relevant, strict=True)):
-        rest = [grades[document] for document in grades.keys() - set(rows)]
-        missed[row, : len(rest)] = rest
-    gains = np.concatenate([found, missed], axis=1)
-    order = np.broadcast_to(-np.arange(gains.shape[1]), gains.shape)
-    metrics = require_extra("sklearn.metrics", "evaluation", "Retrieval")
-    scores["ndcg@10"] = float(metrics.ndcg_score(gains, order, k=10, ignore_ties=True))
-    return scores
+    references, grades = [list(its) for its in relevant], [list(its.values()) for its in relevant]
+    return compute_metric(
+        "retrieval", predictions=ranked.tolist(), references=references, grades=grades, cutoffs=cutoffs
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import islice
@@ -116,26 +116,33 @@ def column_types(documents: Sequence[Document]) -> dict[str, str]:
         for name, value in document.metadata.items():
             kinds = found.setdefault(name, set())
             if value is not None:
-                kinds.add(TYPES.get(type(value), "json"))
+                kinds.add(_type(value))
     return {name: _common(kinds) for name, kinds in found.items()}
 
 
-def require_types(document: Document, columns: dict[str, str]) -> None:
-    """
-    Check that a document has the metadata columns of an index.
-
-    Raises:
-        ValueError: names file, row and column.
-    """
+def require_types(document: Document, columns: Mapping[str, str]) -> None:
+    """Check that a document has the metadata columns of an index. ValueError: names file, row and column."""
     if document.metadata.keys() != columns.keys():
         raise ValueError(
             f"{document.place}: the metadata columns are {', '.join(document.metadata) or 'none'}, and the index has "
             f"{', '.join(columns) or 'none'}."
         )
     for name, value in document.metadata.items():
-        kind, wanted = TYPES.get(type(value), "json"), columns[name]
-        if value is not None and kind != wanted and wanted != "json" and (kind, wanted) != ("integer", "number"):
+        wanted = columns[name]
+        if value is not None and wanted != "json" and not is_of_type(value, wanted):
             raise ValueError(f"{document.place}: the column {name!r} has {value!r}, and the index has {wanted} there.")
+
+
+def is_of_type(value: Any, wanted: str) -> bool:
+    """Whether a column of a type may have a value. An integer is a number, too."""
+    kind = _type(value)
+    return kind == wanted or (kind, wanted) == ("integer", "number")
+
+
+def _type(value: Any) -> str:
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # which no engine stores as a number
+        return "json"
+    return TYPES.get(type(value), "json")
 
 
 def _common(kinds: set[str]) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +11,9 @@ import numpy as np
 import torch
 
 from ..core.extras import require_extra
+from ..evaluation.coding import Coder
 from .layout import Layout
+from .store import Store, Where
 
 
 # Name of an engine -> module of this folder and class.
@@ -21,45 +21,19 @@ ENGINES = {
     "faiss": ("faiss_engine", "FaissEngine"),
     "qdrant": ("qdrant_engine", "QdrantEngine"),
     "lancedb": ("lancedb_engine", "LanceDBEngine"),
-    "usearch": ("usearch_engine", "USearchEngine"),
-    "sqlite-vec": ("sqlite_vec_engine", "SqliteVecEngine"),
 }
-# Values of metadata that documents must have: column -> one value, or several of which it must have one.
-Where = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Batch:
-    """
-    Some documents, with their vectors.
-
-    Args:
-        keys (`np.ndarray` of shape `(documents,)`, int64): Numbers that identify the documents in the engine.
-        ids (`Sequence[str]`): Ids that the user gave.
-        texts (`Sequence[str]`): Texts.
-        metadata (`Sequence[dict[str, Any]]`): Values of the metadata columns.
-        first (`np.ndarray` of shape `(documents, bytes)`, uint8): Vectors to search, in the layout's first code.
-        second (`np.ndarray` of shape `(documents, bytes)`, uint8, *optional*): Vectors in the layout's second code.
-    """
-
-    keys: np.ndarray
-    ids: Sequence[str]
-    texts: Sequence[str]
-    metadata: Sequence[dict[str, Any]]
-    first: np.ndarray
-    second: np.ndarray | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
+# Engines that search what `m3bert embed` wrote with a few lines of their own.
+BY_HAND = ("usearch", "sqlite-vec")
 
 
 class Engine(ABC):
     """
-    An index in one engine. It knows documents by their keys; [`DocumentStore`] knows their ids.
+    An index in one engine, made of what is in the [`Store`]. It knows documents by their keys.
 
     Args:
         folder (`Path`): Folder of the index. An engine writes to it, or to its server.
         layout ([`Layout`]): What is stored, and how it is searched.
+        store ([`Store`]): The documents, with their vectors.
 
     Raises:
         ValueError: if the engine is not installed, or does not have the layout. The message names what it has.
@@ -70,13 +44,10 @@ class Engine(ABC):
     codes: ClassVar[tuple[str, ...]]  # codes of the searched vectors
     second_codes: ClassVar[tuple[str, ...]]  # codes of the vectors beside them
     kinds: ClassVar[tuple[str, ...]]
-    filters: ClassVar[bool]  # whether a search can be limited to documents with certain metadata
-    holds_documents: ClassVar[bool]  # whether the engine stores texts and metadata, too
-    one_range: ClassVar[bool] = False  # whether `int8` needs one range for all dims: see `fit_coder`
 
-    def __init__(self, folder: Path, layout: Layout):
+    def __init__(self, folder: Path, layout: Layout, store: Store):
         self.require(layout)
-        self.folder, self.layout = folder, layout
+        self.folder, self.layout, self.store = folder, layout, store
 
     @classmethod
     def library(cls) -> Any:
@@ -105,31 +76,20 @@ class Engine(ABC):
             raise ValueError(f"--url is for Qdrant; the engine {cls.name} has no server.")
 
     @abstractmethod
-    def write(self, batch: Batch) -> None:
-        """Store documents. When it returns, they survive a killed process. Documents whose keys are stored already
-        are replaced, so that the same batch can be written again."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Make everything that was written searchable. It can be called again, also after it was interrupted."""
+    def add(self, keys: np.ndarray) -> None:
+        """Make documents of the store searchable: those of the highest keys, in ascending order. When it returns, they
+        survive a killed process. After a kill, the same call completes what was begun."""
 
     @abstractmethod
     def delete(self, keys: np.ndarray) -> None:
-        """Remove documents; keys that are not stored are left out. When it returns, they are not found any more."""
+        """Remove documents; keys that are not there are left out. The store still has them. When it returns, they are
+        not found any more."""
 
     @abstractmethod
-    def search(
-        self, queries: torch.Tensor, k: int, where: Where | None = None, allowed: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> tuple[np.ndarray, np.ndarray]:
         """
-        Find the nearest documents.
-
-        Args:
-            queries (`torch.Tensor` of shape `(queries, width)`): Embeddings, as wide as those that were coded; need
-                not be normalised.
-            k (`int`): Number of documents to find per query.
-            where (`dict[str, Any]`, *optional*): Metadata that documents must have, for an engine that holds it.
-            allowed (`np.ndarray`, *optional*): Keys of the documents that may be found, for one that does not.
+        Find the `k` nearest documents for embeddings of queries `(queries, width)`, as wide as those that were coded.
+        Of the metadata columns `where`, documents must have one of the values.
 
         Returns:
             `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores (float32) and keys (int64), best
@@ -139,59 +99,44 @@ class Engine(ABC):
         """
 
     @abstractmethod
-    def packed(self, keys: np.ndarray) -> np.ndarray:
-        """Stored bytes `(keys, bytes_per_vector)` of the vectors that score a shortlist: the second ones, or else the
-        first ones."""
-
-    @abstractmethod
-    def disk_bytes(self) -> int:
-        """Bytes that the vectors take on the disk, with everything that the engine keeps with them."""
-
-    @abstractmethod
-    def example(self) -> str:
-        """Lines of Python that search this index without this package. They read `query`, the float32 embedding
-        `(width,)` of a query, not normalised, and set `found`: a list of pairs (id, score), best first."""
-
-    def documents(self, keys: np.ndarray) -> dict[int, tuple[str, str | None, dict[str, Any]]]:
-        """Key -> id, text and metadata, for an engine that holds documents."""
-        raise NotImplementedError
+    def example(self) -> list[str]:
+        """Lines of Python that search this index without this package, but for their imports. They read `query`, the
+        float32 embedding `(width,)` of a query, not normalised, and set `found`: pairs (id, score), best first."""
 
     @abstractmethod
     def close(self) -> None:
         """Give back files and connections."""
 
-    def scored_again(self, queries: torch.Tensor, keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """
-        The second stage: sort a shortlist by the dot product of the float queries and the decoded documents.
+    @property
+    def rescorer(self) -> tuple[str, Coder] | None:
+        """Name and code of the vectors that score a shortlist; `None` without one."""
+        layout = self.layout
+        if layout.shortlist is None:
+            return None
+        return ("first", layout.first) if layout.second is None else ("second", layout.second)
 
-        Args:
-            queries (`torch.Tensor` of shape `(queries, width)`): Embeddings.
-            keys (`np.ndarray` of shape `(queries, shortlist)`): Keys that the first stage found; -1 is none.
-            k (`int`): Number of documents to keep.
-
-        Returns:
-            `tuple[np.ndarray, np.ndarray]`: as [`~Engine.search`].
-        """
-        coder = self.layout.second or self.layout.first
-        floats = coder.float_queries(queries)
-        every, places = np.unique(keys, return_inverse=True)
-        vectors = torch.zeros(len(every), floats.shape[1])
-        stored = every >= 0
-        if stored.any():
-            vectors[torch.from_numpy(stored)] = coder.decode(self.packed(every[stored]))
+    def scored_again(
+        self, queries: torch.Tensor, keys: np.ndarray, k: int, rescorer: tuple[str, Coder]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The second stage: sort the keys `(queries, shortlist)` of the first, where -1 is none, by the dot product of
+        the float queries and the decoded documents. Returns the best `k`, as [`~Engine.search`]."""
+        name, coder = rescorer
+        floats, none = coder.float_queries(queries), keys < 0
+        every, places = np.unique(np.where(none, keys.max(initial=0), keys), return_inverse=True)
+        vectors = coder.decode(self.store.vectors(name)[every]) if not none.all() else torch.zeros(1, floats.shape[1])
         scores = torch.einsum("qd,qsd->qs", floats, vectors[torch.from_numpy(places.reshape(keys.shape))])
-        scores[torch.from_numpy(keys < 0)] = -torch.inf
-        order = scores.argsort(dim=1, descending=True, stable=True)[:, :k]
-        return scores.gather(1, order).numpy(), np.take_along_axis(keys, order.numpy(), axis=1)
+        scores[torch.from_numpy(none)] = -torch.inf
+        order = scores.argsort(dim=1, descending=True, stable=True).numpy()
+        return filled(np.take_along_axis(scores.numpy(), order, axis=1), np.take_along_axis(keys, order, axis=1), k)
 
 
 def find_engine(name: str) -> type[Engine]:
-    """
-    The engine of a name.
-
-    Raises:
-        ValueError: if there is none. The message names the legal values.
-    """
+    """The engine of a name. ValueError if there is none: the message names the legal values."""
+    if name in BY_HAND:
+        raise ValueError(
+            f"--engine {name}: m3bert builds no index there; docs/deploy.md, 'Other engines', has the few lines that "
+            "store and search in it what `m3bert embed` wrote."
+        )
     if name not in ENGINES:
         raise ValueError(f"--engine {name} is unknown; legal values: {', '.join(ENGINES)}.")
     module, class_name = ENGINES[name]
@@ -199,9 +144,8 @@ def find_engine(name: str) -> type[Engine]:
 
 
 def filled(scores: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Results of a search as arrays of width k: the rest has the score -inf and the key -1."""
+    """Results of a search as arrays of width k. Where there is no document, the score is -inf and the key -1."""
     missing = ((0, 0), (0, max(0, k - keys.shape[1])))
-    return (
-        np.pad(scores[:, :k].astype(np.float32), missing, constant_values=-np.inf),
-        np.pad(keys[:, :k].astype(np.int64), missing, constant_values=-1),
-    )
+    keys = np.pad(keys[:, :k].astype(np.int64), missing, constant_values=-1)
+    scores = np.pad(scores[:, :k].astype(np.float32), missing)
+    return np.where(keys < 0, np.float32(-np.inf), scores), keys

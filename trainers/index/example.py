@@ -5,22 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .engines.lines import with_imports
 from .index import Index
 
 
 def example(index: Index, question: str = "your question") -> str:
     """
     Lines of Python that search an index without this package: they embed a query with sentence-transformers, and read
-    the files, or ask the server, of the engine.
+    the files, or ask the server, of the engine. They set `found`: pairs of id and score, best first.
 
     Args:
         index ([`Index`]): The index.
         question (`str`, *optional*, defaults to `"your question"`): The query.
-
-    Returns:
-        `str`: lines of Python. They set `found`: pairs of id and score, best first.
     """
-    return "\n".join([*_embedding(index, question), index.engine.example(), "print(found)"])
+    return "\n".join([*_embedding(index, question), with_imports(index.engine.example()), "print(found)"])
 
 
 def _embedding(index: Index, question: str) -> list[str]:

@@ -15,16 +15,16 @@ import torch
 from tqdm.auto import tqdm
 
 from ..evaluation.encoding import GridEncoder
-from .corpus import Corpus, Document, chunks, digest_of, require_types
-from .documents import DocumentStore
-from .engine import Batch, Engine, Where, find_engine
+from .corpus import Corpus, Document, chunks, digest_of, is_of_type, require_types
+from .engine import Engine, find_engine
 from .layout import Layout
 from .manifest import CHUNK, MANIFEST, begin, embedded, read_manifest
 from .plan import Plan, encoder_identity, require_same_encoder
+from .store import Batch, Store, Where
 
 
-STORE = "documents.sqlite"
-NOTHING_READ = '{"rows": 0, "digest": ""}'
+# How far a corpus was read: key of its first document, number of rows, and their digest.
+NOTHING_READ = '{"first": 0, "rows": 0, "digest": ""}'
 
 
 @dataclass(frozen=True)
@@ -82,24 +82,22 @@ class Index:
     def __init__(self, folder: Path, manifest: Mapping[str, Any], encoder: GridEncoder | None = None):
         self.folder, self.manifest, self.encoder = folder, manifest, encoder
         self.plan = Plan.from_dict(manifest["plan"])
-        engine = find_engine(manifest["engine"])
         self.layout = Layout.from_dict(manifest["layout"], encoder.quantizer if encoder is not None else None)
-        self.engine: Engine = engine(folder, self.layout)
-        self.store = DocumentStore(folder / STORE, holds_documents=not engine.holds_documents)
+        self.store = Store(folder, self.layout)
+        try:
+            self.engine: Engine = find_engine(manifest["engine"])(folder, self.layout, self.store)
+        except BaseException:
+            self.store.close()
+            raise
 
     @classmethod
     def build(
-        cls,
-        target: Target,
-        plan: Plan,
-        encoder: GridEncoder,
-        corpus: Corpus,
-        *,
-        model: str | None = None,
-        verbose: bool = False,
-    ) -> Index:
+        cls, target: Target, plan: Plan, encoder: GridEncoder, corpus: Corpus, *, model: str | None = None,
+        verbose: bool = False
+    ) -> Index:  # fmt: skip
         """
-        Embed the documents of a corpus and index them, in one pass. The same call continues an interrupted build.
+        Embed the documents of a corpus, and build the index from their vectors. The same call continues an interrupted
+        build: what was embedded is in the folder, and no text is embedded twice.
 
         Args:
             target ([`Target`]): Folder and engine.
@@ -120,7 +118,7 @@ class Index:
                 interrupted build read have changed. New rows after them are indexed, too.
         """
         identity = encoder_identity(encoder)
-        plan.require_encoder(identity)
+        require_same_encoder(plan.encoder, identity, "The plan")
         file = target.folder / MANIFEST
         settings = {
             "engine": target.engine,
@@ -184,11 +182,7 @@ class Index:
 
     def add(self, corpus: Corpus, *, verbose: bool = False) -> int:
         """
-        Add documents. If it was interrupted, the same call continues it.
-
-        Args:
-            corpus ([`Corpus`]): Documents; their ids must be new.
-            verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
+        Add documents, whose ids must be new. If it was interrupted, the same call continues it.
 
         Returns:
             `int`: number of documents that were added by this call.
@@ -203,10 +197,7 @@ class Index:
 
     def delete(self, ids: Sequence[str]) -> None:
         """
-        Delete documents.
-
-        Args:
-            ids (`Sequence[str]`): Their ids.
+        Delete documents by their ids.
 
         Raises:
             ValueError: if an id is not in the index, or the index is not finished. Nothing is deleted then.
@@ -219,7 +210,7 @@ class Index:
         self.engine.delete(numbers)
         self.store.delete(numbers)
 
-    def search(self, queries: Sequence[str], k: int = 10, where: Where | None = None) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None) -> list[list[Hit]]:
         """
         Find documents.
 
@@ -233,58 +224,55 @@ class Index:
             `list[list[Hit]]`: documents per query, best first.
 
         Raises:
-            ValueError: if the index has no encoder or is not finished, the engine has no filters, or a column is
-                unknown.
+            ValueError: if the index has no encoder or is not finished, or a column is unknown.
         """
         if self.encoder is None:
             raise ValueError("Searching needs an encoder: open the index with one.")
         embeddings = self.encoder.encode(list(queries), role="query").require_finite()
         return self.search_vectors(embeddings.widest(self.plan.query.layer), k, where)
 
-    def search_vectors(self, queries: torch.Tensor, k: int = 10, where: Where | None = None) -> list[list[Hit]]:
+    def search_vectors(
+        self, queries: torch.Tensor, k: int = 10, where: Mapping[str, Any] | None = None
+    ) -> list[list[Hit]]:
         """
-        Find documents by embeddings of queries.
-
-        Args:
-            queries (`torch.Tensor` of shape `(queries, width)`): Embeddings at the layer of the queries; at full width
-                if the index has a learned code.
-            k (`int`, *optional*, defaults to 10): Number of documents to find per query.
-            where (`dict[str, Any]`, *optional*): As [`Index.search`].
-
-        Returns:
-            `list[list[Hit]]`: documents per query, best first.
+        [`Index.search`] by embeddings of queries `(queries, width)` at their layer; at full width if the index has a
+        learned code.
         """
         self._require_finished()
         if k < 1:
             raise ValueError(f"k={k} must be 1 or more.")
-        filters: dict[str, Any] = {}
-        if where:
-            self._require_filters(where)
-            filters = {"where": where} if self.engine.holds_documents else {"allowed": self.store.keys_where(where)}
-        scores, keys = self.engine.search(queries, k, **filters)
-        found = np.unique(keys[keys >= 0])
-        documents = (self.engine if self.engine.holds_documents else self.store).documents(found)
+        filters = self._filters(where or {})
+        if not all(filters.values()):  # a column of which no value passes
+            return [[] for _ in queries]
+        scores, keys = self.engine.search(queries, k, filters)
+        documents = self.store.documents(np.unique(keys[keys >= 0]))
         return [
             [Hit(documents[key][0], score, *documents[key][1:]) for score, key in zip(*row, strict=True) if key >= 0]
             for row in zip(scores.tolist(), keys.tolist(), strict=True)
         ]
 
-    def _require_filters(self, where: Where) -> None:
-        if not self.engine.filters:
-            raise ValueError(f"The engine {self.engine.name} has no filters.")
-        legal = [name for name, kind in self.layout.columns.items() if kind != "json"]
-        if unknown := [name for name in where if name not in legal]:
-            raise ValueError(f"Cannot filter by {unknown[0]!r}; columns of the index: {', '.join(legal) or 'none'}.")
+    def _filters(self, where: Mapping[str, Any]) -> Where:
+        """The values of filters as lists, checked."""
+        legal = {name: kind for name, kind in self.layout.columns.items() if kind != "json"}
+        filters = {}
+        for name, wanted in where.items():
+            if name not in legal:
+                raise ValueError(f"Cannot filter by {name!r}; columns of the index: {', '.join(legal) or 'none'}.")
+            filters[name] = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
+            for value in filters[name]:
+                if not is_of_type(value, legal[name]):
+                    raise ValueError(f"Cannot filter by {name}={value!r}: the column has the type {legal[name]}.")
+        return filters
 
     def _require_finished(self) -> None:
         if self.pending is not None:
             raise ValueError(f"The index {self.folder} is not finished: run the command that was interrupted again.")
 
     def _read(self, corpus: Corpus, verbose: bool) -> None:
-        """Read the rows of a corpus that were not read yet, and make them searchable."""
+        """Embed the rows of a corpus that were not embedded yet, then make all of them searchable."""
         if self.encoder is None:
             raise ValueError("Adding documents needs an encoder: open the index with one.")
-        pending = self.pending or json.loads(NOTHING_READ)
+        pending = self.pending or {"first": self.store.next_key, "rows": 0, "digest": ""}
         documents, rows, digest = corpus.documents(), pending["rows"], ""
         for document in islice(documents, rows):
             digest = digest_of(digest, document)
@@ -298,12 +286,11 @@ class Index:
                 batch = self._batch(chunk)
                 digest = reduce(digest_of, chunk, digest)
                 rows += len(chunk)
-                self.engine.write(batch)
-                self.store.add(batch, {"pending": json.dumps({"rows": rows, "digest": digest})})
+                self.store.add(batch, {"pending": json.dumps({**pending, "rows": rows, "digest": digest})})
                 bar.update(len(chunk))
         if not rows:
             raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
-        self.engine.finish()
+        self.engine.add(self.store.keys(pending["first"]))
         self.store.set_state(pending="null")
 
     def _batch(self, chunk: Sequence[Document]) -> Batch:
@@ -311,9 +298,12 @@ class Index:
         assert self.encoder is not None
         first = self.store.next_key
         ids = [str(first + row) if document.id is None else document.id for row, document in enumerate(chunk)]
-        self._require_new(ids, chunk)
-        for document in chunk:
-            require_types(document, dict(self.layout.columns))
+        taken = set(self.store.keys_of(ids))
+        for id_, document in zip(ids, chunk, strict=True):
+            if id_ in taken:
+                raise ValueError(f"{document.place}: the id {id_!r} is that of an earlier document.")
+            taken.add(id_)
+            require_types(document, self.layout.columns)
         vectors = embedded(self.encoder, self.plan, chunk)
         return Batch(
             np.arange(first, first + len(chunk), dtype=np.int64),
@@ -323,11 +313,3 @@ class Index:
             self.layout.first.pack(vectors),
             None if self.layout.second is None else self.layout.second.pack(vectors),
         )
-
-    def _require_new(self, ids: Sequence[str], chunk: Sequence[Document]) -> None:
-        seen: set[str] = set()
-        stored = self.store.keys_of(ids)
-        for id_, document in zip(ids, chunk, strict=True):
-            if id_ in seen or id_ in stored:
-                raise ValueError(f"{document.place}: the id {id_!r} is that of an earlier document.")
-            seen.add(id_)

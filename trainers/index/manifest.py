@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from itertools import islice
@@ -15,23 +14,19 @@ import torch
 from ..core.states import unwrap_encoder
 from ..evaluation.encoding import GridEncoder
 from .corpus import Corpus, Document, chunks, column_types
+from .durable import replacing
 from .engine import find_engine
 from .plan import Plan
 
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 MANIFEST = "index.json"
 CHUNK = 2048  # documents that are encoded, and then written, together
 SAMPLE = 5  # chunks at the beginning that codes are fitted to
 
 
 def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> torch.Tensor:
-    """
-    Embeddings of documents at their layer, as wide as the plan needs.
-
-    Raises:
-        ValueError: if an embedding is not finite. The message names the document.
-    """
+    """Embeddings of documents at their layer, as wide as the plan needs. ValueError if one is not finite."""
     embeddings = encoder.encode([document.text for document in chunk], role="document")
     vectors = embeddings.widest(plan.documents.layer)
     finite = torch.isfinite(vectors).all(dim=1)
@@ -56,17 +51,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is not JSON: {error}.") from error
     if manifest.get("schema_version") != SCHEMA_VERSION:
         found = manifest.get("schema_version")
-        raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}.")
+        raise ValueError(
+            f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}: build the index again."
+        )
     return manifest
 
 
 def begin(
-    folder: Path,
-    settings: Mapping[str, Any],
-    plan: Plan,
-    encoder: GridEncoder,
-    corpus: Corpus,
-    model: str | None,
+    folder: Path, settings: Mapping[str, Any], plan: Plan, encoder: GridEncoder, corpus: Corpus, model: str | None
 ) -> None:
     """Write the manifest of a new index. Its layout needs the first documents."""
     engine = find_engine(settings["engine"])
@@ -78,8 +70,8 @@ def begin(
     if not first:
         raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
     options = {"kind": settings["kind"], "url": settings["url"], "columns": column_types(first)}
-    engine.require(plan.layout(encoder, engine, torch.zeros(1, encoder.full_width), **options))
-    sample = None
+    sample = torch.zeros(1, encoder.full_width)
+    engine.require(plan.layout(encoder, sample, **options))
     if plan.needs_sample:
         parts: Iterator[list[Document]] = chunks(iter(first), CHUNK)
         sample = torch.cat([embedded(encoder, plan, part) for part in parts])
@@ -90,7 +82,7 @@ def begin(
         "model": model or config.name_or_path,
         "model_type": config.model_type,
         "model_layers": config.num_hidden_layers,
-        "layout": plan.layout(encoder, engine, sample, **options).to_dict(),
+        "layout": plan.layout(encoder, sample, **options).to_dict(),
         "corpus": {
             "text_column": corpus.text_column,
             "id_column": corpus.id_column,
@@ -100,6 +92,5 @@ def begin(
         "created": date.today().isoformat(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f"{MANIFEST}.draft"
-    draft.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(draft, folder / MANIFEST)
+    with replacing(folder / MANIFEST) as draft:
+        draft.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -13,10 +13,10 @@ import torch
 from ..core.codes import FLOAT
 from ..core.granularity import Granularity, Grid
 from ..evaluation.choice import Choice
+from ..evaluation.coding import Coder
 from ..evaluation.encoding import GridEncoder
 from ..evaluation.results import GridResults
-from .engine import Engine
-from .layout import Layout, fit_coder
+from .layout import Layout
 
 
 SCHEMA_VERSION = 1
@@ -90,15 +90,7 @@ class Plan:
 
     @classmethod
     def of(cls, choice: Choice, results: GridResults, tasks: Sequence[str], vectors: int) -> Plan:
-        """
-        The plan of a choice.
-
-        Args:
-            choice ([`Choice`]): What [`choose`] returned.
-            results ([`GridResults`]): Results that it chose from.
-            tasks (`Sequence[str]`): Tasks that it was judged by.
-            vectors (`int`): Number of documents of the budget.
-        """
+        """The plan of what [`choose`] chose from results, by some tasks and for a number of documents."""
         stages: dict[str, Any] = {}
         if choice.plan is not None:
             stages = {"first_dim": choice.plan.first_dim, "shortlist": choice.plan.shortlist}
@@ -131,18 +123,11 @@ class Plan:
         """What an encoder must encode: documents and queries."""
         return Grid(tuple({self.documents, self.query}))
 
-    def layout(
-        self, encoder: GridEncoder, engine: type[Engine], sample: torch.Tensor | None, **options: Any
-    ) -> Layout:
+    def layout(self, encoder: GridEncoder, sample: torch.Tensor, **options: Any) -> Layout:
         """
-        What the index stores per document.
-
-        Args:
-            encoder ([`GridEncoder`]): Encoder of the documents.
-            engine (`type[Engine]`): Engine of the index.
-            sample (`torch.Tensor` of shape `(documents, width)`, *optional*): Embeddings of the first documents; see
-                [`~Plan.needs_sample`].
-            options (*optional*): Other fields of the [`Layout`].
+        What the index stores per document: codes that are fitted to embeddings `(documents, width)` of the first ones
+        (see [`~Plan.needs_sample`]), and other fields of the [`Layout`]. Numbers of later documents that are out of
+        the ranges of `int8` and `int4` are cut off to them.
 
         Raises:
             ValueError: if a code cannot be made from these embeddings.
@@ -152,28 +137,15 @@ class Plan:
             codes.append((FLOAT, self.documents.dim))
         elif self.rescore is not None and self.rescore != "codes":
             codes.append((self.rescore, self.documents.dim))
-        coders = [
-            fit_coder(code, dim, sample, encoder.quantizer, one_range=engine.one_range and index == 0)
-            for index, (code, dim) in enumerate(codes)
-        ]
-        return Layout(coders[0], coders[1] if len(coders) > 1 else None, self.shortlist, **options)
+        first, *rest = (Coder.fit(sample, code, dim, encoder.quantizer) for code, dim in codes)
+        # Codes that are no bits are compared with a float query at once: scoring a shortlist by them changes nothing.
+        shortlist = self.shortlist if rest or first.symmetric else None
+        return Layout(first, rest[0] if rest else None, shortlist, **options)
 
     @property
     def needs_sample(self) -> bool:
         """Whether a code is fitted to documents."""
         return bool({self.documents.code, self.rescore} & {"int8", "int4"})
-
-    def require_encoder(self, identity: Mapping[str, Any]) -> None:
-        """
-        Check that an encoder is the one of the plan.
-
-        Args:
-            identity (`dict[str, Any]`): Its [`encoder_identity`].
-
-        Raises:
-            ValueError: names what differs.
-        """
-        require_same_encoder(self.encoder, identity, "The plan")
 
     def save(self, file: Path) -> None:
         """Write the plan to a JSON file."""
@@ -232,12 +204,8 @@ def encoder_identity(encoder: GridEncoder) -> dict[str, Any]:
 
 def require_same_encoder(expected: Mapping[str, Any], found: Mapping[str, Any], whose: str) -> None:
     """
-    Check that an encoder is the one that something was made with.
-
-    Args:
-        expected (`dict[str, Any]`): [`encoder_identity`] that was recorded. What is `None` or missing is not compared.
-        found (`dict[str, Any]`): [`encoder_identity`] of the encoder at hand.
-        whose (`str`): What it was recorded in, as the subject of the error message.
+    Check that an encoder has the [`encoder_identity`] that was recorded: `whose` is the subject of the error message.
+    What is `None` or missing in the record is not compared.
 
     Raises:
         ValueError: names what differs.

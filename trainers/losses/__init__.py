@@ -25,7 +25,7 @@ from .quantization import (
     threshold_repulsion,
     variance_control,
 )
-from .representation import critic_loss, critic_scores
+from .representation import critic_loss
 from .self_distillation import (
     attention_divergence,
     nested_token_counts,
@@ -44,7 +44,6 @@ __all__ = [
     "correlation_penalty",
     "cosine_matrix",
     "critic_loss",
-    "critic_scores",
     "embedding_kl",
     "false_negatives",
     "gram_matrix",

@@ -10,7 +10,6 @@ import torch
 
 from ._blocks import Buffers, blocks, check_dims, segments
 from ._divergence import DivergenceGradients, Divergences, RunningDivergences
-from ._products import add_product_, write_product_
 
 
 # Scores in memory at a time (rows x vocabulary block). On a CPU, they and their gradients at a few dims should stay in
@@ -230,9 +229,9 @@ class NestedCrossEntropy(torch.autograd.Function):
             for gradient, segment in zip(gradients, segments(dims), strict=True):
                 gradient = gradient.to(dtype)
                 if grad_states is not None:
-                    add_product_(grad_states[:, segment], gradient, block_weight[:, segment])
+                    _add_product(grad_states[:, segment], gradient, block_weight[:, segment])
                 if grad_weight is not None:
-                    write_product_(grad_weight[block, segment], gradient.T, rows[:, segment])
+                    grad_weight[block, segment] = gradient.T @ rows[:, segment]
             if grad_weight is not None:
                 grad_weight[block, dims[-1] :] = 0
             if grad_bias is not None:
@@ -240,6 +239,14 @@ class NestedCrossEntropy(torch.autograd.Function):
 
         grad_states = grad_states.to(states.dtype) if grad_states is not None else None
         return grad_states, grad_weight, grad_bias, *[None] * 6
+
+
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add `left @ right` to `total`, in place. Half-precision operands may have a total in float32."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
 
 
 def _excluded(bias: torch.Tensor | None, block: slice) -> torch.Tensor | None:
@@ -279,5 +286,5 @@ def _nested_scores(
     else:
         scores.copy_(bias[block])
     for segment in segments(dims):
-        add_product_(scores, rows[:, segment], block_weight[:, segment].T)
+        _add_product(scores, rows[:, segment], block_weight[:, segment].T)
         yield scores

@@ -7,16 +7,6 @@ import math
 import torch
 from torch import nn
 
-from .precision import no_autocast, precise
-
-
-def critic_scores(first: torch.Tensor, second: torch.Tensor, *, temperature: float) -> torch.Tensor:
-    """Cosines between all rows of `first` and `second`, divided by `temperature`: `(rows, rows)`, in float32 or
-    wider."""
-    first, second = (nn.functional.normalize(precise(vectors), dim=1) for vectors in (first, second))
-    with no_autocast(first):
-        return first @ second.T / temperature
-
 
 def critic_loss(
     scores: torch.Tensor,
@@ -33,7 +23,8 @@ def critic_loss(
     code.
 
     Args:
-        scores (`torch.Tensor` of shape `(anchors, candidates)`): Result of [`critic_scores`]. Carries gradient.
+        scores (`torch.Tensor` of shape `(anchors, candidates)`): Cosines divided by the temperature. Carries
+            gradient.
         targets (`torch.LongTensor` of shape `(anchors,)`): Index of each anchor's positive among the candidates.
         log_normalizer (scalar `torch.Tensor`): log Z.
         left_out (`torch.Tensor` of shape `(anchors, candidates)`, *optional*): Mask of candidates that are not used as

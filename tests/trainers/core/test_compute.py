@@ -17,8 +17,7 @@ from trainers.core.compute import (
     ATTENTIONS,
     ComputeArguments,
     autocast,
-    available_devices,
-    default_device,
+    device_of,
     place,
     set_attention,
 )
@@ -38,21 +37,20 @@ def state(model: torch.nn.Module, batch: dict[str, torch.Tensor], layer: int = 6
         return nested_states(model, batch, [layer]).layers[layer]
 
 
-@pytest.mark.parametrize(
-    ("cuda", "mps", "expected"),
-    [(True, True, "cuda"), (False, True, "mps"), (True, False, "cuda"), (False, False, "cpu")],
-)
-def test_the_default_device_is_the_best_one(monkeypatch, cuda, mps, expected):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2 * cuda)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-    assert default_device() == torch.device(expected) and available_devices()[-1] == "cpu"
-    assert ComputeArguments().torch_device == torch.device(expected)
-    assert ComputeArguments().uses_cpu == (expected == "cpu")
-    if cuda:
-        assert ComputeArguments(device="cuda:1").torch_device == torch.device("cuda:1")
-        with pytest.raises(ValueError, match="device='cuda:2' is not on this machine; legal values: cuda:0, cuda:1, "):
-            ComputeArguments(device="cuda:2")
+@pytest.mark.parametrize("kind", ["cuda", "mps", "xpu", None])
+def test_the_default_device_is_the_accelerator(monkeypatch, kind):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: kind is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    expected = torch.device(kind or "cpu")
+    assert device_of() == ComputeArguments().torch_device == expected
+    assert ComputeArguments().uses_cpu == (kind is None)
+    assert device_of("cpu") == CPU
+    legal = "cpu" if kind is None else f"{kind}, {kind}:0, {kind}:1, cpu"
+    with pytest.raises(ValueError, match=f"device='cuda:2' is not on this machine; legal values: {legal}\\."):
+        ComputeArguments(device="cuda:2")
+    if kind is not None:
+        assert ComputeArguments(device=f"{kind}:1").torch_device == torch.device(kind, 1)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +68,7 @@ def test_what_is_not_there_is_refused_with_what_is(values, message):
 
 def test_only_one_module_chooses_the_device():
     files = [file for room in ("trainers", "hub_cards", "scripts", "m3bert") for file in (ROOT / room).rglob("*.py")]
-    choosing = [file.name for file in files if "cuda.is_available" in file.read_text(encoding="utf-8")]
+    choosing = [file.name for file in files if "accelerator.is_available" in file.read_text(encoding="utf-8")]
     assert choosing == ["compute.py"]
 
 

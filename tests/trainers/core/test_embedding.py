@@ -125,10 +125,11 @@ def test_a_learned_temperature(leaves):
     expected = functional.cross_entropy(anchors @ torch.cat(others).T * scale.exp(), torch.arange(5))
     torch.testing.assert_close(loss, expected)
     (actual,), (wanted,) = torch.autograd.grad(loss, objective.log_scale), torch.autograd.grad(expected, scale)
-    torch.testing.assert_close(actual.double(), wanted)
+    torch.testing.assert_close(actual[0].double(), wanted)
     with torch.no_grad():
         objective.log_scale.fill_(9.0)
     assert objective.temperature.item() == pytest.approx(0.01)
+    assert objective.temperature.ndim == 0
     (back,) = torch.autograd.grad(objective.total(objective(batch_of(leaves))), objective.log_scale)
     assert back != 0
 

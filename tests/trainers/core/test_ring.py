@@ -86,7 +86,7 @@ def terms(rows: slice, ring: bool, symmetric: bool) -> dict[str, torch.Tensor]:
     loss = objective.total(objective(batch))
     loss.backward()
     return {name: leaf.grad for name, leaf in leaves.items()} | {
-        "mean": torch.stack([loss.detach(), objective.log_scale.grad])
+        "mean": torch.stack([loss.detach(), objective.log_scale.grad[0]])
     }
 
 

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from datasets import Dataset, IterableDataset
 
-from trainers.core.streams import Position, Reading, Stream, streamed
+from trainers.core.streams import ROWS_AT_ONCE, Position, Reading, Stream, streamed
 from trainers.data.files import stream_files
 
 
@@ -146,9 +146,10 @@ def test_what_cannot_be_read_is_named(tmp_path):
 
 def test_a_generator_that_fails_is_named():
     def rows():
-        yield {"id": 0}
+        yield from ({"id": row} for row in range(ROWS_AT_ONCE + 2))
         raise ValueError("the disk is gone")
 
-    reading = Reading(streamed(IterableDataset.from_generator(rows)))
-    with pytest.raises(ValueError, match="shard 0 of 1 cannot be read after row 1: the disk is gone"):
-        ids(reading, 2)
+    found = []
+    with pytest.raises(ValueError, match=f"shard 0 of 1 cannot be read after row {ROWS_AT_ONCE + 2}: the disk is gon"):
+        found.extend(row["id"] for row in streamed(IterableDataset.from_generator(rows)))
+    assert found == [*range(ROWS_AT_ONCE + 2)]

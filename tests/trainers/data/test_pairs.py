@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import json
 import random
-import tracemalloc
 from collections import Counter
-from collections.abc import Iterator
 from itertools import islice
 
 import pytest
 from datasets import Dataset, IterableDataset
 
-from trainers.core.streams import Stream
-from trainers.data import pairs
+from trainers.core.streams import DatasetShard, Position, Reading, Stream
 from trainers.data.files import stream_files
-from trainers.data.pairs import CleaningReport, clean_pairs, kept_pairs
+from trainers.data.pairs import clean_pairs
 
 
 PAIRS = [
@@ -49,10 +46,10 @@ def test_identical_pairs_and_frequent_queries_are_cut(tmp_path, kind):
     dataset = as_dataset(kind, tmp_path)
     cleaned, report = clean_pairs(dataset, ["query"], ["title", "text"], max_per_query=2)
     assert isinstance(cleaned, Dataset if kind == "map" else Stream)
-    for _ in range(2):  # a second epoch starts anew
+    for _ in range(2):
         kept = [(row["query"], row["title"], row["text"]) for row in cleaned]
         assert kept == [PAIRS[index] for index in (0, 2, 3, 7)]
-        assert (report.rows, report.identical, report.over_cap) == (9, 3, 2)
+    assert (report.rows, report.identical, report.over_cap) == (9, 3, 2)
     assert str(report) == (
         "Kept 4 of 9 pairs; dropped 3 duplicates and 2 over the maximum number of documents per query."
     )
@@ -64,21 +61,6 @@ def test_without_a_cap_only_identical_pairs_go():
     assert report.over_cap == 0
 
 
-def test_a_stream_is_not_read_ahead():
-    seen = []
-
-    def endless():
-        index = 0
-        while True:
-            seen.append(index)
-            yield {"query": f"q{index}", "text": "d"}
-            index += 1
-
-    cleaned, report = clean_pairs(IterableDataset.from_generator(endless), ["query"], ["text"])
-    assert [row["query"] for row, _ in zip(cleaned, range(3), strict=False)] == ["q0", "q1", "q2"]
-    assert report.rows == len(seen) <= 5
-
-
 def test_cleaning_refuses_bad_input():
     with pytest.raises(ValueError, match="max_per_query=0 must be 1 or more"):
         clean_pairs(Dataset.from_list(rows()), ["query"], ["text"], max_per_query=0)
@@ -88,69 +70,59 @@ def test_cleaning_refuses_bad_input():
         clean_pairs(Dataset.from_list(rows()).select([]), ["query"], ["text"])
 
 
-def some_pairs(count: int) -> Iterator[dict[str, str]]:
+def some_pairs(count: int) -> list[dict[str, str]]:
     """Pairs of which many occur twice, with some queries that occur often."""
     draw = random.Random(5)
-    for _ in range(count):
-        yield {"query": f"q{int(draw.expovariate(3 / count))}", "text": f"d{draw.randrange(3)}"}
+    return [
+        {"query": f"q{int(draw.expovariate(3 / count))}", "text": f"d{draw.randrange(3)}", "row": str(row)}
+        for row in range(count)
+    ]
 
 
-def batched(rows: Iterator[dict[str, str]], size: int) -> Iterator[list[dict[str, str]]]:
-    while batch := list(islice(rows, size)):
-        yield batch
-
-
-def in_memory(rows: Iterator[dict[str, str]], max_per_query: int | None) -> tuple[list[int], CleaningReport]:
-    """The same, with all that was seen in sets."""
-    kept, seen, asked, report = [], set(), Counter(), CleaningReport()
-    for index, row in enumerate(rows):
-        report.rows += 1
+def one_by_one(rows: list[dict[str, str]], max_per_query: int | None) -> list[dict[str, str]]:
+    """What is kept, with sets and counters."""
+    kept, seen, asked = [], set(), Counter()
+    for row in rows:
         pair = (row["query"], row["text"])
-        if pair in seen:
-            report.identical += 1
-        elif max_per_query is not None and asked[row["query"]] >= max_per_query:
-            report.over_cap += 1
-        else:
-            seen.add(pair)
+        if pair not in seen and (max_per_query is None or asked[row["query"]] < max_per_query):
+            kept.append(row)
             asked[row["query"]] += 1
-            kept.append(index)
-    return kept, report
+        seen.add(pair)
+    return kept
 
 
 @pytest.mark.parametrize("max_per_query", [None, 1, 2])
-@pytest.mark.parametrize(("limit", "batch"), [(1, 1), (7, 50), (100, 3), (10**6, 1000)])
-def test_hashes_on_disk_give_the_same_pairs_in_the_same_order(max_per_query, limit, batch):
-    report = CleaningReport()
-    found = kept_pairs(
-        batched(some_pairs(3000), batch), ["query"], ["text"], max_per_query=max_per_query, report=report, limit=limit
-    )
-    kept, expected = in_memory(some_pairs(3000), max_per_query)
-    assert [index for index, _ in found] == kept
-    assert report == expected and 0 < report.identical < 3000
+@pytest.mark.parametrize("shards", [0, 1, 7])
+def test_the_kept_pairs_are_those_of_reading_one_by_one(max_per_query, shards):
+    dataset = Dataset.from_list(some_pairs(3000))
+    expected = one_by_one(some_pairs(3000), max_per_query)
+    pairs = dataset.to_iterable_dataset(num_shards=shards) if shards else dataset
+    cleaned, report = clean_pairs(pairs, ["query"], ["text"], max_per_query=max_per_query)
+    assert [*cleaned] == expected
+    assert report.rows == 3000 and report.rows - report.identical - report.over_cap == len(expected)
+    assert 0 < report.identical < 3000
 
 
-def test_a_dataset_is_selected_part_by_part(monkeypatch):
-    monkeypatch.setattr(pairs, "SELECTED_AT_ONCE", 100)
-    dataset = Dataset.from_generator(some_pairs, gen_kwargs={"count": 1000})
-    cleaned, _ = clean_pairs(dataset, ["query"], ["text"], max_per_query=2)
-    kept, _ = in_memory(some_pairs(1000), 2)
-    assert len(kept) > 300 and cleaned.to_list() == [dataset[index] for index in kept]
-    again, _ = clean_pairs(cleaned, ["query"], ["text"], max_per_query=2)  # a dataset with rows left out
-    assert again.to_list() == cleaned.to_list()
+def test_a_stream_is_hashed_once_and_keeps_its_shards(monkeypatch):
+    read, rows = Counter(), DatasetShard.rows
 
+    def counted(self, start=0):
+        for row in rows(self, start):
+            read[self.name] += 1
+            yield row
 
-def added_memory(count: int, limit: int) -> int:
-    """Bytes at the peak of cleaning so many different pairs."""
-    rows = ({"query": f"q{number // 2}", "text": f"d{number}"} for number in range(count))
-    found = kept_pairs(batched(rows, 500), ["query"], ["text"], max_per_query=3, report=CleaningReport(), limit=limit)
-    tracemalloc.start()
-    assert sum(1 for _ in found) == count
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    return peak
-
-
-def test_memory_does_not_grow_with_the_number_of_pairs():
-    few, many = added_memory(8000, 1000), added_memory(40_000, 1000)
-    assert many < few + 5e5
-    assert added_memory(40_000, 10**9) > few + 2e6  # what it would be without files
+    monkeypatch.setattr(DatasetShard, "rows", counted)
+    dataset = Dataset.from_list(some_pairs(300)).to_iterable_dataset(num_shards=3)
+    cleaned, _ = clean_pairs(dataset, ["query"], ["text"], max_per_query=1)
+    assert len(cleaned.shards) == 3
+    before = read.total()
+    expected = one_by_one(some_pairs(300), 1)
+    reading = Reading(cleaned, buffer_size=20, seed=1)
+    whole = list(islice(reading.rows(Position()), 3 * len(expected)))
+    assert read.total() <= before + 3 * 300  # each epoch reads once
+    for epoch in range(3):
+        found = [row.values["row"] for row, _ in whole[epoch * len(expected) : (epoch + 1) * len(expected)]]
+        assert sorted(found, key=int) == [row["row"] for row in expected]
+    for taken in (1, 7, len(expected) - 1, len(expected), 2 * len(expected) + 3):
+        rest = list(islice(reading.rows(whole[taken - 1][1]), 5))
+        assert [row for row, _ in rest] == [row for row, _ in whole[taken : taken + 5]], taken

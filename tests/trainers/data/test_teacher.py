@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import BertModel
 
-from trainers import Teacher
+from trainers import Teacher, TeacherEmbeddings
 
 
 pytest.importorskip("sentence_transformers")
@@ -113,6 +113,12 @@ def test_what_loads_data_elsewhere_shares_the_file(encoder_folder, sentences, tm
     pickled = pickle.dumps(found)
     assert len(pickled) < 3000 + 16 * len(sentences)
     assert pickle.loads(pickled).of(sentences).equal(expected)
+
+
+def test_embeddings_of_any_model_can_be_a_teachers(sentences, tmp_path):
+    vectors = torch.randn(len(sentences), 8, requires_grad=True)
+    found = TeacherEmbeddings.write(sentences, vectors, tmp_path / "new" / "mine.npy")
+    assert found.of(sentences[5:2:-1]).equal(vectors.detach()[[5, 4, 3]])
 
 
 def test_principal_components_are_those_of_a_singular_value_decomposition(encoder_folder, sentences, tmp_path):

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoModel, AutoModelForMaskedLM
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
 from modeling_m3bert import M3BertForMaskedLM
 from scripts.backbone import BackboneArguments, load_backbone
 from tests.conftest import tiny_config
-from trainers.data.tokenizer_training import train_tokenizer
 from trainers.data.vocabulary import tokens_of_source, transfer_vocabulary, transferred
 
 
 @pytest.fixture(scope="module")
 def target(sentences):
-    return train_tokenizer([*sentences, "straße"], 320)
+    """Byte-pair encoding of bytes, as in docs/pretrain.md."""
+    names = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer, level = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel()
+    tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.decoder = normalizers.NFKC(), level, decoders.ByteLevel()
+    learned = {"vocab_size": 320, "special_tokens": [*names.values()], "initial_alphabet": level.alphabet()}
+    tokenizer.train_from_iterator([*sentences, "straße"], trainers.BpeTrainer(show_progress=False, **learned))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names)
 
 
 def test_a_new_token_is_the_mean_of_old_ones():

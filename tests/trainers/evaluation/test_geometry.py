@@ -8,15 +8,13 @@ import pytest
 import torch
 
 from trainers.evaluation.geometry import (
-    alignment,
     effective_rank,
     feature_correlation,
     feature_covariance,
     geometry_scores,
     prefix_residual_correlation,
-    uniformity,
 )
-from trainers.evaluation.modules import load_metric
+from trainers.evaluation.modules import compute_metric
 
 
 def test_alignment_and_uniformity_are_what_they_mean():
@@ -34,15 +32,22 @@ def test_alignment_and_uniformity_are_what_they_mean():
             / (14 * 13)
         ),
     }
-    assert alignment(first, second) == pytest.approx(expected["alignment"], abs=1e-6)
-    for rows_at_once in (1, 3, 1024):
-        found = uniformity(torch.cat([first, second]), rows_at_once=rows_at_once)
-        assert found == pytest.approx(expected["uniformity"], abs=1e-6)
-    metric = load_metric("alignment_uniformity")
-    assert metric.compute(predictions=first.tolist(), references=second.tolist()) == pytest.approx(expected, abs=1e-6)
-    assert alignment(first, 2 * first) == pytest.approx(0, abs=1e-12)
-    with pytest.raises(ValueError, match="there is 1"):
-        uniformity(first[:1])
+    inputs = {"predictions": first.numpy(), "references": second.numpy()}
+    assert compute_metric("alignment_uniformity", **inputs) == pytest.approx(expected, abs=1e-6)
+    one = compute_metric("alignment_uniformity", **inputs, positives=[3])
+    expected["alignment"] = float((unit[3] - unit[10]).norm() ** 2)
+    assert one == pytest.approx(expected, abs=1e-6)
+    doubled = compute_metric("alignment_uniformity", predictions=first.tolist(), references=(2 * first).tolist())
+    assert doubled["alignment"] == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 511, 1400])  # blocks of rows, whole and in part
+def test_uniformity_does_not_depend_on_blocks(count):
+    first, second = torch.randn(count, 4), torch.randn(count, 4)
+    unit = torch.nn.functional.normalize(torch.cat([first, second]).double(), dim=1)
+    expected = torch.pdist(unit).square().mul(-2).exp().mean().log()
+    found = compute_metric("alignment_uniformity", predictions=first.numpy(), references=second.numpy())
+    assert found["uniformity"] == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_geometry_is_what_it_means():

@@ -16,6 +16,7 @@ from tests.evaluation_data import write_rows
 from tests.trainers.tiny_run import count_forwards
 from trainers import Granularity, Grid
 from trainers.evaluation import (
+    Retrieval,
     evaluate_grid,
     exact_search,
     find_task,
@@ -24,6 +25,8 @@ from trainers.evaluation import (
     load_task,
     ranking_scores,
     score_grid,
+    score_vectors,
+    tfidf_scores,
 )
 from trainers.evaluation.coding import PackedIndex
 
@@ -50,6 +53,25 @@ def test_scores_of_a_grid_are_those_of_each_granularity_alone(encoder, data):
             if g.dim < 32:  # of what is behind a prefix, an encode of the prefix alone knows nothing
                 scores[g].pop("prefix_residual_correlation", None)
             assert scores[g] == pytest.approx(alone, **LAST_BITS), (name, g)
+
+
+def test_vectors_that_one_has_are_scored_like_those_of_an_encoder(encoder, data):
+    evaluator = load_task(find_task("cranfield"), data)
+    vectors = {name: encoder.encode(texts, role=evaluator.role(name)) for name, texts in evaluator.texts.items()}
+    found, expected = score_vectors(evaluator, vectors), score_grid(encoder, evaluator)
+    across = score_vectors(evaluator, vectors, document_layer=6)
+    assert list(found) == list(across) == list(GRID)
+    for g in GRID:
+        assert found[g] == pytest.approx(expected[g], **LAST_BITS)
+        sides = {"queries": vectors["queries"].at(g), "documents": vectors["documents"].at(Granularity(6, g.dim))}
+        assert across[g] == pytest.approx(evaluator.score(sides), **LAST_BITS)
+    shifted = {name: its.map(lambda layer, states: states * layer) for name, its in vectors.items()}
+    assert shifted["queries"].widest(6).equal(6 * vectors["queries"].widest(6))
+
+
+def test_words_are_a_baseline():
+    texts = {"queries": ["a red fox", "blue whale"], "documents": ["the whale is blue", "the fox is red", "no match"]}
+    assert tfidf_scores(Retrieval(texts, [{1: 1.0}, {0: 1.0}]))["mrr@10"] == 1.0
 
 
 def test_a_grid_that_is_no_product_has_the_same_scores(encoder, data):

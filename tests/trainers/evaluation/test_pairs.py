@@ -7,8 +7,17 @@ import math
 import pytest
 import torch
 
-from trainers.evaluation.modules import load_metric
-from trainers.evaluation.pairs import bitext_accuracy, pair_classification_scores, pair_cosines, similarity_spearman
+from trainers.evaluation import BitextMining
+from trainers.evaluation.modules import compute_metric
+from trainers.evaluation.pairs import pair_cosines
+
+
+def spearman(cosines, scores):
+    return compute_metric("similarity_spearman", predictions=cosines, references=scores)
+
+
+def pair_scores(cosines, labels):
+    return compute_metric("pair_classification", predictions=cosines, references=labels)
 
 
 def test_spearman_of_cosines_is_a_correlation_of_ranks():
@@ -20,10 +29,8 @@ def test_spearman_of_cosines_is_a_correlation_of_ranks():
 
     cosines = [float(torch.cosine_similarity(a, b, dim=0)) for a, b in zip(first, second, strict=True)]
     expected = float(torch.corrcoef(torch.stack([ranks(cosines), ranks(scores)]))[0, 1])
-    assert similarity_spearman(pair_cosines(first, second), scores) == pytest.approx(expected, abs=1e-6)
-    assert similarity_spearman(pair_cosines(3 * first, second), scores) == pytest.approx(expected, abs=1e-6)
-    metric = load_metric("similarity_spearman")
-    assert metric.compute(predictions=cosines, references=scores) == pytest.approx({"spearman": expected}, abs=1e-6)
+    for found in (pair_cosines(first, second), pair_cosines(3 * first, second), cosines):
+        assert spearman(found, scores) == pytest.approx({"spearman": expected}, abs=1e-6)
 
 
 def test_the_best_threshold_is_the_best_of_all():
@@ -33,16 +40,15 @@ def test_the_best_threshold_is_the_best_of_all():
         sum((cosine >= threshold) == bool(label) for cosine, label in zip(cosines, labels, strict=True)) / 40
         for threshold in [*cosines, math.inf]
     )
-    scores = pair_classification_scores(cosines, labels)
+    scores = pair_scores(cosines, labels)
     assert scores["accuracy"] == pytest.approx(best)
-    assert load_metric("pair_classification").compute(predictions=cosines, references=labels) == scores
     distinct = [value + 1e-6 * row for row, value in enumerate(cosines)]
     ranking = sorted(range(40), key=lambda row: -distinct[row])
     hits = [row for row in range(40) if labels[ranking[row]]]
     average = sum((count + 1) / (row + 1) for count, row in enumerate(hits)) / len(hits)
-    assert pair_classification_scores(distinct, labels)["average_precision"] == pytest.approx(average)
+    assert pair_scores(distinct, labels)["average_precision"] == pytest.approx(average)
     with pytest.raises(ValueError, match=r"needs labels 0 and 1; found \[1\]"):
-        pair_classification_scores(cosines, [1] * 40)
+        pair_scores(cosines, [1] * 40)
 
 
 def test_bitext_accuracy_counts_nearest_translations():
@@ -54,7 +60,5 @@ def test_bitext_accuracy_counts_nearest_translations():
         "accuracy_reverse": (cosines.argmax(dim=0) == torch.arange(30)).double().mean().item(),
     }
     assert 0 < expected["accuracy"] < 1
-    assert bitext_accuracy(first, second) == pytest.approx(expected)
-    metric = load_metric("bitext_accuracy")
-    found = metric.compute(predictions=first.tolist(), references=second.tolist())
-    assert found == pytest.approx(expected)
+    evaluator = BitextMining({"sentence1": ["a"] * 30, "sentence2": ["b"] * 30})
+    assert evaluator.score({"sentence1": first, "sentence2": second}) == pytest.approx(expected)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from trainers.index.engine import Batch
-from trainers.index.layout import Layout, fit_coder, is_binary
+from trainers.evaluation.coding import Coder
+from trainers.index.engine import Engine, find_engine
+from trainers.index.layout import Layout
+from trainers.index.store import Batch, Store
 
 
 WIDTH = 64
@@ -46,11 +49,11 @@ class Collection:
             "tags": [row % 2, "x"],
         }
 
-    def batch(self, layout: Layout, rows: Sequence[int], first_key: int = 0) -> Batch:
-        """Rows of the collection as a batch; their keys begin at `first_key` for row 0."""
+    def batch(self, layout: Layout, rows: Sequence[int]) -> Batch:
+        """Rows of the collection as a batch; their keys are the rows."""
         vectors = self.vectors[list(rows)]
         return Batch(
-            np.array(rows, dtype=np.int64) + first_key,
+            np.array(rows, dtype=np.int64),
             [f"id-{row}" for row in rows],
             [f"text of {row}" for row in rows],
             [self.metadata(row) for row in rows],
@@ -65,21 +68,44 @@ def quantizer_for(collection: Collection) -> M3BertQuantizer:
     return quantizer
 
 
-def make_layout(collection: Collection, text: str, *, one_range: bool = False, kind: str = "flat") -> Layout:
+def make_layout(collection: Collection, text: str, kind: str = "flat", url: str | None = None) -> Layout:
     """A layout as text: `32@sign`, `16@float32>40>64@int8` (shortlist of 40), `32@qama-2>40` (decoded codes)."""
     first, *rest = text.split(">")
     coders = []
     for part in (first, *rest[1:]):
         dim, code = part.split("@")
         quantizer = quantizer_for(collection) if code.startswith("qama") else None
-        coders.append(fit_coder(code, int(dim), collection.vectors, quantizer, one_range=one_range))
+        coders.append(Coder.fit(collection.vectors, code, int(dim), quantizer))
     return Layout(
         coders[0],
         coders[1] if len(coders) > 1 else None,
         int(rest[0]) if rest else None,
         kind,
-        columns=COLUMNS,
+        url,
+        COLUMNS,
     )
+
+
+def opened(folder: Path, layout: Layout, name: str) -> Engine:
+    """An engine over the store of a folder. Closing the engine closes the store, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    engine = find_engine(name)(folder, layout, Store(folder, layout))
+    close = engine.close
+    engine.close = lambda: (close(), engine.store.close())
+    return engine
+
+
+def add(engine: Engine, collection: Collection, rows: range, *, search: bool = True) -> None:
+    """Store rows of the collection, and make them searchable."""
+    for start in range(rows.start, rows.stop, 128):
+        engine.store.add(collection.batch(engine.layout, range(start, min(start + 128, rows.stop))), {})
+    if search:
+        engine.add(engine.store.keys(rows.start))
+
+
+def delete(engine: Engine, keys: Sequence[int]) -> None:
+    engine.delete(np.array(keys))
+    engine.store.delete(np.array(keys))
 
 
 def first_scores(layout: Layout, collection: Collection) -> np.ndarray:
@@ -87,7 +113,7 @@ def first_scores(layout: Layout, collection: Collection) -> np.ndarray:
     coder = layout.first
     documents = coder.documents(coder.pack(collection.vectors))
     queries = coder.queries(collection.queries)
-    return (queries @ documents.T).numpy() / (documents.shape[1] if is_binary(coder.code) else 1)
+    return (queries @ documents.T).numpy() / (documents.shape[1] if coder.symmetric else 1)
 
 
 def final_scores(layout: Layout, collection: Collection) -> np.ndarray:

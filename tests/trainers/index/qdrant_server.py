@@ -58,17 +58,8 @@ class QdrantServer:
                 return _done(client.upsert(name, models.PointsList(**body).points))
             case "POST", "points/delete":
                 return _done(client.delete(name, models.PointIdsList(**body)))
-            case "POST", "points/count":
-                return {"count": client.count(name).count}
-            case "POST", "points":
-                wanted = models.PointRequest(**body)
-                found = client.retrieve(name, wanted.ids, wanted.with_payload or False, wanted.with_vector or False)
-                return [point.model_dump(mode="json") for point in found]
             case "POST", "points/query":
                 return client.query_points(name, **_query(body)).model_dump(mode="json")
-            case "POST", "points/query/batch":
-                queries = [_query(query) for query in body["searches"]]
-                return [client.query_points(name, **query).model_dump(mode="json") for query in queries]
         raise ValueError(f"{method} {path}")
 
 

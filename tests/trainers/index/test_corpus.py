@@ -13,9 +13,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from trainers.evaluation.coding import Coder
 from trainers.index.corpus import Corpus, Document, chunks, column_types, digest_of, require_types
-from trainers.index.documents import DocumentStore
-from trainers.index.engine import Batch
+from trainers.index.layout import Layout
+from trainers.index.store import Batch, Store
 
 
 def write(file: Path, rows: list[dict]) -> str:
@@ -106,12 +107,12 @@ def test_types_of_columns():
         return [Document(f"row {number}", None, "x", row) for number, row in enumerate(rows)]
 
     rows = documents(
-        {"a": 1, "b": 1, "c": "x", "d": True, "e": [1], "f": None, "g": 1, "h": date(2026, 1, 1)},
-        {"a": 2, "b": 1.5, "c": None, "d": False, "e": [2], "f": None, "g": "x", "h": date(2026, 1, 2)},
+        {"a": 1, "b": 1, "c": "x", "d": True, "e": [1], "f": None, "g": 1, "h": date(2026, 1, 1), "i": 2**63},
+        {"a": 2, "b": 1.5, "c": None, "d": False, "e": [2], "f": None, "g": "x", "h": date(2026, 1, 2), "i": 0},
     )
     found = column_types(rows)
-    expected = ("integer", "number", "text", "boolean", "json", "text", "json", "json")
-    assert found == dict(zip("abcdefgh", expected, strict=True))
+    expected = ("integer", "number", "text", "boolean", "json", "text", "json", "json", "json")
+    assert found == dict(zip("abcdefghi", expected, strict=True))
     for row in rows:
         require_types(row, found)
     with pytest.raises(ValueError, match="row 0: the column 'a' has 'one', and the index has integer there"):
@@ -122,31 +123,43 @@ def test_types_of_columns():
         require_types(documents({"a": 1})[0], {"a": "integer", "b": "integer"})
 
 
-def test_the_store_keeps_documents_and_state_together(tmp_path):
-    store = DocumentStore(tmp_path / "documents.sqlite")
+def store_of(folder: Path) -> Store:
+    return Store(folder, Layout(Coder("float32", 1)))
+
+
+def batch_of(first: int, ids: list[str], texts: list[str], metadata: list[dict]) -> Batch:
+    keys = np.arange(first, first + len(ids))
+    return Batch(keys, ids, texts, metadata, keys.astype(np.float32).view(np.uint8).reshape(-1, 4))
+
+
+def test_the_store_keeps_documents_vectors_and_state_together(tmp_path):
+    store = store_of(tmp_path)
     rows = [{"year": 1990, "when": date(2026, 1, 1)}, {"year": 1991, "when": None}]
-    nothing = np.empty((2, 0), dtype=np.uint8)
-    store.add(Batch(np.array([0, 1]), ["a", "it's"], ["one", "two"], rows, nothing), {"rows": "2"})
+    store.add(batch_of(0, ["a", "it's"], ["one", "two"], rows), {"rows": "2"})
     with pytest.raises(Exception, match="UNIQUE"):
-        store.add(Batch(np.array([2, 3]), ["c", "a"], ["x", "y"], rows, nothing), {"rows": "4"})
+        store.add(batch_of(2, ["c", "a"], ["x", "y"], rows), {"rows": "4"})
     store.close()
-    store = DocumentStore(tmp_path / "documents.sqlite")
+    with (tmp_path / "vectors" / "first").open("ab") as file:
+        file.write(b"half a vector of a killed process")
+    store = store_of(tmp_path)
     assert (len(store), store.state("rows"), store.next_key) == (2, "2", 2)
     assert store.keys_of(["it's", "none"]) == {"it's": 1}
     assert store.documents(np.array([0])) == {0: ("a", "one", {"year": 1990, "when": "2026-01-01"})}
     assert store.keys_where({"year": [1991, 1992]}).tolist() == [1]
-    assert store.keys_where({"year": 1991, "when": "x"}).tolist() == []
+    assert store.keys_where({"year": [1991], "when": ["x"]}).tolist() == []
     store.delete(np.array([1]))
-    assert (len(store), store.next_key) == (1, 2)
+    store.add(batch_of(2, ["it's"], ["again"], rows[:1]), {})
+    assert (len(store), store.next_key, store.keys().tolist(), store.keys(1).tolist()) == (2, 3, [0, 2], [2])
+    (batch,) = store.batches(np.array([2, 0]))
+    assert (batch.ids, batch.texts) == (("it's", "a"), ("again", "one"))
+    assert batch.first.view(np.float32).tolist() == [[2], [0]]
     store.close()
 
 
 def test_a_full_disk_is_an_error_of_the_file(tmp_path):
-    store = DocumentStore(tmp_path / "documents.sqlite")
+    store = store_of(tmp_path)
     store._connection.execute("PRAGMA max_page_count = 6")
-    nothing = np.empty((200, 0), dtype=np.uint8)
-    texts = ["long text " * 50] * 200
     with pytest.raises(OSError, match=r"documents\.sqlite: database or disk is full"):
-        store.add(Batch(np.arange(200), [str(row) for row in range(200)], texts, [{}] * 200, nothing), {})
+        store.add(batch_of(0, [str(row) for row in range(200)], ["long text " * 50] * 200, [{}] * 200), {})
     assert len(store) == 0
     store.close()

@@ -9,16 +9,17 @@ from importlib.util import find_spec
 
 import pytest
 
-from benchmarks.index_engines import BOUNDS, table
+from benchmarks import index_costs, index_engines
 from tests.snippets import ROOT, read, snippets
-from tests.trainers.index.collection import Collection, make_layout
+from tests.trainers.index.collection import Collection, add, make_layout, opened
 from tests.trainers.index.test_engines import MODULES
 from trainers.core.codes import CODES
-from trainers.index.engine import ENGINES, find_engine
+from trainers.index.engine import BY_HAND, ENGINES, find_engine
+from trainers.index.engines.lines import with_imports
 
 
 PAGE = "docs/deploy.md"
-TITLES = {"faiss": "faiss", "Qdrant": "qdrant", "LanceDB": "lancedb", "usearch": "usearch", "sqlite-vec": "sqlite-vec"}
+TITLES = {"faiss": "faiss", "Qdrant": "qdrant", "LanceDB": "lancedb"}
 INSTALLED = [name for name in ENGINES if find_spec(MODULES[name]) is not None]
 
 
@@ -40,11 +41,9 @@ def codes_of(text: str) -> set[str]:
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_lines_of_the_page_are_those_that_are_printed(tmp_path, name):
     collection = Collection.make(120, 2, 384)
-    engine = find_engine(name)
-    index = engine(tmp_path, make_layout(collection, "64@float32>100>384@float32", one_range=engine.one_range))
-    index.write(collection.batch(index.layout, range(120)))
-    index.finish()
-    printed = index.example().replace(str(tmp_path), f"runs/{name}")
+    index = opened(tmp_path, make_layout(collection, "64@float32>100>384@float32"), name)
+    add(index, collection, range(120))
+    printed = with_imports(index.example()).replace(str(tmp_path), f"runs/{name}")
     index.close()
     sections = {
         TITLES.get(snippet.heading): snippet for snippet in snippets(read(PAGE)) if snippet.language == "python"
@@ -53,19 +52,27 @@ def test_the_lines_of_the_page_are_those_that_are_printed(tmp_path, name):
     assert ast.dump(ast.parse(sections[name].code)) == ast.dump(ast.parse(f"{printed}\nprint(found)"))
 
 
-def test_the_figures_of_the_page_are_those_of_the_results_file():
-    results = json.loads((ROOT / "benchmarks" / "results" / "index_engines.json").read_text(encoding="utf-8"))
-    page = read(PAGE)
-    assert table(results) in page
-    assert results["chosen"] in " ".join(line.removeprefix("> ") for line in page.splitlines())
-    for figure, bound in BOUNDS.items():
+@pytest.mark.parametrize("benchmark", [index_engines, index_costs], ids=["quality", "costs"])
+def test_the_figures_of_the_page_are_those_of_the_results_file(benchmark):
+    file = ROOT / "benchmarks" / "results" / f"{benchmark.BENCHMARK.name}.json"
+    if not file.is_file():
+        pytest.skip(f"{file.name} is not there: nothing on the page may come from it")
+    results, page = json.loads(file.read_text(encoding="utf-8")), read(PAGE)
+    assert benchmark.table(results) in page
+    assert results.get("chosen", "") in " ".join(line.removeprefix("> ") for line in page.splitlines())
+    for figure, bound in benchmark.BOUNDS.items():
         assert bound is None or bound.holds(results[figure], results["threads"]), figure
 
 
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_tables_say_what_the_engines_have(name):
     engine = find_engine(name)
-    _, kinds, filters = rows("| engine | what it is | kinds |")[name]
-    assert (tuple(kinds.split(", ")), filters) == (engine.kinds, "yes" if engine.filters else "no")
+    _, kinds = rows("| engine | what it is | kinds |")[name]
+    assert tuple(kinds.split(", ")) == engine.kinds
     first, second = rows("| engine | codes of the vectors that are searched |")[name]
     assert (codes_of(first), codes_of(second)) == (set(engine.codes), set(engine.second_codes))
+
+
+def test_the_section_that_refusals_name_is_there():
+    section = read(PAGE).partition("\n## Other engines\n")[2].partition("\n## ")[0]
+    assert section and all(f"### {name}\n" in section for name in BY_HAND)

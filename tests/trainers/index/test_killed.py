@@ -31,6 +31,7 @@ SETUP = """
     from trainers.evaluation import GridEncoder
     from trainers.index import Corpus, Index, Plan, Target, index
     from trainers.index.engine import find_engine
+    from trainers.index.store import Store
 
     index.CHUNK = 256
     folder, engine, kind = Path({folder!r}), {engine!r}, {kind!r}
@@ -112,23 +113,23 @@ class Runner:
 
 
 DIE = """
-    whole = adapter.{moment}
+    whole = {owner}.add
     def and_die(self, *arguments):
         whole(self, *arguments)
         os.kill(os.getpid(), signal.SIGKILL)
-    adapter.{moment} = and_die
+    {owner}.add = and_die
     build()
 """
 FILL_THE_DISK = """
     from scripts.command import run_command
 
-    write, count = adapter.write, [0]
-    def limited(self, batch):
+    add, count = Store.add, [0]
+    def limited(self, *arguments):
         count[0] += 1
         if count[0] > 2:
             resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
-        write(self, batch)
-    adapter.write = limited
+        add(self, *arguments)
+    Store.add = limited
     run_command(lambda arguments: build().close())
 """
 
@@ -157,7 +158,7 @@ def test_a_build_that_is_killed_or_runs_out_of_disk_goes_on_and_finds_the_same(
     assert "Traceback" not in said
     assert reached < broken.rows() < DOCUMENTS
 
-    for moment in ("write", "finish"):  # after the engine has done it, before the note of it
-        status, said = broken.run(DIE.format(moment=moment))
+    for owner in ("Store", "adapter"):  # after a chunk was stored; after the engine's work, before the note of it
+        status, said = broken.run(DIE.format(owner=owner))
         assert status == -signal.SIGKILL, said
     assert broken.found() == expected

@@ -12,8 +12,7 @@ from trainers.evaluation import AsymmetricSearch, GridEncoder, GridResults, Scor
 from trainers.evaluation.choice import Budget, choose
 from trainers.evaluation.results import RescoredSearch, TwoStageSearch
 from trainers.index import Plan
-from trainers.index.engines.faiss_engine import FaissEngine
-from trainers.index.plan import encoder_identity
+from trainers.index.plan import encoder_identity, require_same_encoder
 
 
 @pytest.fixture
@@ -105,20 +104,24 @@ def test_other_files_are_refused(tmp_path, content, reason):
 
 def test_the_encoder_of_the_plan_is_accepted_and_another_is_not(encoder, tiny_model, tiny_tokenizer):
     plan = Plan(Granularity(6, 32), encoder=encoder_identity(encoder))
-    plan.require_encoder(encoder_identity(encoder))
+
+    def check(encoder: GridEncoder) -> None:
+        require_same_encoder(plan.encoder, encoder_identity(encoder), "The plan")
+
+    check(encoder)
     other = GridEncoder(tiny_model, tiny_tokenizer, encoder.grid, pooling="cls", prompts=encoder.prompts)
     with pytest.raises(ValueError, match="The plan is for pooling 'mean', and this encoder has 'cls'"):
-        plan.require_encoder(encoder_identity(other))
+        check(other)
     with torch.no_grad():
         tiny_model.layers[0].mlp.down_proj.weight += 1e-3
     with pytest.raises(ValueError, match="The plan is of another model: its weights have the digest"):
-        plan.require_encoder(encoder_identity(encoder))
+        check(encoder)
 
 
 def test_the_layout_has_the_codes_of_the_plan(encoder, sentences):
     def coders(plan: Plan) -> list[tuple[str, int]]:
-        sample = encoder.encode(sentences).widest(6) if plan.needs_sample else None
-        layout = plan.layout(encoder, FaissEngine, sample)
+        layout = plan.layout(encoder, encoder.encode(sentences).widest(6))
+        assert layout.shortlist == (None if plan.rescore == "codes" else plan.shortlist)
         return [(coder.code, coder.dim) for coder in (layout.first, layout.second) if coder is not None]
 
     sign = Granularity(6, 16, "sign")

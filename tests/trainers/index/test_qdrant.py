@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
@@ -17,11 +16,11 @@ pytest.importorskip("qdrant_client")
 
 from qdrant_client import QdrantClient
 
-from tests.trainers.index.collection import Collection, check_exact, make_layout
+from tests.trainers.index.collection import Collection, add, check_exact, delete, make_layout, opened
 from tests.trainers.index.qdrant_server import QdrantServer
-from trainers.index.documents import DocumentStore
+from trainers.index.engine import Engine
 from trainers.index.engines import qdrant_engine
-from trainers.index.engines.qdrant_engine import QdrantEngine
+from trainers.index.engines.lines import with_imports
 from trainers.index.layout import Layout
 
 
@@ -65,20 +64,18 @@ def folder(tmp_path, url) -> Iterator[Path]:
 
 
 @pytest.fixture
-def filled(collection) -> Iterator[Callable[..., QdrantEngine]]:
+def filled(collection) -> Iterator[Callable[..., Engine]]:
     """A function that makes an index of the collection. The index is closed after the test."""
-    opened = []
+    engines = []
 
-    def make(folder: Path, layout: Layout) -> QdrantEngine:
-        folder.mkdir(exist_ok=True)
-        engine = QdrantEngine(folder, layout)
-        opened.append(engine)
-        engine.write(collection.batch(layout, range(ROWS)))
-        engine.finish()
+    def make(folder: Path, layout: Layout) -> Engine:
+        engine = opened(folder, layout, "qdrant")
+        engines.append(engine)
+        add(engine, collection, range(ROWS))
         return engine
 
     yield make
-    for engine in opened:
+    for engine in engines:
         engine.close()
 
 
@@ -86,79 +83,35 @@ def filled(collection) -> Iterator[Callable[..., QdrantEngine]]:
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_a_server_finds_the_nearest(folder, url, collection, filled, text, kind):
     """A graph is made for more documents than these, so that both kinds are exact."""
-    layout = replace(make_layout(collection, text, kind=kind), url=url)
+    layout = make_layout(collection, text, kind, url)
     engine = filled(folder, layout)
     scores, keys = engine.search(collection.queries, 10)
     check_exact(layout, collection, scores, keys, 10)
     kept = [row for row in range(ROWS) if row % 3]
-    engine.delete(np.arange(0, ROWS, 3))
-    again = QdrantEngine(folder, layout)
+    delete(engine, range(0, ROWS, 3))
+    again = opened(folder, layout, "qdrant")
     check_exact(layout, collection, *again.search(collection.queries, 10), 10, kept)
     sea = [row for row in kept if collection.metadata(row)["topic"] == "the sea's"]
-    check_exact(layout, collection, *again.search(collection.queries, 10, {"topic": "the sea's"}), 10, sea)
-    assert again.disk_bytes() >= len(kept) * layout.bytes_per_document
+    check_exact(layout, collection, *again.search(collection.queries, 10, {"topic": ["the sea's"]}), 10, sea)
     values = {"query": collection.queries[0].numpy()}
-    exec(again.example(), values)
+    exec(with_imports(again.example()), values)
     scores, keys = again.search(collection.queries[:1], 10)
     np.testing.assert_allclose([score for _, score in values["found"]], scores[0], atol=2e-5)
     assert {key for key, _ in values["found"][:5]} <= {f"id-{key}" for key in keys[0].tolist()}
     again.close()
 
 
-@pytest.mark.parametrize("text", ["64@float32", "64@float16", "64@int8", "20@sign"])
-def test_stored_bytes_come_back(tmp_path, collection, filled, text):
-    """Qdrant holds the decoded numbers."""
-    layout = make_layout(collection, text)
-    engine = filled(tmp_path, layout)
-    rows = [41, 2, 7]
-    np.testing.assert_array_equal(engine.packed(np.array(rows)), collection.batch(layout, rows).first)
-
-
-def test_documents_are_those_of_the_store(tmp_path, collection, filled):
-    layout = make_layout(collection, "64@float32")
-    engine = filled(tmp_path, layout)
-    store = DocumentStore(tmp_path / "documents.sqlite")
-    store.add(collection.batch(layout, range(ROWS)), {})
-    keys = np.array([41, 2, 10_000])
-    assert engine.documents(keys) == store.documents(keys)
-    store.close()
-
-
-def test_numbers_and_empty_lists_are_filters(tmp_path, collection, filled):
-    engine = filled(tmp_path, make_layout(collection, "64@float32"))
-    for value, expected in ((2.5, {10}), ([0.25, 3], {1, 12}), ([], set()), (True, None)):
-        column = "open" if value is True else "score"
-        keys = engine.search(collection.queries[:1], ROWS, {column: value})[1]
-        wanted = set(range(0, ROWS, 3)) if expected is None else expected
-        assert set(keys[keys >= 0].tolist()) == wanted
-
-
-def test_a_column_of_any_name_is_a_filter(tmp_path, collection):
-    name = "a.b [c] d's"
-    layout = replace(make_layout(collection, "64@float32"), columns={name: "text"})
-    engine = QdrantEngine(tmp_path, layout)
-    batch = collection.batch(layout, range(6))
-    engine.write(replace(batch, metadata=[{name: "x" if row == 3 else "y"} for row in range(6)]))
-    assert engine.search(collection.queries[:1], 2, {name: "x"})[1].tolist() == [[3, -1]]
-    engine.close()
-
-
 def test_a_folder_is_opened_once(tmp_path, collection, filled):
     layout = make_layout(collection, "64@float32")
     engine = filled(tmp_path, layout)
     with pytest.raises(ValueError, match=r"qdrant is open already, and Qdrant opens a folder only once: .* \(--url\)"):
-        QdrantEngine(tmp_path, layout)
+        opened(tmp_path, layout, "qdrant")
     engine.close()
-    QdrantEngine(tmp_path, layout).close()
-
-
-def test_a_graph_needs_a_server(tmp_path, collection):
-    with pytest.raises(ValueError, match=r"^--kind hnsw: the engine qdrant has it on a server \(--url\)"):
-        QdrantEngine(tmp_path, make_layout(collection, "64@float32", kind="hnsw"))
+    opened(tmp_path, layout, "qdrant").close()
 
 
 def test_a_server_keeps_codes_in_memory_and_vectors_on_its_disk(tmp_path, collection, filled, server):
-    layout = replace(make_layout(collection, "64@sign>40>64@float32", kind="hnsw"), url=server.url)
+    layout = make_layout(collection, "64@sign>40>64@float32", "hnsw", server.url)
     engine = filled(tmp_path / "my index", layout)
     bodies = {(method, path): body for method, path, body in server.requests}
     vectors = bodies["PUT", "/collections/my-index"]["vectors"]
@@ -175,7 +128,7 @@ def test_a_server_keeps_codes_in_memory_and_vectors_on_its_disk(tmp_path, collec
         ("metadata.open", "bool"),
     }
     engine.search(collection.queries, 10)
-    search = server.requests[-1][2]["searches"][0]
+    search = server.requests[-1][2]
     assert search["limit"] == 10 and search["params"] == {"exact": True} and search["using"] == "second"
     assert search["prefetch"]["limit"] == 40 and search["prefetch"]["using"] == "first"
     assert search["prefetch"]["params"] == {"hnsw_ef": 256, "quantization": {"rescore": False}}
@@ -183,37 +136,36 @@ def test_a_server_keeps_codes_in_memory_and_vectors_on_its_disk(tmp_path, collec
 
 def test_a_key_is_sent_and_kept_nowhere(tmp_path, collection, filled, server, monkeypatch):
     monkeypatch.setenv("QDRANT_API_KEY", "a-secret")
-    layout = replace(make_layout(collection, "64@float32"), url=server.url)
+    layout = make_layout(collection, "64@float32", url=server.url)
     with pytest.warns(UserWarning, match="insecure"):
         engine = filled(tmp_path / "index", layout)
     assert server.keys == {"a-secret"}
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert files and all(b"a-secret" not in path.read_bytes() for path in files)
-    assert "a-secret" not in engine.example() + str(layout.to_dict())
+    assert "a-secret" not in str(engine.example()) + str(layout.to_dict())
 
 
 def test_a_collection_of_another_index_is_left_alone(tmp_path, collection, filled, server):
-    layout = replace(make_layout(collection, "64@float32"), url=server.url)
+    layout = make_layout(collection, "64@float32", url=server.url)
     filled(tmp_path / "index", layout)
     other = tmp_path / "other" / "index"
-    other.mkdir(parents=True)
     with pytest.raises(ValueError, match=r"has a collection 'index' of another index: delete it there, or give"):
-        QdrantEngine(other, layout)
+        opened(other, layout, "qdrant")
     (tmp_path / "index").rename(tmp_path / "moved")
-    moved = QdrantEngine(tmp_path / "moved", layout)
+    moved = opened(tmp_path / "moved", layout, "qdrant")
     assert moved.search(collection.queries, 1)[1].min() >= 0
     moved.close()
 
 
 def test_finishing_waits_for_the_server(tmp_path, collection, filled, server, monkeypatch):
     monkeypatch.setattr(qdrant_engine.time, "sleep", lambda seconds: None)
-    engine = filled(tmp_path / "index", replace(make_layout(collection, "64@float32"), url=server.url))
+    engine = filled(tmp_path / "index", make_layout(collection, "64@float32", url=server.url))
     server.statuses, before = ["yellow", "grey", "yellow"], len(server.requests)
-    engine.finish()
-    assert [method for method, *_ in server.requests[before:]] == ["GET", "GET", "PATCH", "GET", "GET"]
+    engine.add(np.array([0]))
+    assert [method for method, *_ in server.requests[before:]] == ["PUT", "GET", "GET", "PATCH", "GET", "GET"]
     server.statuses = ["red"]
     with pytest.raises(OSError, match=rf"^Qdrant, {server.url}: the collection has the status red"):
-        engine.finish()
+        engine.add(np.array([0]))
 
 
 def test_a_server_that_is_not_there_is_one_line(tmp_path, collection):
@@ -221,5 +173,5 @@ def test_a_server_that_is_not_there_is_one_line(tmp_path, collection):
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(OSError, match=rf"^Qdrant, {url}: .*refused") as caught:
-        QdrantEngine(tmp_path, replace(make_layout(collection, "64@float32"), url=url))
+        opened(tmp_path, make_layout(collection, "64@float32", url=url), "qdrant")
     assert "\n" not in str(caught.value)

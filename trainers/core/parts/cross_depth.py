@@ -10,10 +10,7 @@ import torch
 
 from ..embedding import EmbeddingObjective
 from ..granularity import Grid
-from ..objective import Identity, NestedBatch, Term, Terms
-
-
-REDUCTIONS = ("sum", "mean")
+from ..objective import Identity, NestedBatch, Term, Terms, require_reduction
 
 
 class CrossDepth(EmbeddingObjective):
@@ -41,13 +38,11 @@ class CrossDepth(EmbeddingObjective):
 
     def __init__(self, grid: Grid, *, document_layer: int | None = None, reduction: str = "sum", **kwargs: Any):
         super().__init__(grid, **kwargs)
-        if reduction not in REDUCTIONS:
-            raise ValueError(f"reduction={reduction!r} is unknown; legal values: {', '.join(REDUCTIONS)}.")
         deepest = grid.full.layer
         if document_layer is not None and document_layer < deepest:
             raise ValueError(f"document_layer={document_layer} must be {deepest} or more, the deepest of the grid.")
         self.document_layer = deepest if document_layer is None else document_layer
-        self.reduction = reduction
+        self.reduction = require_reduction(reduction)
 
     @property
     def identity(self) -> Identity:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ...losses import critic_loss, critic_scores, nested_info_nce
+from ...losses import cosine_matrix, critic_loss, nested_info_nce
 from ...losses.candidates import not_negatives
 from ...losses.precision import no_autocast, precise
 from .. import papers
@@ -112,7 +112,7 @@ def mapped(students: torch.Tensor, linear: nn.Module) -> torch.Tensor:
     """`W s` of prefixes `(texts, dim)`, in float32 or wider, because the result is compared by cosine."""
     weight: Any = linear.weight
     with no_autocast(students):
-        return nn.functional.linear(precise(students), weight[:, : students.shape[1]])
+        return nn.functional.linear(precise(students), precise(weight[:, : students.shape[1]]))
 
 
 def squared_errors(students: torch.Tensor, teachers: torch.Tensor, normalize: bool) -> torch.Tensor:
@@ -237,7 +237,7 @@ class CRD(RepresentationDistillation):
             left_out = not_negatives(taught.own_ids, taught.all_ids, taught.targets)
         total = torch.zeros(len(students), dtype=students.dtype, device=students.device)
         for anchors, candidates in ((students, teachers), (teachers, students)):
-            scores = critic_scores(anchors, taught.rows.gather(candidates), temperature=self.temperature)
+            scores = cosine_matrix(anchors, taught.rows.gather(candidates)) / self.temperature
             normalizer = self.log_normalizer(granularity, scores, taught.rows)
             total = total + critic_loss(scores, taught.targets, log_normalizer=normalizer, left_out=left_out)
         return total

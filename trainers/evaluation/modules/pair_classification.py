@@ -5,7 +5,8 @@ from __future__ import annotations
 import evaluate
 from datasets import Features, Value
 
-from trainers.evaluation.pairs import pair_classification_scores
+from trainers.core.extras import require_extra
+from trainers.evaluation.pairs import require_both_labels
 
 
 INPUTS = """
@@ -16,7 +17,8 @@ Args:
 
 
 class PairClassificationScores(evaluate.Metric):
-    """[`trainers.evaluation.pairs.pair_classification_scores`] as a metric of the library `evaluate`."""
+    """`accuracy` at the threshold that is best for these pairs (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374),
+    A.4), and `average_precision`. A ValueError says that all labels are equal."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features({"predictions": Value("float64"), "references": Value("int64")})
@@ -25,4 +27,14 @@ class PairClassificationScores(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[float], references: list[int]) -> dict[str, float]:
-        return pair_classification_scores(predictions, references)
+        require_both_labels(references)
+        metrics = require_extra("sklearn.metrics", "evaluation", "Pair classification")
+        false_positive_rate, true_positive_rate, _ = metrics.roc_curve(
+            references, predictions, drop_intermediate=False
+        )
+        positives = sum(references) / len(references)
+        accuracies = true_positive_rate * positives + (1 - false_positive_rate) * (1 - positives)
+        return {
+            "accuracy": float(accuracies.max()),
+            "average_precision": float(metrics.average_precision_score(references, predictions)),
+        }

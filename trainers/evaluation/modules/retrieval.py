@@ -8,20 +8,24 @@ import evaluate
 import numpy as np
 from datasets import Features, List, Value
 
-from trainers.evaluation.search import ranking_scores
+from trainers.core.extras import require_extra
 
 
 INPUTS = """
 Args:
     predictions: ranked documents of each query, best first; all lists have the same length.
-    references: relevant documents of each query.
+    references: relevant documents of each query, at least one.
     grades: relevance grades of these documents, above 0.
-    cutoffs: values of k for Recall@k, up to the length of the lists. Default: 1, 10 and 100.
+    cutoffs: values of k for Recall@k; those above the length of the lists are left out. Default: 1, 10 and 100.
 """
 
 
 class RankingScores(evaluate.Metric):
-    """[`trainers.evaluation.search.ranking_scores`] as a metric of the library `evaluate`."""
+    """
+    Means over queries of `recall@k`, the share of the relevant documents among the first k; `mrr@10`, the reciprocal
+    rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains. A
+    ValueError says that a query has no relevant document.
+    """
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features(
@@ -39,4 +43,26 @@ class RankingScores(evaluate.Metric):
         cutoffs: Sequence[int] = (1, 10, 100),
     ) -> dict[str, float]:
         relevant = [dict(zip(rows, its, strict=True)) for rows, its in zip(references, grades, strict=True)]
-        return ranking_scores(np.array(predictions), relevant, cutoffs)
+        if not all(relevant):
+            raise ValueError("Some queries have no relevant document; leave them out.")
+        lists = list(zip(predictions, relevant, strict=True))
+        found = np.array([[its.get(row, 0.0) for row in rows] for rows, its in lists])
+        counts = np.array([len(its) for its in relevant])
+        scores = {
+            f"recall@{k}": float(((found[:, :k] > 0).sum(axis=1) / counts).mean())
+            for k in cutoffs
+            if k <= found.shape[1]
+        }
+        hits = found[:, :10] > 0
+        scores["mrr@10"] = float((hits.any(axis=1) / (1 + hits.argmax(axis=1))).mean())
+        # The ideal ranking also has the relevant documents that were not found: append them to the list.
+        found = np.pad(found, ((0, 0), (0, max(0, 10 - found.shape[1]))))
+        missed = np.zeros((len(relevant), counts.max()))
+        for row, (rows, its) in enumerate(lists):
+            rest = [its[document] for document in its.keys() - set(rows)]
+            missed[row, : len(rest)] = rest
+        gains = np.concatenate([found, missed], axis=1)
+        order = np.broadcast_to(-np.arange(gains.shape[1]), gains.shape)
+        metrics = require_extra("sklearn.metrics", "evaluation", "Retrieval")
+        scores["ndcg@10"] = float(metrics.ndcg_score(gains, order, k=10, ignore_ties=True))
+        return scores

@@ -5,18 +5,18 @@ from __future__ import annotations
 import evaluate
 from datasets import Features, Value
 
-from trainers.evaluation.pairs import similarity_spearman
+from trainers.core.extras import require_extra
 
 
 INPUTS = """
 Args:
     predictions: cosine of each pair.
-    references: gold score of each pair.
+    references: gold score of each pair, on any scale.
 """
 
 
 class SimilaritySpearman(evaluate.Metric):
-    """[`trainers.evaluation.pairs.similarity_spearman`] as a metric of the library `evaluate`."""
+    """`spearman`, in -1..1; NaN (undefined) if all cosines or all scores are equal."""
 
     def _info(self) -> evaluate.MetricInfo:
         features = Features({"predictions": Value("float64"), "references": Value("float64")})
@@ -25,4 +25,5 @@ class SimilaritySpearman(evaluate.Metric):
         )
 
     def _compute(self, predictions: list[float], references: list[float]) -> dict[str, float]:
-        return {"spearman": similarity_spearman(predictions, references)}
+        stats = require_extra("scipy.stats", "evaluation", "Semantic textual similarity")
+        return {"spearman": float(stats.spearmanr(predictions, references).statistic)}

@@ -3,151 +3,194 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from ...core.codes import CODES, bytes_per_vector, stored_bits
-from ..engine import Batch, Engine, Where, filled
+from ...core.codes import CODES, FLOAT
+from ...evaluation.coding import Coder, PackedIndex, faiss_index
+from ..durable import replacing, writing
+from ..engine import Engine, filled
 from ..layout import Layout
-from .durable import replacing, writing
-from .faiss_build import NONE, Rebuild
-from .faiss_example import example
-from .faiss_files import IndexFile
-from .faiss_pending import Pending
+from ..store import BATCH, Store, Where
+from .lines import FOUND, bits_lines, cosine_of_bits, score_lines, stored_lines
+
+
+LINKS, BREADTH = 32, 200  # M and efConstruction of a graph
+CLUSTERS, PER_CLUSTER, PER_CENTRE = 4096, 16, 256  # most clusters, least documents of one, and those it is found with
+# A search reads so many clusters, or one of 16 if these are more, or follows so many candidates of a graph.
+PROBES = 64
+CANDIDATES = 256
 
 
 class FaissEngine(Engine):
     """
-    An index in the file `index.faiss`. Bits whose shortlist is scored by other vectors have these in a second file,
-    `second.faiss`, because faiss re-scores only floats.
+    An index in the file `index.faiss`: an `IndexIDMap2` of the keys over vectors that are compared one by one
+    (`flat`), in clusters (`ivf`) or in a graph (`hnsw`). Numbers whose shortlist is scored by float32 are an
+    `IndexRefine`. Any other shortlist is scored by the vectors of the store.
 
-    Documents wait in files of their own until [`~FaissEngine.finish`] writes the index anew with them, from file to
-    file. Memory then holds the keys and their order, some 50 bytes per document, but no vectors; for `ivf`, also a
-    sample to find clusters with. Only a graph (`hnsw`) is built in memory, with its vectors. A search maps the files.
-
-    How much of the clusters (`nprobe`) or the graph (`efSearch`) is searched is twice what trial queries need to find
-    99% of what they should, and is stored in the file. With a filter, all documents that pass are compared one by one,
-    for every kind. A graph cannot forget documents: deleted ones stay in the file, and `deleted.npy` keeps them from
-    being found.
+    A search maps the file into memory; a change reads it, and writes it anew. Deleting fills the index again from the
+    vectors of the store: faiss cannot remove from a graph or an `IndexRefine`. Clusters stay those of the first build.
+    With a filter, the documents that pass are compared one by one, for every kind.
     """
 
     name = "faiss"
     module = "faiss"
     codes = tuple(CODES)
-    second_codes = ("float32", "float16", "int8")
+    second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
-    filters = True
-    holds_documents = False
 
-    def __init__(self, folder: Path, layout: Layout):
-        super().__init__(folder, layout)
-        coders = {"first": layout.first} | ({} if layout.second is None else {"second": layout.second})
-        sizes = {name: bytes_per_vector(coder.code, coder.dim) for name, coder in coders.items()}
-        self._pending = Pending(folder / "pending", sizes)
-        # Vectors that faiss cannot score a shortlist with itself.
-        self._beside = Layout(layout.second) if layout.binary and layout.second is not None else None
-        self._open()
-
-    @property
-    def _file(self) -> Path:
-        return self.folder / "index.faiss"
-
-    @property
-    def _second_file(self) -> Path:
-        return self.folder / "second.faiss"
-
-    @property
-    def _deleted_file(self) -> Path:
-        return self.folder / "deleted.npy"
-
-    def _open(self) -> None:
-        self._index = IndexFile(self._file, self.layout) if self._file.is_file() else None
-        self._second = None
-        if self._beside is not None and self._index is not None:
-            self._second = IndexFile(self._second_file, self._beside)
-        self._deleted = np.load(self._deleted_file) if self._deleted_file.is_file() else NONE
+    def __init__(self, folder: Path, layout: Layout, store: Store):
+        super().__init__(folder, layout, store)
+        self._faiss, self._file = self.library(), folder / "index.faiss"
+        # The code that an `IndexRefine` scores a shortlist by.
+        self._refine = layout.second
+        if layout.first.symmetric or self._refine is None or self._refine.code != FLOAT:
+            self._refine = None
+        self._index = self._read(self._faiss.IO_FLAG_MMAP_IFC)
 
     def close(self) -> None:
-        self._index = self._second = None
+        self._index = None
 
-    def write(self, batch: Batch) -> None:
-        self._pending.append(batch)
-
-    def finish(self) -> None:
-        if not len(self._pending):
+    def add(self, keys: np.ndarray) -> None:
+        index = self._read()
+        if index is None:
+            index = self._empty(keys)
+        elif len(known := self._keys(index)) and known.max() >= keys[0]:  # the file is replaced with all or none
             return
-        with writing(self.folder):
-            with self._rebuild(self._pending) as rebuild:
-                if len(rebuild.keys):
-                    self._save_second(rebuild)  # first, so that no key of the index is ever without its second vector
-                    self._save_index(rebuild)
-            self._pending.clear()
-        self._open()
+        self._fill(index, keys)
+        self._save(index)
 
     def delete(self, keys: np.ndarray) -> None:
-        self._pending.drop(keys)
-        if self._index is None or not np.isin(keys, self._index.keys).any():
+        index = self._read()
+        if index is None or not len(gone := np.intersect1d(self._keys(index), keys)):
             return
-        with writing(self.folder):
-            if self._index.graph:
-                with replacing(self._deleted_file) as draft, draft.open("wb") as opened:
-                    np.save(opened, np.union1d(self._deleted, keys[np.isin(keys, self._index.keys)]))
-            else:
-                with self._rebuild(None, dropped=keys) as rebuild:
-                    self._save_index(rebuild)
-                    self._save_second(rebuild)
-        self._open()
+        rest = np.setdiff1d(self._keys(index), gone)
+        index.reset()  # which keeps clusters
+        self._fill(index, rest)
+        self._save(index)
 
-    def search(
-        self, queries: torch.Tensor, k: int, where: Where | None = None, allowed: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        index, layout = self._index, self.layout
-        kept = None
-        if index is not None and (allowed is not None or len(self._deleted)):
-            kept = ~np.isin(index.keys, self._deleted)
-            if allowed is not None:
-                kept &= np.isin(index.keys, allowed)
-        count = 0 if index is None else len(index.keys) if kept is None else int(kept.sum())
-        if index is None or not count:
+    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> tuple[np.ndarray, np.ndarray]:
+        layout, count = self.layout, max(k, self.layout.shortlist or 0)
+        allowed = self.store.keys_where(where) if where else None
+        if self._index is None or not self._index.ntotal or (allowed is not None and not len(allowed)):
             return filled(np.empty((len(queries), 0)), np.empty((len(queries), 0)), k)
-        length = min(max(k, layout.shortlist or 0), count)
-        if layout.binary:
-            coded = layout.first.pack(queries)
+        if allowed is not None:
+            packed = PackedIndex.of(layout.first, self.store.vectors("first")[allowed])
+            scores, rows = packed.search(queries, count)
+            keys = allowed[rows]
+        elif self._refine is not None:
+            params = self._faiss.IndexRefineSearchParameters(k_factor=k_factor(count, k))
+            scores, keys = self._index.search(self._refine.float_queries(queries).numpy(), k, params=params)
+            return filled(scores, keys, k)
         else:
-            widest = max((layout.first, layout.second or layout.first), key=lambda coder: coder.dim)
-            coded = widest.float_queries(queries).numpy()
-        wanted = length if index.refine is None else min(k, count)
-        scores, rows = index.search(coded, wanted, length, kept, exact=allowed is not None)
-        keys = np.where(rows < 0, -1, index.keys[rows])
-        if layout.binary:
-            scores = 1 - 2 * scores / stored_bits(layout.first.code, layout.first.dim)
-            if layout.shortlist is not None:
-                return filled(*self.scored_again(queries, keys, k), k)
-        return filled(np.where(keys < 0, -np.inf, scores), keys, k)
+            scores, keys = PackedIndex(self._index, layout.first).search(queries, count)
+        if self.rescorer is not None:
+            return self.scored_again(queries, keys, k, self.rescorer)
+        return filled(scores, keys, k)
 
-    def packed(self, keys: np.ndarray) -> np.ndarray:
-        file = self._second or self._index
-        assert file is not None  # there are keys
-        rows = file.rows(keys)
-        return file.first(rows) if file.refine is None else file.second(rows)
+    def example(self) -> list[str]:
+        folder, first = self.folder.resolve(), self.layout.first
+        read = "read_index_binary" if first.symmetric else "read_index"
+        lines = [f"index = faiss.{read}({str(folder / 'index.faiss')!r})"]
+        rescorer = self.rescorer if self._refine is None else None
+        count = FOUND if rescorer is None else max(FOUND, self.layout.shortlist or 0)
+        if first.symmetric:
+            lines += [*bits_lines(first), f"(distances,), (keys,) = index.search(bits[None], {count})"]
+            if rescorer is None:
+                lines.append(f"scores = {cosine_of_bits(first, 'distances')}")
+        else:
+            lines += [
+                f"vector = query[None, :{(self._refine or first).dim}].copy()",
+                "faiss.normalize_L2(vector)",
+                f"(scores,), (keys,) = index.search(vector, {count})",
+            ]
+        if rescorer is not None:
+            name, coder = rescorer
+            lines += ["keys = keys[keys >= 0]", *stored_lines(coder, folder, name), *score_lines(coder, folder)]
+            lines += [f"best = scores.argsort()[::-1][:{FOUND}]", "keys, scores = keys[best], scores[best]"]
+        return [
+            *lines,
+            f"documents = sqlite3.connect({str(folder / 'documents.sqlite')!r})",
+            "one = 'SELECT id FROM documents WHERE key = ?'",
+            "ids = [documents.execute(one, [key]).fetchone()[0] for key in keys.tolist() if key >= 0]",
+            "found = list(zip(ids, scores.tolist()))",
+        ]
 
-    def disk_bytes(self) -> int:
-        own = [self._file, self._second_file, self._deleted_file, *self._pending.folder.glob("*")]
-        return sum(file.stat().st_size for file in own if file.is_file())
+    def _read(self, flags: int = 0) -> Any:
+        """The index, in memory unless the flags say otherwise; `None` before the first document."""
+        if not self._file.is_file():
+            return None
+        read = self._faiss.read_index_binary if self.layout.first.symmetric else self._faiss.read_index
+        try:
+            return read(str(self._file), flags)
+        except RuntimeError as error:
+            raise ValueError(f"{self._file} is not an index of faiss: {str(error).splitlines()[0]}") from error
 
-    def _rebuild(self, pending: Pending | None, dropped: np.ndarray = NONE) -> Rebuild:
-        return Rebuild(self.folder / "scratch", self.layout, self._index, self._second, pending, dropped)
+    def _keys(self, index: Any) -> np.ndarray:
+        return self._faiss.vector_to_array(index.id_map)
 
-    def _save_index(self, rebuild: Rebuild) -> None:
-        by_key = self.layout.binary and self.layout.second is None and self.layout.shortlist is not None
-        rebuild.index(self._file, beside=self._beside is not None, by_key=by_key)
+    def _empty(self, keys: np.ndarray) -> Any:
+        """An index without documents, which is made for those of some keys."""
+        layout, faiss = self.layout, self._faiss
+        if layout.kind == "ivf":
+            index = self._clusters(keys)
+        else:
+            index = faiss_index(layout.first, f"HNSW{LINKS}" if layout.kind == "hnsw" else "")
+        if layout.kind == "hnsw":
+            index.hnsw.efConstruction = BREADTH
+            index.hnsw.efSearch = max(CANDIDATES, 2 * (layout.shortlist or 0))
+        if self._refine is not None:
+            index = faiss.IndexRefine(self._wider(index, self._refine.dim), faiss_index(self._refine))
+            index.k_factor = k_factor(layout.shortlist or 0, FOUND)
+        return (faiss.IndexBinaryIDMap2 if layout.first.symmetric else faiss.IndexIDMap2)(index)
 
-    def _save_second(self, rebuild: Rebuild) -> None:
-        if self._beside is not None:
-            rebuild.second_vectors(self._beside.first, self._second_file)
+    def _clusters(self, keys: np.ndarray) -> Any:
+        """Empty clusters, found with documents from everywhere among the keys."""
+        coder = self.layout.first
+        count = max(1, min(int(4 * len(keys) ** 0.5), len(keys) // PER_CLUSTER, CLUSTERS))
+        sample = keys[np.linspace(0, len(keys) - 1, min(PER_CENTRE * count, len(keys))).astype(np.int64)]
+        index = faiss_index(coder, f"IVF{count}")
+        index.nprobe, index.cp.min_points_per_centroid = min(count, max(PROBES, count // 16)), 1
+        if not coder.symmetric:
+            index.by_residual = False  # what is stored stays the vector, in the ranges of the coder
+        index.train(self._numbers("first", coder, sample))
+        if coder.ranges is not None:
+            index.sq.train(coder.ranges)
+        return index
 
-    def example(self) -> str:
-        if self._index is None or not len(self._deleted):
-            return example(self.folder, self.layout)
-        return example(self.folder, self.layout, self._deleted_file, self._index.base.hnsw.efSearch)
+    def _wider(self, index: Any, width: int) -> Any:
+        """An index that takes vectors of more dims: it compares their leading dims, normalised."""
+        if index.d == width:
+            return index
+        found = self._faiss.IndexPreTransform(index)
+        found.prepend_transform(self._faiss.NormalizationTransform(index.d))
+        found.prepend_transform(self._faiss.RemapDimensionsTransform(width, index.d, False))
+        return found
+
+    def _fill(self, index: Any, keys: np.ndarray) -> None:
+        name, coder = ("first", self.layout.first) if self._refine is None else ("second", self._refine)
+        for start in range(0, len(keys), BATCH):
+            some = keys[start : start + BATCH]
+            index.add_with_ids(self._numbers(name, coder, some), some)
+
+    def _numbers(self, name: str, coder: Coder, keys: np.ndarray) -> np.ndarray:
+        """Stored vectors as an index takes them: bits as they are, others decoded. Coding these again changes nothing:
+        they are in the middle of a step."""
+        packed = self.store.vectors(name)[keys]
+        return packed if coder.symmetric else coder.decode(packed).numpy()
+
+    def _save(self, index: Any) -> None:
+        """Replace the file, all or nothing."""
+        faiss, self._index = self._faiss, None  # which is mapped
+        write = faiss.write_index_binary if self.layout.first.symmetric else faiss.write_index
+        with writing(self.folder), replacing(self._file) as draft, draft.open("wb") as opened:
+            # Not by the name of the file: faiss would not see a disk that is full at the last bytes.
+            write(index, faiss.PyCallbackIOWriter(opened.write))
+        self._index = self._read(faiss.IO_FLAG_MMAP_IFC)
+
+
+def k_factor(shortlist: int, k: int) -> float:
+    """What faiss multiplies k with, in float32, and rounds down, for the length of the shortlist."""
+    return (max(k, shortlist) + 0.5) / k

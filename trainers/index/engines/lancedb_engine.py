@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -13,15 +14,23 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from ...core.codes import CODES, FLOAT, stored_bits
-from ..engine import Batch, Engine, Where, filled
+from ...core.codes import CODES, FLOAT, bytes_per_vector, stored_bits
+from ...evaluation.coding import Coder
+from ..engine import Engine, filled
 from ..layout import Layout
-from .lancedb_example import FOUND, example
-from .lancedb_pending import Pending
-from .lancedb_table import TABLE, among, condition, packed_vectors, read_metadata, rows_at, table_rows, table_schema
+from ..store import Batch, Store, Where
+from .lines import FOUND, bits_lines, cosine_of_bits, score_lines, unit_line
 
 
-FILE_BYTES = 16_000_000  # of rows that become one file of the table
+TABLE = "documents"
+# Type of a metadata column -> type in the table. LanceDB has no type for JSON.
+TYPES = {
+    "text": pa.string(),
+    "integer": pa.int64(),
+    "number": pa.float64(),
+    "boolean": pa.bool_(),
+    "json": pa.string(),
+}
 AT_ONCE = 1000  # keys in one condition
 # A search reads so many clusters, or follows so many candidates of a graph.
 PROBES = 32
@@ -36,12 +45,6 @@ class LanceDBEngine(Engine):
     `hnsw`, the index `IVF_HNSW_SQ`: a graph of vectors in 8 bits; twice as many as asked for are scored again in full.
     There is no `hnsw` of bits: LanceDB makes it, but fails when documents are then deleted.
 
-    Building a flat table takes no more memory for more documents: they wait in files until there are 64 MB of them,
-    and then become one file of the table. Joining files, which also frees the room of deleted documents, takes LanceDB
-    as much memory as the table is large. It happens in tables below 64 MB, and in those with an index to which
-    documents are added. An index takes memory, too: `ivf` a sample of 3% of the vectors, `hnsw` the graph. `ivf`
-    stores the vectors twice.
-
     LanceDB rounds a query to the type of the column. Therefore more documents than asked for are found in `float16`,
     and scored again with the query in float32. In front of a shortlist the rounding stays: documents whose scores
     differ by less than 0.0001 may change places at its end.
@@ -53,19 +56,13 @@ class LanceDBEngine(Engine):
     name = "lancedb"
     module = "lancedb"
     codes = (FLOAT, "float16", "sign", *(name for name in CODES if name.startswith("qama-")))
-    second_codes = (FLOAT, "float16", "int8")
+    second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
-    filters = True
-    holds_documents = True
 
-    def __init__(self, folder: Path, layout: Layout):
-        super().__init__(folder, layout)
+    def __init__(self, folder: Path, layout: Layout, store: Store):
+        super().__init__(folder, layout, store)
         self._place = folder.resolve() / "lancedb"
-        self._metric = "hamming" if layout.binary else "dot"
-        self._rescores = layout.shortlist is not None or layout.first.code == "float16"
-        self._column = "first" if layout.second is None else "second"  # which scores a shortlist
-        self._pending = Pending(self._place / "pending")
-        self._last: int | None = None
+        self._metric = "hamming" if layout.first.symmetric else "dot"
         with self._writing():
             database = self.library().connect(self._place, read_consistency_interval=timedelta(0))
             self._table: Any = database.create_table(TABLE, schema=table_schema(layout), exist_ok=True)
@@ -73,99 +70,69 @@ class LanceDBEngine(Engine):
     @classmethod
     def require(cls, layout: Layout) -> None:
         super().require(layout)
-        if layout.binary and layout.kind == "hnsw":
+        if layout.first.symmetric and layout.kind == "hnsw":
             raise ValueError(f"--kind hnsw: the engine lancedb has flat, ivf for {layout.first.code}.")
 
     def close(self) -> None:
         self._table = None
 
-    def write(self, batch: Batch) -> None:
-        rows = table_rows(batch, self.layout, self._table.schema)
+    @property
+    def rescorer(self) -> tuple[str, Coder] | None:
+        first = self.layout.first
+        return ("first", first) if first.code == "float16" and self.layout.shortlist is None else super().rescorer
+
+    def add(self, keys: np.ndarray) -> None:
+        schema = self._table.schema
+        rows = (table_rows(batch, self.layout, schema) for batch in self.store.batches(keys))
         with self._writing():
-            if batch.keys.min() > self._last_key():
-                self._pending.append(rows)
-            else:
-                self._flush()
-                self._merge(rows)
-            self._last = max(self._last_key(), int(batch.keys.max()))
-            if self._pending.nbytes >= FILE_BYTES:
-                self._flush()
+            self._table.delete(f"key >= {keys[0]}")  # what a killed process had put there
+            self._table.add(pa.RecordBatchReader.from_batches(schema, rows))
+            if self.layout.kind != "flat" and not self._table.list_indices():
+                kinds = self.library().index
+                kind = kinds.IvfFlat if self.layout.kind == "ivf" else kinds.HnswSq
+                self._table.create_index("first", config=kind(distance_type=self._metric))
+            self._tidy()
 
-    def _last_key(self) -> int:
-        """The highest key that is stored; -1 if there is none."""
-        if self._last is None:
-            pending = self._pending.rows()
-            self._last = max(_highest(self._table), -1 if pending is None else int(pending["key"].to_numpy().max()))
-        return self._last
-
-    def _flush(self) -> None:
-        """Put the rows that wait into the table."""
-        rows = self._pending.rows()
-        if rows is None:
-            return
-        if int(rows["key"].to_numpy().min()) > _highest(self._table):
-            self._table.add(rows)
-        else:  # a killed process had put them there
-            self._merge(rows)
-        self._pending.clear()
-
-    def _merge(self, rows: pa.Table) -> None:
-        self._table.merge_insert("key").when_matched_update_all().when_not_matched_insert_all().execute(rows)
-
-    def finish(self) -> None:
+    def delete(self, keys: np.ndarray) -> None:
         with self._writing():
-            self._flush()
-            if self._table.list_indices() or self.disk_bytes() <= FILE_BYTES:
-                self._optimize()  # an index takes up what is new, and keeps its clusters
-            if self.layout.kind != "flat" and not self._table.list_indices() and self._table.count_rows():
-                self._table.create_index("first", config=self._index())
+            for start in range(0, len(keys), AT_ONCE):
+                self._table.delete(f"key IN ({', '.join(map(str, keys[start : start + AT_ONCE]))})")
+            self._tidy()
 
-    def _optimize(self) -> None:
-        """Join small files, and delete what older versions of the table and killed processes left."""
+    def _tidy(self) -> None:
+        """Let the index take up new rows, join small files, and delete those of older versions."""
         with catch_warnings():
             simplefilter("ignore", UserWarning)  # that nobody can search an older version any more
             self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
 
-    def _index(self) -> Any:
-        indexes = self.library().index
-        if self.layout.kind == "ivf":
-            return indexes.IvfFlat(distance_type=self._metric)
-        return indexes.HnswSq(distance_type=self._metric)
+    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> tuple[np.ndarray, np.ndarray]:
+        first, settings = self.layout.first, self._settings(k)
+        vectors = first.pack(queries) if first.symmetric else first.float_queries(queries).numpy()
+        passing = condition(where) if where else None
+        found = [self._nearest(vector, settings, passing) for vector in vectors]
+        scores, keys = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        if self.rescorer is not None:
+            return self.scored_again(queries, keys, k, self.rescorer)
+        return filled(scores, keys, k)
 
-    def delete(self, keys: np.ndarray) -> None:
-        with self._writing():
-            self._flush()
-            for start in range(0, len(keys), AT_ONCE):
-                self._table.delete(among(keys[start : start + AT_ONCE]))
-
-    def search(
-        self, queries: torch.Tensor, k: int, where: Where | None = None, allowed: np.ndarray | None = None
+    def _nearest(
+        self, vector: np.ndarray, settings: dict[str, int], passing: str | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        first = self.layout.first
-        vectors = first.pack(queries) if self.layout.binary else first.float_queries(queries).numpy()
-        floats = (self.layout.second or first).float_queries(queries)
-        passing = condition(where, self.layout) if where else None
-        found = []
-        for vector, query in zip(vectors, floats, strict=True):
-            rows = self._nearest(vector, k, passing)
-            scores, keys = self._scores(rows, query), rows["key"].to_numpy()
-            best = np.argsort(-scores, kind="stable")[:k]
-            found.append(filled(scores[best][None], keys[best][None], k))
-        return np.concatenate([scores for scores, _ in found]), np.concatenate([keys for _, keys in found])
-
-    def _nearest(self, vector: np.ndarray, k: int, passing: str | None) -> pa.Table:
         """The first stage of one query."""
         search = self._table.search(vector, vector_column_name="first").distance_type(self._metric)
-        for method, argument in self._settings(k).items():
+        for method, argument in settings.items():
             search = getattr(search, method)(argument)
         if passing is not None:
             search = search.where(passing)
-        return search.select(["key", "_distance", *([self._column] if self._rescores else [])]).to_arrow()
+        rows, first = search.select(["key", "_distance"]).to_arrow(), self.layout.first
+        distances = rows["_distance"].to_numpy()[None]
+        scores = 1 - (2 * distances / stored_bits(first.code, first.dim) if first.symmetric else distances)
+        return filled(scores, rows["key"].to_numpy()[None], settings["limit"])
 
     def _settings(self, k: int) -> dict[str, int]:
         """Methods of a search, and what they are called with."""
         length = max(k, self.layout.shortlist or 0)
-        if self._rescores and self.layout.shortlist is None:
+        if self.rescorer is not None and self.layout.shortlist is None:
             length = 2 * k + 50
         settings = {"limit": length}
         if self.layout.kind == "ivf":
@@ -174,37 +141,32 @@ class LanceDBEngine(Engine):
             settings |= {"ef": max(CANDIDATES, 4 * length), "refine_factor": 2}
         return settings
 
-    def _scores(self, rows: pa.Table, query: torch.Tensor) -> np.ndarray:
-        """Scores of what the first stage found."""
-        first = self.layout.first
-        if self._rescores:
-            return ((self.layout.second or first).decode(packed_vectors(rows[self._column])) @ query).numpy()
-        distances = rows["_distance"].to_numpy()
-        return 1 - (2 * distances / stored_bits(first.code, first.dim) if self.layout.binary else distances)
-
-    def packed(self, keys: np.ndarray) -> np.ndarray:
-        rows = self._rows_of(keys, ["key", self._column])
-        return packed_vectors(rows[self._column])[rows_at(rows["key"].to_numpy(), keys)]
-
-    def documents(self, keys: np.ndarray) -> dict[int, tuple[str, str | None, dict[str, Any]]]:
-        names = ["key", "id", "text", *(["metadata"] if self.layout.columns else [])]
-        return {
-            row["key"]: (row["id"], row["text"], read_metadata(row.get("metadata", {}), self.layout))
-            for row in self._rows_of(keys, names).to_pylist()
-        }
-
-    def _rows_of(self, keys: np.ndarray, columns: Sequence[str]) -> pa.Table:
-        starts = range(0, max(1, len(keys)), AT_ONCE)
-        parts = [self._table.search().where(among(keys[start : start + AT_ONCE])) for start in starts]
-        return pa.concat_tables([part.select(list(columns)).to_arrow() for part in parts])
-
-    def disk_bytes(self) -> int:
-        """Bytes of the table, with texts and metadata: the same files hold them."""
-        return sum(path.stat().st_size for path in self._place.rglob("*") if path.is_file())
-
-    def example(self) -> str:
-        rescored = self._column if self._rescores else None
-        return example(self._place, self.layout, self._metric, self._settings(FOUND), rescored)
+    def example(self) -> list[str]:
+        coder, symmetric = self.layout.first, self.layout.first.symmetric
+        calls = "".join(f".{method}({argument})" for method, argument in self._settings(FOUND).items())
+        lines = [
+            f"table = lancedb.connect({str(self._place)!r}).open_table({TABLE!r})",
+            *(bits_lines(coder) if symmetric else [unit_line(coder)]),
+            f'search = table.search({"bits" if symmetric else "unit"}, vector_column_name="first")',
+            f'search = search.distance_type("{self._metric}"){calls}',
+        ]
+        if self.rescorer is None:
+            score = cosine_of_bits(coder, "distances") if symmetric else "1 - distances"
+            return [
+                *lines,
+                'hits = search.select(["id", "_distance"]).to_arrow()',
+                'distances = hits["_distance"].to_numpy()',
+                f'found = list(zip(hits["id"].to_pylist(), ({score}).tolist()))',
+            ]
+        column, coder = self.rescorer
+        return [
+            *lines,
+            f'hits = search.select(["id", "{column}", "_distance"]).to_arrow()',
+            f'stored = np.stack(hits["{column}"].to_numpy())',
+            *score_lines(coder, self.folder.resolve()),
+            f"best = scores.argsort()[::-1][:{FOUND}]",
+            'found = list(zip(hits["id"].take(best).to_pylist(), scores[best].tolist()))',
+        ]
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -215,7 +177,52 @@ class LanceDBEngine(Engine):
             raise OSError(f"{self._place} cannot be written: {reason}") from error
 
 
-def _highest(table: Any) -> int:
-    """The highest key in a table; -1 if it is empty."""
-    batches = table.search().select(["key"]).to_batches()
-    return max((int(batch["key"].to_numpy().max()) for batch in batches if len(batch)), default=-1)
+def table_schema(layout: Layout) -> pa.Schema:
+    """Columns of the table."""
+    fields = [("key", pa.int64()), ("id", pa.string()), ("text", pa.string())]
+    if layout.columns:
+        fields.append(("metadata", pa.struct([(name, TYPES[kind]) for name, kind in layout.columns.items()])))
+    for name, coder in (("first", layout.first), ("second", layout.second)):
+        if coder is not None:
+            none = np.empty((0, bytes_per_vector(coder.code, coder.dim)), dtype=np.uint8)
+            fields.append((name, _vectors(coder, none).type))
+    return pa.schema(fields)
+
+
+def table_rows(batch: Batch, layout: Layout, schema: pa.Schema) -> pa.RecordBatch:
+    """Documents as rows."""
+    columns: dict[str, Any] = {"key": batch.keys, "id": batch.ids, "text": batch.texts}
+    columns["first"] = _vectors(layout.first, batch.first)
+    if layout.second is not None:
+        assert batch.second is not None
+        columns["second"] = _vectors(layout.second, batch.second)
+    if layout.columns:
+        rows = [{name: _stored(row[name], kind) for name, kind in layout.columns.items()} for row in batch.metadata]
+        columns["metadata"] = pa.array(rows, type=schema.field("metadata").type)
+    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
+
+
+def condition(where: Where) -> str:
+    """The condition that documents have certain metadata."""
+    parts = []
+    for column, values in where.items():
+        name, literals = column.replace("`", "``"), ", ".join(map(_literal, values))
+        parts.append(f"metadata.`{name}` IN ({literals})")
+    return " AND ".join(parts)
+
+
+def _vectors(coder: Coder, packed: np.ndarray) -> pa.FixedSizeListArray:
+    numbers = packed.view(coder.code) if coder.code in (FLOAT, "float16") else packed
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(numbers).reshape(-1)), numbers.shape[1])
+
+
+def _stored(value: Any, kind: str) -> Any:
+    if value is None or kind != "json":
+        return value
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return repr(value).lower()  # of True, too

@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
-from ...core.codes import code_of
+from ...core.codes import bytes_per_vector, code_of, stored_bits
 from ...evaluation.coding import Coder
 
 
-def import_lines(standard: Sequence[str], others: Sequence[str], coder: Coder) -> list[str]:
-    """
-    Lines of imports, with an empty line after each group.
-
-    Args:
-        standard (`Sequence[str]`): Imports from the standard library.
-        others (`Sequence[str]`): Imports from packages, sorted.
-        coder ([`Coder`]): Code of the searched vectors. The lines of learned codes need torch.
-    """
-    needed = sorted([*others, *(["import torch"] * code_of(coder.code).learned)], key=lambda line: line.split()[1])
-    return [*standard, *([""] if standard else []), *needed, ""]
-
-
-def without_repeats(lines: Sequence[str]) -> list[str]:
-    """Lines in their order, each one once."""
-    return list(dict.fromkeys(lines))
+FOUND = 10  # documents that the lines find
+# What a line uses -> the import that it needs: of the standard library, and of packages.
+STANDARD = {"json.": "import json", "os.": "import os", "sqlite3.": "import sqlite3"}
+PACKAGES = {
+    "faiss.": "import faiss",
+    "lancedb.": "import lancedb",
+    "np.": "import numpy as np",
+    "QdrantClient(": "from qdrant_client import QdrantClient, models",
+    "torch.": "import torch",
+}
 
 
-def step(coder: Coder) -> float:
-    """Step of `int8` with one range. The stored number `n`, from -128 to 127, stands for `step * (n + 1)`."""
-    assert coder.ranges is not None
-    return float(coder.ranges[1, 0] - coder.ranges[0, 0]) / 255
+def with_imports(lines: Sequence[str]) -> str:
+    """Lines in their order, each one once, after the imports that they need."""
+    lines = list(dict.fromkeys(lines))
+    groups = (
+        [line for name, line in group.items() if any(name in used for used in lines)] for group in (STANDARD, PACKAGES)
+    )
+    return "\n".join([line for group in groups if group for line in (*group, "")] + lines)
 
 
 def unit_line(coder: Coder, name: str = "unit") -> str:
@@ -42,12 +40,28 @@ def bits_lines(coder: Coder) -> list[str]:
     if coder.code == "sign":
         return [f"bits = np.packbits(query[:{coder.dim}] > 0)"]
     return [
-        f"codes = quantizer.encode(torch.from_numpy(query), {coder.code!r}, {coder.dim})",
+        f"codes = quantizer.encode(torch.from_numpy(query[None]), {coder.code!r}, {coder.dim})",
         "bits = codes.packed[0].numpy()",
     ]
 
 
-def score_lines(coder: Coder) -> list[str]:
+def cosine_of_bits(coder: Coder, distances: str) -> str:
+    """The score of Hamming distances."""
+    return f"1 - 2 * {distances} / {stored_bits(coder.code, coder.dim)}"
+
+
+def stored_lines(coder: Coder, folder: Path, name: str) -> list[str]:
+    """Lines that set `stored`, the vectors of `keys` in the store of an index."""
+    numbers = coder.code if coder.code in ("float32", "float16") else "uint8"
+    width = coder.dim if numbers != "uint8" else bytes_per_vector(coder.code, coder.dim)
+    file = str(folder / "vectors" / name)
+    return [
+        f"vectors = np.memmap({file!r}, {numbers!r}, mode='r').reshape(-1, {width})",
+        "stored = vectors[keys]",
+    ]
+
+
+def score_lines(coder: Coder, folder: Path) -> list[str]:
     """Lines that set `scores` of `stored`, vectors as they are stored: the dot products with the float query. For a
     learned code, they read `codes`, which [`bits_lines`] sets."""
     if code_of(coder.code).learned:
@@ -56,12 +70,13 @@ def score_lines(coder: Coder) -> list[str]:
             "units = quantizer.units(torch.from_numpy(query[None]), codes.code, codes.dim)",
             "scores = (torch.nn.functional.normalize(units) @ quantizer.decode(codes).T)[0].detach().numpy()",
         ]
-    return [unit_line(coder), f"scores = {_decoded(coder)} @ unit"]
-
-
-def _decoded(coder: Coder) -> str:
-    if coder.code == "sign":
-        return f"(2.0 * np.unpackbits(stored, axis=1, count={coder.dim}) - 1)"
-    if coder.code == "int8":
-        return f"{step(coder):.9g} * (stored + 1.0)"
-    return "stored.astype(np.float32)" if coder.code == "float16" else "stored"
+    decoded = {
+        "sign": f"(2.0 * np.unpackbits(stored, axis=1, count={coder.dim}) - 1)",
+        "int8": "(low + (stored + 0.5) / 255 * (high - low))",
+        "float16": "stored.astype(np.float32)",
+    }
+    lines = [unit_line(coder), f"scores = {decoded.get(coder.code, 'stored')} @ unit"]
+    if coder.ranges is not None:
+        layout = f"json.load(open({str(folder / 'index.json')!r}))['layout']"
+        return [f"low, high = np.array({layout}['second']['ranges'])", *lines]
+    return lines

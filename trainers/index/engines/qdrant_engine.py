@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sqlite3
@@ -16,24 +15,18 @@ import numpy as np
 import torch
 
 from ...core.codes import FLOAT
-from ..engine import Batch, Engine, Where, filled
+from ..engine import Engine, filled
 from ..layout import Layout
-from .qdrant_collection import (
-    bytes_on_server,
-    collection_vectors,
-    column_path,
-    matching,
-    packed_numbers,
-    stage_settings,
-)
-from .qdrant_example import FOUND, example
+from ..store import Batch, Store, Where
+from .lines import FOUND, unit_line
 
 
 POINTS_AT_ONCE = 128  # in one request; a server takes 32 MB
-QUERIES_AT_ONCE = 64
 KEYS_AT_ONCE = 1000
 TIMEOUT = 600  # seconds; an exact search of many documents takes long
-NAME_FILE = "qdrant.json"  # which collection of the server is that of the folder
+CANDIDATES = 256  # of a graph, that a search follows at least
+# Code -> type of the numbers on a server.
+DATATYPES = {FLOAT: "float32", "float16": "float16", "int8": "float32", "sign": "float16"}
 # Type of a metadata column -> type of its index; columns of JSON have none.
 INDEXES = {"text": "keyword", "integer": "integer", "number": "float", "boolean": "bool"}
 
@@ -58,13 +51,11 @@ class QdrantEngine(Engine):
     name = "qdrant"
     module = "qdrant_client"
     codes = (FLOAT, "float16", "int8", "sign")
-    second_codes = (FLOAT, "float16")
+    second_codes = (FLOAT,)
     kinds = ("flat", "hnsw")
-    filters = True
-    holds_documents = True
 
-    def __init__(self, folder: Path, layout: Layout):
-        super().__init__(folder, layout)
+    def __init__(self, folder: Path, layout: Layout, store: Store):
+        super().__init__(folder, layout, store)
         self._models = self.library().models
         self._place = folder.resolve() / "qdrant"
         self._where = layout.url or str(self._place)  # for error messages
@@ -104,16 +95,15 @@ class QdrantEngine(Engine):
         """The collection of this index."""
         if self.layout.url is None:
             return "documents"
-        file = self.folder / NAME_FILE
-        if file.is_file():
-            return json.loads(file.read_text(encoding="utf-8"))["collection"]
+        if known := self.store.state("collection"):
+            return known
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.folder.resolve().name)
         if self._client.collection_exists(name):
             raise ValueError(
                 f"{self.layout.url} has a collection {name!r} of another index: delete it there, or give --output "
                 "another name."
             )
-        file.write_text(json.dumps({"collection": name}) + "\n", encoding="utf-8")
+        self.store.set_state(collection=name)
         return name
 
     def _create(self) -> None:
@@ -126,25 +116,13 @@ class QdrantEngine(Engine):
             if kind in INDEXES:
                 self._client.create_payload_index(self._collection, column_path(column), INDEXES[kind], wait=True)
 
-    def write(self, batch: Batch) -> None:
-        vectors = {"first": self.layout.first.decode(batch.first)}
-        if self.layout.second is not None:
-            assert batch.second is not None
-            vectors["second"] = self.layout.second.decode(batch.second)
-        for start in range(0, len(batch), POINTS_AT_ONCE):
-            points = [
-                self._models.PointStruct(
-                    id=int(batch.keys[row]),
-                    vector={name: numbers[row].tolist() for name, numbers in vectors.items()},
-                    payload=_payload(batch, row),
-                )
-                for row in range(start, min(start + POINTS_AT_ONCE, len(batch)))
-            ]
-            with self._reported():
-                self._client.upsert(self._collection, points, wait=True)
-
-    def finish(self) -> None:
-        """Wait until a server has made its graphs."""
+    def add(self, keys: np.ndarray) -> None:
+        """Points that are there already are replaced. A server is waited for until it has made its graphs."""
+        for batch in self.store.batches(keys):
+            points = self._points(batch)
+            for start in range(0, len(points), POINTS_AT_ONCE):
+                with self._reported():
+                    self._client.upsert(self._collection, points[start : start + POINTS_AT_ONCE], wait=True)
         with self._reported():
             while (status := self._client.get_collection(self._collection).status) != "green":
                 if status == "red":
@@ -155,83 +133,81 @@ class QdrantEngine(Engine):
                     )
                 time.sleep(0.5)
 
+    def _points(self, batch: Batch) -> list[Any]:
+        vectors = {"first": self.layout.first.decode(batch.first).tolist()}
+        if self.layout.second is not None:
+            assert batch.second is not None
+            vectors["second"] = self.layout.second.decode(batch.second).tolist()
+        return [
+            self._models.PointStruct(
+                id=key,
+                vector={name: numbers[row] for name, numbers in vectors.items()},
+                payload={"id": batch.ids[row], "text": batch.texts[row], "metadata": batch.metadata[row]},
+            )
+            for row, key in enumerate(batch.keys.tolist())
+        ]
+
     def delete(self, keys: np.ndarray) -> None:
         for start in range(0, len(keys), KEYS_AT_ONCE):
             points = self._models.PointIdsList(points=keys[start : start + KEYS_AT_ONCE].tolist())
             with self._reported():
                 self._client.delete(self._collection, points, wait=True)
 
-    def search(
-        self, queries: torch.Tensor, k: int, where: Where | None = None, allowed: np.ndarray | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> tuple[np.ndarray, np.ndarray]:
         first, final = self.layout.first.queries(queries), None
-        if self.layout.shortlist is not None:
-            final = (self.layout.second or self.layout.first).float_queries(queries)
-        passing = None if not where else matching(self._models, where, self.layout)
-        requests = [
-            self._request(first[row].tolist(), None if final is None else final[row].tolist(), k, passing)
-            for row in range(len(queries))
-        ]
-        found = []
-        for start in range(0, len(requests), QUERIES_AT_ONCE):
+        if self.rescorer is not None:
+            final = self.rescorer[1].float_queries(queries)
+        passing = matching(self._models, where) if where else None
+        scores, keys = np.zeros((len(first), k), np.float32), np.full((len(first), k), -1)
+        for row, query in enumerate(first.tolist()):
+            request = self._request(query, None if final is None else final[row].tolist(), k, passing)
             with self._reported():
-                answers = self._client.query_batch_points(
-                    self._collection, requests[start : start + QUERIES_AT_ONCE], timeout=TIMEOUT
-                )
-            for answer in answers:
-                scores = np.array([[point.score for point in answer.points]], dtype=np.float32)
-                keys = np.array([[point.id for point in answer.points]], dtype=np.int64)
-                found.append(filled(scores, keys, k))
-        scores = np.concatenate([scores for scores, _ in found])
-        if final is None and self.layout.binary:
+                points = self._client.query_points(self._collection, limit=k, timeout=TIMEOUT, **request).points
+            scores[row, : len(points)] = [point.score for point in points]
+            keys[row, : len(points)] = [point.id for point in points]
+        if final is None and self.layout.first.symmetric:
             scores /= self.layout.first.dim
-        return scores, np.concatenate([keys for _, keys in found])
+        return filled(scores, keys, k)
 
-    def _request(self, first: list[float], final: list[float] | None, k: int, passing: Any) -> Any:
+    def _request(self, first: list[float], final: list[float] | None, k: int, passing: Any) -> dict[str, Any]:
+        """Arguments of `query_points`."""
         models = self._models
         settings = exact = None
         if self.layout.url is not None:  # local mode has no settings
             settings, exact = models.SearchParams(**stage_settings(self.layout, k)), models.SearchParams(exact=True)
-        if final is None:
-            return models.QueryRequest(query=first, using="first", limit=k, filter=passing, params=settings)
+        if final is None or self.rescorer is None:
+            return {"query": first, "using": "first", "query_filter": passing, "search_params": settings}
         length = max(k, self.layout.shortlist or 0)
         prefetch = models.Prefetch(query=first, using="first", limit=length, filter=passing, params=settings)
-        return models.QueryRequest(prefetch=prefetch, query=final, using=self._column, limit=k, params=exact)
+        return {"prefetch": prefetch, "query": final, "using": self.rescorer[0], "search_params": exact}
 
-    @property
-    def _column(self) -> str:
-        """The vectors that score a shortlist."""
-        return "first" if self.layout.second is None else "second"
-
-    def packed(self, keys: np.ndarray) -> np.ndarray:
-        points = {point.id: point.vector[self._column] for point in self._points(keys, with_vectors=[self._column])}
-        numbers = np.array([points[key] for key in keys.tolist()], dtype=np.float32)
-        return packed_numbers(self.layout.second or self.layout.first, numbers)
-
-    def documents(self, keys: np.ndarray) -> dict[int, tuple[str, str | None, dict[str, Any]]]:
-        return {
-            point.id: (point.payload["id"], point.payload["text"], point.payload["metadata"])
-            for point in self._points(keys, with_payload=True)
-        }
-
-    def _points(self, keys: np.ndarray, with_payload: bool = False, **options: Any) -> Iterator[Any]:
-        for start in range(0, len(keys), KEYS_AT_ONCE):
-            ids = keys[start : start + KEYS_AT_ONCE].tolist()
-            with self._reported():
-                points = self._client.retrieve(self._collection, ids, with_payload=with_payload, **options)
-            yield from points
-
-    def disk_bytes(self) -> int:
-        """Bytes of the folder, with texts and metadata: they are in the same file. A server does not say what it
-        takes; it is the bytes of its vectors then, and of their codes, without the graph."""
-        if self.layout.url is None:
-            return sum(path.stat().st_size for path in self._place.rglob("*") if path.is_file())
-        with self._reported():
-            return self._client.count(self._collection).count * bytes_on_server(self.layout)
-
-    def example(self) -> str:
-        settings = stage_settings(self.layout, FOUND)
-        return example(str(self._place), self._collection, self.layout, settings, self._column)
+    def example(self) -> list[str]:
+        layout, coder = self.layout, self.layout.first
+        if layout.url is None:
+            lines = [f"client = QdrantClient(path={str(self._place)!r})"]
+        else:
+            lines = [f'client = QdrantClient({layout.url!r}, api_key=os.environ.get("QDRANT_API_KEY"))']
+        signs = f"first = np.where(query[:{coder.dim}] > 0, 1.0, -1.0)"
+        lines.append(signs if coder.symmetric else unit_line(coder, "first"))
+        calls = ", ".join(f"{name}={value!r}" for name, value in stage_settings(layout, FOUND).items())
+        params = f"params=models.SearchParams({calls})"
+        score = "point.score"
+        if self.rescorer is None:
+            query = f'query=first.tolist(), using="first"{f", search_{params}" if layout.url else ""}'
+            score += f" / {coder.dim}" if coder.symmetric else ""
+        else:
+            column, second = self.rescorer
+            length = max(FOUND, layout.shortlist or 0)
+            stage = f'query=first.tolist(), using="first", limit={length}{f", {params}" if layout.url else ""}'
+            lines += [f"shortlist = models.Prefetch({stage})", unit_line(second, column)]
+            exact = ", search_params=models.SearchParams(exact=True)" if layout.url else ""
+            query = f'prefetch=shortlist, query={column}.tolist(), using="{column}"{exact}'
+        return [
+            *lines,
+            f"hits = client.query_points({self._collection!r}, {query}, limit={FOUND})",
+            f'found = [(point.payload["id"], {score}) for point in hits.points]',
+            "client.close()",
+        ]
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
@@ -244,6 +220,59 @@ class QdrantEngine(Engine):
             raise OSError(f"Qdrant, {self._where}: {' '.join(str(error).split())}") from error
 
 
-def _payload(batch: Batch, row: int) -> dict[str, Any]:
-    metadata = json.loads(json.dumps(batch.metadata[row], default=str))
-    return {"id": batch.ids[row], "text": batch.texts[row], "metadata": metadata}
+def collection_vectors(models: Any, layout: Layout) -> dict[str, Any]:
+    """The named vectors of the collection, by `qdrant_client.models`. Only the first ones have a graph."""
+    plain, vectors = models.HnswConfigDiff(m=0), {}
+    quantizations = {  # codes that a server makes of vectors, and keeps in memory
+        "sign": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
+        "int8": models.ScalarQuantization(
+            scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
+        ),
+    }
+    for name, coder in (("first", layout.first), ("second", layout.second)):
+        if coder is not None:
+            searched = name == "first" and layout.kind == "hnsw"
+            vectors[name] = models.VectorParams(
+                size=coder.dim,
+                distance=models.Distance.DOT,
+                datatype=DATATYPES[coder.code],
+                on_disk=True,
+                hnsw_config=None if searched else plain,
+                quantization_config=quantizations.get(coder.code) if searched else None,
+            )
+    return vectors
+
+
+def stage_settings(layout: Layout, k: int) -> dict[str, Any]:
+    """Settings of the first stage that finds `k` documents, as arguments of `SearchParams`. Codes that a server made
+    score a shortlist; without one, the vectors score what they find again. Bits are as good as the vectors, which are
+    1 and -1."""
+    if layout.kind == "flat":
+        return {"exact": True}
+    settings: dict[str, Any] = {"hnsw_ef": max(CANDIDATES, 2 * max(k, layout.shortlist or 0))}
+    if layout.first.code == "int8" and layout.shortlist is None:
+        settings["quantization"] = {"rescore": True, "oversampling": 2.0}
+    elif layout.first.code in ("int8", "sign"):
+        settings["quantization"] = {"rescore": False}
+    return settings
+
+
+def column_path(column: str) -> str:
+    """Where a metadata column is in the payload."""
+    return f"metadata.{column}" if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", column) else f'metadata."{column}"'
+
+
+def matching(models: Any, where: Where) -> Any:
+    """The filter for documents with certain metadata."""
+    return models.Filter(
+        must=[
+            models.Filter(should=[_condition(models, column_path(column), value) for value in values])
+            for column, values in where.items()
+        ]
+    )
+
+
+def _condition(models: Any, path: str, value: Any) -> Any:
+    if isinstance(value, str | bool):
+        return models.FieldCondition(key=path, match=models.MatchValue(value=value))
+    return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))  # MatchValue takes no floats

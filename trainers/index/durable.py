@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """
-    For code that writes to the folder of an index.
-
-    Raises:
-        OSError: if it cannot be written. The message names the folder.
-    """
+    """For code that writes to the folder of an index: an OSError names the folder."""
     try:
         yield
     except OSError as error:
@@ -35,6 +32,15 @@ def replacing(file: Path) -> Iterator[Path]:
         draft.unlink(missing_ok=True)
         raise
     sync_folder(file.parent)
+
+
+def append(file: Path, end: int, rows: np.ndarray) -> None:
+    """Write rows at an offset. What a killed process left after it is removed."""
+    with file.open("ab") as opened:
+        opened.truncate(end)
+        opened.write(np.ascontiguousarray(rows).data)
+        opened.flush()
+        os.fsync(opened.fileno())
 
 
 def sync_folder(folder: Path) -> None:
