@@ -166,7 +166,7 @@ def token_embeddings(
             vectors = torch.zeros(len(parts[part]), width)
             tokens = [token for token in parts[part] if token < len(tokenizer) and token not in special]
             if tokens:
-                found = encode([frame.around([token]) for token in tokens], [depth])[depth].float().cpu()
+                found = encode([[*frame.begin, token, *frame.end] for token in tokens], [depth])[depth].float().cpu()
                 wrong = (~torch.isfinite(found)).any(dim=1).nonzero()
                 if len(wrong):
                     token = tokens[int(wrong[0])]
