@@ -134,4 +134,5 @@ class DistillationTrainer(EmbeddingTrainer):
         return args.teacher_for(model).embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: DistillationConfig, grid: Grid) -> Objective:
+        assert self.teacher is not None  # `teacher_of` embeds the texts
         return args.build_distillation(grid, self.teacher)
