@@ -27,8 +27,8 @@ from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
 from .tables import (
     asymmetric_table,
-    hybrid_table,
     engine_table,
+    hybrid_table,
     markdown,
     task_table,
     task_type_table,

@@ -235,7 +235,9 @@ def hybrid_table(results: GridResults) -> str:
             values.setdefault((search.query_layer, search.fusion), []).append(search.value)
     tasks = list(dict.fromkeys(search.task for search in searches))
     last = max(search.document_layer for search in searches if search.document_layer is not None)
-    alone = {layer: value for (g, layer), value in results.asymmetric_quality(tasks).items() if g == Granularity(last, dim)}
+    alone = {
+        layer: value for (g, layer), value in results.asymmetric_quality(tasks).items() if g == Granularity(last, dim)
+    }
     alone[last] = results.quality(tasks)[Granularity(last, dim)]
     rows = [
         [

@@ -197,7 +197,7 @@ def fit(
     """
     states, texts = raw_states(data, "texts"), sources(data)
     model, tokenizer = converted(default_base())
-    known = {}
+    known: dict[tuple[int, ...], tuple[str, int]] = {}
     for source, its in texts.items():
         rows = tokenizer(its, truncation=True, max_length=MAX_LENGTH)["input_ids"]
         known |= {tuple(ids): (source, row) for row, ids in enumerate(rows)}

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,11 +22,11 @@ from ..core.embedding import Role
 from ..core.extras import require_extra
 from ..core.states import truncate
 from .classification import fit_classifier, require_classes
+from .embeddings import ROWS_AT_ONCE
 from .geometry import geometry_scores
 from .hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
 from .modules import compute_metric
 from .pairs import pair_cosines, require_both_labels
-from .embeddings import ROWS_AT_ONCE
 from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank, search_blocks
 
 
@@ -345,7 +346,7 @@ class Retrieval(Evaluator):
         for layer, its in dims.items():
             for dim in (dim for dim in its if dim in dims[last]):
                 stored, queries = truncate(documents, dim), truncate(embeddings("queries", layer), dim)
-                found = Ranking(*search_blocks(queries, lambda stored=stored: stored.split(ROWS_AT_ONCE), CANDIDATES))
+                found = Ranking(*search_blocks(queries, partial(stored.split, ROWS_AT_ONCE), CANDIDATES))
                 searches += [search(layer, dim, name, fuse(found, words, 10)) for name, fuse in FUSIONS.items()]
         return searches
 

@@ -87,7 +87,9 @@ def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_C
     Fuse two searches by `1 / (constant + rank)` summed over both (reciprocal rank fusion). Arguments and result are
     those of [`fuse_scores`].
     """
-    values = [np.broadcast_to(1 / (constant + 1 + np.arange(its.rows.shape[1])), its.rows.shape) for its in (first, second)]
+    values = [
+        np.broadcast_to(1 / (constant + 1 + np.arange(its.rows.shape[1])), its.rows.shape) for its in (first, second)
+    ]
     found = [(rows, one + other) for rows, one, other in _unions(first.rows, values[0], second.rows, values[1])]
     return _best(found, k)
 
