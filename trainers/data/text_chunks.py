@@ -33,6 +33,13 @@ def tokenized_chunks(
     ids = tokenizer(
         list(texts), truncation=True, max_length=max_length, return_token_type_ids=False, return_attention_mask=False
     )["input_ids"]
+    yield from padded_chunks(tokenizer, ids, cost)
+
+
+def padded_chunks(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[list[int]], cost: PassCost
+) -> Iterator[tuple[list[int], BatchEncoding]]:
+    """As [`tokenized_chunks`], for texts that are tokenised: `ids` are their token ids."""
     for chunk in chunked([len(each) for each in ids], cost):
         batch = [ids[row] for row in chunk]
         longest = max(1, *map(len, batch))  # a batch of empty texts has one column of padding
