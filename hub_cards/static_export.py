@@ -51,8 +51,8 @@ vectors = StaticModel.from_pretrained("user/name", normalize=True).encode(["one 
 ```
 
 - Special and unknown tokens have rows of zeros. They shorten a vector and do not change its direction.
-- Longer texts are truncated to {max_length} tokens. model2vec first cuts a text to {characters:,} characters ({max_length} times
-  the median length of a token), so its vectors of long texts of longer tokens differ.
+- Longer texts are truncated to {max_length} tokens. model2vec first cuts a text to {characters:,}
+  characters ({max_length} times the median length of a token), so its vectors of long texts with longer tokens differ.
 - model2vec leaves out unknown tokens{unknown}, and knows no prompts.
 """
 
@@ -70,7 +70,7 @@ def export_static(
     Args:
         checkpoint ([`Checkpoint`]): An m3BERT whose layer 0 is a static table.
         folder (`Path`): Folder to write.
-        dim (`int`, *optional*): Leading dims to keep. Default: all.
+        dim (`int`, *optional*): Leading dims to keep. Default: those of the checkpoint.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the rows, and of the vectors: `"float32"` or
             `"float16"`.
 
@@ -85,14 +85,14 @@ def export_static(
         raise ValueError(f"dtype={dtype!r} is unknown; legal values: {', '.join(DTYPES)}.")
     if 0 not in getattr(checkpoint.config, "static_layers", []):
         raise ValueError(f"Layer 0 of {checkpoint.folder} is no static table: fit one with `m3bert fit_exits`.")
+    size = Granularity(0, dim or checkpoint.full.dim)
     if checkpoint.projection is not None:
-        checkpoint.projection.validate_grid(Grid((Granularity(0, dim or 1),)), checkpoint.config)
-    model = M3BertModel.from_pretrained(checkpoint.folder, output_layer=0, output_dim=dim)
-    _, dim = model.config.resolve_granularity()
+        checkpoint.projection.validate_grid(Grid((size,)), checkpoint.config)
+    model = M3BertModel.from_pretrained(checkpoint.folder, output_layer=0, output_dim=size.dim)
     tokenizer = checkpoint.tokenizer
     ignored = model.config.static_ignored_ids
     bare = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
-    rows = rows_by_token(model.static_table.weight.detach()[:, :dim], tokenizer, ignored).to(DTYPES[dtype])
+    rows = rows_by_token(model.static_table.weight.detach()[:, : size.dim], tokenizer, ignored).to(DTYPES[dtype])
     if not (finite := rows.isfinite().all(dim=1)).all():
         token = tokenizer.convert_ids_to_tokens(int(finite.long().argmin()))
         raise ValueError(f"The row of the token {token!r} is not finite in {dtype}.")
@@ -103,7 +103,7 @@ def export_static(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
     max_length = bare.truncation["max_length"]
-    write_json(folder / "config.json", model2vec_config(checkpoint, dim, dtype, max_length))
+    write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
     write_json(
         folder / MODULES_FILE,
         [{"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"}],
@@ -116,10 +116,10 @@ def export_static(
     unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
     characters = max_length * int(median(map(len, bare.get_vocab())))
     text = TEXT.format(
-        name=name_of(checkpoint), dim=dim, max_length=max_length, characters=characters, unknown=unknown
+        name=name_of(checkpoint), dim=size.dim, max_length=max_length, characters=characters, unknown=unknown
     )
-    write_readme(folder, f"Static embeddings of {dim} dims", text, ("model2vec", "static-embeddings"))
-    return Granularity(0, dim)
+    write_readme(folder, f"Static embeddings of {size.dim} dims", text, ("model2vec", "static-embeddings"))
+    return size
 
 
 def rows_by_token(table: torch.Tensor, tokenizer: PreTrainedTokenizerBase, ignored: list[int]) -> torch.Tensor:
@@ -177,17 +177,17 @@ def tokenizer_of_content(tokenizer: PreTrainedTokenizerBase, max_length: int, ig
     return bare
 
 
-def model2vec_config(checkpoint: Checkpoint, dim: int, dtype: str, max_length: int) -> dict[str, Any]:
+def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_length: int) -> dict[str, Any]:
     """The config that model2vec reads. It says where the table comes from as a native export does."""
     return {
         "model_type": "model2vec",
         "architectures": ["StaticModel"],
         "normalize": False,  # `truncate_dim` of sentence-transformers cuts after all modules
         "max_length": max_length,
-        "hidden_dim": dim,
+        "hidden_dim": size.dim,
         "embedding_dtype": dtype,
         "exported_from": {
-            "granularity": str(Granularity(0, dim)),
+            "granularity": str(size),
             "full_size": str(checkpoint.full),
             "weights": checkpoint.weights_fingerprint,
             "converted_from": checkpoint.config.converted_from,
