@@ -203,26 +203,25 @@ class GridEncoder:
         was_training, filled, longest = self.model.training, 0, self.max_length_of(role)
         if was_training:  # visiting all modules takes longer than a look-up in the static table
             self.model.eval()
-        bar = tqdm(
-            total=sum(map(len, blocks.values())),
-            desc=description,
-            unit=" texts",
-            disable=description is None or rank() > 0,
-            leave=False,
-        )
+        bar = None
+        if description is not None and rank() == 0:
+            bar = tqdm(total=sum(map(len, blocks.values())), desc=description, unit=" texts", leave=False)
         try:
             for number, rows in blocks.items():
                 vectors = {
                     layer: torch.empty((len(rows), grid.dims_of(layer)[-1]), dtype=self.dtype) for layer in grid.layers
                 }
                 for chunk, inputs in tokenized_chunks(self.tokenizer, [texts[row] for row in rows], longest, cost):
-                    filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
+                    if inputs["attention_mask"].shape[1] >= longest:
+                        filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
                     for layer, pooled in self.pooled(inputs.to(device)).items():
                         vectors[layer][chunk] = pooled.to("cpu", self.dtype)
-                    bar.update(len(chunk))
+                    if bar is not None:
+                        bar.update(len(chunk))
                 yield number, rows, vectors
         finally:
-            bar.close()
+            if bar is not None:
+                bar.close()
             if was_training:
                 self.model.train()
         if filled:
