@@ -15,6 +15,7 @@ from trainers.evaluation import GridEncoder
 from trainers.hub.modules import write_modules
 
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("langchain_core")
 pytest.importorskip("sentence_transformers")
 

@@ -17,6 +17,7 @@ from trainers.evaluation import GridEncoder
 from trainers.hub.modules import write_modules
 
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("sentence_transformers")
 
 TEXTS = ["One text.", "", "Remove a whole directory tree.", "Seven words are in this short sentence."]

@@ -34,6 +34,13 @@ def tokenized_chunks(
     ids = tokenizer(
         list(texts), truncation=True, max_length=max_length, return_token_type_ids=False, return_attention_mask=False
     )["input_ids"]
+    yield from padded_chunks(tokenizer, ids, cost)
+
+
+def padded_chunks(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[list[int]], cost: PassCost
+) -> Iterator[tuple[list[int], BatchEncoding]]:
+    """As [`tokenized_chunks`], for texts that are tokenised: `ids` are their token ids."""
     for chunk in chunked([len(each) for each in ids], cost):
         batch = [ids[row] for row in chunk]
         if len(chunk) == 1 and batch[0]:  # one query is not padded, which would take as long as a look-up

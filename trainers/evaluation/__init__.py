@@ -38,6 +38,9 @@ if TYPE_CHECKING:
     from .grid_evaluation import score_grid as score_grid
     from .grid_evaluation import score_vectors as score_vectors
     from .grid_evaluation import tfidf_scores as tfidf_scores
+    from .hybrid import bm25_search as bm25_search
+    from .hybrid import fuse_ranks as fuse_ranks
+    from .hybrid import fuse_scores as fuse_scores
     from .latency import measure_latency as measure_latency
     from .own_data import collection_task as collection_task
     from .own_data import labels_task as labels_task
@@ -48,6 +51,9 @@ if TYPE_CHECKING:
     )
     from .results import (
         GridResults as GridResults,
+    )
+    from .results import (
+        HybridSearch as HybridSearch,
     )
     from .results import (
         Latency as Latency,

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,10 +22,12 @@ from ..core.embedding import Role
 from ..core.extras import require_extra
 from ..core.states import truncate
 from .classification import fit_classifier, require_classes
+from .embeddings import ROWS_AT_ONCE
 from .geometry import geometry_scores
+from .hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
 from .modules import compute_metric
 from .pairs import pair_cosines, require_both_labels
-from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank
+from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank, search_blocks
 
 
 Vectors = Mapping[str, torch.Tensor]
@@ -118,6 +121,26 @@ class Evaluator(ABC):
         Returns:
             `list[dict[str, Any]]`: per search, the fields of an [`AsymmetricSearch`] except task. Empty for other task
             types.
+        """
+        return []
+
+    def score_hybrid(
+        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        """
+        Measure BM25 alone and beside exact search in a retrieval task, with queries at every layer and documents at
+        the last one, for every dim that both have.
+
+        Args:
+            embeddings (`Callable[[str, int], torch.Tensor]`): As in [`~Evaluator.score_asymmetric`].
+            dims (`dict[int, Sequence[int]]`): Layer -> its dims, ascending.
+
+        Returns:
+            `list[dict[str, Any]]`: per search, the fields of a [`HybridSearch`] except task. Empty for other task
+            types.
+
+        Raises:
+            ValueError: if bm25s is not installed.
         """
         return []
 
@@ -300,6 +323,31 @@ class Retrieval(Evaluator):
                             "value": ranking_scores(ranked, self.relevant)[self.main_metric],
                         }
                     )
+        return searches
+
+    def score_hybrid(
+        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        words, last = bm25_search(self.texts["queries"], self.texts["documents"]), max(dims)
+        documents = embeddings("documents", last)
+
+        def search(query_layer: int | None, dim: int | None, fusion: str | None, ranked: np.ndarray) -> dict[str, Any]:
+            return {
+                "documents": len(documents),
+                "query_layer": query_layer,
+                "document_layer": None if query_layer is None else last,
+                "dim": dim,
+                "fusion": fusion,
+                "metric": self.main_metric,
+                "value": ranking_scores(ranked, self.relevant)[self.main_metric],
+            }
+
+        searches = [search(None, None, None, words.rows[:, :10])]
+        for layer, its in dims.items():
+            for dim in (dim for dim in its if dim in dims[last]):
+                stored, queries = truncate(documents, dim), truncate(embeddings("queries", layer), dim)
+                found = Ranking(*search_blocks(queries, partial(stored.split, ROWS_AT_ONCE), CANDIDATES))
+                searches += [search(layer, dim, name, fuse(found, words, 10)) for name, fuse in FUSIONS.items()]
         return searches
 
 
