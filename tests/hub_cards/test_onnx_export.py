@@ -29,7 +29,7 @@ from hub_cards.onnx_export import (
 )
 from modeling_m3bert import M3BertModel, convert_to_m3bert
 from tests.conftest import WORDS, padded_batch, tiny_config
-from tests.modeling_m3bert.static_models import give_table
+from tests.modeling_m3bert.static_models import VOCABULARY, give_table
 from trainers import Granularity, Grid, Projection, nested_states, truncate
 from trainers.evaluation import GridEncoder
 
@@ -72,14 +72,16 @@ def batches(texts: Sequence[str]) -> list[list[str]]:
     return [list(texts[:1]), list(texts[1:3]), list(texts[3:])]
 
 
-def assert_equal(encoder: GridEncoder, file: Path, texts: Sequence[str], normalize: bool = True) -> None:
+def assert_equal(
+    encoder: GridEncoder, file: Path, texts: Sequence[str], normalize: bool = True, atol: float = 1e-4
+) -> None:
     """In onnxruntime, in batches, as in torch, all at once."""
     (granularity,) = Grid.parse(metadata(file)["granularity"])
     expected = replace(encoder, grid=Grid((granularity,)), prompts={}, dtype=torch.float32).encode(texts)
     session = open_session(file)
     found = np.concatenate([embed(session, encoder, batch) for batch in batches(texts)])
     assert found.dtype == np.float32 and found.shape == (len(texts), granularity.dim)
-    np.testing.assert_allclose(found, expected.at(granularity, normalize=normalize).numpy(), atol=1e-4, rtol=0)
+    np.testing.assert_allclose(found, expected.at(granularity, normalize=normalize).numpy(), atol=atol, rtol=0)
 
 
 def run(file: Path, inputs: dict[str, torch.Tensor], output: str = "sentence_embedding") -> np.ndarray:
@@ -340,4 +342,8 @@ def test_a_graph_reads_the_static_table(tiny_tokenizer, tmp_path, granularity, p
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
     give_table(model, layers=(0, 2, 3))
     encoder = GridEncoder(model, tiny_tokenizer, Grid((granularity,)), pooling=pooling)
-    assert_equal(encoder, export_onnx(encoder, granularity, tmp_path / "model.onnx"), TEXTS)
+    file = export_onnx(encoder, granularity, tmp_path / "model.onnx")
+    assert_equal(encoder, file, TEXTS)
+    if granularity.layer == 0:  # the columns of the table and no other weights
+        assert VOCABULARY * granularity.dim <= weights_in(file) <= VOCABULARY * granularity.dim + 50
+        assert_equal(encoder, quantize_onnx(file, tmp_path / "quantized.onnx"), TEXTS, atol=0.05)
