@@ -12,7 +12,7 @@ from transformers import BertConfig, BertModel
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native
 from hub_cards.publication import Options, prepare
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import EmbeddingSettings, M3BertModel
 from scripts.convert import convert
 from tests.conftest import tiny_config
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
