@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ REASONS = {
 }
 
 
-def convert_to_m3bert(source: Any) -> M3BertModel:
+def convert_to_m3bert(source: Any, *, encoder_only: bool = False) -> M3BertModel:
     """
     Convert a BERT-family encoder to an elastic m3BERT whose states are equal at every layer.
 
@@ -69,6 +70,7 @@ def convert_to_m3bert(source: Any) -> M3BertModel:
         source (`str`, [`~transformers.PreTrainedModel`] or [`~sentence_transformers.SentenceTransformer`]): BERT,
             RoBERTa, XLM-R, CamemBERT, Data2VecText, ELECTRA or DistilBERT: a folder, a Hub id, or a model with or
             without a head.
+        encoder_only (`bool`, *optional*, defaults to `False`): Leave out what makes an embedding model of it.
 
     Returns:
         [`M3BertModel`]: a copy with the same dtype, device and mode (training or evaluation).
@@ -77,7 +79,7 @@ def convert_to_m3bert(source: Any) -> M3BertModel:
         ValueError: if m3BERT cannot represent the encoder exactly, or it was published with modules that
             [`EmbeddingSettings`] does not know. The message gives the reason.
     """
-    model, settings = encoder_and_settings(source)
+    model, settings = encoder_and_settings(source, encoder_only)
     encoder = model.base_model
     refuse_unrepresentable(encoder.config)
     converted = M3BertModel(m3bert_config(encoder.config))
@@ -91,19 +93,20 @@ def convert_to_m3bert(source: Any) -> M3BertModel:
     return converted.train(model.training)
 
 
-def encoder_and_settings(source: Any) -> tuple[PreTrainedModel, EmbeddingSettings | None]:
-    """The model of a folder, a Hub id, a SentenceTransformer or a model, and the settings that it has, if any."""
-    if isinstance(source, PreTrainedModel):
-        return source, EmbeddingSettings.of(source.base_model)
+def encoder_and_settings(source: Any, encoder_only: bool) -> tuple[PreTrainedModel, EmbeddingSettings | None]:
+    """The model of a folder, a Hub id, a SentenceTransformer or a model, and its settings, if it has any."""
+    model, read = source, lambda: EmbeddingSettings.of(model.base_model)
     if isinstance(source, str | os.PathLike):
-        return AutoModel.from_pretrained(source, use_safetensors=True), EmbeddingSettings.find(os.fspath(source))
-    model = getattr(source, "transformers_model", None)
+        model = AutoModel.from_pretrained(source, use_safetensors=True)
+    elif not isinstance(source, PreTrainedModel):
+        model = getattr(source, "transformers_model", None)
+        read = partial(EmbeddingSettings.of_sentence_transformer, source)
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
             f"{type(source).__name__} cannot be converted: pass a folder, a Hub id, a model of transformers or a "
             "SentenceTransformer."
         )
-    return model, EmbeddingSettings.of_sentence_transformer(source)
+    return model, None if encoder_only else read()
 
 
 def refuse_unrepresentable(config: Any) -> None:

@@ -164,7 +164,7 @@ class EmbeddingSettings:
         ):
             raise ValueError("The Dense module of the model is not one linear map without activation.")
         return cls(
-            pooling=_pooling_of("The model", {"pooling_mode": pooling.get_pooling_mode_str()}),
+            pooling=_pooling_of("The model", pooling.get_config_dict()),
             projection=None if dense is None else dense.linear,
             normalize="Normalize" in parts,
             prompts={name: prompt or "" for name, prompt in model.prompts.items()},

@@ -40,9 +40,7 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
     """
     from trainers.hub.quantizer import find_quantizer, write_quantizer
 
-    model, tokenizer = converted(source, revision)
-    if encoder_only:
-        model.embedding_settings = None
+    model, tokenizer = converted(source, revision, encoder_only=encoder_only)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     if model.embedding_settings is not None and (quantizer := find_quantizer(source, revision=revision)) is not None:
@@ -50,14 +48,16 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
     return model
 
 
-def converted(source: str, revision: str | None = None) -> tuple[M3BertModel, Any]:
+def converted(source: str, revision: str | None = None, *, encoder_only: bool = False) -> tuple[M3BertModel, Any]:
     """The m3BERT of an encoder, and its tokenizer. Raises a ValueError if it cannot be converted exactly."""
     from transformers import AutoModel, AutoTokenizer
 
     from modeling_m3bert import convert_to_m3bert
     from trainers.core.states import longest_text
 
-    model = convert_to_m3bert(AutoModel.from_pretrained(source, revision=revision, use_safetensors=True))
+    model = convert_to_m3bert(
+        AutoModel.from_pretrained(source, revision=revision, use_safetensors=True), encoder_only=encoder_only
+    )
     tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
     if (settings := model.embedding_settings) is not None:
         longest = longest_text(model.config, tokenizer, settings.max_length)

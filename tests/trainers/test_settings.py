@@ -1,4 +1,4 @@
-"""What a folder says about itself is kept: an embedding model embeds alike wherever it is read, trained or converted."""
+"""An embedding model embeds alike wherever it is read, trained, converted or exported."""
 
 from __future__ import annotations
 
@@ -152,10 +152,10 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 
 
-def trainer_of(method: str, folder: Path, sentences: list[str], output: Path, **changes: Any) -> Any:
+def trainer_of(name: str, folder: Path, sentences: list[str], output: Path, **changes: Any) -> Any:
     """A trainer of a method with its defaults, at learning rate 0."""
-    prefix = trainers.METHODS[method]
-    options = {**METHODS[method], **changes}
+    prefix = trainers.METHODS[name]
+    options = {**METHODS[name], **changes}
     if options.get("teacher_name_or_path") == "self":
         options["teacher_name_or_path"] = str(folder)
     config_class = getattr(trainers, f"{prefix}Config")
@@ -167,7 +167,7 @@ def trainer_of(method: str, folder: Path, sentences: list[str], output: Path, **
     pairs = {"anchor": sentences[:8], "positive": sentences[8:16]}
     if config.unsupervised or isinstance(config, trainers.DistillationConfig):
         pairs = {"text": sentences[:8]}
-    model = convert_to_m3bert(folder) if method == "exit-distillation" else AutoModel.from_pretrained(folder)
+    model = convert_to_m3bert(folder) if name == "exit-distillation" else AutoModel.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return getattr(trainers, f"{prefix}Trainer")(model, config, tokenizer, Dataset.from_dict(pairs))
 
