@@ -102,6 +102,7 @@ def export_static(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
+    assert bare.truncation is not None  # as set above
     max_length = bare.truncation["max_length"]
     write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
     write_json(
