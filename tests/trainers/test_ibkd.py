@@ -25,7 +25,6 @@ from trainers import (
     SimCSEConfig,
     Teacher,
     TeacherContrast,
-    TeacherEmbeddings,
 )
 from trainers.evaluation import GridEncoder
 from trainers.hub.modules import MODULES_FILE, PROJECTION_FOLDER, find_projection, published_pooling
@@ -117,12 +116,6 @@ def test_all_columns_are_taught_and_joined_texts_are_the_key(tiny_tokenizer, enc
     joined = f"{sentences[0]} </s> {sentences[16]}"
     expected = torch.from_numpy(SentenceTransformer(str(encoder_folder)).encode([joined, sentences[32]]))
     torch.testing.assert_close(trainer.teacher.of([joined, sentences[32]]), expected, atol=1e-6, rtol=1e-6)
-
-
-def test_a_second_run_reads_the_cache(tiny_tokenizer, encoder_folder, sentences, tmp_path, monkeypatch):
-    distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder)
-    monkeypatch.setattr(Teacher, "load", lambda self: pytest.fail("loaded"))
-    distiller(quiet_model().model, tiny_tokenizer, sentences, tmp_path, encoder_folder, max_steps=1).train()
 
 
 def test_workers_read_the_teacher_too(tiny_tokenizer, encoder_folder, sentences, tmp_path):
@@ -344,13 +337,3 @@ def test_a_step_of_two_processes_is_that_of_the_big_batch(encoder_folder, senten
     assert not quiet_model().model.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
     for folder in ("None", "3"):
         assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)
-
-
-def test_ready_embeddings_may_be_passed(tiny_tokenizer, encoder_folder, sentences, tmp_path):
-    teacher = Teacher(str(encoder_folder)).embed(sentences, tmp_path / "cache")
-    args = IBKDConfig(**quiet(tmp_path, max_steps=1, per_device_train_batch_size=8))
-    trainer = IBKDTrainer(
-        quiet_model().model, args, tiny_tokenizer, Dataset.from_dict({"text": sentences}), teacher=teacher
-    )
-    trainer.train()
-    assert isinstance(trainer.teacher, TeacherEmbeddings)

@@ -204,19 +204,6 @@ def test_a_frozen_encoder_keeps_its_record(published, tiny_tokenizer, tmp_path, 
     assert part["papers"][0]["title"].startswith("Quantization Aware Matryoshka Adaptation")
 
 
-def test_saving_over_the_folder_of_the_model_keeps_its_record(published, tiny_tokenizer, tmp_path):
-    folder = tmp_path / "start"
-    shutil.copytree(published, folder)
-    record = quantizing(published, tmp_path, tiny_tokenizer).record()
-    record.objective = "MRL"
-    record.save(folder)
-    trainer = quantizing(folder, tmp_path, tiny_tokenizer)
-    trainer.train()
-    for _ in range(2):
-        trainer.save_model(str(folder))
-        assert TrainingRecord.find(folder).objective == "MRL"
-
-
 def test_end_to_end_trains_the_encoder_with_the_quantizer(published, tiny_tokenizer, tmp_path):
     trainer = quantizing(
         published,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +28,6 @@ from tests.trainers.tiny_run import (
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
-    IBKDConfig,
-    IBKDTrainer,
     MultigranularMLMConfig,
     MultigranularMLMTrainer,
 )
@@ -59,8 +56,7 @@ def loader(stream, collator=ids, *, rank=0, ranks=1, workers=0, batch_size=3, bu
     return StreamLoader(stream, collator, layout, num_workers=workers)
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (4, 0), (1, 2), (2, 2)])
-@pytest.mark.parametrize("files", [3, 4, 8])
+@pytest.mark.parametrize(("ranks", "workers", "files"), [(1, 0, 3), (2, 0, 4), (4, 0, 3), (4, 0, 8), (2, 2, 3)])
 def test_each_row_is_seen_once_per_epoch_over_all_ranks(tmp_path, ranks, workers, files):
     """In an epoch of 36 rows, which are a whole number of batches: 3 files are shared by all, 8 are divided."""
     stream = stream_files(write_rows(tmp_path, files, 36))
@@ -96,8 +92,7 @@ def test_two_ranks_are_one_batch(tmp_path):
     assert whole == [first + second for first, second in zip(*parts, strict=True)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("files", [3, 4])
+@pytest.mark.parametrize(("files", "workers"), [(3, 0), (3, 2), (4, 2)])
 def test_a_run_continues_after_any_batch(tmp_path, workers, files):
     """With the batches not seen, and no others, although workers prepare batches in advance; random draws included."""
 
@@ -106,7 +101,7 @@ def test_a_run_continues_after_any_batch(tmp_path, workers, files):
 
     stream = stream_files(write_rows(tmp_path, files, 37))
     whole = list(islice(loader(stream, noisy, workers=workers), 30))
-    for taken in range(1, 28) if workers == 0 else (1, 2, 13, 26):
+    for taken in range(1, 28, 2) if workers == 0 else (2, 13):
         first = loader(stream, noisy, workers=workers)
         assert list(islice(first, taken)) == whole[:taken]
         first.save(tmp_path)
@@ -194,7 +189,7 @@ def test_a_streamed_masked_lm_is_tokenised_masked_and_resumed_exactly(tmp_path, 
 
     whole = build(tmp_path / "whole")
     whole.train()
-    for step in (1, 4):
+    for step in (4,):
         again = build(tmp_path / f"again-{step}", dataloader_num_workers=0)
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
         assert_same_weights(whole.model, again.model, atol=0)
@@ -220,34 +215,26 @@ def train_streamed(kind: str, folder, processes: int = 2):
             ),
             tokenizer,
         )  # fmt: skip
-    elif kind == "contrastive":
+    else:
         args = pair_config(
             ContrastiveConfig, folder / f"out-{processes}", grid="2,6x8,32", mini_batch_size=2,
             per_device_train_batch_size=batch, shuffle_buffer_size=5, learning_rate=0.1, optim="sgd",
         )  # fmt: skip
         trainer = ContrastiveTrainer(quiet_model().model, args, tokenizer, stream_files([str(folder / "pairs.jsonl")]))
-    else:
-        args = pair_config(
-            IBKDConfig, folder / f"out-{processes}", grid="2,6x8,32", teacher_name_or_path=str(folder / "teacher"),
-            teacher_cache_dir=str(folder / "cache"), per_device_train_batch_size=batch, shuffle_buffer_size=5,
-            text_columns=["query"], learning_rate=1e-3,
-        )  # fmt: skip
-        trainer = IBKDTrainer(quiet_model().model, args, tokenizer, stream_files([str(folder / "pairs.jsonl")]))
     trainer.train()
     if trainer.is_world_process_zero():
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         torch.save((trainer.backbone.state_dict(), losses), folder / f"{kind}-{processes}.pt")
 
 
-KINDS = ("mlm", "contrastive", "ibkd")
+KINDS = ("mlm", "contrastive")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, tiny_tokenizer, encoder_folder, sentences):
+def trained(tmp_path_factory, tiny_tokenizer, sentences):
     """A folder in which each kind was trained by one process and by two; the latter then got different files."""
     folder = tmp_path_factory.mktemp("two")
     tiny_tokenizer.save_pretrained(folder / "tokenizer")
-    shutil.copytree(encoder_folder, folder / "teacher")
     write_masked(folder)
     write_pairs(folder, sentences)
     for kind in KINDS:
@@ -271,7 +258,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_are_one_on_a_stream(trained, kind):
-    """Masked LM with accumulation and a worker, contrastive with cached gradients, and distillation."""
+    """Masked LM with accumulation and a worker, and contrastive with cached gradients."""
     (one, its_losses), (two, their_losses) = (torch.load(trained / f"{kind}-{count}.pt") for count in (1, 2))
     assert len(its_losses) >= 4
     torch.testing.assert_close(torch.tensor(their_losses), torch.tensor(its_losses), atol=1e-5, rtol=1e-5)

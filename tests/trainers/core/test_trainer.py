@@ -219,17 +219,6 @@ def test_a_grid_outside_the_model_is_refused(tiny_tokenizer, tmp_path):
         mlm_trainer(tiny_tokenizer, tmp_path, objective=MultigranularMLM(Grid.parse("2,9x8")))
 
 
-def test_objectives_train_other_backbones_too(tiny_tokenizer, tmp_path):
-    model = BertForMaskedLM(BertConfig(vocab_size=99, **SIZES))
-    trainer = mlm_trainer(tiny_tokenizer, tmp_path, model=model, max_steps=2)
-    trainer.train()
-    trainer.save_model()
-    stored = json.loads((tmp_path / "config.json").read_text())
-    assert stored["model_type"] == "bert"
-    assert (stored["is_matryoshka"], stored["matryoshka_dimensions"]) == (True, [8, 32])
-    assert stored["matryoshka_layers"] == [2, 6]
-
-
 def test_a_trainer_that_publishes_nothing_writes_weights_and_arguments_only(tiny_tokenizer, tmp_path):
     trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=1)
     trainer.save_model()

@@ -223,18 +223,6 @@ def test_a_switch_removes_exactly_its_terms(switch):
         torch.testing.assert_close(value, whole[name], msg=name)
 
 
-def test_the_first_step_of_the_ablation_is_similarity_at_full_width():
-    objective = qama(matryoshka=False, quantization_loss=False, regularization=False, variance_control=False)
-    terms = objective(make_batch())
-    assert shortened(terms).keys() == {"sim_3x8", "kl_3x8", "rank_3x8"}
-    torch.testing.assert_close(objective.total(terms), sum(terms.values()))
-
-
-def test_one_column_has_no_pairs_to_contrast():
-    names = shortened(qama()(make_batch(("text",)))).keys()
-    assert "sim_3x2@qama-2" in names and not any(name.startswith("contrast") for name in names)
-
-
 def test_equal_texts_are_not_negatives():
     """The second document equals the first query's document, and the third query is the first."""
     batch = make_batch()
