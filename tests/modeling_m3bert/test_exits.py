@@ -112,10 +112,10 @@ def test_without_an_exit_the_embedding_layer_is_no_output():
         M3BertConfig(num_hidden_layers=6, output_layer=0)
 
 
-def test_a_checkpoint_without_exits_does_not_mention_them(tmp_path, tiny_model):
+def test_a_checkpoint_without_exits_mentions_neither_them_nor_a_table(tmp_path, tiny_model):
     tiny_model.save_pretrained(tmp_path)
-    assert not [name for name in json.loads((tmp_path / "config.json").read_text()) if "exit" in name]
-    assert not [name for name in load_file(tmp_path / "model.safetensors") if "exit" in name]
+    names = {*json.loads((tmp_path / "config.json").read_text()), *load_file(tmp_path / "model.safetensors")}
+    assert not [name for name in names if "exit" in name or "static" in name]
 
 
 @pytest.mark.parametrize("layers", [[7], [-1], [2, 1], [2, 2]])
@@ -137,16 +137,13 @@ def test_a_checkpoint_whose_exit_is_missing_is_refused(tmp_path):
     AutoModel.from_pretrained(tmp_path, output_layer=4)  # does not read it
 
 
-def test_a_fresh_exit_is_the_identity():
-    torch.manual_seed(3)
-    plain = M3BertModel(tiny_config()).eval()
-    torch.manual_seed(3)
-    model = M3BertModel(tiny_config(exit_layers=[2, 4])).eval()
-    batch = padded_batch()
+@pytest.mark.parametrize("changes", [{"exit_layers": [2, 4]}, {"exit_layers": [2], "static_layers": [2]}], ids=str)
+def test_a_fresh_exit_is_the_identity_of_the_state(tiny_model, changes):
+    model, batch = M3BertModel(tiny_config(**changes)).eval(), padded_batch()
     with torch.no_grad():
-        for name, parameter in plain.named_parameters():
+        for name, parameter in tiny_model.named_parameters():
             model.get_parameter(name).copy_(parameter)
-        one, other = (m(**batch, output_layer=2).last_hidden_state for m in (plain, model))
+        one, other = (each(**batch, output_layer=2).last_hidden_state for each in (tiny_model, model))
     torch.testing.assert_close(one, other)
 
 

@@ -67,12 +67,12 @@ def letters() -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize(
-    "method", ["ibkd", "crd", "hpd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ckd", "mse"))]
+    "method", ["ibkd", "hpd", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ckd", "crd", "mse"))]
 )
 def test_a_student_learns_from_a_teacher_with_another_tokenizer(encoder_folder, sentences, tmp_path, method):
     changes = {"projection_dim": 6} if method == "hpd" else {}
     trainer = distiller(
-        quiet_model().model, letters(), sentences, tmp_path, encoder_folder, method=method, max_steps=30,
+        quiet_model().model, letters(), sentences, tmp_path, encoder_folder, method=method, max_steps=20,
         learning_rate=3e-3, **changes,
     )  # fmt: skip
     trainer.train()
@@ -201,6 +201,7 @@ def test_the_full_size_is_that_of_the_projection(tmp_path):
             assert str(args.grid_for(tiny_config())) == size
 
 
+@pytest.mark.slow
 def test_another_pooling_is_published_with_the_student(tiny_tokenizer, sentences, tmp_path):
     trainer = finetuner(
         quiet_model().model, tiny_tokenizer, sentences, tmp_path / "s", projection_dim=6, pooling="cls", max_steps=1
@@ -295,14 +296,13 @@ def other_architecture(tokenizer) -> BertModel:
     return BertModel(config)
 
 
-@pytest.mark.parametrize("kind", ["m3bert", "bert"])
-def test_a_student_of_any_architecture(tiny_tokenizer, encoder_folder, sentences, tmp_path, kind):
-    model = quiet_model().model if kind == "m3bert" else other_architecture(tiny_tokenizer)
+def test_a_student_of_any_architecture(tiny_tokenizer, encoder_folder, sentences, tmp_path):
+    model = other_architecture(tiny_tokenizer)
     trainer = distiller(model, tiny_tokenizer, sentences, tmp_path, encoder_folder, max_steps=2)
     trainer.train()
     trainer.save_model()
     again = AutoModel.from_pretrained(tmp_path / "student")
-    assert again.config.model_type == kind
+    assert again.config.model_type == "bert"
     assert_same_weights(again, trainer.backbone)
 
 

@@ -34,7 +34,6 @@ from trainers import (
     TeacherMSE,
     TeacherSpace,
 )
-from trainers.core.distributed import RankRows, same_on_all_ranks, sum_over_ranks
 from trainers.core.parts.cross_depth import CrossDepth
 from trainers.core.states import PooledStates
 
@@ -219,20 +218,3 @@ def test_a_step_of_two_processes_is_that_of_the_big_batch(of_two, tiny_tokenizer
     assert not start.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
     for folder in ("None False", "3 False", "None True", "3 True"):
         assert_same_weights(M3BertModel.from_pretrained(of_two / folder), trainer.backbone)
-
-
-def test_one_process_is_left_as_it_is():
-    values = torch.randn(3, 2, requires_grad=True)
-    rows = RankRows.of(3, values.device)
-    assert rows.gather(values) is values
-    assert rows.offset == 0
-    torch.testing.assert_close(rows.mean(values), values.mean(dim=0))
-    torch.testing.assert_close(sum_over_ranks(values), values.detach())
-    torch.testing.assert_close(same_on_all_ranks(values), values.detach())
-
-
-def test_a_negative_of_another_rank_is_a_negative():
-    """The big batch is not the mean of the small ones: the test above would notice if nothing were gathered."""
-    whole = embedding_gradients(OBJECTIVES["contrastive"](), slice(None))["term"]
-    halves = [embedding_gradients(OBJECTIVES["contrastive"](), rows)["term"] for rows in (slice(8), slice(8, None))]
-    assert whole > sum(halves) / 2 + 0.1

@@ -22,21 +22,6 @@ from trainers import (
 )
 
 
-@pytest.mark.parametrize(
-    ("objective", "term", "teacher"),
-    [
-        (Espresso(Grid.parse("1,3x2,8")), "espresso_align_1x2", 3),
-        (Matryoshka2d(Grid.parse("1,3x2,8")), "2dmse_align", 3),
-        (Starbucks(Grid.parse("1x2,3x8")), "starbucks_kl_1x2", 3),
-    ],
-)
-def test_teachers_get_no_gradient(leaves, objective, term, teacher):
-    loss = named(objective(batch_of(leaves)))[term]
-    gradients = torch.autograd.grad(loss, [*leaves[teacher], *leaves[1]], allow_unused=True)
-    assert all(gradient is None for gradient in gradients[:3])
-    assert all(gradient is not None and gradient.abs().sum() > 0 for gradient in gradients[3:])
-
-
 def test_the_order_of_dims_and_layers_does_not_matter(leaves):
     for make in (Contrastive, Espresso, Matryoshka2d):
         terms = []

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from itertools import islice
 
@@ -15,10 +12,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, DataCollatorForTokenClassification
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from modeling_m3bert import M3BertForMaskedLM
 from tests.conftest import quiet, tiny_config
 from tests.trainers.tiny_run import (
-    ROOT,
     assert_same_weights,
     masked_dataset,
     pair_config,
@@ -31,7 +27,6 @@ from trainers import (
     MultigranularMLMConfig,
     MultigranularMLMTrainer,
 )
-from trainers.core.checkpoints import last_checkpoint
 from trainers.core.stream_loader import Layout, StreamLoader
 from trainers.data.files import stream_files, tokenize_texts
 
@@ -270,42 +265,3 @@ def test_two_processes_are_one_on_a_stream(trained, kind):
 def test_ranks_with_different_data_are_refused(trained):
     for rank in range(2):
         assert (trained / f"error-{rank}").read_text().startswith("The ranks read different data: pass the same")
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_with_the_same_weights(tmp_path, tiny_tokenizer, sentences):
-    """kill -9 at several moments, then the same command with --resume_from_checkpoint."""
-    folder = tmp_path / "model"
-    M3BertModel(tiny_config()).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    write_pairs(tmp_path, sentences)
-    command = [
-        sys.executable, "-m", "scripts.train", "contrastive", "--model_name_or_path", str(folder), "--train_files",
-        str(tmp_path / "pairs.jsonl"), "--streaming", "--max_steps", "40", "--per_device_train_batch_size", "4",
-        "--grid", "2,6x8,32", "--save_steps", "1", "--save_total_limit", "2", "--use_cpu", "--report_to", "none",
-        "--shuffle_buffer_size", "7", "--disable_tqdm", "True", "--dataloader_num_workers", "2",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--output_dir", tmp_path / "whole"], env=environment, check=True, capture_output=True)
-    broken = [*command, "--output_dir", tmp_path / "broken"]
-    kills = 0
-    for target in (3, 17, 31):
-        resume = ["--resume_from_checkpoint", "true"] if kills else []
-        process = subprocess.Popen(
-            [*broken, *resume], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        while process.poll() is None and latest(tmp_path / "broken") < target:
-            time.sleep(0.01)
-        process.kill()
-        process.wait()
-        kills += 1
-    subprocess.run([*broken, "--resume_from_checkpoint", "true"], env=environment, check=True, capture_output=True)
-    whole, again = (M3BertModel.from_pretrained(tmp_path / name) for name in ("whole", "broken"))
-    assert_same_weights(whole, again, atol=0)
-
-
-def latest(folder) -> int:
-    """Step of the last complete checkpoint; 0 if there is none."""
-    if not list(folder.glob("checkpoint-*/trainer_state.json")):
-        return 0
-    return int(last_checkpoint(folder).rpartition("-")[2])

@@ -7,6 +7,12 @@ import math
 import pytest
 import torch
 
+from tests.trainers.losses.naive import (
+    TOLERANCES,
+    assert_computed_in_float32,
+    assert_equal_with_gradients,
+    divergence,
+)
 from trainers.losses import (
     attention_divergence,
     nested_token_cka,
@@ -18,7 +24,6 @@ from trainers.losses import (
 
 
 WIDTH, DIMS, LENGTHS = 13, (1, 5, 12), (7, 4, 2, 1, 0)
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 # Leading tokens of texts of seven tokens that each of three dims is aligned on.
 COUNTS = torch.tensor([[2, 4, 7], [3, 3, 5], [1, 1, 4], [2, 2, 2], [1, 1, 1], [0, 0, 0]])
 
@@ -51,12 +56,6 @@ def attention_losses(states, *projections, padding="right", temperature=0.3):
     anchors = states[torch.arange(len(states)), positions]
     scores = prefix_attention_scores(states, anchors, projections)
     return attention_divergence(scores, token_importance(states, anchors), tokens, temperature=temperature)
-
-
-def divergence(student_scores, teacher_scores):
-    """KL(softmax(student) || softmax(teacher)) of two vectors of scores, written out."""
-    p, q = (scores.exp() / scores.exp().sum() for scores in (student_scores, teacher_scores))
-    return (p * (p / q).log()).sum()
 
 
 def naive_attention(states, *projections, padding="right", temperature=0.3):
@@ -93,24 +92,6 @@ def naive_cka(states, counts, dims):
     return torch.stack(rows)
 
 
-def assert_equal_with_gradients(function, reference, inputs, dtype):
-    """A function of inputs in `dtype` against the reference in float64 of the same numbers, with upstream gradients of
-    both signs. Returns the gradients."""
-    ours = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
-    theirs = [tensor.detach().double().requires_grad_() for tensor in ours]
-    actual, expected = function(*ours), reference(*theirs)
-    assert actual.dtype == dtype
-    torch.testing.assert_close(actual.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
-    upstream = torch.randn_like(actual)  # different for every row and dim
-    gradients = torch.autograd.grad(actual, ours, upstream)
-    wanted = torch.autograd.grad(expected, theirs, upstream.double())
-    largest = max(float(gradient.abs().amax()) for gradient in wanted)
-    for own, other in zip(gradients, wanted, strict=True):
-        assert other.abs().sum() > 0
-        torch.testing.assert_close(own.double(), other, atol=TOLERANCES[dtype] * largest, rtol=0)
-    return gradients
-
-
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_token_importance_equals_the_product(dtype):
     states, anchors = (torch.randn(*shape, dtype=dtype, requires_grad=True) for shape in ((3, 4, WIDTH), (3, WIDTH)))
@@ -125,14 +106,15 @@ def test_token_importance_equals_the_product(dtype):
     assert not actual.requires_grad
 
 
+@pytest.mark.parametrize("temperature", [0.3, 5.0])
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_attention_through_prefixes_equals_the_naive_loop(dtype, padding):
+def test_attention_through_prefixes_equals_the_naive_loop(dtype, padding, temperature):
     """In the naive gradient the anchor and the full width are detached."""
     mask, _, tokens = masks(padding)
     gradient, *_ = assert_equal_with_gradients(
-        lambda *inputs: attention_losses(*inputs, padding=padding),
-        lambda *inputs: naive_attention(*inputs, padding=padding),
+        lambda *inputs: attention_losses(*inputs, padding=padding, temperature=temperature),
+        lambda *inputs: naive_attention(*inputs, padding=padding, temperature=temperature),
         attention_inputs(),
         dtype,
     )
@@ -278,28 +260,9 @@ def test_dims_that_are_no_prefixes_are_refused(dims):
 def test_half_precision_and_autocast_are_computed_in_float32():
     states, *projections = attention_inputs(torch.float32)
     counts = torch.tensor([[2, 4, 7], [2, 3, 4], [2, 2, 2], [1, 1, 1], [0, 0, 0]])
-    functions = (attention_losses, lambda s, *_: nested_token_cka(s, counts, DIMS))
-    halves = [tensor.detach().bfloat16().requires_grad_() for tensor in (states, *projections)]
-    exact = [tensor.detach().float().requires_grad_() for tensor in halves]
-    assert token_importance(halves[0], halves[0][:, 0]).dtype == torch.float32
-    for function in functions:
-        losses, expected = function(*halves), function(*exact)
-        assert losses.dtype == torch.float32
-        assert torch.equal(losses, expected)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            cast = function(*exact)
-        assert torch.equal(cast, expected)
-        upstream = torch.randn_like(expected)
-        gradients, wanted, after_cast = (
-            torch.autograd.grad(x, y, upstream, allow_unused=True)
-            for x, y in ((losses, halves), (expected, exact), (cast, exact))
-        )
-        assert wanted[0].abs().sum() > 0
-        for ours, theirs, others in zip(gradients, wanted, after_cast, strict=True):
-            if theirs is not None:  # CKA knows no projections
-                assert ours.dtype == torch.bfloat16
-                assert torch.equal(ours, theirs.bfloat16())
-                assert torch.equal(others, theirs)
+    assert token_importance(states.bfloat16(), states[:, 0].bfloat16()).dtype == torch.float32
+    assert_computed_in_float32(attention_losses, [states, *projections])
+    assert_computed_in_float32(lambda its: nested_token_cka(its, counts, DIMS), [states])
 
 
 def test_autocast_around_the_backward_pass_changes_nothing():

@@ -174,15 +174,6 @@ def test_a_frozen_encoder_is_not_run_and_learns_nothing():
     assert all(parameter.grad.any() for name, parameter in quantizer.named_parameters() if name != "pair_weights")
 
 
-def test_a_teacher_gets_no_gradient():
-    for frozen in (True, False):
-        batch = make_batch(layers=() if frozen else (3,))
-        objective = qama(frozen=frozen)
-        objective.total(objective(batch)).backward()
-        assert all(vectors.grad is None for vectors in batch.teacher.values())
-        assert all(text.layers[3].grad.any() for text in batch.texts.values())
-
-
 def test_codes_pass_a_gradient_only_on_request():
     batch = make_batch()
     for quantized_gradient in (True, False):
