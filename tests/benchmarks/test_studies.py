@@ -14,9 +14,9 @@ from matplotlib.image import imread
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction import ibkd, matryoshka_distillation, regularizers, sts_finetuning
+from benchmarks.reproduction.ibkd_figures import draw_alignment_and_uniformity, draw_covariances
 from benchmarks.reproduction.regularizers import DIMS, ENCODERS, settings_of
 from benchmarks.reproduction.study import add_results, print_table
-from hub_cards.figures import draw_alignment_and_uniformity, draw_covariances
 from tests.conftest import padded_batch
 from trainers import Granularity, Grid, Teacher
 from trainers.evaluation.readers import read_rows

@@ -181,7 +181,10 @@ def test_the_card_names_exactly_the_parts_and_cites_exactly_their_papers(checkpo
     grid = config.grid_for(tiny_config())
     # All that an objective needs of a teacher is a width and principal components.
     teacher = SimpleNamespace(width=24, principal_components=lambda dim: torch.eye(24)[:dim])
-    objective = config.build_objective(grid, teacher) if case.config is IBKDConfig else config.build_objective(grid)
+    if case.config is IBKDConfig:
+        objective = config.build_distillation(grid, teacher)
+    else:
+        objective = config.build_objective(grid)
     identity = objective.identity
     card = card_of(checkpoint, identity, grid)
     training, several = section(card.text, "training"), len(case.parts) > 1

@@ -129,7 +129,7 @@ def test_a_quantizer(text_files, tiny_checkpoint, quick_options, frozen):
 OWN = '''
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.nn.functional import normalize
 
@@ -170,8 +170,8 @@ class DeepestFirst(MultigranularMLM):
     title = "Deepest first"
     equation = "masked-token cross-entropy, weighted with the depth"
 
-    def total(self, terms):
-        return sum(term.granularity.layer * value for term, value in terms.items())
+    def forward(self, batch):
+        return {replace(term, weight=term.granularity.layer): value for term, value in super().forward(batch).items()}
 
 
 @dataclass

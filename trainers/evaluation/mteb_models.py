@@ -23,7 +23,7 @@ from torch import nn
 from ..core.codes import CODES, FLOAT
 from ..core.embedding import Role
 from ..core.granularity import Granularity
-from ..core.states import unwrap_encoder
+from ..core.states import transformer_layers, unwrap_encoder
 from ..data.embedding_store import fingerprint_of
 from .coding import Coder
 from .embeddings import GridEmbeddings
@@ -79,8 +79,8 @@ class GranularityModel(AbsEncoder):
 
     def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
         """
-        Embeddings of batches of texts: `(texts, dim)` in float32, not normalised; of another width for some codes.
-        Texts that MTEB does not call queries are stored. Other arguments of MTEB are ignored.
+        Embeddings of batches of texts: `(texts, dim)` in float32, normalised if the model does that; of another width
+        for some codes. Texts that MTEB does not call queries are stored. Other arguments of MTEB are ignored.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type == PromptType.document else "query"
@@ -95,11 +95,9 @@ class GranularityModel(AbsEncoder):
 
 def parameters_at(model: nn.Module, layer: int) -> int:
     """Number of parameters of an encoder without the layers after `layer`."""
-    encoder = unwrap_encoder(model)
-    depth = encoder.config.num_hidden_layers
-    layers = next(part for part in encoder.modules() if isinstance(part, nn.ModuleList) and len(part) == depth)
-    count = sum(parameter.numel() for parameter in encoder.parameters())
-    return count - sum(parameter.numel() for cut in layers[layer:] for parameter in cut.parameters())
+    count = sum(parameter.numel() for parameter in unwrap_encoder(model).parameters())
+    left_out = transformer_layers(model)[layer:]
+    return count - sum(parameter.numel() for cut in left_out for parameter in cut.parameters())
 
 
 def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None = None) -> ModelMeta:
@@ -124,7 +122,11 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         raise ValueError(f"name={name!r} must have the form user/model, which MTEB requires.")
     code = {} if granularity.code == FLOAT else {"code": granularity.code}
     # An index of decoded documents, which differ a little in length, compares by dot product.
-    as_cosine = granularity.code in (FLOAT, "sign") or CODES[granularity.code].learned
+    as_cosine = granularity.code == "sign" or CODES[granularity.code].learned
+    if granularity.code == FLOAT:
+        similarity = ScoringFunction(encoder.similarity)
+    else:
+        similarity = ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT
     return ModelMeta(
         loader=None,
         name=name,
@@ -140,7 +142,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         public_training_code=None,
         public_training_data=None,
         framework=["PyTorch", "Transformers"],
-        similarity_fn_name=ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT,
+        similarity_fn_name=similarity,
         use_instructions=bool(encoder.prompts),
         training_datasets=None,
         experiment_kwargs={"output_layer": granularity.layer, "output_dim": granularity.dim, **code},
