@@ -173,10 +173,16 @@ seen = []
 model.register_forward_hook(lambda *arguments: seen.append(1))
 encoder.encode(texts, folder=folder / "vectors")
 (folder / f"forwards_{torch.distributed.get_rank()}").write_text(str(len(seen)))
+
+from scripts import embed
+embed.main(  # which leaves a group of its caller's alone
+    ["--model_name_or_path", str(folder / "model"), "--files", str(folder / "texts.txt"), "--grid", "2,6x8,32"]
+    + ["--batch_size", "4", "--format", "parquet", "--output_dir", str(folder / "out")]
+)
 """
 
 
-def test_two_processes_fill_one_folder(encoder, sentences, tmp_path):
+def test_two_processes_fill_one_folder_and_the_command_one_table(encoder, sentences, tmp_path):
     encoder.model.save_pretrained(tmp_path / "model")
     encoder.tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "texts.txt").write_text("\n".join(sentences[:19]))
@@ -186,28 +192,8 @@ def test_two_processes_fill_one_folder(encoder, sentences, tmp_path):
     for layer in GRID.layers:
         found = torch.from_numpy(np.load(tmp_path / "vectors" / f"layer_{layer}.npy"))
         torch.testing.assert_close(found, expected.layers[layer], atol=1e-6, rtol=1e-6)
-
-
-TWO_PROCESSES_OF_THE_COMMAND = """
-from scripts import embed
-import torch.distributed
-torch.distributed.init_process_group("gloo")  # the command leaves a group of its caller's alone
-folder = Path(sys.argv[1])
-embed.main(
-    ["--model_name_or_path", str(folder / "model"), "--files", str(folder / "texts.txt"), "--grid", "2,6x8,32"]
-    + ["--batch_size", "4", "--format", "parquet", "--output_dir", str(folder / "out")]
-)
-"""
-
-
-def test_two_processes_of_the_command_write_one_table(encoder, sentences, tmp_path):
-    encoder.model.save_pretrained(tmp_path / "model")
-    encoder.tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "texts.txt").write_text("\n".join(sentences[:19]))
-    run_two(tmp_path, TWO_PROCESSES_OF_THE_COMMAND)
     table = Dataset.from_parquet(str(tmp_path / "out" / "embeddings.parquet"), cache_dir=str(tmp_path / "cache"))
     assert table["text"][:] == sentences[:19]
-    expected = encoder.encode(sentences[:19])
     torch.testing.assert_close(torch.tensor(table["layer_6"][:]), expected.layers[6], atol=1e-6, rtol=1e-6)
 
 
