@@ -76,7 +76,7 @@ def measure(run: Run) -> dict[str, float]:
         "export": lambda texts: exported.encode(texts, show_progress_bar=False),
         "library": lambda texts: library.encode(texts, show_progress_bar=False),
     }
-    times = {}
+    times: dict[str, float] = {}
     # A library finds the processor's caches full of its own code after itself only, so each has its turns apart.
     for case, engines in (("one query, m3bert", ours), ("one query, sentence-transformers", theirs)):
         functions = {name: one_query(encode) for name, encode in engines.items()}
