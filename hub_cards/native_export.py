@@ -18,7 +18,6 @@ from modeling_m3bert import M3BertModel, convert_to_native
 from modeling_m3bert.native_m3bert import output_map
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
-from trainers.hub.modules import write_modules
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 
 from .checkpoint import LICENSES, Checkpoint
@@ -40,9 +39,9 @@ def export_native(
     that read the static table.
 
     The folder holds the encoder, the tokenizer, and for an embedding model the modules of sentence-transformers:
-    pooling, prompts, and a Dense module with the exit, the output dim and the projection, where there are any. It also
-    holds the quantizer, if there is one that fits the granularity; that is loaded with remote code. The
-    config says under `exported_from` which granularity of which weights it is. A layer that reads the static table is
+    pooling, prompts, normalisation, and a Dense module with the exit, the output dim and the projection, where there
+    are any. It also holds the quantizer, if there is one that fits the granularity; that is loaded with remote code.
+    The config says under `exported_from` which granularity of which weights it is. A layer that reads the static table is
     exported with the map of its state alone ([`state_only`]), which gives other embeddings.
 
     Args:
@@ -80,14 +79,9 @@ def export_native(
     native.save_pretrained(folder)
     checkpoint.tokenizer.save_pretrained(folder)
     if loaded is loaded.base_model:
-        write_modules(
-            folder,
-            width=native.config.hidden_size,
-            max_length=checkpoint.max_length,
-            pooling=checkpoint.pooling,
-            prompts=checkpoint.published["prompts"],
-            projection=dense_of(loaded, projection, size.dim),
-        )
+        dense = dense_of(loaded, projection, size.dim)
+        settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
+        settings.write(folder, width=native.config.hidden_size)
     if checkpoint.record is not None:
         lost = lost_layers(checkpoint, size)
         kept = [g for g in Grid.parse(checkpoint.record.grid) if g.layer not in lost]

@@ -74,7 +74,7 @@ class TextEmbedder(nn.Module):
 
 
 def export_onnx(
-    encoder: GridEncoder, granularity: Granularity, file: Path, *, normalize: bool = True, opset: int = 18
+    encoder: GridEncoder, granularity: Granularity, file: Path, *, normalize: bool | None = None, opset: int = 18
 ) -> Path:
     """
     Write an encoder at one granularity to an ONNX file, after checking that the graph gives the same embeddings as
@@ -93,7 +93,7 @@ def export_onnx(
         encoder ([`GridEncoder`]): An encoder of any supported architecture. It is not changed.
         granularity ([`Granularity`]): Any granularity of the model, whether or not it is in the encoder's grid.
         file (`Path`): File to write; missing folders are created.
-        normalize (`bool`, *optional*, defaults to `True`): Whether the graph L2-normalises the embeddings.
+        normalize (`bool`, *optional*): Whether the graph L2-normalises the embeddings. Default: as the encoder does.
         opset (`int`, *optional*, defaults to 18): Version of the ONNX operators, in 18..23.
 
     Returns:
@@ -109,6 +109,7 @@ def export_onnx(
     ```
     """
     require_onnx()
+    normalize = encoder.normalize if normalize is None else normalize
     if opset not in OPSETS:
         raise ValueError(f"opset={opset} must be within {OPSETS[0]}..{OPSETS[-1]}.")
     exported = as_exported(encoder, granularity)
@@ -141,7 +142,7 @@ def largest_difference(encoder: GridEncoder, model: Path | bytes) -> float:
     session = open_session(model)
     metadata = session.get_modelmeta().custom_metadata_map
     (granularity,) = Grid.parse(metadata["granularity"])
-    alone = as_exported(encoder, granularity)
+    alone = replace(as_exported(encoder, granularity), normalize=False)  # the graph may not normalise
     embedder = TextEmbedder(alone, granularity, metadata["normalized"] == "true")
     differences = []
     for texts in CHECKED:

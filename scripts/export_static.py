@@ -64,6 +64,6 @@ def main(arguments: list[str]) -> None:
         )
         print(f"{folder}: queries {queries}, documents {documents} of {options.model_name_or_path}.")
     else:
-        found = export_static(checkpoint, folder, size.dim if size else None, dtype=options.dtype)
+        found = export_static(checkpoint, folder, None if size is None else size.dim, dtype=options.dtype)
         print(f"{folder}: {found} of {options.model_name_or_path} as StaticEmbedding and StaticModel.")
     print("Needs no remote code. To publish it: hf upload user/name", folder)

@@ -9,10 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from modeling_m3bert import M3BertModel
-from tests.conftest import WORDS, tiny_config
+from tests.conftest import WORDS, tiny_config, write_modules
 from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halves
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
-from trainers.hub.modules import write_modules
 
 
 PROMPTS = {"query": "read the ", "document": "text of "}

@@ -14,14 +14,13 @@ from transformers import AutoModel
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native, lost_layers
 from hub_cards.publication import Options, prepare
-from modeling_m3bert import M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
-from tests.conftest import tiny_config
+from modeling_m3bert import EmbeddingSettings, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
+from tests.conftest import tiny_config, write_modules
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
 from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
 from tests.static_checkpoints import LONGEST, PROMPTS, save_static, state_only_model
 from trainers import Granularity, Grid, Projection
 from trainers.evaluation import GridEncoder, GridResults
-from trainers.hub.modules import find_projection, write_modules
 from trainers.hub.serving import problems_for_servers
 
 
@@ -95,7 +94,7 @@ def test_embeddings_are_those_of_the_granularity(kind, size, request, tmp_path, 
 
 def test_a_full_size_without_exits_serves_every_granularity(trained, tmp_path, sentences):
     native, source = exported(trained / "model", tmp_path, None), Checkpoint(trained / "model")
-    assert find_projection(str(tmp_path)) is None
+    assert EmbeddingSettings.read(str(tmp_path)).projection is None
     assert native.trained_grid == Grid.parse(GRID)
     assert native.config.matryoshka_dimensions == [8, 16, 32]
     for granularity in Grid.parse(GRID):

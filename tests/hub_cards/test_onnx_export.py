@@ -159,6 +159,7 @@ def test_later_layers_are_not_in_the_file(encoder, files):
         assert weights_in(full) - weights_in(file) == pytest.approx((3 - layers) * layer, rel=0.02)
 
 
+@pytest.mark.slow
 def test_rotary_positions_the_first_token_and_a_model_that_is_left_alone(tiny_tokenizer, tmp_path):
     model = M3BertModel(tiny_config(position_embedding_type="rope", **THREE_LAYERS)).train()
     encoder = GridEncoder(model, tiny_tokenizer, GRID, pooling="cls")
@@ -202,6 +203,7 @@ def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
         export_onnx(encoder, Granularity(1, 8), tmp_path / "other.onnx")
 
 
+@pytest.mark.slow
 def test_another_architecture_with_its_last_token(tiny_tokenizer, tmp_path):
     sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 3, "num_attention_heads": 4}
     model = BertModel(BertConfig(vocab_size=99, max_position_embeddings=48, **sizes))
@@ -311,7 +313,9 @@ def test_bad_requests_are_refused(encoder, tmp_path, monkeypatch):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("granularity", [Granularity(0, 20), Granularity(2, 8)], ids=str)
+@pytest.mark.parametrize(
+    "granularity", [pytest.param(Granularity(0, 20), marks=pytest.mark.slow), Granularity(2, 8)], ids=str
+)
 def test_a_graph_has_the_exit_of_its_layer_and_no_other(tiny_tokenizer, tmp_path, granularity):
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
     model.set_exits({layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (0, 1, 2)})

@@ -8,11 +8,10 @@ from datasets import Dataset
 from transformers import AutoModel
 
 from modeling_m3bert import M3BertModel
-from tests.conftest import quiet, tiny_config
+from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.test_exits import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 from trainers import ExitDistillationConfig, ExitDistillationTrainer, fit_exits, truncate
-from trainers.hub.modules import write_modules
 
 
 pytest.importorskip("sentence_transformers")

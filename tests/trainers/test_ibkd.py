@@ -11,7 +11,8 @@ from datasets import Dataset, IterableDataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import EmbeddingSettings, M3BertModel
+from modeling_m3bert.settings_m3bert import MODULES_FILE, PROJECTION_FOLDER
 from tests.conftest import quiet, tiny_config
 from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
 from trainers import (
@@ -28,7 +29,6 @@ from trainers import (
     TeacherEmbeddings,
 )
 from trainers.evaluation import GridEncoder
-from trainers.hub.modules import MODULES_FILE, PROJECTION_FOLDER, find_projection, published_pooling
 
 
 pytest.importorskip("sentence_transformers")
@@ -183,7 +183,7 @@ def test_a_projection_is_trained_and_published_with_the_student(tiny_tokenizer, 
     own = GridEncoder(trainer.backbone, tiny_tokenizer, grid, projection=trainer.projection).encode(sentences[:5])
     model = AutoModel.from_pretrained(tmp_path / "student")
     assert not (tmp_path / "student" / "objective.safetensors").exists()
-    found = find_projection(str(tmp_path / "student"))
+    found = EmbeddingSettings.read(str(tmp_path / "student")).projection
     loaded = GridEncoder(model, AutoTokenizer.from_pretrained(tmp_path / "student"), grid, projection=found)
     torch.testing.assert_close(loaded.encode(sentences[:5]).layers[6], own.layers[6], atol=1e-6, rtol=1e-6)
     assert own.layers[6].shape == (5, 6)
@@ -214,7 +214,7 @@ def test_another_pooling_is_published_with_the_student(tiny_tokenizer, sentences
     )
     trainer.train()
     trainer.save_model()
-    assert published_pooling(str(tmp_path / "s")) == "cls"
+    assert EmbeddingSettings.read(str(tmp_path / "s")).pooling == "cls"
     own = GridEncoder(
         trainer.backbone, tiny_tokenizer, Grid.parse("6x6"), pooling="cls", projection=trainer.projection
     ).encode(sentences[:3])

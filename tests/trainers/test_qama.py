@@ -11,12 +11,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel
 
-from modeling_m3bert import M3BertModel, M3BertQuantizer
-from tests.conftest import quiet, tiny_config
+from modeling_m3bert import EmbeddingSettings, M3BertModel, M3BertQuantizer
+from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.test_exits import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 from trainers import QAMA, Contrastive, Grid, Projection, QAMAConfig, QAMATrainer, Teacher, fit_exits
-from trainers.hub.modules import published_options, write_modules
 from trainers.hub.quantizer import find_quantizer
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord
 from trainers.qama import sample_of
@@ -381,7 +380,8 @@ def test_a_frozen_encoder_keeps_its_prompts_and_its_maximum_length(published, ti
     trainer = quantizing(folder, tmp_path, tiny_tokenizer)
     trainer.train()
     trainer.save_model()
-    assert published_options(trainer.args.output_dir) == {"max_length": 9, "prompts": {"query": "ask: "}}
+    saved = EmbeddingSettings.read(trainer.args.output_dir)
+    assert saved.max_length == 9 and saved.prompts == {"query": "ask: "}
 
 
 def test_the_loss_of_an_evaluation_is_that_of_the_training(published, tiny_tokenizer, tmp_path):

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -328,10 +328,10 @@ class Retrieval(Evaluator):
     def score_hybrid(
         self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
     ) -> list[dict[str, Any]]:
-        words, last = bm25_search(self.texts["queries"], self.texts["documents"]), max(dims)
+        last = max(dims)
         documents = embeddings("documents", last)
 
-        def search(query_layer: int | None, dim: int | None, fusion: str | None, ranked: np.ndarray) -> dict[str, Any]:
+        def search(query_layer: int | None, dim: int | None, fusion: str | None, scores: Scores) -> dict[str, Any]:
             return {
                 "documents": len(documents),
                 "query_layer": query_layer,
@@ -339,16 +339,44 @@ class Retrieval(Evaluator):
                 "dim": dim,
                 "fusion": fusion,
                 "metric": self.main_metric,
-                "value": ranking_scores(ranked, self.relevant)[self.main_metric],
+                "value": scores[self.main_metric],
             }
 
-        searches = [search(None, None, None, words.rows[:, :10])]
+        searches = [search(None, None, None, self.score_bm25())]
         for layer, its in dims.items():
             for dim in (dim for dim in its if dim in dims[last]):
                 stored, queries = truncate(documents, dim), truncate(embeddings("queries", layer), dim)
-                found = Ranking(*search_blocks(queries, partial(stored.split, ROWS_AT_ONCE), CANDIDATES))
-                searches += [search(layer, dim, name, fuse(found, words, 10)) for name, fuse in FUSIONS.items()]
+                vectors = {"queries": queries, "documents": stored}
+                searches += [search(layer, dim, name, self.score_bm25(vectors, name)) for name in FUSIONS]
         return searches
+
+    def score_bm25(self, vectors: Vectors | None = None, fusion: str = "scores") -> Scores:
+        """
+        Metrics of BM25, beside exact search by embeddings if there are some.
+
+        Args:
+            vectors (`dict[str, torch.Tensor]`, *optional*): Embeddings of `queries` and `documents`, not normalised.
+            fusion (`str`, *optional*, defaults to `"scores"`): `"scores"` or `"ranks"`; see [`fuse_scores`] and
+                [`fuse_ranks`].
+
+        Returns:
+            `dict[str, float]`: metric -> value.
+
+        Raises:
+            ValueError: if bm25s is not installed.
+        """
+        depth = max([*self.cutoffs, 10])
+        ranked = self._words.rows[:, :depth]
+        if vectors is not None:
+            blocks = partial(vectors["documents"].split, ROWS_AT_ONCE)
+            found = Ranking(*search_blocks(vectors["queries"], blocks, CANDIDATES))
+            ranked = FUSIONS[fusion](found, self._words, depth)
+        return ranking_scores(ranked, self.relevant, self.cutoffs)
+
+    @cached_property
+    def _words(self) -> Ranking:
+        """BM25's best documents."""
+        return bm25_search(self.texts["queries"], self.texts["documents"])
 
 
 @dataclass(frozen=True)
