@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from modeling_m3bert.native_m3bert import without_native
+
 from .checkpoint import Checkpoint
 from .tables import markdown
 
@@ -34,6 +36,7 @@ def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
         "below": layers_in_words(checkpoint.query_layers) if checkpoint.query_layers else None,
         "embeddings": 0 in checkpoint.query_layers and 0 not in static,
         "static": 0 in checkpoint.query_layers and 0 in static,
+        "router": without_native(checkpoint.config) is None,
         "joint": layers_in_words(joint) if joint else None,
         "query_layer": layer,
         "query_words": cheapest if layer == 0 else f"{layer} of {checkpoint.full.layer} layers",

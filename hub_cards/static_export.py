@@ -91,7 +91,7 @@ def export_static(
     model = M3BertModel.from_pretrained(checkpoint.folder, output_layer=0, output_dim=size.dim)
     tokenizer = checkpoint.tokenizer
     ignored = model.config.static_ignored_ids
-    bare = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
+    bare, max_length = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
     rows = rows_by_token(model.static_table.weight.detach()[:, : size.dim], tokenizer, ignored).to(DTYPES[dtype])
     if not (finite := rows.isfinite().all(dim=1)).all():
         token = tokenizer.convert_ids_to_tokens(int(finite.long().argmin()))
@@ -102,8 +102,6 @@ def export_static(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
-    assert bare.truncation is not None  # as set above
-    max_length = bare.truncation["max_length"]
     write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
     write_json(
         folder / MODULES_FILE,
@@ -149,7 +147,9 @@ def rows_by_token(table: torch.Tensor, tokenizer: PreTrainedTokenizerBase, ignor
     return rows
 
 
-def tokenizer_of_content(tokenizer: PreTrainedTokenizerBase, max_length: int, ignored: list[int]) -> Tokenizer:
+def tokenizer_of_content(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, ignored: list[int]
+) -> tuple[Tokenizer, int]:
     """
     A tokenizer for clients that ask for no special tokens, truncated as a text that has them.
 
@@ -157,6 +157,9 @@ def tokenizer_of_content(tokenizer: PreTrainedTokenizerBase, max_length: int, ig
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
         max_length (`int`): Longest text in tokens, special tokens included.
         ignored (`list[int]`): Token ids that do not count.
+
+    Returns:
+        `tuple[Tokenizer, int]`: the tokenizer, and the longest text in tokens, without special ones.
 
     Raises:
         ValueError: if it is no fast tokenizer, it adds tokens that count, or `max_length` leaves no room for others.
@@ -174,8 +177,9 @@ def tokenizer_of_content(tokenizer: PreTrainedTokenizerBase, max_length: int, ig
         raise ValueError(f"max_seq_length={max_length} leaves no room beside {len(added)} special tokens.")
     bare = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     bare.no_padding()
-    bare.enable_truncation(max_length - len(added), direction=tokenizer.truncation_side)
-    return bare
+    longest = max_length - len(added)
+    bare.enable_truncation(longest, direction=tokenizer.truncation_side)
+    return bare, longest
 
 
 def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_length: int) -> dict[str, Any]:
