@@ -70,7 +70,7 @@ class MixtureConfig(ContrastiveConfig):
         return self.method_weights() | mapping_of("weights", self.weights)
 
     def grid_for(self, config: Any) -> Grid:
-        if self.grid is not None:
+        if self.grid is not None or self.projection_dim is not None:
             return super().grid_for(config)
         return Grid.product([config.num_hidden_layers], Grid.of(config).dims)
 
