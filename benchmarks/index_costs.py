@@ -117,7 +117,7 @@ def measure(run: Run) -> dict[str, float]:
     distribution, queries = Distribution(sample), queries[:count]
     sizes: dict[str, float] = {}
     for stages, dims in (("", (DIMS,)), (", two stages", (FIRST, DIMS))):
-        table: dict[str, dict[str, float]] = {unit: {} for unit in UNITS}
+        costs: dict[str, dict[str, float]] = {unit: {} for unit in UNITS}
         for name, kind in BUILDS:
             if stages and kind != "flat":
                 continue
@@ -126,43 +126,31 @@ def measure(run: Run) -> dict[str, float]:
             layout = Layout(first, rest[0] if rest else None, SHORTLIST if rest else None, kind)
             found = cost(name, layout, distribution, queries, vectors // FEWER.get(name, 1))
             for unit, value in found.items():
-                table[unit][f"{name} {kind}"] = value
+                costs[unit][f"{name} {kind}"] = value
             if not stages:
                 sizes[f"bytes_{named(name, kind)}"] = found["bytes"]
-        for unit, values in table.items():
+        for unit, values in costs.items():
             run.record(f"{unit}{stages}", values, "cost")
+    print(table(run.measured), flush=True)
     return sizes
 
 
-HEADER = (
-    "engine", "kind", "overlap", "nDCG@10", "build, s per 100,000", "bytes per document", "ms, 1 thread",
-    "ms, 8 threads",
-)  # fmt: skip
+HEADER = ("engine", "kind", "build, s per 100,000", "bytes per document", "ms, 1 thread", f"ms, {THREADS} threads")
 
 
-def table(quality: Mapping[str, Any], costs: Mapping[str, Any]) -> str:
+def table(results: Mapping[str, Any]) -> str:
     """
-    Quality and costs of exact search at 384 dims in every engine, in Markdown.
+    Costs of exact search at 384 dims in every engine, in Markdown.
 
     Args:
-        quality (`dict[str, Any]`): The results file of `index_engines`.
-        costs (`dict[str, Any]`): The results file of `index_costs`.
+        results (`dict[str, Any]`): The results file.
     """
-    cost, rows = costs["cost"], []
+    cost, rows = results["cost"], []
     for engine, kind in BUILDS:
-        case, name = f"{engine} {kind}", named(engine, kind)
-        rows.append(
-            [
-                engine,
-                kind,
-                f"{quality[f'overlap_{name}']:.3f}",
-                f"{100 * quality['quality']['ndcg@10'][name]:.1f}",
-                f"{cost['build s'][case] * FEWER.get(engine, 1):.1f}",
-                f"{cost['bytes'][case]:,.0f}",
-                f"{cost['ms, 1 thread'][case]:.1f}",
-                f"{cost['ms, 8 threads'][case]:.1f}",
-            ]
-        )
+        case = f"{engine} {kind}"
+        seconds = cost["build s"][case] * FEWER.get(engine, 1)
+        times = [f"{cost[unit][case]:.1f}" for unit in UNITS[2:]]
+        rows.append([engine, kind, f"{seconds:.1f}", f"{cost['bytes'][case]:,.0f}", *times])
     return markdown(HEADER, rows, words=2)
 
 

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least
+from hub_cards.tables import markdown
 from scripts.command import run_command
 from scripts.convert import convert
 from scripts.encoder import EncoderArguments, load_encoder
@@ -242,6 +243,25 @@ def measure_quality(run: Run, sizes: Sizes, folder: Path) -> dict[str, float]:
     compared = compare(encoder, retrieval, cases, folder / "model")
     run.record("ndcg@10", {case: value for case, (_, value) in compared.items()}, "quality")
     return {f"overlap_{case}": lowest for case, (lowest, _) in compared.items()}
+
+
+HEADER = ("engine", "kind", "overlap", "nDCG@10")
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """
+    Quality of exact search at 384 dims in every engine, in Markdown.
+
+    Args:
+        results (`dict[str, Any]`): The results file.
+    """
+    quality = results["quality"]["ndcg@10"]
+    rows = [
+        [engine, kind, f"{results[f'overlap_{name}']:.3f}", f"{100 * quality[name]:.1f}"]
+        for engine, kind in BUILDS
+        for name in [named(engine, kind)]
+    ]
+    return markdown(HEADER, rows, words=2)
 
 
 def measure(run: Run) -> dict[str, float]:

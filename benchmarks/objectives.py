@@ -199,7 +199,7 @@ def distillation_steps(sizes: Sizes) -> dict[str, Callable[[], None]]:
     with tempfile.TemporaryDirectory() as folder:
         teacher = Teacher(default_base()).embed(texts, folder)
         teacher.of(texts[:1])  # opens the file, which stays readable after the folder is gone
-    ibkd = IBKDConfig(**NOWHERE).build_objective(STUDENT, teacher)
+    ibkd = IBKDConfig(**NOWHERE).build_distillation(STUDENT, teacher)
     pairs, single = (TextColumnsCollator(tokenizer, names, tokens) for names in (["a", "b"], ["a"]))
     single.teacher = teacher
     return {

@@ -22,7 +22,6 @@ import torch
 from hub_cards.tables import markdown
 from modeling_m3bert import M3BertConfig, M3BertModel
 from scripts.command import argument_parser, run_command
-from trainers.core.throughput import forward_operations
 from trainers.losses.candidates import TILE_SIZES
 
 
@@ -342,7 +341,7 @@ class Step:
         """Seconds of computing and of sending, if nothing overlaps; for texts of the mean length."""
         tokens = self.texts * self.stage.tokens
         attention = self.config.num_hidden_layers * self.config.hidden_size
-        forward = forward_operations(self.matrices, attention, tokens, tokens * self.stage.tokens)
+        forward = 2 * self.matrices * tokens + 4 * attention * tokens * self.stage.tokens
         encoder = forward * passes(self.caches, self.checkpointing)
         dim, layers = max(self.stage.dims), len(self.stage.layers)
         similarities = similarity_operations(self.pairs, self.stage.batch, dim, layers)

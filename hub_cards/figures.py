@@ -47,17 +47,18 @@ CODE_STYLES = {
 }
 
 
-def _figure(width: float, height: float) -> Figure:
+def blank_figure(width: float, height: float) -> Figure:
     """An empty figure of this size in inches."""
     return require_extra("matplotlib.figure", "publish", "A figure").Figure((width, height), layout="constrained")
 
 
-def _colors(count: int) -> Any:
+def palette(count: int) -> Any:
     """A map from 0..count-1 to colours."""
     return require_extra("matplotlib", "publish", "A figure").colormaps["viridis"].resampled(count)
 
 
-def _save(figure: Figure, file: Path) -> None:
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure as PNG; its folder is made if it is not there."""
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=DOTS_PER_INCH)
 
@@ -83,7 +84,7 @@ def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     sizes, quality = Grid(tuple(sizes_in(results))), results.quality(results.tasks(task_type))
     layers, dims = sizes.layers[::-1], sizes.dims
     cells = [[100 * quality.get(Granularity(layer, dim), math.nan) for dim in dims] for layer in layers]
-    figure = _figure(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers))
+    figure = blank_figure(2 + 0.75 * len(dims), 1.6 + 0.5 * len(layers))
     axes = figure.subplots()
     image = _write_cells(axes, cells)
     axes.set_xticks(range(len(dims)), [str(dim) for dim in dims])
@@ -94,7 +95,7 @@ def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     tasks = "1 task" if count == 1 else f"mean of {count} tasks"
     axes.set_title(f"{TITLES[task_type]}: {results.main_metric(task_type)}, {tasks} (%)", fontsize="medium")
     figure.colorbar(image)
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_quality(results: GridResults, cost: Callable[[Granularity], float], label: str, file: Path) -> None:
@@ -105,7 +106,7 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
     task_types, members = results.judged_task_types(), sizes_in(results)
     layers = Grid(tuple(members)).layers
     figure, panels = _panels(task_types)
-    colors = _colors(len(layers))
+    colors = palette(len(layers))
     for axes, task_type in zip(panels, task_types, strict=True):
         quality = results.quality(results.tasks(task_type))
         points = [(cost(g), 100 * quality[g]) for g in members]
@@ -127,7 +128,7 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
         _label(axes, results, task_type, label)
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, title="layers", loc="outside lower center", ncols=len(labels), fontsize="small")
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_codes(results: GridResults, file: Path) -> None:
@@ -156,14 +157,14 @@ def draw_codes(results: GridResults, file: Path) -> None:
     handles, labels = panels[0].get_legend_handles_labels()
     columns = 4 * min(2, len(panels))  # what fits below the panels
     figure.legend(handles, labels, title="code", loc="outside lower center", ncols=columns, fontsize="small")
-    _save(figure, file)
+    save(figure, file)
 
 
 def _panels(task_types: Sequence[str]) -> tuple[Figure, list[Axes]]:
     """A figure with a panel per task type, two in a row."""
     columns = min(2, len(task_types))
     rows = math.ceil(len(task_types) / columns)
-    figure = _figure(5.2 * columns, 3.6 * rows)
+    figure = blank_figure(5.2 * columns, 3.6 * rows)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels[len(task_types) :]:
         axes.set_visible(False)
@@ -195,7 +196,7 @@ def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
         values |= {(task, layer, layer): 100 * quality[Granularity(layer, dim)] for layer in layers}
     columns = len(tasks) if len(tasks) <= 3 else math.ceil(math.sqrt(len(tasks)))
     rows = math.ceil(len(tasks) / columns)
-    figure = _figure(max(3.4, 1.2 + 0.55 * len(layers)) * columns, (1.2 + 0.45 * len(layers)) * rows + 0.4)
+    figure = blank_figure(max(3.4, 1.2 + 0.55 * len(layers)) * columns, (1.2 + 0.45 * len(layers)) * rows + 0.4)
     panels = figure.subplots(rows, columns, squeeze=False)
     patches = require_extra("matplotlib.patches", "publish", "A figure")
     for axes, task in zip(panels.flat, tasks, strict=False):
@@ -212,7 +213,7 @@ def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
     for axes in list(panels.flat)[len(tasks) :]:
         axes.set_visible(False)
     figure.suptitle(f"{results.main_metric('retrieval')} (%), {dim} dims; boxes: same layer", fontsize="medium")
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, file: Path) -> None:
@@ -227,7 +228,7 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
         file (`Path`): PNG file to write.
     """
     mean = sum(spectrum) / len(spectrum)
-    figure = _figure(8, 3)
+    figure = blank_figure(8, 3)
     axes = figure.subplots()
     axes.bar(range(1, len(spectrum) + 1), [value / mean for value in spectrum], width=1.0, color="#7570b3")
     for dim in dims:
@@ -237,7 +238,7 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
     axes.set_ylabel("variance / mean variance")
     axes.set_title(title, fontsize="medium")
     axes.set_xlim(0.5, len(spectrum) + 0.5)
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: str, file: Path) -> None:
@@ -253,7 +254,7 @@ def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: s
     """
     width = len(correlation)
     block = correlation[:dim, dim:]
-    figure = _figure(8, 1.6 + 5.6 * dim / (width - dim) if dim < width - dim else 6.5)
+    figure = blank_figure(8, 1.6 + 5.6 * dim / (width - dim) if dim < width - dim else 6.5)
     axes = figure.subplots()
     image = axes.imshow(
         block,
@@ -268,52 +269,7 @@ def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: s
     axes.set_ylabel(f"dims of the prefix (1 to {dim})")
     axes.set_title(f"{title}: mean |correlation| {abs(block).mean():.3f}", fontsize="medium")
     figure.colorbar(image, label="correlation over texts")
-    _save(figure, file)
-
-
-def draw_covariances(covariances: Mapping[str, np.ndarray], file: Path, dims: int = 16) -> None:
-    """
-    Absolute covariances of the first dims of several encoders, side by side (IBKD, Figure 4). Each is divided by the
-    encoder's mean variance, so that longer embeddings alone do not look more correlated.
-
-    Args:
-        covariances (`Mapping[str, np.ndarray]`): Name of an encoder -> its covariances `(width, width)`.
-        file (`Path`): PNG file to write.
-        dims (`int`, *optional*, defaults to 16): Number of dims to show.
-    """
-    figure = _figure(1.4 + 2.9 * len(covariances), 3.6)
-    panels = figure.subplots(1, len(covariances), squeeze=False)[0]
-    for axes, (name, covariance) in zip(panels, covariances.items(), strict=True):
-        scaled = abs(covariance) * len(covariance) / covariance.trace()
-        image = axes.imshow(
-            scaled[:dims, :dims], cmap="Blues", vmin=0, vmax=1, extent=(0.5, dims + 0.5, dims + 0.5, 0.5)
-        )
-        others = (scaled.sum() - scaled.trace()) / (len(scaled) * (len(scaled) - 1))
-        axes.set_title(f"{name}\nmean off the diagonal, all dims {others:.3f}", fontsize="small")
-        axes.set_xlabel("dim")
-    figure.colorbar(image, ax=panels, label="|covariance| / mean variance")
-    _save(figure, file)
-
-
-def draw_alignment_and_uniformity(points: Mapping[str, tuple[float, float]], file: Path) -> None:
-    """
-    Alignment of positive pairs against uniformity (IBKD, Figure 5). Lower is better for both.
-
-    Args:
-        points (`Mapping[str, tuple[float, float]]`): Name of an encoder -> its uniformity and alignment.
-        file (`Path`): PNG file to write.
-    """
-    figure = _figure(7.6, 4.2)
-    axes = figure.subplots()
-    colors = _colors(len(points))
-    for index, (name, (uniform, aligned)) in enumerate(sorted(points.items(), key=lambda point: point[1])):
-        axes.scatter(uniform, aligned, color=colors(index), s=40, label=name, edgecolors="black", linewidths=0.5)
-    axes.locator_params(nbins=6)
-    axes.set_xlabel("uniformity (lower: texts spread)")
-    axes.set_ylabel("alignment (lower: pairs close)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_comparison(
@@ -331,11 +287,11 @@ def draw_comparison(
         baselines (`dict[str, dict[str, float]]`): Name of a horizontal line -> metric -> value.
         file (`Path`): PNG file to write.
     """
-    figure = _figure(1 + 2.6 * len(searches), 4)
+    figure = blank_figure(1 + 2.6 * len(searches), 4)
     panels = figure.subplots(1, len(searches), sharey=True, squeeze=False)[0]
     for axes, (title, scores) in zip(panels, searches.items(), strict=True):
         layers = sorted({g.layer for g in scores})
-        for layer, color in zip(layers, map(_colors(len(layers)), range(len(layers))), strict=True):
+        for layer, color in zip(layers, map(palette(len(layers)), range(len(layers))), strict=True):
             sizes = sorted(g for g in scores if g.layer == layer)
             quality = [100 * scores[g][metric] for g in sizes]
             axes.plot([4 * g.dim for g in sizes], quality, "o-", color=color, ms=4, label=f"layer {layer}")
@@ -348,7 +304,7 @@ def draw_comparison(
         axes.grid(alpha=0.3)
     panels[0].set_ylabel(f"{metric} (%)")
     panels[0].legend(fontsize="x-small")
-    _save(figure, file)
+    save(figure, file)
 
 
 def draw_all(results: GridResults, folder: Path) -> list[Path]:

@@ -35,12 +35,14 @@ def export_native(
     encoder_only: bool = False,
 ) -> Checkpoint:
     """
-    Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both.
+    Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both, except at layers
+    that read the static table.
 
     The folder holds the encoder, the tokenizer, and for an embedding model the modules of sentence-transformers:
     pooling, prompts, normalisation, and a Dense module with the exit, the output dim and the projection, where there
     are any. It also holds the quantizer, if there is one that fits the granularity; that is loaded with remote code.
-    The config says under `exported_from` which granularity of which weights it is.
+    The config says under `exported_from` which granularity of which weights it is. A layer that reads the static table
+    is exported with the map of its state alone ([`state_only`]), which gives other embeddings.
 
     Args:
         checkpoint ([`Checkpoint`]): A post-norm m3BERT.
@@ -72,6 +74,7 @@ def export_native(
         "full_size": str(checkpoint.full),
         "weights": checkpoint.weights_fingerprint,
         "converted_from": checkpoint.config.converted_from,
+        **({"state_only": True} if state_only(checkpoint, size.layer) else {}),
     }
     native.save_pretrained(folder)
     checkpoint.tokenizer.save_pretrained(folder)
@@ -132,6 +135,12 @@ def dense_of(model: M3BertModel, projection: Projection | None, dim: int) -> Pro
     dense = Projection(width, len(weight), bias=bias is not None)
     dense.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
     return dense
+
+
+def state_only(checkpoint: Checkpoint, layer: int) -> bool:
+    """Whether the exit of a native export at this layer reads the state alone, where that of the m3BERT also reads the
+    static table. No module of sentence-transformers adds the two."""
+    return layer > 0 and layer in getattr(checkpoint.config, "static_layers", [])
 
 
 def lost_layers(checkpoint: Checkpoint, size: Granularity) -> set[int]:

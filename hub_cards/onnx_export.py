@@ -53,7 +53,7 @@ class TextEmbedder(nn.Module):
     def __init__(self, encoder: GridEncoder, granularity: Granularity, normalize: bool):
         super().__init__()
         self.model, self.projection, self.pooling = encoder.model, encoder.projection, encoder.pooling
-        self.granularity, self.normalize = granularity, normalize
+        self.granularity, self.normalize, self.looks_up = granularity, normalize, encoder.looks_up
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """
@@ -61,6 +61,9 @@ class TextEmbedder(nn.Module):
         `(batch, tokens, dim)`; before a projection, which needs all of them, they are `(batch, tokens, hidden_size)`.
         """
         layer, dim = self.granularity.layer, self.granularity.dim
+        if self.looks_up:
+            static = unwrap_encoder(self.model).static_states(input_ids, attention_mask)
+            return static.expand(-1, input_ids.shape[1], -1), truncate(static[:, 0], dim, self.normalize)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         states: TextStates = nested_states(self.model, inputs, [layer])
         if self.projection is None:
@@ -269,7 +272,7 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
     model, projection = copy.deepcopy((encoder.model, encoder.projection))
     model = model.to("cpu", torch.float32).eval()
     unwrap_encoder(model).set_attn_implementation("eager")
-    return replace(
+    exported = replace(
         encoder,
         model=model,
         grid=Grid((granularity,)),
@@ -279,6 +282,10 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
         compute_dtype=None,
         projection=projection and projection.to("cpu", torch.float32),
     )
+    if exported.looks_up:  # the graph holds the columns that it reads
+        table = unwrap_encoder(model).static_table
+        table.weight = nn.Parameter(table.weight[:, : granularity.dim].contiguous())
+    return exported
 
 
 def trace(embedder: TextEmbedder, opset: int) -> Any:

@@ -32,7 +32,7 @@ from .codes import without_learned_codes
 from .eval_results import eval_results, write_eval_results
 from .figures import TITLES, draw_all
 from .metadata import Statements
-from .native_export import export_native, lost_layers
+from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
 from .upload import CARD, RESULTS, Publication, published_card
 
@@ -131,6 +131,12 @@ def prepare(
         raise ValueError("onnx needs weights in full precision: publish without quantize.")
     if results is not None and options.quantize:
         raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
+    if results is not None and options.native and state_only(checkpoint, full.layer):
+        logger.warning(
+            f"The scores of layer {full.layer} are left out: they are of an exit that reads the static table, which a "
+            "native export lacks. Evaluate the folder of `m3bert export --format native`."
+        )
+        results = None
     if results is not None:
         lost = lost_layers(checkpoint, full) if options.native else lost_exits(checkpoint, full)
         results = results_of(checkpoint, results, repo_id).within(full, lost)

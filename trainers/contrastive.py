@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-
-import torch
 
 from .core import papers
 from .core.described import described
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Grid
-from .core.objective import Identity, NestedBatch, Term, Terms, require_reduction
+from .core.objective import Identity, NestedBatch, Terms, require_reduction
 from .embedding import EmbeddingTrainer
 
 
@@ -53,11 +50,8 @@ class Contrastive(EmbeddingObjective):
         return replace(super().identity, equation=equation, papers=(*self.papers, papers.M3BERT), tags=tags)
 
     def forward(self, batch: NestedBatch) -> Terms:
-        return self.contrast_grid(batch, self.matches(batch))
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        total = super().total(terms)
-        return total / len(terms) if self.reduction == "mean" else total
+        weight = 1 / len(self.grid) if self.reduction == "mean" else 1.0
+        return self.contrast_grid(batch, self.matches(batch), weight)
 
 
 @described

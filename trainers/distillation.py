@@ -99,7 +99,7 @@ class DistillationConfig(EmbeddingConfig):
             raise ValueError("Distillation needs at least one text column: name it in text_columns.")
         return columns
 
-    def build_objective(self, grid: Grid, teacher: TeacherEmbeddings | None = None) -> Objective:
+    def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         """
         Build the objective that this config describes.
 
@@ -111,14 +111,8 @@ class DistillationConfig(EmbeddingConfig):
             [`Objective`]
 
         Raises:
-            ValueError: if `teacher` is missing, or an argument of the objective is out of range.
+            ValueError: if an argument of the objective is out of range.
         """
-        if teacher is None:
-            raise ValueError("Distillation needs the teacher's embeddings: pass teacher.")
-        return self.build_distillation(grid, teacher)
-
-    def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
-        """Hook for a method: its objective, with the teacher's embeddings."""
         raise NotImplementedError(f"{type(self).__name__} must define build_distillation.")
 
 
@@ -153,4 +147,5 @@ class DistillationTrainer(EmbeddingTrainer):
         return args.teacher_for(model).embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: DistillationConfig, grid: Grid) -> Objective:
-        return args.build_objective(grid, self.teacher)
+        assert self.teacher is not None  # teacher_of always gives one
+        return args.build_distillation(grid, self.teacher)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from .core.described import described
 from .core.distributed import sum_over_ranks
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Granularity, Grid
-from .core.objective import NestedBatch, Term, Terms
+from .core.objective import NestedBatch, Terms
 from .core.states import truncate
 from .embedding import EmbeddingTrainer
 from .losses import compression_alignment, principal_map
@@ -65,8 +64,9 @@ class Espresso(EmbeddingObjective):
         terms: Terms = {}
         for layer in self.layers:
             embeddings, dims = self.embeddings(batch, layer), self.grid.dims_of(layer)
+            weight = self.layer_weight(layer)
             for dim, loss in zip(dims, self.contrast(embeddings, dims, matches).unbind(), strict=True):
-                terms[self.term(Granularity(layer, dim))] = loss
+                terms[self.term(Granularity(layer, dim), weight=weight)] = loss
             everything, short = torch.cat(embeddings), [dim for dim in dims if dim < self.grid.full.dim]
             if not short:
                 continue
@@ -74,7 +74,8 @@ class Espresso(EmbeddingObjective):
             components = teacher @ principal_map(sum_over_ranks(teacher.T @ teacher))[:, : short[-1]]
             for dim in short:
                 distances = compression_alignment(truncate(everything, dim), truncate(components, dim))
-                terms[self.term(Granularity(layer, dim), "align")] = matches.rows.mean(distances)
+                term = self.term(Granularity(layer, dim), "align", weight=weight * self.alignment_weight)
+                terms[term] = matches.rows.mean(distances)
         return terms
 
     def layer_weight(self, layer: int) -> float:
@@ -83,15 +84,6 @@ class Espresso(EmbeddingObjective):
             return 1.0
         weight = 1 / (1 + math.log(layer)) if self.layer_weighting == "log" else 1.0
         return weight / (len(self.layers) - 1)
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        weighted = []
-        for g in self.grid:
-            weight = self.layer_weight(g.layer)
-            weighted.append(weight * terms[self.term(g)])
-            if (alignment := self.term(g, "align")) in terms:
-                weighted.append(weight * self.alignment_weight * terms[alignment])
-        return torch.stack(weighted).sum()
 
 
 @described

@@ -1,18 +1,18 @@
 """
-Exits in closed form: one ridge regression per layer, from its pooled state to the embedding of the last layer.
+Exits in closed form: one ridge regression per layer, from its pooled state to the embedding of the last layer, and a
+table with one row per token of the vocabulary that they read beside it.
 
 Every depth of the encoder then embeds into the same space, without any training.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
-from hashlib import blake2b
-from itertools import islice
-from statistics import mean
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,39 +24,21 @@ from modeling_m3bert.conversion_m3bert import refuse_unrepresentable
 
 from .core.chunks import PassCost, in_row_order
 from .core.compute import autocast
-from .core.distributed import rank, sum_over_ranks, world_size
+from .core.distributed import rank
+from .core.exit_sums import FEATURES, TARGET, ExitSums, Fit, LayerFit
 from .core.projection import Projection
-from .core.ridge import AffineMap, RegressionSums, principal_axes
+from .core.ridge import Name
 from .core.states import Pooling, check_pooling, max_positions, nested_states, truncate
-from .data.embedding_store import fingerprint_of
 from .data.teacher import TeacherEmbeddings
-from .data.text_chunks import TOKENS_PER_TEXT, tokenized_chunks
+from .data.text_chunks import TOKENS_PER_TEXT, padded_chunks
+from .data.token_features import TokenFeatures, check_tokenizer, token_embeddings
+from .data.tokenized_texts import TokenizedText, TokenizedTexts
 
 
+logger = logging.getLogger(__name__)
 BASES = ("last_layer", "principal")
-PENALTIES = tuple(10 ** (exponent / 2) for exponent in range(-8, 1))  # 1e-4, 3.2e-4, ..., 1
-VARIANCE_MATCHING = 0.5
-TEXTS_AT_ONCE = 1024  # sorted by length, so that a batch has little padding
-HELD_OUT = 10  # one row in ten chooses the penalty
-LEAST_TEXTS_OF_A_SOURCE = 30  # the targets of fewer texts vary too little to judge a map by
-ROWS_FOR_COSINES = 2000  # held-out rows kept for the report
 Sources = Mapping[str, Iterable[str]]
-
-
-@dataclass(frozen=True)
-class LayerFit:
-    """
-    The fit of one exit.
-
-    Args:
-        penalty (`float`): The chosen penalty, as a multiple of the number of texts.
-        r_squared (`float`): Share of the target's variance that the exit explains on held-out texts.
-        cosine (`float`): Mean cosine of exit and target on held-out texts.
-    """
-
-    penalty: float
-    r_squared: float
-    cosine: float
+States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
 
 
 @dataclass(frozen=True)
@@ -66,37 +48,45 @@ class ExitFit:
 
     Args:
         layers (`dict[int, LayerFit]`): Layer -> its fit, for layers below the last.
+        state_only (`dict[int, LayerFit]`): Layer -> the fit of the map that reads the state without the static table,
+            for layers that have both.
         pooling (`str`): Pooling of the token states.
         basis (`str`): `"last_layer"` or `"principal"`.
         target (`str`): What the exits predict: `"last layer"`, or the name of a teacher.
         dim (`int`): Dims of the target's space, at most the model's width.
-        variance_matching (`float`): How much of the regression's shrinkage was undone.
         texts (`int`): Number of texts, without empty ones.
         sources (`dict[str, int]`): Source -> its number of texts.
         fingerprint (`str`): Digest of the texts in their order.
         max_length (`int`): Maximum length of a text in tokens.
         prompts (`list[str]`): Prompts that were put before the texts in turn.
+        features (`int`): Number of features of a token that the static table was fitted from; 0 without a table. With
+            fewer texts than features, a fit relies on its penalty.
     """
 
     layers: Mapping[int, LayerFit]
+    state_only: Mapping[int, LayerFit]
     pooling: Pooling
     basis: str
     target: str
     dim: int
-    variance_matching: float
     texts: int
     sources: Mapping[str, int]
     fingerprint: str
     max_length: int
     prompts: Sequence[str]
+    features: int
 
     def record(self) -> dict[str, Any]:
         """The fit as JSON values."""
-        rounded = {
-            str(layer): {name: float(f"{value:.4g}") for name, value in asdict(fit).items()}
-            for layer, fit in self.layers.items()
-        }
-        return {**asdict(replace(self, layers={})), "prompts": list(self.prompts), "layers": rounded}
+
+        def rounded(fits: Mapping[int, LayerFit]) -> dict[str, dict[str, float]]:
+            return {
+                str(layer): {name: float(f"{value:.4g}") for name, value in asdict(fit).items()}
+                for layer, fit in fits.items()
+            }
+
+        values = asdict(replace(self, layers={}, state_only={})) | {"prompts": list(self.prompts)}
+        return values | {"layers": rounded(self.layers), "state_only": rounded(self.state_only)}
 
 
 @torch.no_grad()
@@ -107,6 +97,7 @@ def fit_exits(
     *,
     layers: Sequence[int] | None = None,
     pooling: Pooling = "mean",
+    static: bool = True,
     basis: str = "last_layer",
     projection: Projection | None = None,
     teacher: TeacherEmbeddings | None = None,
@@ -115,18 +106,26 @@ def fit_exits(
     prompts: Sequence[str] = ("",),
     batch_size: int = 64,
     compute_dtype: torch.dtype | None = None,
-    penalties: Sequence[float] = PENALTIES,
-    variance_matching: float = VARIANCE_MATCHING,
+    cache_dir: str | Path | None = None,
     description: str | None = None,
-    on_states: Callable[[list[str], dict[int, torch.Tensor]], None] | None = None,
+    on_states: Callable[[list[str], States], None] | None = None,
 ) -> ExitFit:
     """
-    Fit the exits of an m3BERT in closed form and install them. For each layer, a ridge regression maps the pooled
-    state to the L2-normalised pooled embedding of the last layer. One pass over the texts serves all layers; memory
-    does not grow with the number of texts, and all ranks share the work. Existing exits are replaced.
+    Fit the exits of an m3BERT in closed form and install them. Existing exits are replaced. Memory does not grow with
+    the number of texts, and all ranks share the work.
 
-    The penalty of each layer is the one with the best mean R^2 on every tenth text; with several sources, also on each
-    source of 30 texts or more when the others were fitted. The final fit uses all texts.
+    1. The texts are tokenised once, and the share p_t of each token t is counted.
+    2. Each token of the vocabulary is encoded as a text of its own: s_t. With its input embedding e_t, both also
+       weighted by a / (a + p_t), it has the features phi_t.
+    3. The texts are encoded once.
+    4. Layer 0: a ridge regression from the mean of phi over a text's tokens to its L2-normalised embedding at the
+       last layer. It gives the static table T, one row per token: layer 0 of a text is the mean of its tokens' rows.
+    5. Layer l: a ridge regression from [pooled state of l, mean of T] to the same target; beside it, one from the
+       state alone, which a native export uses.
+
+    The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
+    texts; the final fit uses all texts. Predictions are scaled to the variances of the target
+    ([`Regression.match_variances`]).
 
     Args:
         model ([`M3BertModel`]): The encoder, whole or with a head. It is changed in place.
@@ -134,8 +133,10 @@ def fit_exits(
         texts (`Iterable[str]` or `Mapping[str, Iterable[str]]`): Unlabelled texts, or several sources of texts by
             name. Empty texts are skipped. Queries should be among them if the model is to embed queries.
         layers (`Sequence[int]`, *optional*): Layers to give an exit, below the last; 0 is the embedding layer.
-            Default: all of them.
+            Default: all of them. With a static table, layer 0 is always among them.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
+        static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
+            tokenizer, and a pass over its vocabulary.
         basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the
             last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-width
             cosines do not change, and the rotation is stored as the exit of the last layer.
@@ -152,10 +153,8 @@ def fit_exits(
             texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
         compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products: `torch.bfloat16` or
             `torch.float16` (mixed precision). Default: the type of the weights. The fit itself is in float64.
-        penalties (`Sequence[float]`, *optional*): Penalties to choose from, as multiples of the number of texts.
-        variance_matching (`float`, *optional*, defaults to 0.5): How much of the regression's shrinkage to undo, from
-            0 (none) to 1; see [`RegressionSums.match_variances`]. 0.5 was a compromise on development sets
-            (benchmarks/reproduction/NOTES.md).
+        cache_dir (`str` or `Path`, *optional*): Folder that keeps the embeddings of the vocabulary's tokens, for the
+            next fit. Default: they are kept until the pass over the vocabulary is complete.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
         on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
             layer, their pooled states before any exit `(texts, width)`, until it has had all texts of this rank. An
@@ -165,296 +164,234 @@ def fit_exits(
         [`ExitFit`]
 
     Raises:
-        ValueError: if the model is not an m3BERT, a layer is outside it, there are fewer texts than dims, a state is
-            not finite (the message names the layer), or an option is not legal.
+        ValueError: if the model is not an m3BERT, a layer is outside it, the tokenizer is not the model's or cannot
+            give a static table, there are fewer texts than dims, a state is not finite (the message names the layer
+            and a text, or the token), or an option is not legal.
     """
     encoder = model.base_model
-    if encoder.config.model_type != "m3bert":
-        refuse_unrepresentable(encoder.config)
-        raise ValueError(f"{type(encoder).__name__} has no exits: convert it to an m3BERT first (m3bert convert).")
-    depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
-    check_pooling(pooling)
-    if not 0 <= variance_matching <= 1:
-        raise ValueError(f"variance_matching={variance_matching} must be within 0..1.")
-    if basis not in BASES:
-        raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
+    layers, max_length = _checked(encoder, tokenizer, layers, pooling, static, basis, max_length)
     if projection is not None and teacher is not None:
         raise ValueError("The exits predict a teacher or a projection of the last layer: pass one of them.")
-    layers = list(range(depth)) if layers is None else sorted(set(layers))
-    if not layers or layers[0] < 0 or layers[-1] >= depth:
-        raise ValueError(f"layers={layers} must be within 0..{depth - 1}, the layers below the last.")
-    limit = max_positions(encoder.config)
-    max_length = max_length or min(limit, tokenizer.model_max_length)
-    if not 0 < max_length <= limit:
-        raise ValueError(f"max_length={max_length} must be within 1..{limit}, the model's limit.")
+    depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
 
-    reader = ExitReader(encoder, tokenizer, pooling, max_length, prompts, batch_size, compute_dtype)
-    to_fit = [*layers, depth] if teacher is not None else layers
-    sums = ExitSums(to_fit, width, projection, teacher)
-    with (
-        _raw_states(encoder),
-        tqdm(desc=description, unit=" texts", disable=description is None or rank() > 0, leave=False) as bar,
-    ):
-        for source, its_texts in (texts if isinstance(texts, Mapping) else {"texts": texts}).items():
-            sums.begin(source)
-            for chunk, pooled in reader.read(source, its_texts, [*layers, depth]):
-                sums.add(source, chunk, pooled, depth)
-                if on_states is not None:
-                    on_states(chunk, pooled)
-                bar.update(len(chunk))
-    count = sum(reader.counts.values())
-    if count < width:
+    sources = texts if isinstance(texts, Mapping) else {"texts": texts}
+    tokenized = TokenizedTexts(sources, tokenizer, max_length, prompts)
+    if len(tokenized) < width:
         raise ValueError(
-            f"{count} texts are too few to fit exits of {width} dims: {width} texts are the minimum, and "
+            f"{len(tokenized)} texts are too few to fit exits of {width} dims: {width} texts are the minimum, and "
             f"{20 * width} or more are better."
         )
+    encode = partial(pooled_states, encoder, tokenizer, pooling, batch_size, compute_dtype)
+    tokens = None
+    with _raw_states(encoder):
+        if static:
+            identity = {"pooling": pooling, "compute_dtype": str(compute_dtype or encoder.dtype)}
+            progress = description is not None
+            embeddings = token_embeddings(encoder, tokenizer, encode, identity, cache_dir, progress=progress)
+            tokens = _token_features(encoder, tokenizer, tokenized, embeddings)
+        mapped = [layer for layer in layers if layer > 0 or tokens is None] + ([] if teacher is None else [depth])
+        widths: dict[Name, int] = {**dict.fromkeys(mapped, width), TARGET: _target_width(width, projection, teacher)}
+        if tokens is not None:
+            widths[FEATURES] = tokens.width
+        sums = ExitSums(widths, len(tokenized))
+        for group, pooled in _encoded(tokenized, encode, [*layers, depth], description):
+            rows: dict[Name, torch.Tensor] = {layer: pooled[layer] for layer in mapped}
+            rows[TARGET] = _targets(group, pooled[depth], projection, teacher)
+            if tokens is not None:
+                rows[FEATURES] = tokens.means([its.ids for its in group]).to(pooled[depth].device)
+            sums.add([its.text for its in group], rows)
+            if on_states is not None:
+                on_states([its.text for its in group], pooled)
     sums.over_ranks()
-    rotation = sums.rotation(basis)
-    fits, exits = {}, {}
-    for layer in to_fit:
-        fits[layer], fitted = sums.fit(layer, penalties, variance_matching)
-        exits[layer] = _padded(fitted.followed_by(rotation), width)
+
+    rotation = _rotation(sums.target_axes, basis, width)
+    to_space = torch.nn.functional.pad(rotation.T, (0, width - len(rotation)))  # of the exits: the model's width
+    fits = {layer: sums.fit([layer]) for layer in mapped}
+    table, joints = None, {}
+    if tokens is not None:
+        table = sums.fit([FEATURES])
+        joints = _joint_maps(sums, table, [layer for layer in mapped if layer < depth], to_space)
+
+    exits = {layer: fit.affine @ to_space for layer, fit in fits.items()}
     if teacher is None and (basis != "last_layer" or projection is not None):
-        last = torch.eye(width).double() if projection is None else projection.weight.double().cpu()
-        exits[depth] = _padded(AffineMap(rotation @ last, last.new_zeros(len(rotation))), width)
-    encoder.set_exits({layer: (affine.weight, affine.bias) for layer, affine in exits.items()})
+        last = torch.eye(width).to(to_space) if projection is None else projection.weight.to(to_space)
+        exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ to_space
+    encoder.set_exits(
+        {layer: _weight_and_bias(affine) for layer, affine in exits.items()},
+        joints={layer: _weight_and_bias(joint.affine) for layer, joint in joints.items()},
+        static_table=None if table is None or tokens is None else tokens.table(table.affine @ to_space),
+        static_ignored_ids=sorted(set(tokenizer.all_special_ids)) if static else (),
+    )
+    read = fits | joints if table is None else {0: table} | fits | joints
     fit = ExitFit(
-        layers=fits,
+        layers={layer: its.report for layer, its in read.items()},
+        state_only={layer: fits[layer].report for layer in joints},
         pooling=pooling,
         basis=basis,
         target="last layer" if teacher is None else teacher_name,
         dim=len(rotation),
-        variance_matching=variance_matching,
-        texts=count,
-        sources=reader.counts,
-        fingerprint=reader.digest.hexdigest(),
+        texts=len(tokenized),
+        sources=tokenized.counts,
+        fingerprint=tokenized.fingerprint,
         max_length=max_length,
         prompts=list(prompts),
+        features=0 if tokens is None else tokens.width,
     )
-    encoder.config.exit_fit = fit.record()
-    encoder.config.matryoshka_layers = [*layers, depth]
-    if len(rotation) < width:
-        encoder.config.output_dim = len(rotation)
-        encoder.config.matryoshka_dims = [dim for dim in encoder.config.matryoshka_dims if dim <= len(rotation)]
+    _declare(encoder, fit, [*layers, depth])
     return fit
+
+
+def _declare(encoder: M3BertModel, fit: ExitFit, layers: list[int]) -> None:
+    """Put the fit, its layers and its width into the config."""
+    config = encoder.config
+    config.exit_fit, config.matryoshka_layers = fit.record(), layers
+    if fit.dim < config.hidden_size:
+        config.output_dim = fit.dim
+        config.matryoshka_dims = [dim for dim in config.matryoshka_dims if dim <= fit.dim]
+
+
+def _checked(
+    encoder: M3BertModel,
+    tokenizer: PreTrainedTokenizerBase,
+    layers: Sequence[int] | None,
+    pooling: str,
+    static: bool,
+    basis: str,
+    max_length: int | None,
+) -> tuple[list[int], int]:
+    """The layers to fit and the maximum length, after all checks that need no text."""
+    if encoder.config.model_type != "m3bert":
+        refuse_unrepresentable(encoder.config)
+        raise ValueError(f"{type(encoder).__name__} has no exits: convert it to an m3BERT first (m3bert convert).")
+    check_pooling(pooling)
+    if basis not in BASES:
+        raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
+    depth, limit = encoder.config.num_hidden_layers, max_positions(encoder.config)
+    layers = list(range(depth)) if layers is None else sorted(set(layers))
+    if not layers or layers[0] < 0 or layers[-1] >= depth:
+        raise ValueError(f"layers={layers} must be within 0..{depth - 1}, the layers below the last.")
+    max_length = max_length or min(limit, tokenizer.model_max_length)
+    if not 0 < max_length <= limit:
+        raise ValueError(f"max_length={max_length} must be within 1..{limit}, the model's limit.")
+    if static:
+        check_tokenizer(tokenizer, encoder.config.vocab_size)
+        layers = sorted({0, *layers})  # the table itself
+    return layers, max_length
 
 
 @contextmanager
 def _raw_states(encoder: M3BertModel) -> Iterator[None]:
-    """Evaluation mode without exits; both are restored afterwards."""
-    exits, training = encoder.exits, encoder.training
-    encoder.exits = torch.nn.ModuleDict()
+    """Evaluation mode without exits; all is restored afterwards."""
+    exits, static_layers, training = encoder.exits, encoder.config.static_layers, encoder.training
+    encoder.exits, encoder.config.static_layers = torch.nn.ModuleDict(), []
     encoder.eval()
     try:
         yield
     finally:
-        encoder.exits = exits
+        encoder.exits, encoder.config.static_layers = exits, static_layers
         encoder.train(training)
 
 
-class ExitReader:
-    """Reads texts in chunks and encodes this rank's share of them."""
-
-    def __init__(
-        self,
-        encoder: M3BertModel,
-        tokenizer: PreTrainedTokenizerBase,
-        pooling: Pooling,
-        max_length: int,
-        prompts: Sequence[str],
-        batch_size: int,
-        compute_dtype: torch.dtype | None,
-    ) -> None:
-        self.encoder, self.tokenizer, self.pooling = encoder, tokenizer, pooling
-        self.max_length, self.prompts, self.batch_size = max_length, prompts, batch_size
-        self.compute_dtype = compute_dtype
-        self.counts: dict[str, int] = {}
-        self.digest = blake2b(digest_size=16)
-
-    def read(
-        self, source: str, texts: Iterable[str], layers: Sequence[int]
-    ) -> Iterator[tuple[list[str], dict[int, torch.Tensor]]]:
-        """Yield chunks of texts, and layer -> their pooled states `(texts, width)`."""
-        self.counts[source] = 0
-        remaining = (text for text in texts if text.strip())
-        while chunk := list(islice(remaining, TEXTS_AT_ONCE * world_size())):
-            start, own = self.counts[source], range(rank(), len(chunk), world_size())
-            self.counts[source] += len(chunk)
-            fingerprint_of(chunk, self.digest)
-            prompted = [self.prompts[(start + row) % len(self.prompts)] + chunk[row] for row in own]
-            if prompted:
-                yield [chunk[row] for row in own], self.encode(prompted, layers)
-
-    def encode(self, texts: list[str], layers: Sequence[int]) -> dict[int, torch.Tensor]:
-        """Layer -> pooled states of texts `(texts, width)`."""
-        device = self.encoder.device
-        cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
-        chunks: list[list[int]] = []
-        vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
-        for chunk, inputs in tokenized_chunks(self.tokenizer, texts, self.max_length, cost):
-            with autocast(device, self.compute_dtype):
-                states = nested_states(self.encoder, inputs.to(device), layers)
-            chunks.append(chunk)
-            for layer in layers:
-                vectors[layer].append(states.pooled(layer, self.pooling))
-        return {layer: in_row_order(parts, chunks) for layer, parts in vectors.items()}
+def pooled_states(
+    encoder: M3BertModel,
+    tokenizer: PreTrainedTokenizerBase,
+    pooling: Pooling,
+    batch_size: int,
+    compute_dtype: torch.dtype | None,
+    ids: list[list[int]],
+    layers: Sequence[int],
+) -> States:
+    """Layer -> pooled states of texts `(texts, width)`, which are given by their token ids."""
+    cost = PassCost.on(encoder.device).limited(batch_size * TOKENS_PER_TEXT)
+    chunks: list[list[int]] = []
+    vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+    for chunk, inputs in padded_chunks(tokenizer, ids, cost):
+        with autocast(encoder.device, compute_dtype):
+            states = nested_states(encoder, inputs.to(encoder.device), layers)
+        chunks.append(chunk)
+        for layer in layers:
+            vectors[layer].append(states.pooled(layer, pooling))
+    return {layer: in_row_order(parts, chunks) for layer, parts in vectors.items()}
 
 
-class ExitSums:
+def _token_features(
+    encoder: M3BertModel, tokenizer: PreTrainedTokenizerBase, tokenized: TokenizedTexts, embeddings: torch.Tensor
+) -> TokenFeatures:
+    """The features of all tokens: embeddings at the last layer and in the embedding table, by frequency."""
+    ignored = sorted(set(tokenizer.all_special_ids))
+    shares = tokenized.shares(encoder.config.vocab_size, ignored)
+    features = TokenFeatures([embeddings, encoder.embed_tokens.weight.detach().float().cpu()], shares, ignored)
+    if len(tokenized) < features.width:
+        logger.warning(
+            f"{len(tokenized):,} texts are fewer than the {features.width:,} features of a token that the static "
+            "table is fitted from: it relies on its penalty, and more texts make it better."
+        )
+    return features
+
+
+def _encoded(
+    tokenized: TokenizedTexts, encode: Callable[..., States], layers: Sequence[int], description: str | None
+) -> Iterator[tuple[list[TokenizedText], States]]:
+    """Groups of texts with their pooled states. Raises a ValueError if a state is not finite."""
+    quiet = description is None or rank() > 0
+    with tqdm(total=len(tokenized), desc=description, unit=" texts", disable=quiet, leave=False) as bar:
+        for group in tokenized:
+            pooled = encode([its.ids for its in group], layers)
+            for layer, vectors in pooled.items():
+                wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
+                if len(wrong):
+                    text = group[int(wrong[0])].text
+                    raise ValueError(f"The states of layer {layer} are not finite, for example of {text[:80]!r}.")
+            yield group, pooled
+            bar.update(len(group))
+
+
+def _target_width(width: int, projection: Projection | None, teacher: TeacherEmbeddings | None) -> int:
+    if teacher is not None:
+        return teacher.width
+    return width if projection is None else projection.out_features
+
+
+def _targets(
+    group: Sequence[TokenizedText],
+    last: torch.Tensor,
+    projection: Projection | None,
+    teacher: TeacherEmbeddings | None,
+) -> torch.Tensor:
+    """What the exits predict, `(texts, target width)`, from the pooled states of the last layer."""
+    vectors = last.double()
+    if projection is not None:
+        vectors = vectors @ projection.weight.T.to(vectors)
+    if teacher is not None:
+        vectors = teacher.of([its.text for its in group]).to(vectors)
+    return truncate(vectors, vectors.shape[1], normalize=True)
+
+
+def _rotation(axes: torch.Tensor, basis: str, width: int) -> torch.Tensor:
     """
-    What a fit keeps of the texts: regression sums per source, fold and layer, and some held-out rows for the report.
-
-    Args:
-        layers (`Sequence[int]`): Layers to fit.
-        width (`int`): Width of the model.
-        projection ([`Projection`], *optional*): Projection of the last layer, which is predicted after it.
-        teacher ([`TeacherEmbeddings`], *optional*): Embeddings to predict in place of the last layer's.
+    The map from the target's space to that of the exits, `(dims of the exits, target dims)`: the identity, or the
+    principal axes of the targets, of which a model keeps as many as its width.
     """
-
-    def __init__(
-        self,
-        layers: Sequence[int],
-        width: int,
-        projection: Projection | None = None,
-        teacher: TeacherEmbeddings | None = None,
-    ) -> None:
-        self.layers, self.projection, self.teacher = layers, projection, teacher
-        self.width, self.dim = width, width
-        if projection is not None:
-            self.dim = projection.out_features
-        if teacher is not None:
-            self.dim = teacher.width
-        self.parts: dict[tuple[str, bool], dict[int, RegressionSums]] = {}  # (source, held out) -> layer -> sums
-        self.targets = RegressionSums.zero(self.dim, self.dim)
-        self.rows: list[tuple[dict[int, torch.Tensor], torch.Tensor]] = []  # held-out states and targets
-        self.held_rows = 0
-
-    def begin(self, source: str) -> None:
-        """Start a source of texts. Every rank starts all sources, also those of which it gets no texts."""
-        for held_out in (False, True):
-            self.parts[source, held_out] = {layer: RegressionSums.zero(self.width, self.dim) for layer in self.layers}
-
-    def add(self, source: str, texts: Sequence[str], pooled: Mapping[int, torch.Tensor], depth: int) -> None:
-        """
-        Add texts of a source.
-
-        Args:
-            source (`str`): Name of the source.
-            texts (`Sequence[str]`): The texts.
-            pooled (`Mapping[int, torch.Tensor]`): Layer -> raw pooled states `(texts, width)`, also of the last layer.
-            depth (`int`): The last layer.
-
-        Raises:
-            ValueError: if a state is not finite. The message names the layer.
-        """
-        for layer, vectors in pooled.items():
-            wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
-            if len(wrong):
-                text = texts[int(wrong[0])]
-                raise ValueError(f"The states of layer {layer} are not finite, for example of {text[:80]!r}.")
-        targets = pooled[depth].double()
-        if self.projection is not None:
-            targets = targets @ self.projection.weight.T.to(targets)
-        if self.teacher is not None:
-            targets = self.teacher.of(texts).to(targets)
-        targets = truncate(targets, targets.shape[1], normalize=True)
-        self.targets += RegressionSums.of(targets, targets)
-        # By a digest of the text, so that equal texts are on the same side.
-        digests = [blake2b(text.encode(), digest_size=4).digest() for text in texts]
-        held = torch.tensor([int.from_bytes(digest, "big") % HELD_OUT == 0 for digest in digests])
-        held = held.to(targets.device)
-        for held_out, rows in ((False, ~held), (True, held)):
-            sums = self.parts[source, held_out]
-            for layer in self.layers:
-                sums[layer] += RegressionSums.of(pooled[layer][rows], targets[rows])
-        if self.held_rows < ROWS_FOR_COSINES:
-            self.rows.append(({layer: pooled[layer][held] for layer in self.layers}, targets[held]))
-            self.held_rows += int(held.sum())
-
-    def over_ranks(self) -> None:
-        """Add the sums of all ranks."""
-        self.targets = self.targets.over_ranks()
-        for sums in self.parts.values():
-            for layer in self.layers:
-                sums[layer] = sums[layer].over_ranks()
-
-    def of(self, layer: int, held_out: bool | None = None, without: str | None = None) -> RegressionSums:
-        """The sums of a layer over one fold (`None` is both) and all sources but one."""
-        total = RegressionSums.zero(self.width, self.dim)
-        for (source, fold), sums in self.parts.items():
-            if source != without and held_out in (None, fold):
-                total += sums[layer]
-        return total
-
-    def fit(
-        self,
-        layer: int,
-        penalties: Sequence[float] = PENALTIES,
-        variance_matching: float = VARIANCE_MATCHING,
-    ) -> tuple[LayerFit, AffineMap]:
-        """The fit of a layer: its report from held-out texts, and the map fitted to all texts."""
-        held_out, fitted = self.of(layer, held_out=True), self.of(layer, held_out=False)
-        maps = fitted.solve(penalties)
-        best = self.best_penalty(layer, penalties, [held_out.r_squared(affine) for affine in maps])
-        kept = self.matched(fitted, maps[best], variance_matching)
-        report = LayerFit(penalties[best], held_out.r_squared(kept), self.cosine(layer, kept))
-        every = self.of(layer)
-        (affine,) = every.solve([penalties[best]])
-        return report, self.matched(every, affine, variance_matching)
-
-    def best_penalty(self, layer: int, penalties: Sequence[float], on_rows: Sequence[float]) -> int:
-        """Index of the penalty with the best mean R^2 on held-out rows (`on_rows`, one value per penalty) and, with
-        several sources, on held-out sources, except those with very few texts."""
-        scores = [on_rows]
-        sources = list(dict.fromkeys(source for source, _ in self.parts))
-        if len(sources) > 1:
-            by_source = []
-            for source in sources:
-                others = self.of(layer, without=source)
-                its = self.of(layer) - others
-                if its.count >= LEAST_TEXTS_OF_A_SOURCE:
-                    by_source.append([its.r_squared(affine) for affine in others.solve(penalties)])
-            if by_source:
-                scores.append([mean(values) for values in zip(*by_source, strict=True)])
-        means = [mean(values) for values in zip(*scores, strict=True)]
-        return means.index(max(means))
-
-    def matched(self, sums: RegressionSums, affine: AffineMap, strength: float) -> AffineMap:
-        """A regression of some sums with the variances of its predictions matched along the targets' axes."""
-        return sums.match_variances(affine, self.target_axes, self.target_variances, strength)
-
-    @cached_property
-    def target_axes(self) -> torch.Tensor:
-        """Principal axes of the targets, as rows. Read it after the last text was added."""
-        return principal_axes(self.targets.input_covariance())
-
-    @cached_property
-    def target_variances(self) -> torch.Tensor:
-        """Variance of the targets along each of their principal axes."""
-        return ((self.target_axes @ self.targets.input_covariance()) * self.target_axes).sum(dim=1)
-
-    def cosine(self, layer: int, affine: AffineMap) -> float:
-        """Mean cosine of a map's output and its target on the held-out rows that were kept."""
-        total = torch.zeros(2, dtype=torch.float64)
-        for states, targets in self.rows:
-            cosines = torch.nn.functional.cosine_similarity(affine(states[layer].double()), targets)
-            total += torch.stack([cosines.sum().cpu(), torch.tensor(float(len(cosines)), dtype=torch.float64)])
-        total = sum_over_ranks(total)
-        return float(total[0] / total[1])
-
-    def rotation(self, basis: str) -> torch.Tensor:
-        """
-        The map from the target's space to that of the exits, `(dims of the exits, target dims)`: the identity, or the
-        principal axes of the targets, of which a model keeps as many as its width.
-        """
-        if basis == "last_layer" and self.dim <= self.width:
-            return torch.eye(self.dim, dtype=torch.float64)
-        return self.target_axes[: self.width]
+    if basis == "last_layer" and len(axes) <= width:
+        return torch.eye(len(axes)).to(axes)
+    return axes[:width]
 
 
-def _padded(affine: AffineMap, width: int) -> AffineMap:
-    """The map with zero outputs behind its own, up to `width`."""
-    missing = width - len(affine.bias)
-    return AffineMap(
-        torch.nn.functional.pad(affine.weight, (0, 0, 0, missing)), torch.nn.functional.pad(affine.bias, (0, missing))
-    )
+def _joint_maps(sums: ExitSums, table: Fit, layers: Sequence[int], to_space: torch.Tensor) -> dict[int, Fit]:
+    """
+    Layer -> the map from its state and the static state to the space of the exits. It is fitted in the target's space,
+    so that the basis of the exits does not change it.
+    """
+    width = to_space.shape[1]
+    kept = _rotation(sums.target_axes, "last_layer", width).T  # of a target wider than the model: what the model keeps
+    of_folds = [affine @ kept for affine in sums.tables(table.report)]
+    from_space = to_space.T @ kept  # static state of the model -> that of the fit
+    joints = {layer: sums.fit_with_table(layer, of_folds) for layer in layers}
+    return {
+        layer: Fit(report, torch.cat([affine[: 1 + width], from_space @ affine[1 + width :]]) @ to_space)
+        for layer, (report, affine) in joints.items()
+    }
+
+
+def _weight_and_bias(affine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return affine[1:].T, affine[0]

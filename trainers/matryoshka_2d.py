@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from .core.described import described
 from .core.distributed import same_on_all_ranks
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Grid
-from .core.objective import NestedBatch, Term, Terms, weighted_sum
+from .core.objective import NestedBatch, Terms
 from .core.states import truncate
 from .embedding import EmbeddingTrainer
 from .losses import embedding_kl
@@ -73,7 +72,10 @@ class Matryoshka2d(EmbeddingObjective):
             )
             values = (last_full, last_prefix, prior_full, prior_prefix, matches.rows.mean(torch.as_tensor(distances)))
             sums = {part: sums[part] + value for part, value in zip(self.parts, values, strict=True)}
-        return {self.term(name=part): value / len(choices) for part, value in sums.items()}
+        weights = {"align": self.kl_weight}
+        return {
+            self.term(name=part, weight=weights.get(part, 1.0)): value / len(choices) for part, value in sums.items()
+        }
 
     def choices(self) -> list[tuple[int, int]]:
         """The pairs (layer, dim) of this step: in training one random pair, the same on all ranks; in evaluation all
@@ -82,9 +84,6 @@ class Matryoshka2d(EmbeddingObjective):
         if not self.training:
             return every
         return [every[int(same_on_all_ranks(torch.randint(len(every), (1,))))]]
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        return weighted_sum(terms, {"align": self.kl_weight})
 
 
 @described

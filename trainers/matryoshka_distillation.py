@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from .core.described import described
 from .core.granularity import Granularity, Grid
-from .core.objective import NestedBatch, Term, Terms, weighted_sum
+from .core.objective import NestedBatch, Terms
 from .losses import nested_cross_entropy_and_divergence
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer
 
@@ -85,15 +84,12 @@ class MatryoshkaDistillation(MultigranularMLM):
             temperature=self.temperature,
         )
         means = self.mean(divergences, 1, batch).unbind()
-        divergence_terms = [self.term(student, "kl", teacher) for student, teacher in self.pairs]
+        divergence_terms = [self.term(student, "kl", teacher, self.weight) for student, teacher in self.pairs]
         return self.terms(losses, batch) | dict(zip(divergence_terms, means, strict=True))
 
     def place(self, granularity: Granularity) -> tuple[int, int]:
         """Index of a granularity's layer and index of its dim in the grid."""
         return self.layers.index(granularity.layer), self.grid.dims.index(granularity.dim)
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        return weighted_sum(terms, {"kl": self.weight})
 
 
 @described

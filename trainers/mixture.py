@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,17 +64,13 @@ class MixtureConfig(ContrastiveConfig):
         """Default weights of the method; parts that are not named have the weight 0."""
         return {"mrl": 1.0}
 
-    def part_weights(self) -> Mapping[str, float]:
-        """The weight of each part: from `weights`, or else the default of the method."""
-        return self.method_weights() | mapping_of("weights", self.weights)
-
     def grid_for(self, config: Any) -> Grid:
         if self.grid is not None or self.projection_dim is not None:
             return super().grid_for(config)
         return Grid.product([config.num_hidden_layers], Grid.of(config).dims)
 
     def build_objective(self, grid: Grid) -> Composition:
-        weights = self.part_weights()
+        weights = self.method_weights() | mapping_of("weights", self.weights)
         parts: dict[str, tuple[float, Objective]] = {}
         if weights.get("mrl"):
             parts["mrl"] = (weights["mrl"], Contrastive(grid, **self.objective_arguments(Contrastive)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from .core import papers
 from .core.described import described
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Grid
-from .core.objective import NestedBatch, Term, Terms, weighted_sum
+from .core.objective import NestedBatch, Terms
 from .core.states import truncate
 from .embedding import EmbeddingTrainer
 from .losses import similarity_kl
@@ -71,11 +70,8 @@ class Starbucks(EmbeddingObjective):
                 teacher_candidates,
                 temperature=self.temperature,
             )
-            terms[self.term(g, "kl")] = matches.rows.mean(divergences)
+            terms[self.term(g, "kl", weight=self.kl_weight)] = matches.rows.mean(divergences)
         return terms
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        return weighted_sum(terms, {"kl": self.kl_weight})
 
 
 @described

@@ -12,6 +12,8 @@ Texts: at most 20,000, none of which is a sentence of an evaluation set: passage
 Wikipedia), sentences (news, web), captions, and questions (Banking77). Raw states of all layers are computed once and
 kept in runs/exits; an exit commutes with mean pooling, so all variants of the fit read them.
 
+"static" is the fit with a static table, "fitted" the one without.
+
 Tests: STS-B, STS12 to STS16, SICK (Spearman); Cranfield, CISI, NPL (nDCG@10), 128 tokens per text. "NAME asymmetric"
 is the same collection with queries at the layer and documents at the last one. Development: the development sets of
 STS-B and SICK, and msmarco-mini. Settings were chosen there.
@@ -29,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -42,13 +45,21 @@ from modeling_m3bert import M3BertModel
 from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import data_folder, default_base
-from trainers import ExitDistillationConfig, ExitDistillationTrainer, Granularity, Grid, TeacherEmbeddings, truncate
-from trainers.core.ridge import AffineMap
+from trainers import (
+    ExitDistillationConfig,
+    ExitDistillationTrainer,
+    Granularity,
+    Grid,
+    TeacherEmbeddings,
+    exits,
+    fit_exits,
+    truncate,
+)
+from trainers.core.chunks import PassCost
+from trainers.data.text_chunks import tokenized_chunks
 from trainers.evaluation import GridEncoder, Retrieval, find_tasks, measure_latency
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import load_task, read_rows
-from trainers.exits import VARIANCE_MATCHING, ExitSums
-from trainers.losses import nested_similarity_distillation
 
 
 DEPTH, WIDTH, MAX_LENGTH = 6, 384, 128
@@ -178,36 +189,68 @@ def raw_states(data: Path, name: str) -> Any:
 
 
 def fit(
-    data: Path,
-    share: float = 1.0,
-    only: Sequence[str] | None = None,
-    basis: str = "last_layer",
-    variance_matching: float = VARIANCE_MATCHING,
-) -> tuple[dict[int, AffineMap], dict[str, Any]]:
-    """Layer -> its exit, and a report. `share` of each source is used, of the named sources or of all."""
+    data: Path, share: float = 1.0, only: Sequence[str] = tuple(COUNTS), **options: Any
+) -> tuple[M3BertModel, Any]:
+    """
+    The encoder with exits, as [`fit_exits`] fits them, and its tokenizer. Texts are not encoded again: their states
+    are those of [`raw_states`]. `share` of each of the named sources is used.
+    """
     states, texts = raw_states(data, "texts"), sources(data)
-    sums = ExitSums(range(DEPTH), WIDTH)
-    for source in only or texts:
-        count = int(share * len(texts[source]))
-        sums.begin(source)
-        kept = {layer: vectors[:count] for layer, vectors in states[source].items()}
-        sums.add(source, texts[source][:count], kept, DEPTH)
-    if basis == "learned":
-        rotation = learned_rotation(torch.cat([its[DEPTH] for its in states.values()]), sums.rotation("principal"))
-    else:
-        rotation = sums.rotation(basis)
-    maps, report = {}, {}
-    for layer in range(DEPTH):
-        its, affine = sums.fit(layer, variance_matching=variance_matching)
-        maps[layer] = affine.followed_by(rotation)
-        report[str(layer)] = {"penalty": its.penalty, "r_squared": its.r_squared, "cosine": its.cosine}
-    if basis != "last_layer":
-        maps[DEPTH] = AffineMap(rotation, rotation.new_zeros(WIDTH))
-    return maps, {"texts": int(sums.targets.count), "layers": report}
+    model, tokenizer = converted(default_base())
+    known: dict[tuple[int, ...], tuple[str, int]] = {}
+    for source, its in texts.items():
+        rows = tokenizer(its, truncation=True, max_length=MAX_LENGTH)["input_ids"]
+        known |= {tuple(ids): (source, row) for row, ids in enumerate(rows)}
+    encode = exits.pooled_states
+
+    def remembered(*settings: Any) -> States:
+        *_, ids, layers = settings
+        if tuple(ids[0]) not in known:  # the vocabulary
+            return encode(*settings)
+        found = [known[tuple(its)] for its in ids]
+        return {layer: torch.stack([states[source][layer][row] for source, row in found]) for layer in layers}
+
+    with patch.object(exits, "pooled_states", remembered):
+        fit_exits(
+            model,
+            tokenizer,
+            {source: texts[source][: int(share * len(texts[source]))] for source in only},
+            max_length=MAX_LENGTH,
+            cache_dir=FOLDER,
+            **options,
+        )
+    return model.eval(), tokenizer
+
+
+@torch.no_grad()
+def static_vectors(model: M3BertModel, tokenizer: Any, texts: Sequence[str]) -> torch.Tensor:
+    """The static states of texts, `(texts, width)`."""
+    vectors = torch.zeros(len(texts), WIDTH)
+    for rows, inputs in tokenized_chunks(tokenizer, texts, MAX_LENGTH, PassCost.on(model.device)):
+        vectors[rows] = model.static_states(**inputs)[:, 0]
+    return vectors
+
+
+def after_exits(
+    model: M3BertModel, tokenizer: Any, tests: Mapping[str, Evaluator], states: Mapping[str, Mapping[str, States]]
+) -> dict[str, dict[str, States]]:
+    """Test -> name of its texts -> layer -> embeddings, from raw pooled states."""
+    found: dict[str, dict[str, States]] = {}
+    for test, evaluator in tests.items():
+        found[test] = {}
+        for name, layers in states[test].items():
+            static = None
+            if model.static_table is not None:
+                static = static_vectors(model, tokenizer, list(evaluator.texts[name]))
+            with torch.no_grad():
+                found[test][name] = {
+                    layer: model.exit_state(layer, vectors, static=static) for layer, vectors in layers.items()
+                }
+    return found
 
 
 def score(
-    tests: Mapping[str, Evaluator], states: Mapping[str, Mapping[str, States]], maps: Mapping[int, AffineMap] | None
+    tests: Mapping[str, Evaluator], states: Mapping[str, Mapping[str, States]]
 ) -> dict[str, dict[Granularity, float]]:
     """
     Test -> granularity -> main metric. Retrieval tests also have "NAME asymmetric".
@@ -215,15 +258,10 @@ def score(
     Args:
         tests (`Mapping[str, Evaluator]`): The tests.
         states (`Mapping`): Test -> name of texts -> layer -> embeddings.
-        maps (`Mapping[int, AffineMap]`, *optional*): Exits to apply to the embeddings.
     """
     scores: dict[str, dict[Granularity, float]] = {}
     for test, evaluator in tests.items():
-        vectors = {
-            name: {layer: maps[layer](its.double()).float() if maps and layer in maps else its
-                   for layer, its in layers.items()}
-            for name, layers in states[test].items()
-        }  # fmt: skip
+        vectors = states[test]
         layers = next(iter(vectors.values()))
         scores[test] = {}
         for layer in layers:
@@ -242,39 +280,15 @@ def score(
     return scores
 
 
-def learned_rotation(vectors: torch.Tensor, start: torch.Tensor, steps: int = 200) -> torch.Tensor:
-    """
-    A rotation of embeddings `(texts, width)` that is trained to keep the similarities of all prefixes
-    ([`nested_similarity_distillation`], sum over DIMS), starting from principal axes `(width, width)`.
-    """
-    generator = torch.Generator().manual_seed(0)
-    vectors = truncate(vectors @ start.T.float(), WIDTH, normalize=True)
-    layer = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(WIDTH, WIDTH, bias=False))
-    with torch.no_grad():
-        layer.weight = torch.eye(WIDTH)
-    optimizer = torch.optim.Adam(layer.parameters(), lr=1e-3)
-    for _ in range(steps):
-        rows = torch.randperm(len(vectors), generator=generator)[: 128 + 2048]
-        rotated = layer(vectors[rows])
-        loss = nested_similarity_distillation(rotated[:128], rotated[:128].detach(), rotated[128:], DIMS[:-1]).sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return layer.weight.detach().double() @ start
-
-
 FITS: dict[str, dict[str, Any]] = {
-    "fitted": {},
-    "fitted, principal": {"basis": "principal"},
-    "fitted, learned basis": {"basis": "learned"},
-    **{
-        f"fitted, principal, variance matching {strength:g}": {"basis": "principal", "variance_matching": strength}
-        for strength in (0.0, 1.0)
-    },
-    **{f"fitted, {share:.1%} of the texts": {"share": share} for share in (0.025, 0.1, 0.4)},
-    "fitted, captions": {"only": ["captions"]},
-    "fitted, news sentences": {"only": ["news"]},
-    "fitted, no short texts": {"only": ["news passages", "brown passages", "web passages", "wikipedia"]},
+    "static": {},
+    "static, principal": {"basis": "principal"},
+    "fitted": {"static": False},
+    "fitted, principal": {"static": False, "basis": "principal"},
+    **{f"static, {share:.1%} of the texts": {"share": share} for share in (0.025, 0.1, 0.4)},
+    "static, captions": {"only": ["captions"]},
+    "static, news sentences": {"only": ["news"]},
+    "static, no short texts": {"only": ["news passages", "brown passages", "web passages", "wikipedia"]},
 }
 
 
@@ -286,19 +300,17 @@ def train(data: Path, seed: int, steps: int | None) -> tuple[M3BertModel, Any, d
         seconds = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
         return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), seconds
     states, texts = raw_states(data, "texts"), sources(data)
-    maps, report = fit(data, basis="principal")
-    model, tokenizer = converted(default_base())
+    model, tokenizer = fit(data, basis="principal", static=False)  # training of a static table: not yet in this study
     for name in ("embedding_dropout", "hidden_dropout", "attention_dropout"):
         setattr(model.config, name, 0.0)
     model = M3BertModel.from_pretrained(None, config=model.config, state_dict=model.state_dict())
-    model.set_exits({layer: (affine.weight, affine.bias) for layer, affine in maps.items()})
-    model.config.exit_fit = {"pooling": "mean", **report}
     # The cache of the teacher: the fit's own pass over the texts.
     rows = {
         text: vector for source, its in texts.items() for text, vector in zip(its, states[source][DEPTH], strict=True)
     }
     file = FOLDER / "teacher.npy"
-    np.save(file, maps[DEPTH](torch.stack(list(rows.values())).double()).float().numpy())
+    with torch.no_grad():
+        np.save(file, model.exit_state(DEPTH, torch.stack(list(rows.values()))).numpy())
     teacher = TeacherEmbeddings(list(rows), np.load(file, mmap_mode="r"))
     dataset = Dataset.from_dict({"text": list(rows), "length": [len(text) for text in rows]})
     set_seed(seed)
@@ -405,19 +417,20 @@ def main(arguments: list[str]) -> None:
     if options.fit or options.train:
         tests = evaluators(data, options.development)
     if options.fit:
-        states, reports = raw_states(data, name), {}
-        scores: dict[str, Any] = {"untouched": {"0": score(tests, states, None)}}
+        states = raw_states(data, name)
+        add_results(file, {"untouched": {"0": score(tests, states)}}, about(options.development))
         for variant, settings in FITS.items():
-            maps, reports[variant] = fit(data, **settings)
-            scores[variant] = {"0": score(tests, states, maps)}
-            print(variant, reports[variant], flush=True)
-        add_results(file, scores, about(options.development))
+            start = time.perf_counter()
+            model, tokenizer = fit(data, **settings)
+            print(f"{variant}: fitted in {time.perf_counter() - start:.0f} s", model.config.exit_fit, flush=True)
+            found = {"0": score(tests, after_exits(model, tokenizer, tests, states))}
+            add_results(file, {variant: found}, about(options.development))
     for seed in options.seeds if options.train else []:
         model, tokenizer, seconds = train(data, seed, options.steps)
         grid = Grid.product(TRAINED.layers, [WIDTH])
         encoder = GridEncoder(model, tokenizer, grid, max_length=MAX_LENGTH)
         label = "trained" if options.steps is None else f"trained, {options.steps} steps"
-        scores = {label: {str(seed): score(tests, encode_tests(encoder, tests), None)}}
+        scores = {label: {str(seed): score(tests, encode_tests(encoder, tests))}}
         add_results(file, scores, about(options.development))
         print(f"{label}, seed {seed}: {seconds}", flush=True)
     if options.latency:

@@ -36,8 +36,8 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
+from benchmarks.reproduction.ibkd_figures import draw_alignment_and_uniformity, draw_covariances
 from benchmarks.reproduction.study import Run, Scores, add_results, held_out_sentences, print_gradients
-from hub_cards.figures import draw_alignment_and_uniformity, draw_covariances
 from modeling_m3bert import convert_to_m3bert
 from scripts.command import run_command
 from scripts.mine_negatives import MiningArguments, mine

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import __main__ as everything
-from benchmarks import _measure
+from benchmarks import __main__ as everything, _measure
 from benchmarks._measure import (
     Benchmark,
     Bound,

@@ -10,6 +10,7 @@ import torch
 from benchmarks._pairs import mixed_pairs
 
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("sentence_transformers")
 steps = pytest.importorskip("benchmarks._peer_steps")
 

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from benchmarks.pretrain_mini import __main__ as command
-from benchmarks.pretrain_mini import text
+from benchmarks.pretrain_mini import __main__ as command, text
 from scripts import train
 from scripts.recipes import read_recipes
 from tests.evaluation_data import write_rows

@@ -15,6 +15,7 @@ from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
 
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("langchain_core")
 pytest.importorskip("sentence_transformers")
 

@@ -16,6 +16,7 @@ from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
 
 
+pytestmark = pytest.mark.slow
 mteb = pytest.importorskip("mteb")
 pytest.importorskip("sentence_transformers")
 

@@ -17,6 +17,7 @@ from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
 
 
+pytestmark = pytest.mark.slow
 pytest.importorskip("sentence_transformers")
 
 TEXTS = ["One text.", "", "Remove a whole directory tree.", "Seven words are in this short sentence."]

@@ -53,7 +53,7 @@ def test_codes_have_a_figure_of_their_own_and_are_in_no_other(coded, tmp_path, g
 
 def test_the_figure_of_codes_has_one_line_per_code_at_the_deepest_layer(coded, tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr("hub_cards.figures._save", lambda figure, file: figures.append(figure))
+    monkeypatch.setattr("hub_cards.figures.save", lambda figure, file: figures.append(figure))
     draw_codes(coded, tmp_path / "codes.png")
     (figure,) = figures
     by_type = {axes.get_title(): axes for axes in figure.axes}
@@ -73,7 +73,7 @@ def test_the_figure_of_codes_has_one_line_per_code_at_the_deepest_layer(coded, t
 @pytest.mark.parametrize("task_types", [("retrieval",), ("retrieval", "sts")])
 def test_the_legend_of_all_codes_is_within_the_figure(coded, tmp_path, monkeypatch, task_types):
     figures = []
-    monkeypatch.setattr("hub_cards.figures._save", lambda figure, file: figures.append(figure))
+    monkeypatch.setattr("hub_cards.figures.save", lambda figure, file: figures.append(figure))
     grid = Grid.product([6], [8, 16], CODES)
     tasks = [("cranfield", "retrieval"), ("stsb", "sts")]
     coded.grid = str(grid)
@@ -93,7 +93,7 @@ def test_the_legend_of_all_codes_is_within_the_figure(coded, tmp_path, monkeypat
 
 def test_each_search_is_a_panel_with_a_line_per_layer(tmp_path, monkeypatch):
     figures = []
-    monkeypatch.setattr("hub_cards.figures._save", lambda figure, file: figures.append(figure))
+    monkeypatch.setattr("hub_cards.figures.save", lambda figure, file: figures.append(figure))
     scores = {Granularity(layer, dim): {"recall@10": layer * dim / 100} for layer in (2, 6) for dim in (4, 8)}
     draw_comparison({"a": scores, "b": scores}, "recall@10", {"TF-IDF": {"recall@10": 0.5}}, tmp_path / "it.png")
     for axes, title in zip(figures[0].axes, "ab", strict=True):

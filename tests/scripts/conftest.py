@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from modeling_m3bert import M3BertModel
+from tests import warm_processes
 from tests.conftest import tiny_config
 
 
@@ -40,14 +40,10 @@ def run_module() -> Callable[..., subprocess.CompletedProcess[str]]:
     """Run `python -m MODULE ARGUMENTS` in the checkout, in its own process."""
 
     def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", module, *map(str, arguments)],
-            cwd=ROOT,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+        words = [*map(str, arguments)]
+        (done,) = warm_processes.server().run(code, ROOT, [dict(os.environ)], path=[str(ROOT)], arguments=words)
+        return done
 
     return run
 

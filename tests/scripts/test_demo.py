@@ -337,6 +337,7 @@ def shown(page, *titles: str) -> str:
     return page.locator("#result").inner_html()
 
 
+@pytest.mark.slow
 def test_a_reader_compares_sizes_in_a_browser(page, encoder, sentences):
     full = "Full size: 6 layers, 32 dims, float32 (32 bits)"
     shown(page, "Chosen: 4 layers, 12 dims, int8 (8 bits)", full)  # what it opens with
@@ -360,6 +361,7 @@ def test_a_reader_compares_sizes_in_a_browser(page, encoder, sentences):
     assert page.evaluate("document.documentElement.scrollWidth") <= 400, "nothing is wider than a telephone"
 
 
+@pytest.mark.slow
 def test_a_reader_changes_the_depth_of_the_query_in_a_browser(with_exits, sentences):
     indexed = own_corpus(with_exits, "\n".join(sentences[:9]))
     with opened_page(with_exits, indexed) as page:
@@ -381,6 +383,7 @@ def test_a_reader_changes_the_depth_of_the_query_in_a_browser(with_exits, senten
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_a_line_on_the_page(page):
     shown(page, "Chosen", "Full size")
     page.get_by_label("My own texts").check()

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -20,6 +18,8 @@ from accelerate import PartialState
 from datasets import Dataset, load_from_disk
 
 from scripts import embed
+from tests import warm_processes
+from tests.trainers.tiny_run import start_two
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder, bulk
 
@@ -104,16 +104,14 @@ def test_something_has_to_be_named(tiny_checkpoint):
 
 
 @pytest.mark.parametrize("module", [["scripts.embed"], ["m3bert", "embed"]], ids="-".join)
-def test_several_processes_fill_the_same_arrays(tiny_checkpoint, files, expected, tmp_path, module):
+def test_several_processes_fill_the_same_arrays(tiny_checkpoint, files, expected, tmp_path, monkeypatch, module):
     """Called as a module of the checkout, and through the command line."""
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--rdzv_backend=c10d"]
-    line = [*launcher, "--rdzv_endpoint=localhost:0", "-m", *module, *command_line(tiny_checkpoint, files, tmp_path)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "ACCELERATE_USE_CPU": "1"}
-    done = subprocess.run(
-        [sys.executable, *line], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("11 texts at 2,6x8,16") == 1, "the first process reports"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
+    name, *words = module
+    code = f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
+    done = start_two(code, *words, *command_line(tiny_checkpoint, files, tmp_path))
+    assert ["11 texts at 2,6x8,16" in each.stdout for each in done] == [True, False], "the first process reports"
     for layer in (2, 6):
         np.testing.assert_allclose(np.load(tmp_path / f"layer_{layer}.npy"), expected.layers[layer], atol=1e-6)
 
@@ -192,8 +190,8 @@ def test_a_killed_share_goes_on(tiny_checkpoint, tmp_path, sentences, monkeypatc
     embed.main(parts_line(tiny_checkpoint, tmp_path, names, tmp_path / "whole", "--shard", "0/1"))
     out = tmp_path / "killed"
     line = parts_line(tiny_checkpoint, tmp_path, names, out, "--shard", "0/1")
-    command = [sys.executable, "-c", KILLED, str(torch.get_num_threads()), *line]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    options = {"path": [str(ROOT)], "arguments": [str(torch.get_num_threads()), *line]}
+    (done,) = warm_processes.server().run(KILLED, ROOT, [dict(os.environ)], **options)
     assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
     first, left = sorted(out.iterdir())
     assert first.name == "part.0.parquet" and re.fullmatch(r"part\.1\.parquet\.[0-9a-f]{8}\.unfinished", left.name)

@@ -46,7 +46,7 @@ def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path
     convert([source, str(tmp_path / "plain")])
     fit_exits([str(tmp_path / "plain"), str(tmp_path / "twice"), "--texts", files[0], "--exit_layers", "1", "2"])
     once, twice = (AutoModel.from_pretrained(tmp_path / name) for name in ("once", "twice"))
-    assert once.config.exit_layers == [1, 2] and once.config.exit_fit == twice.config.exit_fit
+    assert once.config.exit_layers == [0, 1, 2] and once.config.exit_fit == twice.config.exit_fit
     assert once.config.exit_fit["prompts"] == ["name: ", "text: "]
     for name, tensor in once.state_dict().items():
         assert torch.equal(twice.state_dict()[name], tensor)
@@ -62,8 +62,8 @@ def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files,
     plain, exact, mixed = (AutoModel.from_pretrained(tmp_path / name) for name in ("plain", "exact", "mixed"))
     for name, tensor in plain.state_dict().items():
         assert torch.equal(mixed.state_dict()[name], tensor)
-    for layer in mixed.config.exit_layers:
-        weights = [model.exits[str(layer)].weight for model in (exact, mixed)]
+    for layer in mixed.exits:
+        weights = [model.exits[layer].weight for model in (exact, mixed)]
         assert not torch.equal(*weights)
         assert torch.cosine_similarity(*(weight.flatten() for weight in weights), dim=0) > 0.9
 

@@ -1,4 +1,4 @@
-"""Scripts for `hf jobs uv run`: their inline metadata, and that they run."""
+"""The script for `hf jobs uv run`: its inline metadata, and that it runs."""
 
 from __future__ import annotations
 
@@ -18,49 +18,44 @@ from m3bert import cli
 
 
 ROOT = Path(__file__).parent.parent.parent
-SCRIPTS = sorted((ROOT / "scripts" / "jobs").glob("*.py"))
+SCRIPT = ROOT / "scripts" / "jobs" / "m3bert_job.py"
 # The regular expression of the specification of inline script metadata (PEP 723).
 BLOCK = re.compile(r"(?m)^# /// (?P<type>[a-zA-Z0-9-]+)$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
 
 
-def inline_metadata(script: Path) -> dict:
-    """The block `script` of a file, read as the specification says."""
-    (block,) = (match for match in BLOCK.finditer(script.read_text()) if match["type"] == "script")
+def inline_metadata() -> dict:
+    """The block `script` of the file, read as the specification says."""
+    (block,) = (match for match in BLOCK.finditer(SCRIPT.read_text()) if match["type"] == "script")
     lines = block["content"].splitlines(keepends=True)
     return tomllib.loads("".join(line[2:] if line.startswith("# ") else line[1:] for line in lines))
 
 
-def run(script: Path, *arguments: str) -> None:
+def run(*arguments: str) -> None:
     before = sys.argv
-    sys.argv = [str(script), *arguments]
+    sys.argv = [str(SCRIPT), *arguments]
     try:
-        runpy.run_path(str(script), run_name="__main__")
+        runpy.run_path(str(SCRIPT), run_name="__main__")
     finally:
         sys.argv = before
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_the_inline_metadata_fits_the_project(script):
-    metadata, project = inline_metadata(script), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+def test_the_inline_metadata_fits_the_project():
+    metadata, project = inline_metadata(), tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert metadata["requires-python"] == project["requires-python"]
     (needed,) = map(Requirement, metadata["dependencies"])
     assert needed.name == project["name"] and needed.extras <= set(project["optional-dependencies"])
     assert metadata["tool"]["hf-jobs"]["secrets"] == ["HF_TOKEN"]
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_the_name_of_a_script_hides_no_package(script):
+def test_the_name_of_the_script_hides_no_package():
     """The folder of a script is searched first for modules: `evaluate.py` would hide the library `evaluate`."""
     needed = map(Requirement, distribution("m3bert").requires or [])
-    assert canonicalize_name(script.stem) not in {canonicalize_name(requirement.name) for requirement in needed}
+    assert canonicalize_name(SCRIPT.stem) not in {canonicalize_name(requirement.name) for requirement in needed}
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_help_is_that_of_the_command(script, capsys):
-    command = script.stem.removeprefix("m3bert_")
-    arguments = ["contrastive", "--help"] if command == "train" else ["--help"]
-    shown = []
-    for call in (lambda: run(script, *arguments), lambda: cli.main([command, *arguments])):
+def test_help_is_that_of_the_command(capsys):
+    arguments, shown = ["train", "contrastive", "--help"], []
+    for call in (lambda: run(*arguments), lambda: cli.main(arguments)):
         with pytest.raises(SystemExit) as end:
             call()
         assert not end.value.code
@@ -74,14 +69,13 @@ def test_train_evaluate_and_embed_run_one_after_the_other(tmp_path, monkeypatch,
     Path("pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     Path("corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in sentences[:10]))
     short = ["--max_steps", "1", "--per_device_train_batch_size", "4", "--save_strategy", "no", "--use_cpu", "true"]
-    embed, evaluate, train = SCRIPTS
     grid = ["--grid", "1,2x8,20"]
     files = ["--model_name_or_path", str(encoder_folder), "--train_files", "pairs.jsonl", "--output_dir", "model"]
-    run(train, "contrastive", *files, *grid, *short, "--bf16", "false", "--report_to", "none")
-    run(embed, "--model_name_or_path", "model", "--files", "corpus.jsonl", *grid, "--output_dir", "vectors")
+    run("train", "contrastive", *files, *grid, *short, "--bf16", "false", "--report_to", "none")
+    run("embed", "--model_name_or_path", "model", "--files", "corpus.jsonl", *grid, "--output_dir", "vectors")
     assert (tmp_path / "vectors" / "layer_2.npy").is_file()
     monkeypatch.setattr("trainers.data.stdlib_docs.module_pairs", lambda: iter(()))
     monkeypatch.setattr("trainers.data.stdlib_docs.split_by_module.__defaults__", (40,))
     options = ["--tasks", "stdlib", *grid, "--no_latency", "--output_dir", "scores"]
-    run(evaluate, "--model_name_or_path", "model", *options)
+    run("evaluate", "--model_name_or_path", "model", *options)
     assert json.loads((tmp_path / "scores" / "results.json").read_text())["scores"]

@@ -323,6 +323,7 @@ def test_what_goes_wrong_ends_in_one_clear_line(run, hub, push, in_process):
     assert "user/nothing" in error_line(missing)
 
 
+@pytest.mark.slow
 def test_a_full_disk_here_ends_in_one_clear_line(run, push):
     line = [run / "output", "user/model", "--granularity", "2x8"]
     assert "File too large" in error_line(push(line, limit=20_000))  # the files of code fit, the weights do not

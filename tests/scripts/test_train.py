@@ -45,16 +45,15 @@ def model_config() -> dict[str, int]:
     return {name: getattr(tiny_config(), name) for name in names}
 
 
-def test_masked_lm_of_a_new_model_in_two_languages(text_files, quick_options, run_module):
+def test_masked_lm_of_a_new_model_in_two_languages(text_files, quick_options):
     recipe = text_files / "recipe.yaml"
     values = {"warmup_steps": 1, "mlm_probability": 0.3, "grid": "9x9", "max_length": 32}
     recipe.write_text(json.dumps({"model_config": model_config(), **values}))
-    done = run_module(
-        "scripts.train", "multigranular-mlm", "--config", recipe, "--tokenizer_name", text_files / "tokenizer",
-        "--grid", "2,6x8,32", "--train_files", text_files / "en.txt", text_files / "de.txt", "--language_exponent",
-        "0.7", "--eval_files", text_files / "de.txt", "--output_dir", text_files / "out", *quick_options(),
+    run(
+        "multigranular-mlm", "--config", recipe, "--tokenizer_name", text_files / "tokenizer", "--grid", "2,6x8,32",
+        "--train_files", text_files / "en.txt", text_files / "de.txt", "--language_exponent", "0.7", "--eval_files",
+        text_files / "de.txt", "--output_dir", text_files / "out", *quick_options(),
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
     logs = logged(text_files / "out")
     assert len(logs) == 3
     assert set(logs[0]) >= MLM_TERMS
@@ -76,7 +75,10 @@ def test_contrastive_of_a_checkpoint_and_resuming(text_files, tiny_checkpoint, q
         assert tensor.allclose(final[name], atol=1e-6), name
 
 
-@pytest.mark.parametrize("method", ["contrastive", "espresso", "2dmse", "starbucks"])
+@pytest.mark.parametrize(
+    "method",
+    ["contrastive", *(pytest.param(name, marks=pytest.mark.slow) for name in ("espresso", "2dmse", "starbucks"))],
+)
 def test_an_adapter_is_saved_alone_or_merged(text_files, tiny_model, tiny_checkpoint, quick_options, method):
     arguments = [
         method, "--model_name_or_path", tiny_checkpoint, "--grid", "2x8,6x32" if method == "starbucks" else "2,6x8,32",
@@ -127,7 +129,7 @@ def test_a_quantizer(text_files, tiny_checkpoint, quick_options, frozen):
 OWN = '''
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch.nn.functional import normalize
 
@@ -168,8 +170,8 @@ class DeepestFirst(MultigranularMLM):
     title = "Deepest first"
     equation = "masked-token cross-entropy, weighted with the depth"
 
-    def total(self, terms):
-        return sum(term.granularity.layer * value for term, value in terms.items())
+    def forward(self, batch):
+        return {replace(term, weight=term.granularity.layer): value for term, value in super().forward(batch).items()}
 
 
 @dataclass

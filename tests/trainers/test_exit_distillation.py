@@ -34,7 +34,7 @@ def fitted(tiny_tokenizer, tmp_path_factory):
 
 def distiller(folder, output, tokenizer, columns=None, **changes) -> ExitDistillationTrainer:
     values = {
-        "teacher_cache_dir": str(output / "cache"),
+        "teacher_cache_dir": str(output.parent / "cache"),  # of all tests: they have the same teacher
         "grid": "0,2,4,6x8,16,32",
         "per_device_train_batch_size": 16,
         "max_length": 48,

@@ -4,16 +4,17 @@ counters."""
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from datasets import Dataset
 from torch import nn
+from torch.distributed import TCPStore
 from transformers import DataCollatorForTokenClassification
 
 from modeling_m3bert import M3BertForMaskedLM
+from tests import warm_processes
 from tests.conftest import quiet, tiny_config
 from trainers import Grid, MultigranularMLM, NestedBatch, NestedTrainer, NestedTrainingArguments, Objective, truncate
 from trainers.core.objective import Terms
@@ -121,15 +122,23 @@ os._exit(0)
 """
 
 
+def start_two(code: str, *arguments: object, timeout: int = 300) -> list[Any]:
+    """Run code in two processes that find each other, as `torchrun` would start them, for at most `timeout` seconds;
+    returns both when they are completed."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    shared |= {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "0"}
+    ranks = [{**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1)]
+    words = [str(argument) for argument in arguments]
+    done = warm_processes.server().run(code, ROOT, ranks, path=[str(ROOT)], arguments=words, timeout=timeout)
+    assert [each.returncode for each in done] == [0, 0], "".join(each.stderr[-3000:] for each in done)
+    return done
+
+
 def run_two(folder: Path, code: str, timeout: int = 300) -> None:
-    """Run code in two processes that speak to each other with gloo, for at most `timeout` seconds."""
-    script = folder / "run_two.py"
-    script.write_text("import os\nimport sys\nfrom pathlib import Path\nimport torch\n" + code + FINISH)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
-    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout)
-    assert done.returncode == 0, done.stderr[-3000:]
+    """Run code in two processes that speak to each other with gloo; it finds the folder in `sys.argv[1]`."""
+    code = "import os\nimport sys\nfrom pathlib import Path\nimport torch\n" + code + FINISH
+    start_two(code, folder, timeout=timeout)
 
 
 def count_forwards(model: torch.nn.Module) -> list[int]:

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
 import yaml
 from torch import nn
 
-from .objective import Identity, NestedBatch, Objective, Term, Terms
+from .objective import Identity, NestedBatch, Objective, Terms
 
 
 class Composition(Objective):
@@ -86,14 +85,11 @@ class Composition(Objective):
                 raise ValueError(f"{name}: {error}") from error
 
     def forward(self, batch: NestedBatch) -> Terms:
-        return {term: value for part in self.members.values() for term, value in part(batch).items()}
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        totals = []
-        for name, part in self.members.items():
-            own = {term: value for term, value in terms.items() if term.objective == name}
-            totals.append(self.weights[name] * part.total(own))
-        return torch.stack(totals).sum()
+        return {
+            replace(term, weight=self.weights[name] * term.weight): value
+            for name, part in self.members.items()
+            for term, value in part(batch).items()
+        }
 
 
 def mapping_of(name: str, value: Mapping[str, Any] | str | None) -> dict[str, Any]:

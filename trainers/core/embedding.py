@@ -217,15 +217,15 @@ class EmbeddingObjective(Objective):
             guide=guide,
         )
 
-    def contrast_grid(self, batch: NestedBatch, matches: Matches) -> Terms:
-        """InfoNCE terms, one per granularity of the grid."""
+    def contrast_grid(self, batch: NestedBatch, matches: Matches, weight: float = 1.0) -> Terms:
+        """InfoNCE terms, one per granularity of the grid, all with this weight."""
         losses = {}
         for layer in self.layers:
             dims = self.grid.dims_of(layer)
             losses[layer] = dict(
                 zip(dims, self.contrast(self.embeddings(batch, layer), dims, matches).unbind(), strict=True)
             )
-        return {self.term(g): losses[g.layer][g.dim] for g in self.grid}
+        return {self.term(g, weight=weight): losses[g.layer][g.dim] for g in self.grid}
 
 
 @described

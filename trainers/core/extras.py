@@ -26,3 +26,10 @@ def require_extra(module: str, extra: str, purpose: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ValueError(f"{purpose} needs the package {package}: pip install 'm3bert[{extra}]'.") from error
+
+
+def require_sentence_transformers(purpose: str) -> Any:
+    """As [`require_extra`], for sentence-transformers with its modules, which the package does not import itself."""
+    library = require_extra("sentence_transformers", "sentence-transformers", purpose)
+    import_module("sentence_transformers.sentence_transformer.modules")
+    return library

@@ -52,7 +52,7 @@ def check_fsdp(args: Any, plugin: Any, mini_batch_size: int | None) -> None:
     if mini_batch_size is not None:
         raise ValueError(
             "fsdp and mini_batch_size exclude each other: cached gradients need the whole parameters. Pass "
-            "gradient_checkpointing instead of mini_batch_size, or train without fsdp."
+            "activation_checkpointing instead of mini_batch_size, or train without fsdp."
         )
     for name in EXCLUDED:
         if getattr(args, name):

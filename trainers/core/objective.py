@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Self, final
 
 import torch
 from torch import nn
@@ -25,12 +25,15 @@ class Term:
         granularity ([`Granularity`], *optional*): Granularity of the term; `None` if it has no single one.
         name (`str`, *optional*): Kind of term, for an objective with several kinds.
         teacher ([`Granularity`], *optional*): Granularity of the teacher, for a distillation term.
+        weight (`float`, *optional*, defaults to 1.0): Weight of the term in the loss. Terms that differ only in it
+            are equal.
     """
 
     objective: str
     granularity: Granularity | None = None
     name: str = ""
     teacher: Granularity | None = None
+    weight: float = field(default=1.0, compare=False)
 
     def __str__(self) -> str:
         """Name of the term in the log: `sia_cka_4x64`, `mlm_kl_12x768>4x64`."""
@@ -127,6 +130,11 @@ class Objective(nn.Module):
         super().__init__()
         self.grid = grid
 
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if "total" in vars(cls):
+            raise TypeError(f"{cls.__name__} defines total: give the terms their weights instead (Objective.term).")
+
     @classmethod
     def for_grid(cls, grid: Grid, **arguments: Any) -> Self:
         """
@@ -183,16 +191,23 @@ class Objective(nn.Module):
         of an objective."""
 
     def forward(self, batch: NestedBatch) -> Terms:
-        """The terms of the loss: unweighted scalars."""
+        """The terms of the loss: scalars, without their weights."""
         raise NotImplementedError(f"{type(self).__name__} must define forward.")
 
+    @final
     def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        """The loss: by default the sum of the terms."""
-        return torch.stack(list(terms.values())).sum()
+        """The loss: the sum of the terms, each multiplied by its weight."""
+        return torch.stack([term.weight * value for term, value in terms.items()]).sum()
 
-    def term(self, granularity: Granularity | None = None, name: str = "", teacher: Granularity | None = None) -> Term:
-        """Identifier of a term of this objective."""
-        return Term(self.name, granularity, name, teacher)
+    def term(
+        self,
+        granularity: Granularity | None = None,
+        name: str = "",
+        teacher: Granularity | None = None,
+        weight: float = 1.0,
+    ) -> Term:
+        """Identifier of a term of this objective, with its weight in the loss."""
+        return Term(self.name, granularity, name, teacher, weight)
 
 
 def require_reduction(reduction: str) -> str:
@@ -205,11 +220,3 @@ def require_reduction(reduction: str) -> str:
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction={reduction!r} is unknown; legal values: {', '.join(REDUCTIONS)}.")
     return reduction
-
-
-def weighted_sum(terms: Mapping[Term, torch.Tensor], weights: Mapping[str, float]) -> torch.Tensor:
-    """Sum of terms, each multiplied by the weight of its name. The default weight is 1."""
-    by_name: dict[str, list[torch.Tensor]] = {}
-    for term, value in terms.items():
-        by_name.setdefault(term.name, []).append(value)
-    return torch.stack([weights.get(name, 1.0) * torch.stack(values).sum() for name, values in by_name.items()]).sum()

@@ -2,155 +2,143 @@
 Ridge regression from running sums: its memory does not depend on the number of rows.
 
 Inputs are centred and standardised, so that one penalty means the same for inputs of any scale; targets are centred.
+An affine map is one matrix `(1 + inputs, targets)` that acts on `[1, x]`: its first row is the constant part.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from .distributed import sum_over_ranks
 
 
-@dataclass(frozen=True)
-class RegressionSums:
+Name = int | str
+ONE = "one"  # the input that is 1 in every row
+
+
+class Moments:
     """
-    Sums over rows that a linear regression needs, in float64. Sums of two sets of rows add up to those of both.
+    Sums over rows of the products of named vectors, in float64: all that regressions between them need of the rows.
 
     Args:
-        count (scalar `torch.Tensor`): Number of rows n.
-        inputs (`torch.Tensor` of shape `(width,)`): Sum of the inputs x.
-        targets (`torch.Tensor` of shape `(target width,)`): Sum of the targets y.
-        products (`torch.Tensor` of shape `(width, width)`): Sum of x x'.
-        cross_products (`torch.Tensor` of shape `(width, target width)`): Sum of x y'.
-        target_squares (scalar `torch.Tensor`): Sum of the squared norms of y.
+        widths (`Mapping[Name, int]`): Name -> width of its vectors. `ONE` is added.
+        pairs (`Iterable[tuple[Name, Name]]`): Pairs whose products are summed. Every vector is also paired with `ONE`.
     """
 
-    count: torch.Tensor
-    inputs: torch.Tensor
-    targets: torch.Tensor
+    def __init__(self, widths: Mapping[Name, int], pairs: Iterable[tuple[Name, Name]]) -> None:
+        sizes = {ONE: 1, **widths}
+        with_one = [(ONE, name) for name in sizes]
+        self.products = {
+            (one, other): torch.zeros(sizes[one], sizes[other], dtype=torch.float64)
+            for one, other in (*with_one, *pairs)
+        }
+
+    def add(self, vectors: Mapping[Name, torch.Tensor]) -> None:
+        """Add rows: name -> vectors `(rows, width)`."""
+        rows = {name: its.double() for name, its in vectors.items()}
+        any_rows = next(iter(rows.values()))
+        rows[ONE] = any_rows.new_ones(len(any_rows), 1)
+        for (one, other), total in self.products.items():
+            self.products[one, other] = total.to(any_rows.device).addmm_(rows[one].T, rows[other])
+
+    def sum_over_ranks(self) -> None:
+        """Add the sums of all ranks."""
+        self.products = {pair: sum_over_ranks(total) for pair, total in self.products.items()}
+
+    def regression(self, inputs: Sequence[Name], target: Name) -> Regression:
+        """The regression of a target on the concatenation of some inputs."""
+        names = (ONE, *inputs)
+        rows = [torch.cat([self._product(one, other) for other in names], dim=1) for one in names]
+        cross = torch.cat([self._product(name, target) for name in names])
+        return Regression(torch.cat(rows), cross)
+
+    def _product(self, one: Name, other: Name) -> torch.Tensor:
+        return self.products[one, other] if (one, other) in self.products else self.products[other, one].T
+
+
+@dataclass(frozen=True)
+class Regression:
+    """
+    Sums over rows that a linear regression needs, in float64. Those of two sets of rows add up.
+
+    Args:
+        products (`torch.Tensor` of shape `(1 + inputs, 1 + inputs)`): Sum of `[1, x] [1, x]'`.
+        cross_products (`torch.Tensor` of shape `(1 + inputs, targets)`): Sum of `[1, x] y'`.
+    """
+
     products: torch.Tensor
     cross_products: torch.Tensor
-    target_squares: torch.Tensor
 
     @classmethod
-    def of(cls, inputs: torch.Tensor, targets: torch.Tensor) -> RegressionSums:
-        """The sums of a batch: inputs `(rows, width)` and targets `(rows, target width)`."""
-        x, y = inputs.double(), targets.double()
-        count = torch.tensor(float(len(x)), dtype=torch.float64, device=x.device)
-        return cls(count, x.sum(dim=0), y.sum(dim=0), x.T @ x, x.T @ y, y.square().sum())
+    def of(cls, inputs: torch.Tensor, targets: torch.Tensor) -> Regression:
+        """The sums of rows: inputs `(rows, inputs)` and targets `(rows, targets)`."""
+        x = torch.nn.functional.pad(inputs.double(), (1, 0), value=1.0)
+        return cls(x.T @ x, x.T @ targets.double())
 
-    @classmethod
-    def zero(cls, width: int, target_width: int) -> RegressionSums:
-        """The sums of no rows."""
-        empty = torch.zeros(0, width, dtype=torch.float64)
-        return cls.of(empty, empty.new_zeros(0, target_width))
+    def __add__(self, other: Regression) -> Regression:
+        return Regression(self.products + other.products, self.cross_products + other.cross_products)
 
-    def __add__(self, other: RegressionSums) -> RegressionSums:
-        like = other.inputs.device
-        return RegressionSums(*(getattr(self, name).to(like) + getattr(other, name) for name in _names()))
+    def through(self, maps: torch.Tensor) -> Regression:
+        """The regression on `[1, x] maps`, for maps `(1 + inputs, 1 + new inputs)` whose first column keeps the 1."""
+        return Regression(maps.T @ self.products @ maps, maps.T @ self.cross_products)
 
-    def __sub__(self, other: RegressionSums) -> RegressionSums:
-        return RegressionSums(*(getattr(self, name) - getattr(other, name) for name in _names()))
+    def covariance(self) -> torch.Tensor:
+        """Covariance of the inputs over all rows, `(inputs, inputs)`."""
+        count, means = self.products[0, 0], self.products[0, 1:] / self.products[0, 0]
+        return self.products[1:, 1:] / count - torch.outer(means, means)
 
-    def over_ranks(self) -> RegressionSums:
-        """The sums over the rows of all ranks."""
-        return RegressionSums(*(sum_over_ranks(getattr(self, name)) for name in _names()))
-
-    def input_covariance(self) -> torch.Tensor:
-        """Covariance of the inputs over all rows, `(width, width)`."""
-        return self.products / self.count - torch.outer(self.inputs, self.inputs) / self.count**2
-
-    def solve(self, penalties: Sequence[float]) -> list[AffineMap]:
+    def ridge(self, penalty: float) -> torch.Tensor:
         """
-        The ridge regression of each penalty, from one eigendecomposition. With centred targets and standardised
-        inputs, a map W minimises `mean |y - W x|^2 + penalty |W|^2`. A constant input has the weight 0.
+        With centred targets and standardised inputs, the map W that minimises `mean |y - W' x|^2 + penalty |W|^2`. A
+        constant input has the weight 0.
 
         Args:
-            penalties (`Sequence[float]`): Penalties above 0, as multiples of the number of rows.
+            penalty (`float`): Penalty above 0, as a multiple of the number of rows.
 
         Returns:
-            `list[AffineMap]`: one map per penalty.
+            `torch.Tensor` of shape `(1 + inputs, targets)`
         """
-        means, target_means = self.inputs / self.count, self.targets / self.count
-        covariance = self.input_covariance()
+        count, covariance = self.products[0, 0], self.covariance()
+        means, target_means = self.products[0, 1:] / count, self.cross_products[0] / count
         deviations = covariance.diagonal().clamp(min=0).sqrt()
         # The smallest deviation that differences of float64 sums can tell from 0.
-        varies = deviations > 1e-7 * (self.products.diagonal() / self.count).sqrt()
+        varies = deviations > 1e-7 * (self.products.diagonal()[1:] / count).sqrt()
         scales = torch.where(varies, 1 / deviations, 0.0)
         correlation = covariance * torch.outer(scales, scales)
-        values, vectors = torch.linalg.eigh(correlation)
-        cross = (self.cross_products / self.count - torch.outer(means, target_means)) * scales[:, None]
-        rotated = vectors.T @ cross
-        maps = []
-        for penalty in penalties:
-            weight = (vectors @ (rotated / (values.clamp(min=0) + penalty)[:, None]) * scales[:, None]).T
-            maps.append(AffineMap(weight, target_means - weight @ means))
-        return maps
+        correlation.diagonal().add_(penalty)
+        cross = (self.cross_products[1:] / count - torch.outer(means, target_means)) * scales[:, None]
+        weight = torch.cholesky_solve(cross, torch.linalg.cholesky(correlation)) * scales[:, None]
+        return torch.cat([(target_means - means @ weight)[None], weight])
 
-    def match_variances(
-        self, affine: AffineMap, axes: torch.Tensor, variances: torch.Tensor, strength: float
-    ) -> AffineMap:
+    def match_variances(self, affine: torch.Tensor, axes: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
         """
-        Undo some of the shrinkage of a regression. The predictions of a ridge regression vary less than the targets,
-        most of all along axes that are hard to predict, which count too little in a cosine. Along each axis, the
-        centred predictions are multiplied by `(target variance / predicted variance)^(strength / 2)`.
+        Undo the shrinkage of a regression. The predictions of a ridge regression vary less than the targets, most of
+        all along axes that are hard to predict, which count too little in a cosine. Along each axis, the centred
+        predictions are scaled to the variance of the targets.
 
         Args:
-            affine ([`AffineMap`]): The regression.
-            axes (`torch.Tensor` of shape `(target width, target width)`): Orthogonal axes of the targets, as rows.
-            variances (`torch.Tensor` of shape `(target width,)`): Variance of the targets along each axis.
-            strength (`float`): 0 changes nothing; with 1 the predictions vary like the targets.
+            affine (`torch.Tensor` of shape `(1 + inputs, targets)`): A map of these inputs.
+            axes (`torch.Tensor` of shape `(targets, targets)`): Orthogonal axes of the targets, as rows.
+            variances (`torch.Tensor` of shape `(targets,)`): Variance of the targets along each axis.
 
         Returns:
-            [`AffineMap`]: a map with the same mean prediction on these rows.
+            `torch.Tensor`: a map with the same mean prediction on these rows.
         """
-        means, target_means = self.inputs / self.count, self.targets / self.count
-        weight = axes @ affine.weight
-        predicted = ((weight @ self.input_covariance()) * weight).sum(dim=1)
+        means = self.products[0, 1:] / self.products[0, 0]
+        weight = affine[1:] @ axes.T
+        predicted = (weight * (self.covariance() @ weight)).sum(dim=0)
         varies = predicted > 1e-9 * variances.max()
-        scales = torch.where(varies, variances / predicted.clamp(min=1e-30), 1.0) ** (strength / 2)
-        weight = axes.T @ (scales[:, None] * weight)
-        return AffineMap(weight, target_means - weight @ means)
-
-    def r_squared(self, affine: AffineMap) -> float:
-        """
-        Share of the targets' variance that a map explains on these rows, `1 - sum |y - W x - b|^2 / sum |y - mean|^2`.
-        """
-        weight, bias = affine.weight, affine.bias
-        explained = (weight * self.cross_products.T).sum() + bias @ self.targets
-        predicted = (
-            ((weight @ self.products) * weight).sum()
-            + 2 * (weight @ self.inputs) @ bias
-            + self.count * bias.square().sum()
-        )
-        error = self.target_squares - 2 * explained + predicted
-        variance = self.target_squares - self.targets.square().sum() / self.count
-        return float(1 - error / variance)
+        scales = torch.where(varies, variances / predicted.clamp(min=1e-30), 1.0).clamp(min=0).sqrt()
+        weight = (weight * scales) @ axes
+        return torch.cat([(affine[0] + means @ (affine[1:] - weight))[None], weight])
 
 
-@dataclass(frozen=True)
-class AffineMap:
-    """
-    `x -> weight x + bias`.
-
-    Args:
-        weight (`torch.Tensor` of shape `(target width, width)`): Linear part.
-        bias (`torch.Tensor` of shape `(target width,)`): Constant part.
-    """
-
-    weight: torch.Tensor
-    bias: torch.Tensor
-
-    def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Map `(..., width)` to `(..., target width)`."""
-        return inputs @ self.weight.T.to(inputs) + self.bias.to(inputs)
-
-    def followed_by(self, matrix: torch.Tensor) -> AffineMap:
-        """The map `x -> matrix (weight x + bias)`."""
-        return AffineMap(matrix @ self.weight, matrix @ self.bias)
+def apply_affine(affine: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Map inputs `(..., inputs)` to `(..., targets)`."""
+    return inputs @ affine[1:].to(inputs) + affine[0].to(inputs)
 
 
 def principal_axes(covariance: torch.Tensor) -> torch.Tensor:
@@ -161,7 +149,3 @@ def principal_axes(covariance: torch.Tensor) -> torch.Tensor:
     axes = torch.linalg.eigh(covariance)[1].flip(1).T
     largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
     return axes * largest.sign()
-
-
-def _names() -> list[str]:
-    return [part.name for part in fields(RegressionSums)]

@@ -56,48 +56,18 @@ def peak_for(model: NestedModel, args: Any) -> float | None:
     return None if peak is None else peak * max(1, args.n_gpu)
 
 
-def forward_operations(matrices: float, attention: float, tokens: float, squares: float) -> float:
-    """
-    A forward pass of some texts: the matrices, and attention between all tokens of a text.
-
-    Args:
-        matrices (`float`): Entries of all matrices that a token is multiplied with.
-        attention (`float`): Width of attention, summed over layers.
-        tokens (`float`): Tokens of the texts, without padding.
-        squares (`float`): Sum of the squared lengths of the texts.
-    """
-    return 2 * matrices * tokens + 4 * attention * squares
-
-
-def model_operations(
-    matrices: float, attention: float, head: float, *, tokens: float, squares: float, labelled: float
-) -> float:
-    """
-    What a training step must compute, for its share of the peak ("model FLOPs",
-    [2204.02311](https://huggingface.co/papers/2204.02311), appendix B): a forward pass, and a backward pass of twice
-    the cost. Whatever is computed twice to save memory does not count.
-
-    Args:
-        matrices (`float`): See [`forward_operations`]; up to the deepest layer that is read.
-        attention (`float`): See [`forward_operations`].
-        head (`float`): Entries of the masked-LM head's matrix, at the widest dim of each layer, summed over layers:
-            the scores of a prefix are part of those of a longer one.
-        tokens (`float`): See [`forward_operations`].
-        squares (`float`): See [`forward_operations`].
-        labelled (`float`): Labelled tokens, which the head reads.
-    """
-    return 3 * (forward_operations(matrices, attention, tokens, squares) + 2 * head * labelled)
-
-
 @dataclass(frozen=True)
 class ModelCost:
     """
-    What [`model_operations`] needs of a model: see there.
+    What a training step must compute, for its share of the peak ("model FLOPs",
+    [2204.02311](https://huggingface.co/papers/2204.02311), appendix B). Whatever is computed twice to save memory does
+    not count.
 
     Args:
-        matrices (`int`): Entries of all matrices of the layers that are run.
+        matrices (`int`): Entries of all matrices that a token is multiplied with, up to the deepest layer read.
         attention (`int`): Width of attention, summed over these layers.
-        head (`int`, *optional*, defaults to 0): Entries of the masked-LM head, summed over the grid's layers.
+        head (`int`, *optional*, defaults to 0): Entries of the masked-LM head's matrix, at the widest dim of each
+            layer, summed over layers: the scores of a prefix are part of those of a longer one.
     """
 
     matrices: int
@@ -121,10 +91,15 @@ class ModelCost:
         return cls(sum(matrix.numel() for matrix in matrices), len(layers) * width, vocabulary * widest)
 
     def operations(self, tokens: float, squares: float, labelled: float) -> float:
-        """Operations of the forward and the backward pass; see [`model_operations`]."""
-        return model_operations(
-            self.matrices, self.attention, self.head, tokens=tokens, squares=squares, labelled=labelled
-        )
+        """
+        A forward pass, and a backward pass of twice the cost.
+
+        Args:
+            tokens (`float`): Tokens of the texts, without padding.
+            squares (`float`): Sum of the squared lengths of the texts, for attention between all tokens of a text.
+            labelled (`float`): Labelled tokens, which the head reads.
+        """
+        return 3 * (2 * self.matrices * tokens + 4 * self.attention * squares + 2 * self.head * labelled)
 
 
 def text_lengths(column: Mapping[str, torch.Tensor]) -> torch.Tensor:
@@ -156,7 +131,7 @@ class ThroughputMeter:
     Args:
         cost ([`ModelCost`], *optional*): What the model computes; `None` logs no MFU.
         peak (`float`, *optional*): Peak operations per second of each process's devices; `None` logs no MFU.
-        clock (`Callable[[], float]`, *optional*): Seconds since any moment.
+        clock (`Callable[[], float]`, *optional*): Monotonic clock, in seconds.
     """
 
     def __init__(

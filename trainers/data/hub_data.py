@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +31,11 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
             cannot be read.
         OSError: if there is no such data set, or the Hub cannot be reached.
     """
-    try:
-        return datasets.load_dataset(name, config, split=split, streaming=streaming)
-    except OSError as error:
-        raise _unreadable(name, error) from error
-    except (ValueError, DatasetsError) as error:
-        raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
+    with _reading(name):
+        try:
+            return datasets.load_dataset(name, config, split=split, streaming=streaming)
+        except (ValueError, DatasetsError) as error:
+            raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
 
 
 def stream_hub(name: str, config: str | None = None, *, split: str = "train") -> Stream:
@@ -49,10 +50,8 @@ def hub_configs(name: str) -> list[str]:
     Raises:
         OSError: if there is no such data set, or the Hub cannot be reached.
     """
-    try:
+    with _reading(name):
         return datasets.get_dataset_config_names(name)
-    except OSError as error:
-        raise _unreadable(name, error) from error
 
 
 def hub_splits(name: str, config: str) -> list[str]:
@@ -62,12 +61,15 @@ def hub_splits(name: str, config: str) -> list[str]:
     Raises:
         OSError: if there is no such data set, or the Hub cannot be reached.
     """
-    try:
+    with _reading(name):
         return [str(split) for split in datasets.get_dataset_split_names(name, config)]
+
+
+@contextmanager
+def _reading(name: str) -> Iterator[None]:
+    """Say in one line which data set could not be read."""
+    try:
+        yield
     except OSError as error:
-        raise _unreadable(name, error) from error
-
-
-def _unreadable(name: str, error: OSError) -> OSError:
-    place = "" if Path(name).is_dir() else " from the Hub"
-    return OSError(f"{name} could not be read{place} ({type(error).__name__}).")
+        place = "" if Path(name).is_dir() else " from the Hub"
+        raise OSError(f"{name} could not be read{place} ({type(error).__name__}).") from error

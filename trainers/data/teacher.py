@@ -18,6 +18,7 @@ from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ..core.compute import ComputeArguments, autocast, place
 from ..core.distributed import rank, wait_for_all_ranks
+from ..core.extras import require_sentence_transformers
 from .embedding_store import EmbeddingStore, fingerprint_of
 
 
@@ -309,29 +310,6 @@ class TeacherEmbeddings:
         step = max(1, len(self) // ROWS_OF_A_FIT)
         covariance = torch.cov(torch.from_numpy(self.vectors[::step].astype(np.float64)).T)
         return torch.linalg.eigh(covariance)[1].flip(1)[:, :dim].T.float()
-
-
-def require_sentence_transformers(what: str) -> Any:
-    """
-    Import sentence-transformers, an optional dependency.
-
-    Args:
-        what (`str`): What needs it, as the subject of the error message: `"A teacher"`.
-
-    Returns:
-        `module`: sentence_transformers.
-
-    Raises:
-        ValueError: if it is not installed. The message says how to install it.
-    """
-    try:
-        import sentence_transformers
-        import sentence_transformers.sentence_transformer.modules  # not imported by the package itself
-    except ImportError as error:
-        raise ValueError(
-            f"{what} needs sentence-transformers: pip install 'm3bert[sentence-transformers]'."
-        ) from error
-    return sentence_transformers
 
 
 def _key_of(text: str) -> int:

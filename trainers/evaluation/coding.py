@@ -15,10 +15,9 @@ import numpy as np
 import torch
 
 from ..core.codes import FLOAT, bytes_per_vector, code_of, stored_bits
-from ..core.extras import require_extra
+from ..core.extras import require_extra, require_sentence_transformers
 from ..core.granularity import Granularity, Grid
 from ..core.states import truncate
-from ..data.teacher import require_sentence_transformers
 from .embeddings import ROWS_AT_ONCE
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -209,11 +210,17 @@ class GridEncoder:
         """Dims of the whole embedding."""
         return self.projection.out_features if self.projection else unwrap_encoder(self.model).config.hidden_size
 
-    @property
+    @cached_property
     def encoded_grid(self) -> Grid:
         """The sizes that are encoded: those of the grid, and the full width where a code needs the quantizer."""
         layers = {member.layer for member in self.grid if code_of(member.code).learned}
         return Grid(tuple({*self.grid.sizes, *(Granularity(layer, self.full_width) for layer in layers)}))
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the embeddings are those of the static table alone: no layer runs, and there is nothing to pool."""
+        static = getattr(unwrap_encoder(self.model).config, "static_layers", ())
+        return self.encoded_grid.layers == [0] and 0 in static
 
     def max_length_of(self, role: Role) -> int:
         """Maximum length in tokens of the texts of a role."""
@@ -286,28 +293,29 @@ class GridEncoder:
         cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
         grid = self.encoded_grid
         was_training, filled, longest = self.model.training, 0, self.max_length_of(role)
-        self.model.eval()
-        bar = tqdm(
-            total=sum(map(len, blocks.values())),
-            desc=description,
-            unit=" texts",
-            disable=description is None or rank() > 0,
-            leave=False,
-        )
+        if was_training:  # visiting all modules takes longer than a look-up in the static table
+            self.model.eval()
+        bar = None
+        if description is not None and rank() == 0:
+            bar = tqdm(total=sum(map(len, blocks.values())), desc=description, unit=" texts", leave=False)
         try:
             for number, rows in blocks.items():
                 vectors = {
                     layer: torch.empty((len(rows), grid.dims_of(layer)[-1]), dtype=self.dtype) for layer in grid.layers
                 }
                 for chunk, inputs in tokenized_chunks(self.tokenizer, [texts[row] for row in rows], longest, cost):
-                    filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
+                    if inputs["attention_mask"].shape[1] >= longest:
+                        filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
                     for layer, pooled in self.pooled(inputs.to(device)).items():
                         vectors[layer][chunk] = pooled.to("cpu", self.dtype)
-                    bar.update(len(chunk))
+                    if bar is not None:
+                        bar.update(len(chunk))
                 yield number, rows, vectors
         finally:
-            bar.close()
-            self.model.train(was_training)
+            if bar is not None:
+                bar.close()
+            if was_training:
+                self.model.train()
         if filled:
             logger.warning(
                 f"{filled} of {len(texts)} texts reach the maximum of {longest} tokens; longer texts were truncated."
@@ -316,6 +324,9 @@ class GridEncoder:
     def pooled(self, inputs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Layer -> embeddings of a batch at the largest encoded dim of the layer."""
         grid = self.encoded_grid
+        if self.looks_up:
+            static = unwrap_encoder(self.model).static_states
+            return {0: static(inputs["input_ids"], inputs["attention_mask"], dim=grid.dims_of(0)[-1])[:, 0]}
         states: TextStates = self.states(inputs, self.grid.layers)
         if self.projection is not None:
             projection = self.projection.to(inputs["input_ids"].device)

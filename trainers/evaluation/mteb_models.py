@@ -23,7 +23,7 @@ from torch import nn
 from ..core.codes import CODES, FLOAT
 from ..core.embedding import Role
 from ..core.granularity import Granularity
-from ..core.states import unwrap_encoder
+from ..core.states import transformer_layers, unwrap_encoder
 from ..data.embedding_store import fingerprint_of
 from .coding import Coder
 from .embeddings import GridEmbeddings
@@ -95,11 +95,9 @@ class GranularityModel(AbsEncoder):
 
 def parameters_at(model: nn.Module, layer: int) -> int:
     """Number of parameters of an encoder without the layers after `layer`."""
-    encoder = unwrap_encoder(model)
-    depth = encoder.config.num_hidden_layers
-    layers = next(part for part in encoder.modules() if isinstance(part, nn.ModuleList) and len(part) == depth)
-    count = sum(parameter.numel() for parameter in encoder.parameters())
-    return count - sum(parameter.numel() for cut in layers[layer:] for parameter in cut.parameters())
+    count = sum(parameter.numel() for parameter in unwrap_encoder(model).parameters())
+    left_out = transformer_layers(model)[layer:]
+    return count - sum(parameter.numel() for cut in left_out for parameter in cut.parameters())
 
 
 def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None = None) -> ModelMeta:

@@ -131,7 +131,9 @@ def train(kind: str, folder: Path, tokenizer, *, sharded: bool, resume: int | No
         trainer = NestedTrainer(
             model=quiet_model(num_hidden_layers=2, matryoshka_layers=[1, 2]),
             objective=MultigranularMLM(Grid.parse("1,2x8,32")),
-            args=NestedTrainingArguments(**values, gradient_accumulation_steps=2, gradient_checkpointing=sharded),
+            args=NestedTrainingArguments(
+                **values, gradient_accumulation_steps=2, activation_checkpointing=sharded or None
+            ),
             data_collator=DataCollatorForTokenClassification(tokenizer),
             train_dataset=masked_dataset(),
             processing_class=tokenizer,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from modeling_m3bert import M3BertModel
 from tests.conftest import tiny_config
 from tests.trainers.tiny_run import GRID, WithProjector
 from trainers import CRD, PIC, SIA, Contrastive, Granularity, Grid, NestedBatch, NestedModel, Objective, Term
-from trainers.core.objective import weighted_sum
 
 
 @pytest.mark.parametrize(
@@ -36,13 +35,17 @@ def test_an_objective_names_its_terms():
     assert objective.term() == Term("contrastive")
 
 
-def test_a_weighted_sum_weighs_terms_by_their_name():
-    values = {("", 2): 1.0, ("", 4): 2.0, ("kl", 2): 4.0}
-    terms = {Term("x", Granularity(layer, 8), name): torch.tensor(value) for (name, layer), value in values.items()}
-    assert weighted_sum(terms, {"kl": 0.5}) == 1 + 2 + 0.5 * 4
-    assert weighted_sum(terms, {"kl": 0.0, "": 3.0}) == 3 * (1 + 2)
+def test_the_loss_is_the_weighted_sum_of_the_terms():
     objective = WithProjector(GRID)
-    assert objective.total(terms) == 7.0, "without weights it is the sum"
+    weights, values = (1.0, 0.5, 0.0), (2.0, 4.0, 8.0)
+    terms = [Term("x", Granularity(2, 8), name, weight=weight) for name, weight in zip("abc", weights, strict=True)]
+    assert objective.total(dict(zip(terms, map(torch.tensor, values), strict=True))) == 2 + 0.5 * 4
+    assert objective.term(Granularity(2, 8), weight=3.0) == objective.term(Granularity(2, 8)), "a weight is no name"
+
+
+def test_a_total_of_ones_own_is_refused():
+    with pytest.raises(TypeError, match="Own defines total: give the terms their weights"):
+        type("Own", (Contrastive,), {"total": lambda self, terms: None})
 
 
 def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():
@@ -72,10 +75,8 @@ def test_objectives_can_be_made_of_others():
             self.first, self.second = Contrastive(grid), WithProjector(grid)
 
         def forward(self, batch):
-            return {**self.first(batch), **self.second(NestedBatch({"text": batch.texts["a"]}))}
-
-        def total(self, terms):
-            return sum(0.5 * value for value in terms.values())
+            terms = {**self.first(batch), **self.second(NestedBatch({"text": batch.texts["a"]}))}
+            return {replace(term, weight=0.5): value for term, value in terms.items()}
 
     ids = torch.randint(5, 99, (3, 6))
     model = NestedModel(M3BertModel(tiny_config()), Both(GRID))

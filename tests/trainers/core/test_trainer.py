@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -171,8 +172,8 @@ def test_of_accumulated_batches_the_first_the_middle_and_the_last_are_watched(ti
 
 def test_a_total_that_is_not_finite_stops_the_run_where_all_terms_are(tiny_tokenizer, tmp_path):
     class Overflowing(MultigranularMLM):
-        def total(self, terms):
-            return super().total(terms) * math.inf
+        def forward(self, batch):
+            return {replace(term, weight=math.inf): value for term, value in super().forward(batch).items()}
 
     trainer = mlm_trainer(tiny_tokenizer, tmp_path, objective=Overflowing(GRID), max_steps=1)
     with pytest.raises(ValueError, match=r"not finite at step 1 \(terms: loss\)"):

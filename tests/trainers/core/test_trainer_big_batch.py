@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +15,7 @@ from tests.trainers.tiny_run import (
     masked_dataset,
     mlm_trainer,
     quiet_model,
+    run_two,
 )
 
 
@@ -63,10 +60,6 @@ def test_accumulation_equals_the_big_batch(tiny_tokenizer, tmp_path, batch, accu
 
 
 RUN_TWO = """
-import os
-import sys
-from pathlib import Path
-from tests.conftest import *
 from tests.trainers.tiny_run import mlm_trainer
 from tests.conftest import tiny_tokenizer
 tokenizer = tiny_tokenizer.__wrapped__()
@@ -79,23 +72,11 @@ trainer.train()
 trainer.save_model()
 if trainer.is_world_process_zero():
     trainer.state.save_to_json(str(Path(sys.argv[1]) / "state.json"))
-torch.distributed.barrier()
-torch.distributed.destroy_process_group()
-# The interpreter's own teardown races with gloo's threads and now and then ends in SIGABRT.
-sys.stdout.flush()
-os._exit(0)
 """
 
 
 def test_two_processes_equal_the_big_batch(tmp_path):
-    script = tmp_path / "run_two.py"
-    script.write_text(RUN_TWO)
-    root = Path(__file__).resolve().parents[3]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=0"]
-    command += ["--rdzv_backend=c10d", "--rdzv_endpoint=localhost:0", str(script), str(tmp_path)]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
+    run_two(tmp_path, RUN_TWO)
     expected = naive_step(learning_rate=0.1)
     assert_same_weights(M3BertForMaskedLM.from_pretrained(tmp_path), expected, atol=2e-6)
     (log,) = [entry for entry in json.loads((tmp_path / "state.json").read_text())["log_history"] if "loss" in entry]

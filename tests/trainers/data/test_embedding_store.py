@@ -6,13 +6,13 @@ import errno
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests import warm_processes
 from tests.trainers.tiny_run import ROOT, run_two
 from trainers import Teacher
 from trainers.data import embedding_store
@@ -116,10 +116,8 @@ except OSError as error:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
 def test_no_room_for_a_file_is_an_error_and_no_crash(encoder_folder, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(encoder_folder), str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    options = {"path": [str(ROOT)], "arguments": [str(encoder_folder), str(tmp_path)]}
+    (done,) = warm_processes.server().run(LIMITED, ROOT, [dict(os.environ)], **options)
     assert done.returncode == 0, done.stderr
     assert "Cannot allocate 0.000 GB for embeddings" in done.stdout
     assert not list(tmp_path.iterdir())

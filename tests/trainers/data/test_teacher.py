@@ -143,5 +143,5 @@ def test_errors_of_a_teacher(encoder_folder, tmp_path, sentences, monkeypatch):
     with pytest.raises(OSError, match="nobody/nothing"):
         Teacher("nobody/nothing").embed(sentences, tmp_path)
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ValueError, match=r"A teacher needs sentence-transformers: pip install 'm3bert\[sentence"):
+    with pytest.raises(ValueError, match=r"A teacher needs the package sentence_transformers: pip install"):
         Teacher(str(encoder_folder)).embed(sentences, tmp_path)

@@ -75,6 +75,7 @@ def sentence_transformer(minilm):
 EVERY = pytest.mark.parametrize("every", [24, pytest.param(4, marks=pytest.mark.slow)])
 
 
+@pytest.mark.slow
 def test_similarity_has_the_published_value(real, data_folder):
     evaluator = load_task(find_task("stsb"), data_folder)
     assert isinstance(evaluator, STS)

@@ -19,8 +19,7 @@ mteb = pytest.importorskip("mteb", reason="needs the extra mteb")
 from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
 from mteb.types import PromptType  # noqa: E402
 
-from tests.trainers.evaluation.local_mteb import metadata as metadata_of  # noqa: E402
-from tests.trainers.evaluation.local_mteb import similarity_task  # noqa: E402
+from tests.trainers.evaluation.local_mteb import metadata as metadata_of, similarity_task  # noqa: E402
 from trainers.evaluation.mteb_models import model_meta, mteb_models  # noqa: E402
 
 

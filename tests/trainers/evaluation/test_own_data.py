@@ -67,6 +67,7 @@ def test_a_collection_in_the_layout_of_beir_is_the_task_it_was_exported_from(enc
     assert results.tasks() == ["mine", "stsb"] and results.settings["own_data"] == {"mine": "mine"}
 
 
+@pytest.mark.slow
 def test_the_real_cranfield_in_the_layout_of_beir_has_the_scores_of_the_task(minilm, data_folder, tmp_path):
     model = convert_to_m3bert(AutoModel.from_pretrained(minilm)).eval()
     encoder = GridEncoder(model, AutoTokenizer.from_pretrained(minilm), Grid.parse("1x32,384"), max_length=16)

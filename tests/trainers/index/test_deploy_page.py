@@ -52,17 +52,16 @@ def test_the_lines_of_the_page_are_those_that_are_printed(tmp_path, name):
     assert ast.dump(ast.parse(sections[name].code)) == ast.dump(ast.parse(f"{printed}\nprint(found)"))
 
 
-def test_the_figures_of_the_page_are_those_of_the_results_file():
-    quality, costs = (
-        json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-        for name in ("index_engines", "index_costs")
-    )
-    page = read(PAGE)
-    assert index_costs.table(quality, costs) in page
-    assert quality["chosen"] in " ".join(line.removeprefix("> ") for line in page.splitlines())
-    for results, bounds in ((quality, index_engines.BOUNDS), (costs, index_costs.BOUNDS)):
-        for figure, bound in bounds.items():
-            assert bound is None or bound.holds(results[figure], results["threads"]), figure
+@pytest.mark.parametrize("benchmark", [index_engines, index_costs], ids=["quality", "costs"])
+def test_the_figures_of_the_page_are_those_of_the_results_file(benchmark):
+    file = ROOT / "benchmarks" / "results" / f"{benchmark.BENCHMARK.name}.json"
+    if not file.is_file():
+        pytest.skip(f"{file.name} is not there: nothing on the page may come from it")
+    results, page = json.loads(file.read_text(encoding="utf-8")), read(PAGE)
+    assert benchmark.table(results) in page
+    assert results.get("chosen", "") in " ".join(line.removeprefix("> ") for line in page.splitlines())
+    for figure, bound in benchmark.BOUNDS.items():
+        assert bound is None or bound.holds(results[figure], results["threads"]), figure
 
 
 @pytest.mark.parametrize("name", INSTALLED)

@@ -18,8 +18,7 @@ from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.coding import PackedIndex
 from trainers.evaluation.search import exact_search, rerank
-from trainers.index import ENGINES, Corpus, Index, Plan, Target, manifest
-from trainers.index import index as module
+from trainers.index import ENGINES, Corpus, Index, Plan, Target, index as module, manifest
 from trainers.index.engine import find_engine
 from trainers.index.plan import encoder_identity
 from trainers.index.store import Store

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from ..embedding import EmbeddingObjective
 from ..granularity import Grid
-from ..objective import Identity, NestedBatch, Term, Terms, require_reduction
+from ..objective import Identity, NestedBatch, Terms, require_reduction
 
 
 class CrossDepth(EmbeddingObjective):
@@ -73,8 +70,5 @@ class CrossDepth(EmbeddingObjective):
             dims = self.grid.dims_of(layer)
             queries = anchors.pooled(layer, self.pooling)
             losses[layer] = dict(zip(dims, self.contrast([queries, *documents], dims, matches).unbind(), strict=True))
-        return {self.term(g): losses[g.layer][g.dim] for g in self.grid}
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        total = super().total(terms)
-        return total / len(terms) if self.reduction == "mean" else total
+        weight = 1 / len(self.grid) if self.reduction == "mean" else 1.0
+        return {self.term(g, weight=weight): losses[g.layer][g.dim] for g in self.grid}

@@ -26,12 +26,11 @@ from ...losses.quantization import (
 from .. import papers
 from ..codes import FLOAT
 from ..granularity import Granularity, Grid
-from ..objective import NestedBatch, Term, Terms
+from ..objective import NestedBatch, Terms
 from ..states import Pooling, truncate
 from .teacher import RepresentationDistillation, TaughtTexts
 
 
-SIMILARITY_TERMS = ("sim", "kl", "rank", "contrast")
 # As in the paper's released code, where bottleneck and variance are means over dims, not sums: 0.01 / 384 dims.
 WEIGHTS = {"sim": 1.0, "kl": 1.0, "rank": 1.0, "contrast": 0.01, "orthogonality": 1e-4, "quantization": 0.01}
 WEIGHTS |= {"bottleneck": 3e-5, "variance": 3e-5}
@@ -170,14 +169,24 @@ class QAMA(RepresentationDistillation):
         """The similarity losses at one granularity."""
         similarities, count = cosine_matrix(own, candidates), self.rank_texts
         divergences = similarity_divergence(similarities, targets, temperature=self.temperature)
-        terms = {
-            self.term(granularity, "sim"): taught.rows.mean(similarity_error(similarities, targets)),
-            self.term(granularity, "kl"): taught.rows.mean(divergences),
-            self.term(granularity, "rank"): taught.rows.mean(rank_error(similarities[:count], targets[:count])),
+        losses = {
+            "sim": taught.rows.mean(similarity_error(similarities, targets)),
+            "kl": taught.rows.mean(divergences),
+            "rank": taught.rows.mean(rank_error(similarities[:count], targets[:count])),
         }
         if self.matryoshka and columns > 1:
-            terms[self.term(granularity, "contrast")] = self.contrast(own, candidates, taught, columns)
-        return terms
+            losses["contrast"] = self.contrast(own, candidates, taught, columns)
+        weight = self.level_weight(granularity)
+        return {
+            self.term(granularity, name, weight=weight * self.weights[name]): loss for name, loss in losses.items()
+        }
+
+    def level_weight(self, granularity: Granularity) -> float:
+        """Weight of the similarities at one granularity."""
+        if granularity.code != FLOAT and not self.quantized_gradient:
+            return 0.0  # reported in an evaluation, whose loss is to be that of the training
+        weights = level_weights(self.dims(granularity.layer))
+        return weights[granularity.dim] / sum(weights.values())
 
     def contrast(self, own: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int) -> torch.Tensor:
         """InfoNCE of the first text column and the second, among all texts but the anchor itself and, on request,
@@ -202,20 +211,19 @@ class QAMA(RepresentationDistillation):
     ) -> Terms:
         """The losses on the transformed embeddings alone."""
         widest = Granularity(layer, self.grid.dims_of(layer)[-1])
-        terms: Terms = {}
+        losses: dict[str, torch.Tensor] = {}
         if self.regularization:
-            overlap = added_dims_overlap(everywhere, self.grid.dims_of(layer))
-            terms[self.term(widest, "orthogonality")] = overlap
-            terms[self.term(widest, "bottleneck")] = taught.rows.mean(information_bottleneck(transformed))
+            losses["orthogonality"] = added_dims_overlap(everywhere, self.grid.dims_of(layer))
+            losses["bottleneck"] = taught.rows.mean(information_bottleneck(transformed))
         if self.quantization_loss:
-            terms[self.term(widest, "quantization")] = self.quantization(transformed, widest.dim, taught)
+            losses["quantization"] = self.quantization(transformed, widest.dim, taught)
         if self.variance_control:
             # The new dims of each nested dim, on their own.
             dims = [0, *self.grid.dims_of(layer)]
             levels = zip(dims[:-1], dims[1:], strict=True)
             values = torch.stack([variance_control(everywhere[:, start:end]) for start, end in levels])
-            terms[self.term(widest, "variance")] = ramp(self.progress) * values.sum()
-        return terms
+            losses["variance"] = ramp(self.progress) * values.sum()
+        return {self.term(widest, name, weight=self.weights[name]): loss for name, loss in losses.items()}
 
     def quantization(self, transformed: torch.Tensor, dim: int, taught: TaughtTexts) -> torch.Tensor:
         """Distance from thresholds and range, averaged over the codes."""
@@ -228,17 +236,3 @@ class QAMA(RepresentationDistillation):
                 outside = range_penalty(numbers, thresholds[0] - 3 * reach, thresholds[-1] + 3 * reach)
                 values.append(taught.rows.mean(threshold_repulsion(numbers, thresholds) + outside))
         return ramp(self.progress) * torch.stack(values).mean()
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        by_dim = {layer: level_weights(self.dims(layer)) for layer in self.grid.layers}
-        scale = {layer: sum(weights.values()) for layer, weights in by_dim.items()}
-        weighted = []
-        for term, value in terms.items():
-            weight = self.weights[term.name]
-            g = term.granularity
-            if g is not None and g.code != FLOAT and not self.quantized_gradient:
-                continue  # reported in an evaluation, whose loss is to be that of the training
-            if g is not None and term.name in SIMILARITY_TERMS:
-                weight *= by_dim[g.layer][g.dim] / scale[g.layer]
-            weighted.append(weight * value)
-        return torch.stack(weighted).sum()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
 
 from ...losses import correlation_penalty, prefix_residual_products, standardized, variance_floor
 from .. import papers
 from ..distributed import sum_over_ranks
 from ..granularity import Granularity, Grid
-from ..objective import NestedBatch, Term, Terms, weighted_sum
+from ..objective import NestedBatch, Terms
 from ..states import NestedStates
 from .full_width import FullWidthObjective, isotropy_layers
 
@@ -58,9 +56,9 @@ class SCR(FullWidthObjective):
             *correlations, deviations = (sum_over_ranks(sum(parts)) / count for parts in zip(*moments, strict=True))
             penalties = correlation_penalty(correlations, threshold=self.threshold)
             floors = variance_floor(deviations, self.dims)
-            for part, losses in (("correlation", penalties), ("variance", floors)):
+            for part, weight, losses in (("correlation", 1.0, penalties), ("variance", self.variance_weight, floors)):
                 for dim, loss in zip(self.dims, losses.unbind(), strict=True):
-                    terms[self.term(Granularity(layer, dim), part)] = loss
+                    terms[self.term(Granularity(layer, dim), part, weight=weight / len(self.grid))] = loss
         return terms
 
     def moments(self, text: NestedStates, layer: int) -> list[torch.Tensor]:
@@ -68,7 +66,3 @@ class SCR(FullWidthObjective):
         then the standard deviations."""
         states, deviations = standardized(text.layers[layer], text.attention_mask)
         return [*prefix_residual_products(states, text.attention_mask, self.dims), deviations.sum(dim=0)]
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        weights = {"correlation": 1.0, "variance": self.variance_weight}
-        return weighted_sum(terms, weights) / len(self.grid)

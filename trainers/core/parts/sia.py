@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from ...losses import (
 from .. import papers
 from ..distributed import RankRows
 from ..granularity import Granularity, Grid, evenly_spaced
-from ..objective import NestedBatch, Term, Terms, weighted_sum
+from ..objective import NestedBatch, Terms
 from .full_width import FullWidthObjective
 
 
@@ -129,7 +129,7 @@ class SIA(FullWidthObjective):
                 real.repeat(len(self.layers), 1),
                 temperature=self.temperature,
             )
-            terms |= self.means("attention", losses, rows)
+            terms |= self.means("attention", self.attention_weight, losses, rows)
         if self.cka_weight:
             losses = nested_token_cka(
                 [text.layers[layer] for layer in self.layers for text in texts],
@@ -137,17 +137,14 @@ class SIA(FullWidthObjective):
                 self.dims,
                 orders=orders,
             )
-            terms |= self.means("cka", losses, rows)
+            terms |= self.means("cka", self.cka_weight, losses, rows)
         return terms
 
-    def means(self, name: str, losses: torch.Tensor, rows: RankRows) -> Terms:
+    def means(self, name: str, weight: float, losses: torch.Tensor, rows: RankRows) -> Terms:
         """Terms of one kind: means over texts of losses `(layers * texts, dims)`, one term per layer and dim."""
         means = rows.mean(losses.unflatten(0, (len(self.layers), -1)).transpose(0, 1))
-        terms = [self.term(Granularity(layer, dim), name) for layer in self.layers for dim in self.dims]
+        terms = [self.term(Granularity(layer, dim), name, weight=weight) for layer in self.layers for dim in self.dims]
         return dict(zip(terms, means.flatten().unbind(), strict=True))
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        return weighted_sum(terms, {"attention": self.attention_weight, "cka": self.cka_weight})
 
 
 def check_shares(shares: Sequence[float], dims: Sequence[int]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Self
 
 import torch
@@ -11,7 +11,7 @@ from ...losses import nested_uniformity, variance_variation
 from .. import papers
 from ..distributed import RankRows
 from ..granularity import Granularity, Grid
-from ..objective import NestedBatch, Objective, Term, Terms, weighted_sum
+from ..objective import NestedBatch, Objective, Terms
 from ..states import Pooling, check_pooling
 from .full_width import isotropy_layers
 
@@ -92,9 +92,7 @@ class SIR(Objective):
             if self.weights["uniformity"]:
                 losses["uniformity"] = [nested_uniformity(vectors, dims, scale=self.scale) for vectors in batches]
             for part, column_losses in losses.items():
+                weight = self.weights[part] / (2 * len(self.grid))
                 for dim, loss in zip(dims, torch.stack(column_losses).mean(dim=0).unbind(), strict=True):
-                    terms[self.term(Granularity(layer, dim), part)] = loss
+                    terms[self.term(Granularity(layer, dim), part, weight=weight)] = loss
         return terms
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        return weighted_sum(terms, self.weights) / (2 * len(self.grid))

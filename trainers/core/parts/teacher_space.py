@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ import torch
 from ...losses import nested_cosine_distances, nested_info_nce, nested_similarity_distillation
 from ..distributed import same_on_all_ranks
 from ..granularity import Grid
-from ..objective import NestedBatch, Term, Terms
+from ..objective import NestedBatch, Terms
 from ..states import truncate
 from .teacher import RepresentationDistillation, TaughtTexts
 
@@ -121,12 +120,8 @@ class TeacherSpace(RepresentationDistillation):
                 distances = nested_cosine_distances(students, taught.teacher, dims).T
                 values = values + self.alignment * distances
             losses[layer] = dict(zip(dims, taught.rows.mean(values).unbind(), strict=True))
-        return {self.term(g): losses[g.layer][g.dim] for g in self.grid}
-
-    def total(self, terms: Mapping[Term, torch.Tensor]) -> torch.Tensor:
-        full = self.term(self.grid.full)
-        rest = super().total(terms)
-        return rest + (self.full_size_weight - 1) * terms[full] if full in terms else rest
+        weights = {self.grid.full: self.full_size_weight}
+        return {self.term(g, weight=weights.get(g, 1.0)): losses[g.layer][g.dim] for g in self.grid}
 
     def ids_with(self, drawn: torch.Tensor, taught: TaughtTexts) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """

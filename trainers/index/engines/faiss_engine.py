@@ -19,7 +19,7 @@ from .lines import FOUND, bits_lines, cosine_of_bits, score_lines, stored_lines
 
 LINKS, BREADTH = 32, 200  # M and efConstruction of a graph
 CLUSTERS, PER_CLUSTER, PER_CENTRE = 4096, 16, 256  # most clusters, least documents of one, and those it is found with
-# A search reads so many clusters, or follows so many candidates of a graph.
+# A search reads so many clusters, or one of 16 if these are more, or follows so many candidates of a graph.
 PROBES = 64
 CANDIDATES = 256
 
@@ -152,7 +152,7 @@ class FaissEngine(Engine):
         count = max(1, min(int(4 * len(keys) ** 0.5), len(keys) // PER_CLUSTER, CLUSTERS))
         sample = keys[np.linspace(0, len(keys) - 1, min(PER_CENTRE * count, len(keys))).astype(np.int64)]
         index = faiss_index(coder, f"IVF{count}")
-        index.nprobe, index.cp.min_points_per_centroid = min(PROBES, count), 1
+        index.nprobe, index.cp.min_points_per_centroid = min(count, max(PROBES, count // 16)), 1
         if not coder.symmetric:
             index.by_residual = False  # what is stored stays the vector, in the ranges of the coder
         index.train(self._numbers("first", coder, sample))

@@ -7,8 +7,7 @@ import torch
 from torch.nn import functional
 
 from tests.conftest import padded_batch, tiny_config
-from tests.trainers.pooled_texts import TAU, batch_of
-from tests.trainers.pooled_texts import assert_same as assert_same_as
+from tests.trainers.pooled_texts import TAU, assert_same as assert_same_as, batch_of
 from tests.trainers.tiny_run import named
 from trainers import Composition, Contrastive, Grid, NestedBatch, NestedModel
 from trainers.core.parts.cross_depth import CrossDepth

@@ -148,7 +148,7 @@ def is_similarity(name: str) -> bool:
 
 def test_weights_may_be_changed():
     objective, batch = qama(weights={"rank": 3.0, "variance": 0.0}, quantized_gradient=True), make_batch()
-    whole, terms = qama(quantized_gradient=True), objective(batch)
+    terms, whole = objective(batch), qama(quantized_gradient=True)(batch)
     weights = level_weights(DIMS)
     more = sum(
         2 * weights[term.granularity.dim] / sum(weights.values()) * value
@@ -156,7 +156,7 @@ def test_weights_may_be_changed():
         if term.name == "rank"
     )
     less = WEIGHTS["variance"] * named(terms)["qama_variance_3x8"]
-    torch.testing.assert_close(objective.total(terms), whole.total(terms) + more - less)
+    torch.testing.assert_close(objective.total(terms), objective.total(whole) + more - less)
 
 
 def test_a_frozen_encoder_is_not_run_and_learns_nothing():

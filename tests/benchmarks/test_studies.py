@@ -1,0 +1,168 @@
+"""The studies: training data without test sentences, students, runs, stored results, tables and figures."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from matplotlib.image import imread
+from transformers import AutoModel, AutoTokenizer
+
+from benchmarks.reproduction import ibkd, matryoshka_distillation, regularizers, sts_finetuning
+from benchmarks.reproduction.ibkd_figures import draw_alignment_and_uniformity, draw_covariances
+from benchmarks.reproduction.regularizers import DIMS, ENCODERS, settings_of
+from benchmarks.reproduction.study import add_results, print_table
+from tests.conftest import padded_batch
+from trainers import Granularity, Grid, Teacher
+from trainers.evaluation.readers import read_rows
+
+
+def sentences_of_pairs(data: Path) -> list[str]:
+    return [sentence for pair in sts_finetuning.training_pairs(data) for sentence in pair]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("training_texts", "tests", "least"),
+    [
+        (ibkd.unlabelled, ibkd.STS_TESTS, 50_000),
+        (regularizers.corpus, regularizers.TESTS, 15_000),
+        (sentences_of_pairs, sts_finetuning.TESTS, 60_000),
+    ],
+)
+def test_no_sentence_of_an_evaluation_set_is_trained_on(
+    data_folder, training_texts: Callable[[Path], list[str]], tests: Iterable[str], least: int
+):
+    texts = training_texts(data_folder)
+    assert len(texts) > least and texts == training_texts(data_folder), "the same texts in every run"
+    assert training_texts is sentences_of_pairs or len(texts) == len(set(texts))
+    trained = {text.strip().lower() for text in texts}
+    splits = [(name, "test") for name in tests]
+    for name, split in [*splits, ("stsb", "dev")] if training_texts is sentences_of_pairs else splits:
+        for row in read_rows(data_folder / name / f"{split}.jsonl.gz"):
+            sides = {row[side].strip().lower() for side in ("text", "sentence1", "sentence2") if side in row}
+            assert not trained & sides
+
+
+def test_the_student_is_the_first_layers_of_the_teacher(minilm, tmp_path, monkeypatch):
+    monkeypatch.setattr(ibkd, "FOLDER", tmp_path)
+    student, teacher = ibkd.untrained_student().eval(), AutoModel.from_pretrained(minilm)
+    assert len(student.layers) == student.config.num_hidden_layers == 3
+    batch = padded_batch(vocab_size=5000)
+    with torch.no_grad():
+        expected = teacher(**batch, output_hidden_states=True).hidden_states[3]
+        found = student(**batch).last_hidden_state
+    mask = batch["attention_mask"].bool()
+    torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
+
+
+def test_the_reinitialised_encoder_is_the_same_for_every_seed(minilm):
+    torch.manual_seed(1)
+    first = ENCODERS["reinitialised"]().state_dict()
+    torch.manual_seed(2)
+    second, whole = ENCODERS["reinitialised"]().state_dict(), ENCODERS["contrastive"]().state_dict()
+    assert first.keys() == second.keys() < whole.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    kept = {name for name in first if torch.equal(first[name], whole[name])}
+    drawn = {name for name in first if name.startswith("encoder.layer.3.")}
+    assert drawn and not kept & {name for name in drawn if name.endswith("weight")}
+    assert set(first) - drawn == kept - drawn
+
+
+TEXTS = [f"sentence number {row} about {row * 7}" for row in range(140)]
+ONE_STEP = {"max_steps": 1, "per_device_train_batch_size": 4, "use_cpu": True}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["HPD-128, normalised", "IBKD (ours), fine-tuned, 128"])
+def test_a_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
+    pytest.importorskip("sentence_transformers")
+    monkeypatch.setattr(ibkd, "FOLDER", tmp_path)
+    tokenizer, model = AutoTokenizer.from_pretrained(minilm), ibkd.untrained_student()
+    before = model.layers[0].mlp.up_proj.weight.detach().clone()
+    if name in ibkd.SECOND:
+        rows = Dataset.from_dict({"anchor": TEXTS[:8], "positive": TEXTS[8:16], "negative": TEXTS[16:24]})
+        trainer = ibkd.SECOND[name].train(model, tokenizer, rows, **ONE_STEP)
+    else:
+        parts = {"teacher": Teacher(minilm).embed(TEXTS, tmp_path / "teachers")}
+        rows = Dataset.from_dict({"text": TEXTS})
+        trainer = ibkd.FIRST[name].train(model, tokenizer, rows, parts, **ONE_STEP)
+    assert not before.equal(model.layers[0].mlp.up_proj.weight)
+    assert (trainer.projection is not None) == ("128" in name)
+
+
+@pytest.mark.slow
+def test_a_run_of_matryoshka_distillation_trains(minilm):
+    model = matryoshka_distillation.untrained_head()
+    torch.testing.assert_close(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
+    with torch.no_grad():  # instead of pretraining
+        model.get_output_embeddings().weight.mul_(0.01)
+        model.get_output_embeddings().bias.fill_(-8)
+        model.get_output_embeddings().bias[1000:9000] = 0
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    pieces = matryoshka_distillation.pieces(["the open file has a list of names and text"] * 99, tokenizer)
+    assert {len(ids) for ids in pieces["input_ids"]} == {matryoshka_distillation.TOKENS}
+    shared = {**ONE_STEP, "per_device_train_batch_size": 2, "warmup_steps": 0}
+    trainer = matryoshka_distillation.RUNS["6x384>2x32"].train(model, tokenizer, pieces, **shared)
+    assert trainer.state.global_step == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(regularizers.RUNS))
+def test_every_run_of_a_regularizer_trains(name, minilm):
+    model, grid = ENCODERS["reinitialised"](), None if name == "SimCSE" else "4x16,384"
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    rows = Dataset.from_dict({"text": TEXTS[:8]})
+    tokenizer = AutoTokenizer.from_pretrained(minilm)
+    regularizers.RUNS[name].train(model, tokenizer, rows, unsupervised=True, grid=grid, **ONE_STEP)
+    assert any(not torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.slow
+def test_settings_of_a_study_do_not_replace_the_arguments_of_a_run(minilm):
+    name, options = "MIC with PIC (ours)", Namespace(encoder="reinitialised", pooling="cls", steps=1, batch_size=4)
+    rows = Dataset.from_dict({"text": TEXTS[:8]})
+    tokenizer, settings = AutoTokenizer.from_pretrained(minilm), settings_of(name, options, 4, seed=0)
+    trainer = regularizers.RUNS[name].train(ENCODERS["reinitialised"](), tokenizer, rows, **settings)
+    parts = trainer.accelerator.unwrap_model(trainer.model).objective.parts
+    assert parts["scr"].layers == parts["sir"].layers == [4]
+    assert (parts["scr"].variance_weight, parts["sir"].weights["variation"], parts["sir"].pooling) == (0.0, 0.0, "cls")
+    assert (parts["pic"].pooling, parts["pic"].detach_target) == ("mean", True)
+
+
+def test_results_of_one_study_are_kept_and_those_of_others_dropped(tmp_path):
+    file, about = tmp_path / "results" / "study.json", {"command": "c", "settings": {"steps": 1}}
+    scores = {"stsb": {Granularity(4, dim): dim / 1000 for dim in DIMS}}
+    add_results(file, {"MRL": {"0": scores}}, about)
+    add_results(file, {"MRL": {"1": scores}}, about)
+    results = add_results(file, {"MIC": {"0": scores}}, about)
+    assert {name: list(seeds) for name, seeds in results["scores"].items()} == {"MRL": ["0", "1"], "MIC": ["0"]}
+    assert results["scores"]["MRL"]["1"]["stsb"]["4x16"] == 0.016
+    results = add_results(file, {"MIC": {"0": scores}}, about | {"settings": {"steps": 2}})
+    assert list(results["scores"]) == ["MIC"]
+
+
+def test_tables_print_percentages_or_plain_values(capsys):
+    g = Granularity(2, 16)
+    results = {
+        "scores": {"a": {"0": {"t": {"2x16": 0.5}}}, "b": {"0": {"t": {"2x16": 0.25}}, "1": {"t": {"2x16": 0.75}}}}
+    }
+    print_table(results, ["a", "b"], ["t"], Grid((g,)))
+    assert "| 2x16 | **50.0** | 50.0 |" in capsys.readouterr().out
+    results["scores"]["a"]["0"]["t"]["2x16"] = 6.1234
+    print_table(results, ["a", "b"], ["t"], Grid((g,)), percent=False, best=min)
+    assert "| 2x16 | 6.123 | **0.500** |" in capsys.readouterr().out
+
+
+def test_figures_of_any_number_of_students(tmp_path):
+    covariances = {f"run {n}": np.cov(np.random.default_rng(n).normal(size=(32, 100))) for n in range(3)}
+    draw_covariances(covariances, tmp_path / "covariance.png")
+    height, width = imread(tmp_path / "covariance.png").shape[:2]
+    assert 2 < width / height < 4
+    draw_alignment_and_uniformity({"a": (-2.0, 0.3), "b": (-3.0, 0.4)}, tmp_path / "map.png")
+    assert imread(tmp_path / "map.png").std() > 0.01
