@@ -34,6 +34,7 @@ NAMES = (
     "teacher_cache",
     "exit_fit",
     "elastic_loading",
+    "static_query",
     "grid_evaluation",
     "bulk_embedding",
     "quantised_search",

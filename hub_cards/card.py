@@ -28,6 +28,7 @@ from .sections import generated, join, merge, parse
 from .tables import (
     asymmetric_table,
     engine_table,
+    hybrid_table,
     markdown,
     task_table,
     task_type_table,
@@ -188,6 +189,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "fitted": checkpoint.fitted,
         "exits": exit_values(checkpoint),
         "asymmetric": asymmetric_values(results) if results and results.asymmetric_searches else None,
+        "hybrid": hybrid_values(results) if results and results.hybrid_searches else None,
         "example_words": meaning_of(small or checkpoint.full),
         "cut": source.cut,
         "native": checkpoint.exported_from,
@@ -259,6 +261,11 @@ def asymmetric_values(results: GridResults) -> dict[str, Any]:
     """The measured searches with queries and documents at different layers, at the widest dim."""
     dim = max(search.dim for search in results.asymmetric_searches)
     return {"dim": dim, "metric": results.main_metric("retrieval"), "table": asymmetric_table(results, dim)}
+
+
+def hybrid_values(results: GridResults) -> dict[str, Any]:
+    """The measured searches with BM25 beside embeddings, at the widest dim."""
+    return {"metric": results.main_metric("retrieval"), "table": hybrid_table(results)}
 
 
 def titled(task_type: str) -> str:

@@ -16,13 +16,13 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
+from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers.core.compute import device_of
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
 from trainers.core.states import Pooling, longest_text
 from trainers.evaluation.encoding import GridEncoder, Role
-from trainers.hub.modules import find_projection, published_options, published_pooling
 from trainers.hub.quantizer import QUANTIZER_FOLDER, find_quantizer
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord
 
@@ -143,7 +143,7 @@ class Checkpoint:
     @cached_property
     def projection(self) -> Projection | None:
         """Its projection, if there is one."""
-        return find_projection(str(self.folder))
+        return Projection.of(self.settings.projection)
 
     @cached_property
     def quantizer_config(self) -> M3BertQuantizerConfig | None:
@@ -171,9 +171,14 @@ class Checkpoint:
         return f"the quantizer reads {config.hidden_size} dims (layers: {layers}), and this model is {size}"
 
     @cached_property
+    def settings(self) -> EmbeddingSettings:
+        """How token states become an embedding."""
+        return EmbeddingSettings.read(self.folder)
+
+    @property
     def pooling(self) -> Pooling:
         """How token states become a vector."""
-        return published_pooling(str(self.folder)) or "mean"
+        return self.settings.pooling
 
     @property
     def exported_from(self) -> dict[str, Any] | None:
@@ -227,21 +232,16 @@ class Checkpoint:
         exits = [Granularity(layer, dim) for layer in self.exit_layers for dim in dims]
         return Grid(tuple(dict.fromkeys([*members, *exits])))
 
-    @cached_property
-    def published(self) -> dict[str, Any]:
-        """`max_length` and `prompts` for embedding texts."""
-        return published_options(str(self.folder))
-
     @property
     def prompts(self) -> dict[Role, str]:
         """Role -> prompt before texts of that role."""
         roles: tuple[Role, ...] = ("query", "document")
-        return {role: self.published["prompts"][role] for role in roles if self.published["prompts"].get(role)}
+        return {role: self.settings.prompts[role] for role in roles if self.settings.prompts.get(role)}
 
     @property
     def max_length(self) -> int:
         """Longest text in tokens."""
-        return longest_text(self.config, self.tokenizer, self.published["max_length"])
+        return longest_text(self.config, self.tokenizer, self.settings.max_length)
 
     def load(self, **options: Any) -> PreTrainedModel:
         """Load the whole model, head included."""
@@ -254,17 +254,9 @@ class Checkpoint:
 
     def encoder(self, grid: Grid | None = None, **options: Any) -> GridEncoder:
         """Load the encoder to embed texts over a grid. Default: its own grid."""
-        model = transformers.AutoModel.from_pretrained(self.folder, use_safetensors=True, **options).eval()
-        return GridEncoder(
-            model.to(device_of()),
-            self.tokenizer,
-            grid or self.grid,
-            pooling=self.pooling,
-            max_length=self.max_length,
-            prompts=self.prompts,
-            projection=self.projection,
-            quantizer=self.quantizer,
-        )
+        encoder = GridEncoder.from_pretrained(self.folder, grid=grid or self.grid, model_kwargs=options)
+        encoder.model.to(device_of())
+        return encoder
 
     def files(self) -> Iterator[tuple[str, str | None]]:
         """

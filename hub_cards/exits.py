@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from modeling_m3bert.native_m3bert import without_native
+
 from .checkpoint import Checkpoint
 from .tables import markdown
 
@@ -27,11 +29,17 @@ def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
     if not checkpoint.exit_layers:
         return None
     fit, layer = checkpoint.config.exit_fit, query_layer(checkpoint)
+    static = checkpoint.config.static_layers
+    cheapest = "the static table only" if 0 in static else "the embedding layer only"
+    joint = [one for one in static if one > 0]
     return {
         "below": layers_in_words(checkpoint.query_layers) if checkpoint.query_layers else None,
-        "embeddings": 0 in checkpoint.query_layers,
+        "embeddings": 0 in checkpoint.query_layers and 0 not in static,
+        "static": 0 in checkpoint.query_layers and 0 in static,
+        "router": without_native(checkpoint.config) is None,
+        "joint": layers_in_words(joint) if joint else None,
         "query_layer": layer,
-        "query_words": "the embedding layer only" if layer == 0 else f"{layer} of {checkpoint.full.layer} layers",
+        "query_words": cheapest if layer == 0 else f"{layer} of {checkpoint.full.layer} layers",
         "fit": fit,
         "target": target_in_words(fit) if fit else None,
         "basis": BASES[fit["basis"]] if fit else None,

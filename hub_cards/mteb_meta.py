@@ -13,7 +13,6 @@ from safetensors import safe_open
 from transformers import AutoModel
 
 from trainers.core.extras import require_extra
-from trainers.hub.modules import SIMILARITY_FILE, read_published
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 
 from .checkpoint import Checkpoint
@@ -61,7 +60,6 @@ def mteb_meta(checkpoint: Checkpoint, repo_id: str, revision: str | None = None)
     full, projection, trained = checkpoint.full, checkpoint.projection, checkpoint.trained_grid
     dims = [g.dim for g in trained or () if g.layer == full.layer and g.dim < full.dim]
     parameters = costs(checkpoint.config, [full])[full].parameters
-    similarity = read_published(str(checkpoint.folder), SIMILARITY_FILE).get("similarity_fn_name")
     datasets = card.get("datasets", [])
     with torch.device("meta"):
         embeddings = AutoModel.from_config(checkpoint.config).get_input_embeddings()
@@ -84,8 +82,7 @@ def mteb_meta(checkpoint: Checkpoint, repo_id: str, revision: str | None = None)
         public_training_data=f"https://huggingface.co/datasets/{datasets[0]}" if len(datasets) == 1 else None,
         framework=["Sentence Transformers", "PyTorch", "Transformers", "safetensors", *exported],
         reference=f"https://huggingface.co/{repo_id}",
-        # sentence-transformers takes null for cosine.
-        similarity_fn_name=mteb.ScoringFunction(similarity or "cosine"),
+        similarity_fn_name=mteb.ScoringFunction(checkpoint.settings.similarity),
         use_instructions=any(checkpoint.prompts.values()),
         training_datasets=None,
         adapted_from=card.get("base_model"),

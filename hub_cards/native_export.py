@@ -18,7 +18,6 @@ from modeling_m3bert import M3BertModel, convert_to_native
 from modeling_m3bert.native_m3bert import output_map
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
-from trainers.hub.modules import write_modules
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 
 from .checkpoint import LICENSES, Checkpoint
@@ -36,12 +35,14 @@ def export_native(
     encoder_only: bool = False,
 ) -> Checkpoint:
     """
-    Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both.
+    Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both, except at layers
+    that read the static table.
 
     The folder holds the encoder, the tokenizer, and for an embedding model the modules of sentence-transformers:
-    pooling, prompts, and a Dense module with the exit, the output dim and the projection, where there are any. It also
-    holds the quantizer, if there is one that fits the granularity; that is loaded with remote code. The
-    config says under `exported_from` which granularity of which weights it is.
+    pooling, prompts, normalisation, and a Dense module with the exit, the output dim and the projection, where there
+    are any. It also holds the quantizer, if there is one that fits the granularity; that is loaded with remote code.
+    The config says under `exported_from` which granularity of which weights it is. A layer that reads the static table
+    is exported with the map of its state alone ([`state_only`]), which gives other embeddings.
 
     Args:
         checkpoint ([`Checkpoint`]): A post-norm m3BERT.
@@ -73,18 +74,14 @@ def export_native(
         "full_size": str(checkpoint.full),
         "weights": checkpoint.weights_fingerprint,
         "converted_from": checkpoint.config.converted_from,
+        **({"state_only": True} if state_only(checkpoint, size.layer) else {}),
     }
     native.save_pretrained(folder)
     checkpoint.tokenizer.save_pretrained(folder)
     if loaded is loaded.base_model:
-        write_modules(
-            folder,
-            width=native.config.hidden_size,
-            max_length=checkpoint.max_length,
-            pooling=checkpoint.pooling,
-            prompts=checkpoint.published["prompts"],
-            projection=dense_of(loaded, projection, size.dim),
-        )
+        dense = dense_of(loaded, projection, size.dim)
+        settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
+        settings.write(folder, width=native.config.hidden_size)
     if checkpoint.record is not None:
         lost = lost_layers(checkpoint, size)
         kept = [g for g in Grid.parse(checkpoint.record.grid) if g.layer not in lost]
@@ -138,6 +135,12 @@ def dense_of(model: M3BertModel, projection: Projection | None, dim: int) -> Pro
     dense = Projection(width, len(weight), bias=bias is not None)
     dense.load_state_dict({"weight": weight} | ({} if bias is None else {"bias": bias}))
     return dense
+
+
+def state_only(checkpoint: Checkpoint, layer: int) -> bool:
+    """Whether the exit of a native export at this layer reads the state alone, where that of the m3BERT also reads the
+    static table. No module of sentence-transformers adds the two."""
+    return layer > 0 and layer in getattr(checkpoint.config, "static_layers", [])
 
 
 def lost_layers(checkpoint: Checkpoint, size: Granularity) -> set[int]:

@@ -53,7 +53,7 @@ class TextEmbedder(nn.Module):
     def __init__(self, encoder: GridEncoder, granularity: Granularity, normalize: bool):
         super().__init__()
         self.model, self.projection, self.pooling = encoder.model, encoder.projection, encoder.pooling
-        self.granularity, self.normalize = granularity, normalize
+        self.granularity, self.normalize, self.looks_up = granularity, normalize, encoder.looks_up
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """
@@ -61,6 +61,9 @@ class TextEmbedder(nn.Module):
         `(batch, tokens, dim)`; before a projection, which needs all of them, they are `(batch, tokens, hidden_size)`.
         """
         layer, dim = self.granularity.layer, self.granularity.dim
+        if self.looks_up:
+            static = unwrap_encoder(self.model).static_states(input_ids, attention_mask)
+            return static.expand(-1, input_ids.shape[1], -1), truncate(static[:, 0], dim, self.normalize)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         states: TextStates = nested_states(self.model, inputs, [layer])
         if self.projection is None:
@@ -71,7 +74,7 @@ class TextEmbedder(nn.Module):
 
 
 def export_onnx(
-    encoder: GridEncoder, granularity: Granularity, file: Path, *, normalize: bool = True, opset: int = 18
+    encoder: GridEncoder, granularity: Granularity, file: Path, *, normalize: bool | None = None, opset: int = 18
 ) -> Path:
     """
     Write an encoder at one granularity to an ONNX file, after checking that the graph gives the same embeddings as
@@ -90,7 +93,7 @@ def export_onnx(
         encoder ([`GridEncoder`]): An encoder of any supported architecture. It is not changed.
         granularity ([`Granularity`]): Any granularity of the model, whether or not it is in the encoder's grid.
         file (`Path`): File to write; missing folders are created.
-        normalize (`bool`, *optional*, defaults to `True`): Whether the graph L2-normalises the embeddings.
+        normalize (`bool`, *optional*): Whether the graph L2-normalises the embeddings. Default: as the encoder does.
         opset (`int`, *optional*, defaults to 18): Version of the ONNX operators, in 18..23.
 
     Returns:
@@ -106,6 +109,7 @@ def export_onnx(
     ```
     """
     require_onnx()
+    normalize = encoder.normalize if normalize is None else normalize
     if opset not in OPSETS:
         raise ValueError(f"opset={opset} must be within {OPSETS[0]}..{OPSETS[-1]}.")
     exported = as_exported(encoder, granularity)
@@ -138,7 +142,7 @@ def largest_difference(encoder: GridEncoder, model: Path | bytes) -> float:
     session = open_session(model)
     metadata = session.get_modelmeta().custom_metadata_map
     (granularity,) = Grid.parse(metadata["granularity"])
-    alone = as_exported(encoder, granularity)
+    alone = replace(as_exported(encoder, granularity), normalize=False)  # the graph may not normalise
     embedder = TextEmbedder(alone, granularity, metadata["normalized"] == "true")
     differences = []
     for texts in CHECKED:
@@ -268,7 +272,7 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
     model, projection = copy.deepcopy((encoder.model, encoder.projection))
     model = model.to("cpu", torch.float32).eval()
     unwrap_encoder(model).set_attn_implementation("eager")
-    return replace(
+    exported = replace(
         encoder,
         model=model,
         grid=Grid((granularity,)),
@@ -278,6 +282,10 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
         compute_dtype=None,
         projection=projection and projection.to("cpu", torch.float32),
     )
+    if exported.looks_up:  # the graph holds the columns that it reads
+        table = unwrap_encoder(model).static_table
+        table.weight = nn.Parameter(table.weight[:, : granularity.dim].contiguous())
+    return exported
 
 
 def trace(embedder: TextEmbedder, opset: int) -> Any:

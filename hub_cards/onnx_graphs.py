@@ -10,7 +10,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from importlib.metadata import version
 from itertools import islice
@@ -27,7 +27,6 @@ from trainers.evaluation.encoding import GridEncoder, Role
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import load_task
 from trainers.evaluation.tasks import find_tasks
-from trainers.hub.modules import write_modules
 
 from .checkpoint import full_size
 from .onnx_export import PACKAGES, embed, export_onnx, halve_onnx, open_session, quantize_onnx
@@ -121,7 +120,7 @@ def write_graphs(
     *,
     int8: bool = False,
     fp16: bool = False,
-    normalize: bool = True,
+    normalize: bool | None = None,
     opset: int = 18,
     tasks: Sequence[str] = (),
     data: Path | None = None,
@@ -138,7 +137,7 @@ def write_graphs(
         folder (`Path`): Folder of the checkpoint.
         int8 (`bool`, *optional*, defaults to `False`): Write each granularity also in 8 bits.
         fp16 (`bool`, *optional*, defaults to `False`): Write each graph also in float16.
-        normalize (`bool`, *optional*, defaults to `True`): Whether the graphs L2-normalise the embeddings.
+        normalize (`bool`, *optional*): Whether the graphs L2-normalise the embeddings. Default: as the encoder does.
         opset (`int`, *optional*, defaults to 18): Version of the ONNX operators.
         tasks (`Sequence[str]`, *optional*): Tasks to score each graph on. Default: STS-B, if it is in `data`.
         data (`Path`, *optional*): Folder of local data sets.
@@ -189,14 +188,7 @@ def write_encoder_files(encoder: GridEncoder, folder: Path) -> None:
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_length  # the only limit that transformers.js reads
     tokenizer.save_pretrained(folder)
-    write_modules(
-        folder,
-        width=full_size(config).dim,
-        max_length=max_length,
-        pooling=encoder.pooling,
-        prompts={str(role): prompt for role, prompt in encoder.prompts.items()},
-        projection=encoder.projection,
-    )
+    replace(encoder.settings, max_length=max_length).write(folder, width=full_size(config).dim)
 
 
 def find_evaluators(names: Sequence[str], data: Path | None) -> dict[str, Evaluator]:

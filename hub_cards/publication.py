@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,12 @@ from huggingface_hub.utils import validate_repo_id
 from transformers import TorchAoConfig
 
 import modeling_m3bert
+from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.settings_m3bert import MODULES_FILE
 from trainers.core.codes import CODES
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
-from trainers.hub.modules import MODULES_FILE, write_modules
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 
 from .card import CardSource, render_card
@@ -31,7 +32,7 @@ from .codes import without_learned_codes
 from .eval_results import eval_results, write_eval_results
 from .figures import TITLES, draw_all
 from .metadata import Statements
-from .native_export import export_native, lost_layers
+from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
 from .upload import CARD, RESULTS, Publication, published_card
 
@@ -130,6 +131,12 @@ def prepare(
         raise ValueError("onnx needs weights in full precision: publish without quantize.")
     if results is not None and options.quantize:
         raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
+    if results is not None and options.native and state_only(checkpoint, full.layer):
+        logger.warning(
+            f"The scores of layer {full.layer} are left out: they are of an exit that reads the static table, which a "
+            "native export lacks. Evaluate the folder of `m3bert export --format native`."
+        )
+        results = None
     if results is not None:
         lost: Collection[int] = ()  # layers whose exits the published model does not have
         if options.native:
@@ -241,8 +248,7 @@ def rebuild(checkpoint: Checkpoint, folder: Path, options: Options, published: I
         if not (folder / name).exists() and not name.startswith("model"):
             link_or_copy(checkpoint.folder / name, folder / name)
     if wanted is not None and (folder / MODULES_FILE).is_file():
-        published = checkpoint.published | {"max_length": checkpoint.max_length}
-        write_modules(folder, width=wanted.dim, pooling=checkpoint.pooling, **published)
+        replace(checkpoint.settings, max_length=checkpoint.max_length).write(folder, width=wanted.dim)
 
 
 def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) -> None:
@@ -258,13 +264,11 @@ def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) 
         shutil.copyfile(file, folder / name)
     if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
         settings = results.settings if results is not None else {}
-        write_modules(
-            folder,
-            width=staged.full.dim,
-            max_length=staged.max_length,
+        EmbeddingSettings(
             pooling=settings.get("pooling", "mean"),
             prompts=settings.get("prompts", {}),
-        )
+            max_length=staged.max_length,
+        ).write(folder, width=staged.full.dim)
 
 
 def link_or_copy(source: Path, target: Path) -> None:

@@ -208,6 +208,41 @@ def asymmetric_table(results: GridResults, dim: int) -> str:
     return markdown([*header, *(["ms per query"] if results.latency else [])], map(row, layers))
 
 
+def hybrid_table(results: GridResults) -> str:
+    """
+    One row per layer of the queries: the main metric in percent, mean over the retrieval tasks, of exact search with
+    documents at the last layer, alone and with BM25 beside it. The last row is BM25 alone.
+
+    Args:
+        results ([`GridResults`]): Results with hybrid searches, which are shown at the widest dim.
+
+    Returns:
+        `str`: the table.
+    """
+    searches = results.hybrid_searches
+    dim = max(search.dim for search in searches if search.dim is not None)
+    values: dict[tuple[int | None, str | None], list[float]] = {}
+    for search in searches:
+        if search.dim in (dim, None):
+            values.setdefault((search.query_layer, search.fusion), []).append(search.value)
+    tasks = list(dict.fromkeys(search.task for search in searches))
+    last = max(search.document_layer for search in searches if search.document_layer is not None)
+    alone = {
+        layer: value for (g, layer), value in results.asymmetric_quality(tasks).items() if g == Granularity(last, dim)
+    }
+    alone[last] = results.quality(tasks)[Granularity(last, dim)]
+    rows = [
+        [
+            f"{layer}x{dim}",
+            percent(alone[layer]) if layer in alone else "",
+            *(percent(mean(values[layer, fusion])) for fusion in ("scores", "ranks")),
+        ]
+        for layer in sorted({layer for layer, _ in values if layer is not None})
+    ]
+    rows.append(["BM25 alone", "", *[percent(mean(values[None, None]))] * 2])
+    return markdown(["queries", "embeddings", "with BM25, by scores", "with BM25, by ranks"], rows)
+
+
 def latency_note(latency: Latency) -> str:
     """What the times of a latency are, for the text below a table of them."""
     return (
@@ -317,4 +352,6 @@ def report(results: GridResults) -> str:
     if results.asymmetric_searches:
         dim = max(search.dim for search in results.asymmetric_searches)
         parts += [f"## Queries at one layer, documents at another, {dim} dims", asymmetric_table(results, dim)]
+    if results.hybrid_searches:
+        parts += ["## BM25 beside embeddings, documents at the last layer", hybrid_table(results)]
     return "\n\n".join(parts) + "\n"

@@ -16,7 +16,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from trainers.hub.modules import ENCODER_FILE, MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER, SIMILARITY_FILE
+from modeling_m3bert.settings_m3bert import (
+    ENCODER_FILE,
+    MODULES_FILE,
+    POOLING_FOLDER,
+    PROJECTION_FOLDER,
+    SIMILARITY_FILE,
+)
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 from trainers.hub.training_record import RECORD_FILE
 

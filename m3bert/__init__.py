@@ -21,6 +21,7 @@ __version__ = "0.2.0"
 
 # Importing the architecture imports torch, so its names are spelled out.
 ARCHITECTURE = (
+    "EmbeddingSettings",
     "M3BertConfig",
     "M3BertForMaskedLM",
     "M3BertForMultipleChoice",

@@ -23,6 +23,7 @@ from .modeling_m3bert import (
 )
 from .native_m3bert import convert_to_native
 from .quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from .settings_m3bert import EmbeddingSettings
 
 
 AutoConfig.register(M3BertConfig.model_type, M3BertConfig)
@@ -36,6 +37,7 @@ AutoConfig.register(M3BertQuantizerConfig.model_type, M3BertQuantizerConfig)
 AutoModel.register(M3BertQuantizerConfig, M3BertQuantizer)
 
 __all__ = [
+    "EmbeddingSettings",
     "M3BertConfig",
     "M3BertForMaskedLM",
     "M3BertForMultipleChoice",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-import re
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoModel, PreTrainedModel
 
 from .configuration_m3bert import M3BertConfig
 from .modeling_m3bert import M3BertModel
+from .settings_m3bert import EmbeddingSettings, hub_id
 
 
 # Modules of one layer: name in m3BERT -> name in the source model.
@@ -52,7 +54,7 @@ REASONS = {
 }
 
 
-def convert_to_m3bert(model: PreTrainedModel) -> M3BertModel:
+def convert_to_m3bert(source: Any, *, encoder_only: bool = False) -> M3BertModel:
     """
     Convert a BERT-family encoder to an elastic m3BERT whose states are equal at every layer.
 
@@ -61,16 +63,23 @@ def convert_to_m3bert(model: PreTrainedModel) -> M3BertModel:
     is on the right. Poolers and heads are dropped. The result has empty `matryoshka_layers` and `matryoshka_dims`:
     every granularity is legal, but none was trained. `config.name_or_path` keeps the name of the source.
 
+    An embedding model stays one: `save_pretrained` and `push_to_hub` of the result write its pooling, projection,
+    normalisation and prompts ([`EmbeddingSettings`]). Save the source's tokenizer beside it.
+
     Args:
-        model ([`~transformers.PreTrainedModel`]): BERT, RoBERTa, XLM-R, CamemBERT, Data2VecText, ELECTRA or
-            DistilBERT, with or without a head.
+        source (`str`, [`~transformers.PreTrainedModel`] or [`~sentence_transformers.SentenceTransformer`]): BERT,
+            RoBERTa, XLM-R, CamemBERT, Data2VecText, ELECTRA or DistilBERT: a folder, a Hub id, or a model with or
+            without a head.
+        encoder_only (`bool`, *optional*, defaults to `False`): Leave out what makes an embedding model of it.
 
     Returns:
         [`M3BertModel`]: a copy with the same dtype, device and mode (training or evaluation).
 
     Raises:
-        ValueError: if m3BERT cannot represent the encoder exactly. The message gives the reason.
+        ValueError: if m3BERT cannot represent the encoder exactly, or it was published with modules that
+            [`EmbeddingSettings`] does not know. The message gives the reason.
     """
+    model, settings = encoder_and_settings(source, encoder_only)
     encoder = model.base_model
     refuse_unrepresentable(encoder.config)
     converted = M3BertModel(m3bert_config(encoder.config))
@@ -78,7 +87,26 @@ def convert_to_m3bert(model: PreTrainedModel) -> M3BertModel:
         weights = m3bert_weights(encoder.state_dict(), encoder.config)
         converted = converted.to(device=encoder.device, dtype=encoder.dtype)
         converted.load_state_dict(weights)
+    if settings is not None:
+        limit = converted.config.max_position_embeddings
+        converted.embedding_settings = replace(settings, max_length=min(settings.max_length or limit, limit))
     return converted.train(model.training)
+
+
+def encoder_and_settings(source: Any, encoder_only: bool) -> tuple[PreTrainedModel, EmbeddingSettings | None]:
+    """The model of a folder, a Hub id, a SentenceTransformer or a model, and its settings, if it has any."""
+    model, read = source, lambda: EmbeddingSettings.of(model.base_model)
+    if isinstance(source, str | os.PathLike):
+        model = AutoModel.from_pretrained(source, use_safetensors=True)
+    elif not isinstance(source, PreTrainedModel):
+        model = getattr(source, "transformers_model", None)
+        read = partial(EmbeddingSettings.of_sentence_transformer, source)
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(
+            f"{type(source).__name__} cannot be converted: pass a folder, a Hub id, a model of transformers or a "
+            "SentenceTransformer."
+        )
+    return model, None if encoder_only else read()
 
 
 def refuse_unrepresentable(config: Any) -> None:
@@ -182,13 +210,6 @@ def layer_tensors(config: Any) -> dict[str, str]:
         for ours, theirs in names.items()
         for kind in ("weight", "bias")
     }
-
-
-def hub_id(name: str | None) -> str | None:
-    """Return `name` if it is a Hub id, else `None`: a local folder means nothing on other machines."""
-    if not name or os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        return None
-    return name
 
 
 def position_offset(config: Any) -> int:

@@ -264,6 +264,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": M3BertLayer, "attentions": M3BertAttention}
+    # How the states become embeddings, in the encoder of a converted embedding model.
+    embedding_settings: Any = None
 
     def __init__(self, config: M3BertConfig, *args: Any, **kwargs: Any):
         super().__init__(config.cut(), *args, **kwargs)
@@ -300,7 +302,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
     ) -> None:
         """
         Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, and its static table in float16 unless
-        `halve_table=False`, with which training resumes exactly.
+        `halve_table=False`, with which training resumes exactly. A converted embedding model also writes its pooling
+        and prompts.
         """
         if halve_table and self.base_model.static_table is not None:
             state_dict = {
@@ -308,6 +311,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
                 for name, tensor in (self.state_dict() if state_dict is None else state_dict).items()
             }
         super().save_pretrained(save_directory, is_main_process, state_dict, *args, **kwargs)
+        if self.embedding_settings is not None and is_main_process:
+            self.embedding_settings.write(save_directory, width=self.config.resolve_granularity()[1])
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:

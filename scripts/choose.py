@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hub_cards.tables import asymmetric_table, rescored_table, two_stage_table
+from hub_cards.tables import asymmetric_table, hybrid_table, rescored_table, two_stage_table
 from trainers.evaluation.choice import Budget, choose
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import GROUPS
@@ -73,6 +73,8 @@ def main(arguments: list[str]) -> None:
             print(f"\n{rescored_table(results, size)}")
         if any(search.dim == size.dim for search in results.asymmetric_searches):
             print(f"\n{asymmetric_table(results, size.dim)}")
+        if results.hybrid_searches:
+            print(f"\n{hybrid_table(results)}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@ Convert a BERT-family encoder to an elastic m3BERT, whose states are the same at
 
     m3bert convert intfloat/multilingual-e5-base runs/m3bert-from-me5
 
-An embedding model keeps its pooling and prompts, as modules of sentence-transformers; with --encoder_only it does not.
+An embedding model keeps its pooling, projection, normalisation and prompts, as modules of sentence-transformers; with
+--encoder_only it does not.
 With --fit_exits, shallow layers embed into the space of the last one (see `m3bert fit_exits`):
 
     m3bert convert intfloat/multilingual-e5-base runs/elastic --fit_exits texts.txt queries.txt --exit_layers 2 4 8
@@ -11,6 +12,7 @@ With --fit_exits, shallow layers embed into the space of the last one (see `m3be
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .command import argument_parser, compute_of, run_command
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 def convert(source: str, output_dir: str, revision: str | None = None, *, encoder_only: bool = False) -> M3BertModel:
     """
-    Convert an encoder and save it with its code and tokenizer. The modules of an embedding model (pooling, projection,
-    prompts) are saved, too.
+    Convert an encoder and save it with its code and tokenizer. An embedding model stays one, with its pooling,
+    projection, normalisation, prompts and quantizer.
 
     Args:
         source (`str`): Folder or Hub id of the encoder.
@@ -36,29 +38,31 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
         ValueError: if the encoder cannot be converted exactly, or has modules other than a known pooling and one
             projection.
     """
-    from trainers.core.states import longest_text, width_of
-    from trainers.hub.modules import find_projection, published_options, published_pooling, write_modules
+    from trainers.hub.quantizer import find_quantizer, write_quantizer
 
-    pooling = None if encoder_only else published_pooling(source, revision=revision)
-    projection = None if pooling is None else find_projection(source, revision=revision)
-    model, tokenizer = converted(source, revision)
+    model, tokenizer = converted(source, revision, encoder_only=encoder_only)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
-    if pooling is not None:
-        options = published_options(source, revision=revision)
-        options["max_length"] = longest_text(model.config, tokenizer, options["max_length"])
-        write_modules(output_dir, width=width_of(model.config), pooling=pooling, projection=projection, **options)
+    if model.embedding_settings is not None and (quantizer := find_quantizer(source, revision=revision)) is not None:
+        write_quantizer(output_dir, quantizer)
     return model
 
 
-def converted(source: str, revision: str | None = None) -> tuple[M3BertModel, Any]:
+def converted(source: str, revision: str | None = None, *, encoder_only: bool = False) -> tuple[M3BertModel, Any]:
     """The m3BERT of an encoder, and its tokenizer. Raises a ValueError if it cannot be converted exactly."""
     from transformers import AutoModel, AutoTokenizer
 
     from modeling_m3bert import convert_to_m3bert
+    from trainers.core.states import longest_text
 
-    model = convert_to_m3bert(AutoModel.from_pretrained(source, revision=revision, use_safetensors=True))
-    return model, for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
+    model = convert_to_m3bert(
+        AutoModel.from_pretrained(source, revision=revision, use_safetensors=True), encoder_only=encoder_only
+    )
+    tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
+    if (settings := model.embedding_settings) is not None:
+        longest = longest_text(model.config, tokenizer, settings.max_length)
+        model.embedding_settings = replace(settings, max_length=longest)
+    return model, tokenizer
 
 
 def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:

@@ -30,11 +30,11 @@ from trainers.core.extras import require_extra, require_sentence_transformers
 from trainers.core.states import unwrap_encoder
 from trainers.data.stdlib_docs import split_by_module, stdlib_pairs
 from trainers.evaluation import GridEmbeddings, GridEncoder
-from trainers.evaluation.encoding import Role
+from trainers.evaluation.encoding import Role, default_grid
 from trainers.evaluation.precision import Search, Setting, search_at
 
 from .command import parse_options, run_command
-from .encoder import EncoderArguments, grid_of, load_encoder
+from .encoder import EncoderArguments, load_encoder
 from .space import write_space
 
 
@@ -427,7 +427,7 @@ def load(encoding: EncoderArguments) -> tuple[GridEncoder, Corpus]:
             )
         encoding = replace(encoding, model_name_or_path=str(QUICKSTART / "model"))
     encoder = load_encoder(encoding)
-    full = grid_of(None, unwrap_encoder(encoder.model).config, encoder.projection).full
+    full = default_grid(unwrap_encoder(encoder.model).config, encoder.projection).full
     encoder = replace(encoder, grid=Grid(tuple({*encoder.grid, full})))  # a given grid may lack it
     if query_layers(encoder):
         encoder = replace(encoder, grid=Grid.product([full.layer], encoder.grid.dims))  # documents at one layer

@@ -7,15 +7,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from transformers import AutoModel, AutoTokenizer
 
-from trainers import Grid, Projection
+from trainers import Grid
 from trainers.core.codes import CODES
-from trainers.core.compute import ComputeArguments, place
+from trainers.core.compute import ComputeArguments
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
-from trainers.hub.modules import find_projection, published_options, published_pooling
-from trainers.hub.quantizer import find_quantizer
 
 from .sources import default_base
 
@@ -50,7 +47,7 @@ class ReadingArguments:
     batch_size: int = field(default=64, metadata={"help": "Texts of 128 tokens per batch; more of shorter ones."})
     max_length: int | None = field(
         default=None,
-        metadata={"help": "Longest text in tokens; longer ones are truncated. Default: the model's limit."},
+        metadata={"help": "Longest text in tokens; longer ones are truncated. Default: as published."},
     )
     query_prompt: str | None = field(
         default=None, metadata={"help": 'Prompt for queries and single sentences: "query: ". Default: as published.'}
@@ -81,38 +78,21 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
             attention, a code needs a quantizer that it does not have, or no pooling was given and the published one is
             not supported.
     """
-    name = arguments.model_name_or_path or default_base()
-    options = {"revision": arguments.revision, "trust_remote_code": arguments.trust_remote_code}
-    projection = find_projection(name, revision=arguments.revision)
-    model = AutoModel.from_pretrained(name, use_safetensors=True, **options)
-    pooling = arguments.pooling or published_pooling(name, revision=arguments.revision)
-    published = published_options(name, revision=arguments.revision)["prompts"]
-    named: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
-    prompts = {role: published.get(role, "") if prompt is None else prompt for role, prompt in named.items()}
+    prompts: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}
-    return GridEncoder(
-        place(model, arguments),
-        AutoTokenizer.from_pretrained(name, **options),
-        grid_of(arguments.grid, model.config, projection),
-        pooling=pooling or "mean",  # type: ignore[arg-type]  # checked where it is used
+    named: dict[str, Any] = {"pooling": arguments.pooling, "max_length": arguments.max_length}
+    return GridEncoder.from_pretrained(
+        arguments.model_name_or_path or default_base(),
+        grid=arguments.grid,
+        revision=arguments.revision,
+        trust_remote_code=arguments.trust_remote_code,
+        compute=arguments,
         batch_size=arguments.batch_size,
-        max_length=arguments.max_length,
+        prompts={role: prompt for role, prompt in prompts.items() if prompt is not None},
         max_lengths={role: length for role, length in lengths.items() if length is not None},
-        prompts={role: prompt for role, prompt in prompts.items() if prompt},
         dtype=dtype,
-        projection=projection,
-        compute_dtype=arguments.autocast_dtype,
-        quantizer=find_quantizer(name, revision=arguments.revision),
+        **{name: value for name, value in named.items() if value is not None},
     )
-
-
-def grid_of(text: str | None, config: Any, projection: Projection | None) -> Grid:
-    """The grid of the options, or else the model's. A model with a projection has the projection's full width only."""
-    if text:
-        return Grid.parse(text)
-    if projection is None:
-        return Grid.of(config)
-    return Grid.product([config.num_hidden_layers], [projection.out_features])
 
 
 def load_as(arguments: EncoderArguments, reading: Mapping[str, Any], grid: Grid) -> GridEncoder:

@@ -116,6 +116,13 @@ class EvaluationArguments:
         },
     )
     no_asymmetric: bool = field(default=False, metadata={"help": "Do not measure searches between layers."})
+    hybrid: bool = field(
+        default=False,
+        metadata={
+            "help": "For retrieval: also measure BM25, alone and beside embeddings, with queries at each layer that "
+            "shares the space of the last one. Needs the extra `hybrid`."
+        },
+    )
     embeddings_dir: str | None = field(
         default=None,
         metadata={"help": "Keep the embeddings in this folder; an interrupted run resumes from it. Default: do not."},
@@ -183,6 +190,7 @@ def main(arguments: list[str]) -> None:
         folder=Path(options.embeddings_dir) if options.embeddings_dir else None,
         two_stages=options.two_stages,
         asymmetric=options.asymmetric if options.asymmetric or options.no_asymmetric else None,
+        hybrid=options.hybrid,
         seed=options.seed,
         verbose=True,
     )

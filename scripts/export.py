@@ -11,28 +11,28 @@ Prompts are not in the graph: prepend them to the texts. Needs the extra `onnx`.
 
     m3bert export --format native --model_name_or_path runs/model --granularity 4x64 --output_dir runs/bert-4x64
 
-writes a plain BERT, RoBERTa, XLM-R, ... that needs no remote code; `m3bert export --format native --help` lists its
-options.
+writes a plain BERT, RoBERTa, XLM-R, ... that needs no remote code. `--format static` writes the static table for
+sentence-transformers and model2vec, `--format router` queries by this table and documents by all layers as one model.
+`m3bert export --format native --help`, and the like, list their options.
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hub_cards.onnx_export import OPSETS, require_onnx
 from hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
-from trainers.core.states import longest_text, unwrap_encoder
-from trainers.hub.modules import published_options
 
-from . import export_native
+from . import export_native, export_static
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, load_encoder
 from .sources import default_base, local_data
 
 
-FORMATS = ("onnx", "native")
+OTHER_FORMATS = {"native": export_native.main, "static": export_static.main, "router": export_static.main}
+FORMATS = ("onnx", *OTHER_FORMATS)
 
 
 @dataclass
@@ -44,7 +44,9 @@ class ExportArguments:
         default_factory=list, metadata={"help": "Granularities to export besides the full size: 2x64 4x64."}
     )
     output_dir: str = field(default="runs/onnx", metadata={"help": "Folder for the files."})
-    normalize: bool = field(default=True, metadata={"help": "L2-normalise the embeddings."})
+    normalize: bool | None = field(
+        default=None, metadata={"help": "L2-normalise the embeddings. Default: as the model was published."}
+    )
     opset: int = field(default=18, metadata={"help": "Version of the ONNX operator set, 18 to 23."})
     int8: bool = field(default=False, metadata={"help": "Also write each granularity with 8-bit weights."})
     fp16: bool = field(default=False, metadata={"help": "Also write each graph in float16."})
@@ -57,8 +59,9 @@ class ExportArguments:
 def main(arguments: list[str]) -> None:
     formats = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     formats.add_argument("--format", default="onnx")
-    if formats.parse_known_args(arguments)[0].format == "native":
-        export_native.main(arguments)
+    chosen = formats.parse_known_args(arguments)[0].format
+    if chosen in OTHER_FORMATS:
+        OTHER_FORMATS[chosen](arguments)
         return
     encoding, options = parse_options((EncoderArguments, ExportArguments), __doc__, arguments)
     if options.format not in FORMATS:
@@ -75,10 +78,6 @@ def main(arguments: list[str]) -> None:
     encoding.grid = encoding.grid or ",".join(options.granularities)
     source, folder = encoding.model_name_or_path or default_base(), Path(options.output_dir)
     encoder = load_encoder(encoding)
-    if encoding.max_length is None:
-        published = published_options(source, revision=encoding.revision)["max_length"]
-        longest = longest_text(unwrap_encoder(encoder.model).config, encoder.tokenizer, published)
-        encoder = replace(encoder, max_length=longest)
     if folder.resolve() != Path(source).resolve():
         write_encoder_files(encoder, folder)
     report = write_graphs(

@@ -17,7 +17,7 @@ from huggingface_hub import snapshot_download
 from transformers.utils import logging
 
 from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native
+from hub_cards.native_export import export_native, state_only
 from modeling_m3bert.conversion_m3bert import hub_id
 from trainers.core.granularity import Granularity
 from trainers.hub.serving import problems_for_servers
@@ -44,23 +44,37 @@ class NativeArguments:
     encoder_only: bool = field(default=False, metadata={"help": "Leave out a head."})
 
 
+def new_folder(name: str) -> Path:
+    """The folder of an export, which must be new or empty."""
+    folder = Path(name)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"--output_dir {folder} is not empty: name a new folder.")
+    return folder
+
+
+def checkpoint_of(name_or_path: str, revision: str | None = None) -> Checkpoint:
+    """A checkpoint in a folder, or downloaded from the Hub."""
+    folder = Path(name_or_path)
+    if not folder.is_dir():
+        if hub_id(name_or_path) is None:
+            raise ValueError(f"{folder} is neither a folder nor a Hub id.")
+        folder = Path(snapshot_download(name_or_path, revision=revision))
+    logging.disable_progress_bar()
+    return Checkpoint(folder)
+
+
 def main(arguments: list[str]) -> None:
     (options,) = parse_options((NativeArguments,), __doc__, arguments)
-    source = Path(options.model_name_or_path)
-    if not source.is_dir():
-        if hub_id(options.model_name_or_path) is None:
-            raise ValueError(f"{source} is neither a folder nor a Hub id.")
-        source = Path(snapshot_download(options.model_name_or_path, revision=options.revision))
     granularity = Granularity.parse(options.granularity) if options.granularity else None
-    output = Path(options.output_dir)
-    if output.is_dir() and any(output.iterdir()):
-        raise ValueError(f"--output_dir {output} is not empty: name a new folder.")
-    logging.disable_progress_bar()
+    output = new_folder(options.output_dir)
+    checkpoint = checkpoint_of(options.model_name_or_path, options.revision)
     native = export_native(
-        Checkpoint(source), output, granularity, model_type=options.model_type, encoder_only=options.encoder_only
+        checkpoint, output, granularity, model_type=options.model_type, encoder_only=options.encoder_only
     )
     architecture = native.config.architectures[0]
     print(f"{output}: {architecture}, {native.full} of {options.model_name_or_path}; needs no remote code.")
+    if state_only(checkpoint, native.config.num_hidden_layers):
+        print("Its exit reads the state alone, not the static table as that of the m3BERT: evaluate this folder.")
     if native.head == "AutoModel":
         for problem in problems_for_servers(output):
             print(f"Servers may refuse it: {problem}")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,13 +76,14 @@ def save_with_exits(
     Raises:
         ValueError: as [`fit_exits`], or if a file cannot be read or lacks the column.
     """
+    from modeling_m3bert import EmbeddingSettings
     from trainers.core.compute import place
     from trainers.core.dataset_checks import require_columns
+    from trainers.core.projection import Projection
     from trainers.core.states import longest_text, width_of
     from trainers.data.files import load_files
     from trainers.data.teacher import Teacher
     from trainers.exits import fit_exits
-    from trainers.hub.modules import find_projection, published_options, published_pooling, write_modules
 
     compute, kept = compute_of(options), model.dtype
     datasets = {file: load_files([file], streaming=True) for file in files}
@@ -91,8 +93,7 @@ def save_with_exits(
     def texts_of(dataset: Any) -> Iterator[str]:
         return (row[options.text_column] or "" for row in dataset)
 
-    published = published_options(source, revision=revision)
-    pooling = published_pooling(source, revision=revision) or "mean"
+    published = EmbeddingSettings.read(source, revision=revision)
     teacher = None
     if options.teacher is not None:
         every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())
@@ -103,14 +104,14 @@ def save_with_exits(
         tokenizer,
         {Path(file).name: texts_of(dataset) for file, dataset in datasets.items()},
         layers=options.exit_layers,
-        pooling=pooling,
+        pooling=published.pooling,
         static=not options.no_static,
         basis=options.basis,
-        projection=find_projection(source, revision=revision) if teacher is None else None,
+        projection=Projection.of(published.projection) if teacher is None else None,
         teacher=teacher,
         teacher_name=Path(options.teacher).name if options.teacher else "teacher",
         max_length=options.max_length,
-        prompts=list(dict.fromkeys(published["prompts"].values())) or [""],
+        prompts=list(dict.fromkeys(published.prompts.values())) or [""],
         batch_size=options.batch_size,
         compute_dtype=compute.autocast_dtype,
         cache_dir=options.vocabulary_cache_dir,
@@ -118,11 +119,12 @@ def save_with_exits(
     )
     if model.dtype != kept:
         model.to(kept)
+    model.embedding_settings = None  # written below, without the projection
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
-    limit = longest_text(model.config, tokenizer, published["max_length"])
-    width = width_of(model.config)
-    write_modules(output_dir, width=width, pooling=pooling, max_length=limit, prompts=published["prompts"])
+    limit = longest_text(model.config, tokenizer, published.max_length)
+    settings = replace(published, projection=None, max_length=limit)  # the exits are fitted to the projection
+    settings.write(output_dir, width=width_of(model.config))
     return fit
 
 

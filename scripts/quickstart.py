@@ -18,7 +18,8 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ from trainers import (
     ContrastiveTrainer,
     CrossDepth,
     ExitDistillation,
+    Granularity,
     Grid,
     TeacherEmbeddings,
     fit_exits,
@@ -141,9 +143,9 @@ def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
         sys.exit(code)  # it has printed why
 
 
-def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], tfidf: Any, latency: Any) -> None:
+def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], baselines: Any, latency: Any) -> None:
     """Write results, table and figure, and print the table."""
-    results = {**run_facts(), **settings, "tfidf": tfidf, "latency": asdict(latency)}
+    results = {**run_facts(), **settings, "baselines": baselines, "latency": asdict(latency)}
     results["granularities"] = {
         str(g): {name: its[g] for name, its in scores.items()}
         | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
@@ -153,12 +155,14 @@ def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], tfidf
     headings = {"untouched": "converted", "exits_asymmetric": f"exits, documents at layer {FULL.layer}"}
     headings |= {"trained_asymmetric": f"trained, documents at layer {FULL.layer}"}
     searches = {headings.get(name, name): its for name, its in scores.items()}
-    table = comparison_table(searches, ("recall@10", "mrr@10"), latency, {"TF-IDF": tfidf})
+    table = comparison_table(searches, ("recall@10", "mrr@10"), latency, baselines)
     table += f"\n\n{latency_report(latency, GRID.layers)}"
     if not latency.engine_ms:
         table += f" onnxruntime needs {', '.join(missing_packages())}: pip install 'm3bert[onnx]'."
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    draw_comparison(searches, "recall@10", {"TF-IDF": tfidf}, folder / "recall.png")
+    draw_comparison(
+        searches, "recall@10", {name: baselines[name] for name in ("TF-IDF", "BM25")}, folder / "recall.png"
+    )
     stages = ", ".join(f"{stage} {took:.0f} s" for stage, took in settings["seconds"].items())
     print(f"\nRecall@10 / MRR@10 in percent of {settings['test_pairs']} held-out texts ({stages}):\n\n{table}\n")
     print(f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}.")
@@ -167,7 +171,7 @@ def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], tfidf
 def run(options: argparse.Namespace) -> None:
     """The whole run. Raises a ValueError if a package is missing or the encoder does not suit."""
     base, compute = options.base or default_base("--base"), compute_of(options)
-    for module in ("sklearn", "matplotlib"):  # before the work, not after it
+    for module in ("sklearn", "matplotlib", "bm25s"):  # before the work, not after it
         require_extra(module, "quickstart", "The quickstart")
     folder, dtype, start = options.output_dir, compute.autocast_dtype, time.perf_counter()
     scores: dict[str, Any] = {}
@@ -179,20 +183,27 @@ def run(options: argparse.Namespace) -> None:
     def encode() -> dict[str, Any]:
         return {name: encoder.encode(texts, description=f"Encoding the {name}") for name, texts in task.texts.items()}
 
-    def exit_of(layer: int, states: torch.Tensor) -> torch.Tensor:
-        return model.exit_state(layer, states.to(model.device)).cpu()  # the exit of a mean is the mean of the exits
+    def after_exits(name: str) -> Any:
+        """An exit of a mean is the mean of the exits, so the states need not be computed again."""
+        static = look_up.encode(task.texts[name]).at(look_up.grid.full).to(model.device)
+        exit_of = partial(model.exit_state, static=static)
+        return vectors[name].map(lambda layer, states: exit_of(layer, states.to(model.device)).cpu())
 
     def measure(name: str) -> None:
         scores[name] = score_vectors(task, vectors)
         scores[f"{name}_asymmetric"] = score_vectors(task, vectors, FULL.layer)
+        for layer in (0, FULL.layer):
+            sides = {"queries": Granularity(layer, FULL.dim), "documents": FULL}
+            found = {side: vectors[side].at(granularity) for side, granularity in sides.items()}
+            baselines[f"{sides['queries']} {name} + BM25"] = task.score_bm25(found)
 
     set_seed(options.seed)
     train_pairs, test_pairs = split_by_module(stdlib_pairs())
-    pairs, task = [*train_pairs, *test_pairs], load_task(TASKS["stdlib"])  # the task has the test pairs
+    pairs = [*train_pairs, *test_pairs]
+    task: Any = load_task(TASKS["stdlib"])  # retrieval, of the test pairs
     print(f"{len(train_pairs)} pairs to fit and train on, {len(test_pairs)} of other modules held out.")
     convert(base, str(folder / "model"))
-    # On a CPU, scaled_dot_product_attention has no fast path with dropout. Elsewhere, too, dropout costs time, and so
-    # few steps do not need it.
+    # Dropout costs time, most of all in attention on a CPU, and so few steps do not need it.
     no_dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "embedding_dropout": 0.0}
     model = place(AutoModel.from_pretrained(folder / "model", **no_dropout), compute)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
@@ -201,11 +212,13 @@ def run(options: argparse.Namespace) -> None:
     encoder = GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH, compute_dtype=dtype)
     lap("convert")
     vectors = encode()
-    scores["untouched"], tfidf = score_vectors(task, vectors), tfidf_scores(task)
+    scores["untouched"] = score_vectors(task, vectors)
+    baselines = {"TF-IDF": tfidf_scores(task), "BM25": task.score_bm25()}
     lap("encode")
     before = add_exits(encoder, train_pairs, folder / "training" / "before.npy")
     lap("fit")
-    vectors = {name: its.map(exit_of) for name, its in vectors.items()}
+    look_up = replace(encoder, grid=Grid.product([0], [FULL.dim]))
+    vectors = {name: after_exits(name) for name in vectors}
     measure("exits")
     if options.fast:
         model.save_pretrained(folder / "model")
@@ -230,7 +243,7 @@ def run(options: argparse.Namespace) -> None:
     settings |= {"train_pairs": len(train_pairs), "test_pairs": len(test_pairs), "python": sys.version.split()[0]}
     settings |= {"steps": 0 if options.fast else options.steps}
     settings |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
-    report(folder, settings, scores, tfidf, latency)
+    report(folder, settings, scores, baselines, latency)
     print("Questions at several depths against one index, by a process that has transformers but not this project:")
     ask(folder, QUESTIONS, compute)
     where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"

@@ -14,7 +14,7 @@ import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
 
-from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
+from modeling_m3bert import EmbeddingSettings, M3BertConfig, M3BertForMaskedLM, M3BertModel
 from scripts import sources
 from tests import warm_processes
 
@@ -58,6 +58,11 @@ def quiet_arguments() -> Callable[..., dict[str, Any]]:
     save_strategy="steps"))`. Helpers that are no fixtures, and code that runs in another process, import `quiet`.
     """
     return quiet
+
+
+def write_modules(folder: str | Path, *, width: int, **settings: Any) -> list[str]:
+    """Write the modules of sentence-transformers with these [`EmbeddingSettings`]."""
+    return EmbeddingSettings(**settings).write(folder, width=width)
 
 
 def tiny_config(**changes: object) -> M3BertConfig:

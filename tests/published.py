@@ -10,12 +10,11 @@ from datasets import Dataset
 
 from hub_cards.checkpoint import Checkpoint
 from modeling_m3bert import M3BertModel
-from tests.conftest import quiet, tiny_config
+from tests.conftest import quiet, tiny_config, write_modules
 from tests.evaluation_data import write_data
 from trainers import ContrastiveConfig, ContrastiveTrainer, Grid
 from trainers.evaluation import GridResults, evaluate_grid, find_tasks, measure_latency
 from trainers.exits import fit_exits
-from trainers.hub.modules import write_modules
 
 
 GRID = "2,4,6x8,16,32"

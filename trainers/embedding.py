@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedTokenizerBase
+
+from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.settings_m3bert import PROJECTION_FOLDER
 
 from .core.checkpoints import part_of
 from .core.embedding import EmbeddingConfig
@@ -20,14 +24,13 @@ from .core.states import longest_text, unwrap_encoder, width_of
 from .core.streams import streamed
 from .data.collators import TextColumnsCollator, all_texts, fields_of
 from .data.teacher import Teacher, TeacherEmbeddings
-from .hub.modules import PROJECTION_FOLDER, find_projection, write_modules
 from .publishing import PublishingTrainer
 
 
 class EmbeddingTrainer(PublishingTrainer):
     """
-    Trains an encoder with the objective of its config. `SentenceTransformer` loads the saved model with the pooling
-    used in training.
+    Trains an encoder with the objective of its config. An embedding model is trained and saved as it was published:
+    with its pooling, projection, normalisation, prompts and longest text, unless `args` says otherwise.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
@@ -58,6 +61,10 @@ class EmbeddingTrainer(PublishingTrainer):
         objective: Objective | None = None,
         **kwargs: Any,
     ):
+        encoder = unwrap_encoder(model)
+        self.published = published = EmbeddingSettings.of(encoder)
+        limit = longest_text(encoder.config, processing_class, published.max_length if published else None)
+        args = args.with_settings(published, limit)
         train_dataset = streamed(train_dataset)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]
@@ -79,7 +86,7 @@ class EmbeddingTrainer(PublishingTrainer):
             data_collator=TextColumnsCollator(
                 processing_class,
                 columns,
-                args.max_length,
+                args.max_length or args.default_max_length,
                 separator=args.field_separator,
                 views=2 if args.unsupervised else 1,
                 teacher=self.teacher,
@@ -93,11 +100,7 @@ class EmbeddingTrainer(PublishingTrainer):
             processing_class=processing_class,
             columns=tuple(name for column in columns for name in fields_of(column)),
             mini_batch_size=args.mini_batch_size,
-            projection=(
-                Projection(unwrap_encoder(model).config.hidden_size, args.projection_dim)
-                if args.projection_dim is not None
-                else None
-            ),
+            projection=projection_for(encoder.config, args.projection_dim, published),
             **kwargs,
         )
 
@@ -121,27 +124,42 @@ class EmbeddingTrainer(PublishingTrainer):
         return args.build_objective(grid)
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Write pooling, prompts and projection next to the backbone, as modules of sentence-transformers."""
+        """Write the settings of the embedding model next to the backbone, as modules of sentence-transformers."""
         super().save_modules(output_dir, state_dict)
-        config, projection = unwrap_encoder(self.backbone).config, self.projection
+        config, args, published = unwrap_encoder(self.backbone).config, self.args, self.published
+        projection, longest = self.projection, published.max_length if published else None
         if projection is not None:
             projection = with_weights(projection, part_of(state_dict, "projection."))
-        write_modules(
-            output_dir,
-            width=width_of(config),
-            max_length=longest_text(config, self.processing_class),
-            pooling=self.args.pooling,
-            prompts=self.args.prompts,
+        if longest is not None:
+            longest = max(longest, args.max_length, *args.max_lengths.values())
+        settings = replace(
+            published or EmbeddingSettings(),
+            pooling=args.pooling,
             projection=projection,
+            prompts={**(published.prompts if published else {}), **args.stated_prompts},
+            max_length=longest_text(config, self.processing_class, longest),
         )
+        settings.write(output_dir, width=width_of(config))
 
     def load_modules(self, folder: str) -> None:
         super().load_modules(folder)
         if self.projection is not None:
-            saved = find_projection(folder)
+            saved = EmbeddingSettings.read(folder).projection
             if saved is None:
                 raise ValueError(f"{folder} has no projection ({PROJECTION_FOLDER}).")
             self.projection.load_state_dict(saved.state_dict())
+
+
+def projection_for(config: Any, dim: int | None, published: EmbeddingSettings | None) -> Projection | None:
+    """The projection to train: the published one if it has this many dims, else a new one; `None` without dims."""
+    if dim is None:
+        return None
+    found = published.projection if published is not None else None
+    return (
+        Projection.of(found)
+        if found is not None and found.out_features == dim
+        else Projection(config.hidden_size, dim)
+    )
 
 
 def guide_of(arguments: Mapping[str, Any]) -> Teacher:

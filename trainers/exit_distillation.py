@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
+
+from modeling_m3bert import EmbeddingSettings
 
 from .core.composition import Composition
 from .core.described import described
@@ -63,8 +65,8 @@ class ExitDistillationConfig(DistillationConfig):
 
     The default grid has every layer with an exit and the last one, at 16, 32, 64, ... dims and the full width. Exits
     of layers outside the grid are dropped. Without `teacher_name_or_path`, the teacher is the model itself as it was
-    loaded: the folder or Hub id that it came from. The teacher reads texts of up to `max_length` tokens unless
-    `teacher_max_length` is set.
+    loaded: the folder or Hub id that it came from. The teacher reads texts of up to `max_length` tokens, or fewer if
+    it was published for shorter texts, unless `teacher_max_length` is set.
 
     Raises:
         ValueError: if a value is out of range.
@@ -83,8 +85,6 @@ class ExitDistillationConfig(DistillationConfig):
         super().__post_init__()
         if self.pair_weight < 0:
             raise ValueError(f"pair_weight={self.pair_weight} must not be negative.")
-        if self.teacher_max_length is None:
-            self.teacher_max_length = self.max_length
 
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = super().columns_of(*datasets)
@@ -92,13 +92,23 @@ class ExitDistillationConfig(DistillationConfig):
             raise ValueError(f"pair_weight needs two text columns or more; found: {', '.join(columns)}.")
         return columns
 
+    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
+        if settings is not None and settings.projection is not None:
+            raise ValueError(
+                "The model was published with a projection, which shallow layers do not have: fit exits first "
+                "(m3bert fit_exits), of which it becomes one."
+            )
+        return super().with_settings(settings, limit)
+
     def grid_for(self, config: Any) -> Grid:
         return super().grid_for(config) if self.grid is not None else Grid.of(config).validate(config)
 
     def teacher_for(self, model: nn.Module) -> Teacher:
         if self.teacher_name_or_path is None:
             self.teacher_name_or_path = unwrap_encoder(model).config.name_or_path or None
-        return self.teacher
+            if self.teacher_pooling is None and self.pooling not in (None, "mean"):
+                self.teacher_pooling = self.pooling  # without published modules, it would be the mean
+        return self.with_length_of_student()
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         distillation = ExitDistillation(
@@ -107,7 +117,10 @@ class ExitDistillationConfig(DistillationConfig):
         if self.pair_weight == 0:
             return distillation
         pairs = CrossDepth(
-            grid, temperature=self.pair_temperature, pooling=self.pooling, mask_duplicates=self.mask_duplicates
+            grid,
+            temperature=self.pair_temperature,
+            pooling=self.pooling or self.default_pooling,
+            mask_duplicates=self.mask_duplicates,
         )
         return Composition({"distillation": (1.0, distillation), "pairs": (self.pair_weight, pairs)})
 

@@ -67,7 +67,7 @@ class IBKDConfig(DistillationConfig):
         self.hsic = part_arguments("hsic", self.hsic, HSIC)
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
-        options: dict[str, Any] = {"teacher_dim": teacher.width, "pooling": self.pooling}
+        options: dict[str, Any] = {"teacher_dim": teacher.width, "pooling": self.pooling or self.default_pooling}
         if self.method == "mse":
             return TeacherMSE(grid, normalize=self.normalize_targets, **options)
         if self.method == "crd":
@@ -91,7 +91,7 @@ class IBKDTrainer(DistillationTrainer):
 
 def hsic_of(args: IBKDConfig | IBKDFinetuningConfig, grid: Grid) -> HSIC:
     """[`HSIC`] with the pooling and the HSIC arguments of a config."""
-    return HSIC(grid, **{"pooling": args.pooling, **part_arguments("hsic", args.hsic, HSIC)})
+    return HSIC(grid, **{"pooling": args.pooling or args.default_pooling, **part_arguments("hsic", args.hsic, HSIC)})
 
 
 @described

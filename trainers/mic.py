@@ -26,10 +26,11 @@ class MICConfig(MixtureConfig):
         ValueError: if gamma is negative, and as [`MixtureConfig`].
     """
 
+    default_max_length = 256
+
     gamma: float = 0.6
     reduction: str = "mean"
     unsupervised: bool = True
-    max_length: int = 256
     num_train_epochs: float = 5.0
     lr_scheduler_type: str = "cosine"
 

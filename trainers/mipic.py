@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .core.described import described
-from .core.states import Pooling
 from .mixture import MixtureConfig, MixtureTrainer
 
 
@@ -20,18 +19,20 @@ class MIPICConfig(MixtureConfig):
             `1 - alpha` (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 18; Table 7: 0.4 for
             TinyBERT and BERT, 0.5 for BGE-M3 and Qwen3).
 
-    The other defaults are the paper's (Table 7, A.3): unsupervised, `pooling="cls"`, the sum over dims, texts of up to
-    256 tokens, 5 epochs, batches of 16, cosine schedule. The default layers and chain are close to those of the paper;
-    the recipes `mipic_*` have the exact ones. A causal backbone needs `pooling="lasttoken"`, also for PIC.
+    The other defaults are the paper's (Table 7, A.3): unsupervised, `pooling="cls"` unless the model was
+    published with another one, the sum over dims, texts of up to 256 tokens, 5 epochs, batches of 16, cosine schedule.
+    The default layers and chain are close to those of the paper; the recipes `mipic_*` have the exact ones. A causal
+    backbone needs `pooling="lasttoken"`, also for PIC.
 
     Raises:
         ValueError: if alpha is not in 0..1, and as [`MixtureConfig`].
     """
 
+    default_pooling = "cls"
+    default_max_length = 256
+
     alpha: float = 0.4
     unsupervised: bool = True
-    pooling: Pooling = "cls"
-    max_length: int = 256
     per_device_train_batch_size: int = 16
     num_train_epochs: float = 5.0
     lr_scheduler_type: str = "cosine"

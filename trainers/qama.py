@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import numpy as np
 import torch
 from torch import nn
 from transformers import AutoConfig
 
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from modeling_m3bert import EmbeddingSettings, M3BertQuantizer, M3BertQuantizerConfig
 
 from .core.checkpoints import part_of
 from .core.composition import mapping_of
@@ -21,10 +21,9 @@ from .core.fsdp import whole_root, with_weights
 from .core.granularity import Granularity, Grid
 from .core.objective import Objective
 from .core.parts.quantization import QAMA
-from .core.states import longest_text, shared_layers, unwrap_encoder, width_of
+from .core.states import shared_layers, unwrap_encoder, width_of
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
-from .hub.modules import find_projection, published_options, published_pooling, write_modules
 from .hub.quantizer import write_quantizer
 from .hub.training_record import RECORD_FILE, TrainingRecord
 
@@ -100,8 +99,11 @@ class QAMAConfig(DistillationConfig):
         self.weights = mapping_of("weights", self.weights)
         if self.projection_dim is not None:
             raise ValueError("A quantizer reads the embedding itself: unset projection_dim.")
-        if self.teacher_max_length is None and not self.frozen:
-            self.teacher_max_length = self.max_length
+
+    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
+        if settings is not None and settings.projection is not None:
+            raise ValueError("The model was published with a projection, which cannot be quantised.")
+        return super().with_settings(settings, limit)
 
     def grid_for(self, config: Any) -> Grid:
         if self.grid is None:
@@ -125,9 +127,9 @@ class QAMAConfig(DistillationConfig):
             self.teacher_name_or_path = config.name_or_path or None
             if self.frozen and self.teacher_name_or_path is not None:
                 require_published(config, self.pooling)
-            if self.teacher_pooling is None and self.pooling != "mean":
+            if self.teacher_pooling is None and self.pooling not in (None, "mean"):
                 self.teacher_pooling = self.pooling  # without published modules, it would be the mean
-        return self.teacher
+        return self.teacher if self.frozen else self.with_length_of_student()
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         if teacher.width != grid.dims[-1]:
@@ -199,22 +201,12 @@ class QAMATrainer(DistillationTrainer):
         return torch.cat(embeddings)
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
-        """Also write the quantizer, with the record of its training. A frozen encoder keeps its own record, prompts
-        and maximum length."""
+        """Also write the quantizer, with the record of its training. A frozen encoder keeps its own record."""
         super().save_modules(output_dir, state_dict)
         weights = part_of(state_dict, "objective.quantizer.")
         folder = write_quantizer(output_dir, with_weights(self.quantizer, weights))
         if not self.args.frozen:
             return
-        if self.source:
-            config, published = unwrap_encoder(self.backbone).config, published_options(self.source)
-            write_modules(
-                output_dir,
-                width=width_of(config),
-                max_length=longest_text(config, self.processing_class, published["max_length"]),
-                pooling=self.args.pooling,
-                prompts=published["prompts"] | self.args.prompts,
-            )
         self.record().save(folder)
         if self.earlier_record is None:
             Path(output_dir, RECORD_FILE).unlink()
@@ -222,12 +214,12 @@ class QAMATrainer(DistillationTrainer):
             self.earlier_record.save(output_dir)
 
 
-def require_published(config: Any, pooling: str) -> None:
+def require_published(config: Any, pooling: str | None) -> None:
     """
     Check that an encoder embeds as the model in its folder does, from which its embeddings are computed.
 
     Raises:
-        ValueError: if it was cut when it was loaded, or was published with another pooling, or with a projection.
+        ValueError: if it was cut when it was loaded, or was published with another pooling.
     """
     name = config.name_or_path
     mine, published = (size_of(one) for one in (config, AutoConfig.from_pretrained(name)))
@@ -236,10 +228,11 @@ def require_published(config: Any, pooling: str) -> None:
             f"The frozen encoder has the size {mine}, but {name} was saved with {published}: save the model at this "
             "size first, and load it from there."
         )
-    if (found := published_pooling(name)) not in (None, pooling):
-        raise ValueError(f"{name} was published with pooling={found!r}, which a frozen encoder keeps: set pooling.")
-    if find_projection(name) is not None:
-        raise ValueError(f"{name} was published with a projection, which cannot be quantised.")
+    settings = EmbeddingSettings.find(name)
+    if settings is not None and settings.pooling != pooling:
+        raise ValueError(
+            f"{name} was published with pooling={settings.pooling!r}, which a frozen encoder keeps: unset pooling."
+        )
 
 
 def size_of(config: Any) -> Granularity:

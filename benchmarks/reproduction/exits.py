@@ -197,7 +197,7 @@ def fit(
     """
     states, texts = raw_states(data, "texts"), sources(data)
     model, tokenizer = converted(default_base())
-    known = {}
+    known: dict[tuple[int, ...], tuple[str, int]] = {}
     for source, its in texts.items():
         rows = tokenizer(its, truncation=True, max_length=MAX_LENGTH)["input_ids"]
         known |= {tuple(ids): (source, row) for row, ids in enumerate(rows)}
@@ -418,13 +418,13 @@ def main(arguments: list[str]) -> None:
         tests = evaluators(data, options.development)
     if options.fit:
         states = raw_states(data, name)
-        scores: dict[str, Any] = {"untouched": {"0": score(tests, states)}}
+        add_results(file, {"untouched": {"0": score(tests, states)}}, about(options.development))
         for variant, settings in FITS.items():
             start = time.perf_counter()
             model, tokenizer = fit(data, **settings)
             print(f"{variant}: fitted in {time.perf_counter() - start:.0f} s", model.config.exit_fit, flush=True)
-            scores[variant] = {"0": score(tests, after_exits(model, tokenizer, tests, states))}
-        add_results(file, scores, about(options.development))
+            found = {"0": score(tests, after_exits(model, tokenizer, tests, states))}
+            add_results(file, {variant: found}, about(options.development))
     for seed in options.seeds if options.train else []:
         model, tokenizer, seconds = train(data, seed, options.steps)
         grid = Grid.product(TRAINED.layers, [WIDTH])

@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from modeling_m3bert import M3BertModel
+from tests.conftest import write_modules
 from tests.ecosystem.conftest import LONGEST, linked
 from tests.snippets import read, snippets
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
-from trainers.hub.modules import write_modules
 
 
 pytestmark = pytest.mark.slow

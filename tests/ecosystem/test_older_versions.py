@@ -22,10 +22,10 @@ from transformers import AutoModel, AutoTokenizer
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native
 from hub_cards.onnx_graphs import write_graphs
+from tests.conftest import write_modules
 from tests.ecosystem.conftest import LONGEST
 from trainers import Granularity, Grid
 from trainers.exits import fit_exits
-from trainers.hub.modules import write_modules
 
 
 pytestmark = pytest.mark.slow

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
 from modeling_m3bert import M3BertModel
+from tests.conftest import write_modules
 from tests.ecosystem.conftest import LONGEST
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
-from trainers.hub.modules import write_modules
 
 
 pytestmark = pytest.mark.slow

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from modeling_m3bert import M3BertModel
-from tests.conftest import tiny_config
+from modeling_m3bert import EmbeddingSettings, M3BertModel
+from tests.conftest import tiny_config, write_modules
 from trainers import Grid
 from trainers.evaluation import GridEncoder
-from trainers.hub.modules import published_pooling, write_modules
 
 
 pytest.importorskip("sentence_transformers")
@@ -74,7 +73,7 @@ def test_their_trainer_trains_and_saves_it(tiny_tokenizer, sentences, tmp_path, 
         if torch.equal(old, new)
     ]
     assert not still
-    assert published_pooling(str(tmp_path / "trained")) == pooling
+    assert EmbeddingSettings.read(str(tmp_path / "trained")).pooling == pooling
     tokenizer, grid = AutoTokenizer.from_pretrained(tmp_path / "trained"), Grid.parse("2x8,4x16,6x32")
     found = GridEncoder(after, tokenizer, grid, pooling=pooling).encode(sentences[:5])
     for name, vectors in load_file(tmp_path / "vectors.safetensors").items():

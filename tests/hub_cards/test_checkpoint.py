@@ -11,9 +11,8 @@ from transformers import BertConfig, BertModel
 
 from hub_cards.checkpoint import Checkpoint
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
-from tests.conftest import tiny_config
+from tests.conftest import tiny_config, write_modules
 from trainers import Granularity
-from trainers.hub.modules import write_modules
 
 
 @pytest.fixture

@@ -15,9 +15,8 @@ from hub_cards.metadata import Statements
 from hub_cards.mteb_meta import mteb_meta, write_mteb_meta
 from hub_cards.publication import Options, prepare
 from modeling_m3bert import M3BertForMaskedLM
-from tests.conftest import tiny_config
+from tests.conftest import tiny_config, write_modules
 from trainers.core.projection import Projection
-from trainers.hub.modules import write_modules
 
 
 pytest.importorskip("mteb")

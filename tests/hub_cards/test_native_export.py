@@ -14,13 +14,13 @@ from transformers import AutoModel
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native, lost_layers
 from hub_cards.publication import Options, prepare
-from modeling_m3bert import M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
-from tests.conftest import tiny_config
+from modeling_m3bert import EmbeddingSettings, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
+from tests.conftest import tiny_config, write_modules
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
 from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
+from tests.static_checkpoints import LONGEST, PROMPTS, save_static, state_only_model
 from trainers import Granularity, Grid, Projection
-from trainers.evaluation import GridResults
-from trainers.hub.modules import find_projection, write_modules
+from trainers.evaluation import GridEncoder, GridResults
 from trainers.hub.serving import problems_for_servers
 
 
@@ -94,7 +94,7 @@ def test_embeddings_are_those_of_the_granularity(kind, size, request, tmp_path, 
 
 def test_a_full_size_without_exits_serves_every_granularity(trained, tmp_path, sentences):
     native, source = exported(trained / "model", tmp_path, None), Checkpoint(trained / "model")
-    assert find_projection(str(tmp_path)) is None
+    assert EmbeddingSettings.read(str(tmp_path)).projection is None
     assert native.trained_grid == Grid.parse(GRID)
     assert native.config.matryoshka_dimensions == [8, 16, 32]
     for granularity in Grid.parse(GRID):
@@ -176,3 +176,27 @@ def test_it_is_published_with_its_own_card_and_the_scores_that_hold(trained, tmp
         assert f"granularity `{size or '6x32'}` of an elastic checkpoint of size `6x32`" in card
         assert source.weights_fingerprint in card and "trust_remote_code" not in card
         assert "- text-embeddings-inference" in card
+
+
+def test_an_exit_that_reads_the_static_table_is_published_with_its_map_of_the_state(
+    trained, tmp_path, tiny_tokenizer, caplog
+):
+    """The scores of the m3BERT do not hold for it, and both cards say so."""
+    save_static(tmp_path / "model", tiny_tokenizer)
+    source, cards = Checkpoint(tmp_path / "model"), {}
+    results = GridResults.load(trained / "results.json")
+    for format in ("m3bert", "native"):
+        (tmp_path / format).mkdir()
+        native = format == "native"
+        options = Options(Granularity(4, 16) if native else None, format=format)
+        folder = prepare(source, tmp_path / format, "user/model", options, results if native else None).folder
+        cards[format] = " ".join((folder / "README.md").read_text().split())
+        assert not (folder / "results.json").exists()
+    assert "The scores of layer 4 are left out" in caplog.text
+    assert "Its exit reads the state of the layer alone." in cards["native"]
+    assert "The exits of layers 2 and 4 read the static table beside the state." in cards["m3bert"]
+    assert "Layer 0 is a static table" in cards["m3bert"] and "embedding layer" not in cards["m3bert"]
+    plain, grid = state_only_model(source.folder), Grid.parse("4x16")
+    expected = GridEncoder(plain, tiny_tokenizer, grid, max_length=LONGEST, prompts=PROMPTS)
+    found = embeddings(Checkpoint(tmp_path / "native"), ["read the list", ""], Granularity(4, 16))
+    torch.testing.assert_close(found, expected.encode(["read the list", ""]).at(Granularity(4, 16)))

@@ -12,13 +12,12 @@ from transformers import BertConfig, BertModel
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native
 from hub_cards.publication import Options, prepare
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import EmbeddingSettings, M3BertModel
 from scripts.convert import convert
 from tests.conftest import tiny_config
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
 from tests.published import contrastive_trainer, save_with_exits
 from trainers import Granularity
-from trainers.hub.modules import published_options
 from trainers.hub.serving import problems_for_servers
 
 
@@ -81,7 +80,7 @@ def test_servers_find_what_they_need(checkpoints):
 
 def test_the_longest_text_is_that_of_the_model(checkpoints):
     """The model's positions, or the smaller limit that an encoder was published with."""
-    lengths = {name: published_options(str(folder))["max_length"] for name, folder in checkpoints.items()}
+    lengths = {name: EmbeddingSettings.read(folder).max_length for name, folder in checkpoints.items()}
     assert lengths.pop("converted") == 256 and lengths.pop("encoder") is None
     assert set(lengths.values()) == {48}
 

@@ -13,6 +13,7 @@ from hub_cards.tables import (
     code_table,
     comparison_table,
     engine_table,
+    hybrid_table,
     latency_report,
     markdown,
     report,
@@ -22,7 +23,7 @@ from hub_cards.tables import (
     two_stage_table,
 )
 from trainers import Granularity, Grid
-from trainers.evaluation import AsymmetricSearch
+from trainers.evaluation import AsymmetricSearch, HybridSearch
 
 
 def test_tables_hold_every_granularity(results):
@@ -46,6 +47,18 @@ def test_searches_in_two_stages_are_compared_with_the_exact_search(results):
     assert len(two_stage_table(results, Granularity(6, 8)).splitlines()) == 2
     results.scores = [replace(score, value=0.0) for score in results.scores]
     assert two_stage_table(results, Granularity(6, 32)).endswith("| 30.0 | 50.0 | - |"), "no share of nothing"
+
+
+def test_bm25_is_shown_beside_embeddings_and_alone(results):
+    found = [(6, "scores", 0.7), (6, "ranks", 0.65)]
+    results.hybrid_searches = [
+        HybridSearch("cranfield", 1398, layer, 6, 32, fusion, "ndcg@10", value) for layer, fusion, value in found
+    ]
+    results.hybrid_searches.append(HybridSearch("cranfield", 1398, None, None, None, None, "ndcg@10", 0.4))
+    assert hybrid_table(results).splitlines()[2:] == [
+        "| 6x32 | 63.2 | 70.0 | 65.0 |",
+        "| BM25 alone |  | 40.0 | 40.0 |",
+    ]
 
 
 def test_queries_at_each_layer_are_beside_symmetric_search(results):

@@ -88,43 +88,37 @@ def test_derived_values_follow_the_lists_and_not_an_old_file():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [((None, None), (6, 32)), ((2, None), (2, 32)), ((None, 8), (6, 8)), ((4, 16), (4, 16)), ((6, 32), (6, 32))],
+    ("changes", "arguments", "expected"),
+    [
+        ({}, (), (6, 32)),
+        ({}, (2, None), (2, 32)),
+        ({}, (None, 8), (6, 8)),
+        ({}, (4, 16), (4, 16)),
+        ({"output_layer": 4, "output_dim": 8}, (), (4, 8)),
+        ({"output_layer": 4, "output_dim": 8}, (2, 16), (2, 16)),
+        ({"matryoshka_layers": [2, 4], "matryoshka_dims": [8, 16]}, (6, 32), (6, 32)),  # though not trained
+        ({"matryoshka_layers": [], "matryoshka_dims": []}, (5, 13), (5, 13)),
+    ],
 )
-def test_granularity_defaults_to_the_full_size(arguments, expected):
-    assert tiny_config().resolve_granularity(*arguments) == expected
+def test_the_granularity_of_a_call_is_the_configs_by_default(changes, arguments, expected):
+    assert tiny_config(**changes).resolve_granularity(*arguments) == expected
 
 
-def test_the_configs_own_granularity_is_the_default_of_every_call():
-    config = tiny_config(output_layer=4, output_dim=8)
-    assert config.resolve_granularity() == (4, 8)
-    assert config.resolve_granularity(2, 16) == (2, 16)
-
-
-def test_full_size_is_legal_even_if_it_was_not_trained():
-    config = tiny_config(matryoshka_layers=[2, 4], matryoshka_dims=[8, 16])
-    assert config.resolve_granularity(6, 32) == (6, 32)
-
-
-def test_untrained_encoders_can_be_read_anywhere():
-    config = tiny_config(matryoshka_layers=[], matryoshka_dims=[])
-    assert config.resolve_granularity(5, 13) == (5, 13)
+@pytest.mark.parametrize(
+    ("name", "value", "legal"),
+    [
+        *(("output_layer", value, "2, 4, 6") for value in (0, -1, 3, 7, "4", 4.0, True)),
+        *(("output_dim", value, "8, 16, 32") for value in (0, 9, 33, "8")),
+    ],
+)
+def test_an_illegal_granularity_names_the_legal_ones(name, value, legal):
+    with pytest.raises(ValueError, match=f"{name}=.*legal values: {legal}"):
+        tiny_config().resolve_granularity(**{name: value})
+    with pytest.raises(ValueError, match=f"{name}=.*legal values: {legal}"):
+        tiny_config(**{name: value})
+    untrained = tiny_config(matryoshka_layers=[], matryoshka_dims=[])
     with pytest.raises(ValueError, match=r"output_layer=7 is not available here; legal values: 1\.\.6"):
-        config.resolve_granularity(7)
-
-
-@pytest.mark.parametrize("value", [0, -1, 3, 7, "4", 4.0, True])
-def test_an_illegal_layer_names_the_legal_ones(value):
-    with pytest.raises(ValueError, match="output_layer=.*legal values: 2, 4, 6"):
-        tiny_config().resolve_granularity(output_layer=value)
-    with pytest.raises(ValueError, match="output_layer=.*legal values: 2, 4, 6"):
-        tiny_config(output_layer=value)
-
-
-@pytest.mark.parametrize("value", [0, 9, 33, "8"])
-def test_an_illegal_dim_names_the_legal_ones(value):
-    with pytest.raises(ValueError, match="output_dim=.*legal values: 8, 16, 32"):
-        tiny_config(output_dim=value)
+        untrained.resolve_granularity(7)
 
 
 @pytest.mark.parametrize(

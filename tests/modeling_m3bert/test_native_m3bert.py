@@ -76,7 +76,7 @@ def test_there_and_back_is_exact_to_the_last_bit(family, changes, attention):
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "XLMRoberta"])
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("depth", [1, 3])
 def test_a_cut_model_is_exact_too(family, depth, tmp_path):
     """As the elastic checkpoint loaded at this depth, and as the whole native one loaded at this depth."""
     whole = convert_to_m3bert(random_encoder(family, {"pad_token_id": 1}))
@@ -91,13 +91,12 @@ def test_a_cut_model_is_exact_too(family, depth, tmp_path):
     assert_bits_equal(cut, shallow, batch)
 
 
-@pytest.mark.parametrize("depth", [4, 6])
-def test_the_real_encoder_is_exact_to_the_last_bit(minilm, tmp_path, depth):
+def test_the_real_encoder_is_exact_to_the_last_bit(minilm, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     batch = tokenizer(TEXTS, padding=True, truncation=True, max_length=128, return_tensors="pt")
     whole = convert_to_m3bert(AutoModel.from_pretrained(minilm))
     whole.save_pretrained(tmp_path / "elastic")
-    model = M3BertModel.from_pretrained(tmp_path / "elastic", output_layer=depth)
+    model = M3BertModel.from_pretrained(tmp_path / "elastic", output_layer=4)
     convert_to_native(model).save_pretrained(tmp_path / "native")
     native, info = AutoModel.from_pretrained(tmp_path / "native", output_loading_info=True)
     assert not info["missing_keys"] and not info["unexpected_keys"]

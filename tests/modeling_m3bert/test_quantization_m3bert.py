@@ -71,15 +71,6 @@ def test_hamming_distance_is_the_distance_of_levels(count):
     assert torch.equal(hamming_distances(pack_bits(bits), pack_bits(bits)).long(), expected)
 
 
-def test_codebooks_are_the_papers():
-    written = {
-        count: ["".join(map(str, thermometer(torch.tensor([level]), count).int().tolist())) for level in range(count)]
-        for count in (4, 3, 2)
-    }
-    assert written == {4: ["000", "001", "011", "111"], 3: ["00", "01", "11"], 2: ["0", "1"]}
-    assert LEVELS == {"2": 4, "1.5": 3, "1": 2, "0.5": 2}
-
-
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 31, 64, 65])
 def test_packing_is_that_of_numpy_and_comes_back(count):
     bits = torch.rand(5, count) > 0.5
@@ -89,13 +80,6 @@ def test_packing_is_that_of_numpy_and_comes_back(count):
     assert torch.equal(unpack_bits(packed, count), bits)
     with pytest.raises(ValueError, match=f"{count + 8} bits take {-(-count // 8) + 1} bytes per vector, not"):
         unpack_bits(packed, count + 8)
-
-
-def test_distances_of_packed_bits_are_those_of_a_loop():
-    queries, documents = torch.rand(3, 21) > 0.5, torch.rand(5, 21) > 0.5
-    expected = [[hamming(query, document) for document in documents] for query in queries]
-    assert hamming_distances(pack_bits(queries), pack_bits(documents)).tolist() == expected
-    assert hamming_distances(pack_bits(queries[:0]), pack_bits(documents)).shape == (0, 5)
 
 
 @pytest.mark.parametrize("dim", [*range(1, 18), 384, 385])
@@ -146,15 +130,6 @@ def test_codes_are_those_of_a_loop(code, dim):
     assert codes.packed.shape == (9, -(-codes.bits // 8))
     padding = np.unpackbits(codes.packed.numpy(), axis=1)[:, codes.bits :]
     assert not padding.any()
-
-
-@pytest.mark.parametrize("code", UNIFORM)
-def test_codes_of_a_prefix_are_the_prefix_of_the_codes(code):
-    quantizer, vectors = make_quantizer(), embeddings(9, torch.float64)
-    whole = quantizer.encode(vectors, code)
-    for dim in (2, 6, 12, 20):
-        cut = quantizer.encode(vectors, code, dim)
-        assert torch.equal(unpack_bits(cut.packed, cut.bits), unpack_bits(whole.packed, whole.bits)[:, : cut.bits])
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -220,9 +195,8 @@ def test_a_level_without_numbers_has_the_mean_of_its_dim():
 
 
 def test_thresholds_of_many_numbers_are_computed_in_parts():
-    numbers = torch.randn(2**16, 258)  # torch.quantile refuses more than 2^24 numbers
-    thresholds = quantile_thresholds(numbers, 2)
-    torch.testing.assert_close(thresholds[0, -2:], numbers[:, -2:].quantile(0.5, dim=0))
+    numbers = torch.arange(2.0**16)[:, None].repeat(1, 258)  # torch.quantile refuses more than 2^24 numbers
+    torch.testing.assert_close(quantile_thresholds(numbers, 2), torch.full((1, 258), (2**16 - 1) / 2))
 
 
 def test_thresholds_and_means_follow_a_moving_average():
@@ -290,12 +264,6 @@ def test_other_dtypes_are_read_in_the_type_of_the_quantizer(dtype):
         assert torch.equal(quantizer.encode(vectors, "qama-2").packed, expected.packed)
         assert quantizer(vectors).dtype == torch.float32
         torch.testing.assert_close(quantizer.decode(expected), make_quantizer(torch.float32).decode(expected))
-
-
-def test_the_length_of_an_embedding_does_not_matter():
-    quantizer, vectors = make_quantizer(), embeddings(9, torch.float64)
-    for code in CODES:
-        assert torch.equal(quantizer.encode(vectors, code).packed, quantizer.encode(8 * vectors, code).packed)
 
 
 def test_codes_of_another_quantizer_are_refused():

@@ -181,24 +181,6 @@ def test_the_table_is_stored_in_float16_and_has_the_type_of_the_model(tmp_path, 
     assert torch.equal(load_file(tmp_path / "model.safetensors")["static_table.weight"], model.static_table.weight)
 
 
-def test_models_without_a_table_do_not_mention_it(tmp_path, tiny_model):
-    tiny_model.save_pretrained(tmp_path)
-    assert "static" not in (tmp_path / "config.json").read_text()
-    assert not [name for name in load_file(tmp_path / "model.safetensors") if "static" in name]
-
-
-def test_a_fresh_joint_map_is_the_identity_of_the_state():
-    torch.manual_seed(3)
-    plain = M3BertModel(tiny_config()).eval()
-    model = M3BertModel(tiny_config(exit_layers=[2], static_layers=[2])).eval()
-    with torch.no_grad():
-        for name, parameter in plain.named_parameters():
-            model.get_parameter(name).copy_(parameter)
-        batch = padded_batch()
-        one, other = (each(**batch, output_layer=2).last_hidden_state for each in (plain, model))
-    torch.testing.assert_close(one, other)
-
-
 @pytest.mark.parametrize("layer", [None, 0, 4])
 @pytest.mark.parametrize("tokens", [103, 20])
 def test_resizing_the_vocabulary_resizes_the_table(tmp_path, layer, tokens):
@@ -408,19 +390,15 @@ def other_vocabulary(tensors: dict[str, torch.Tensor]) -> None:
         (other_vocabulary, r"differs from the config's: static_table.weight \(98, 32\) instead of \(99, 32\)"),
         (lambda tensors: tensors.pop("static_table.weight"), "Missing encoder tensors: static_table.weight"),
         (lambda tensors: tensors.pop("exits.4.joint.bias"), "Missing encoder tensors: exits.4.joint.bias"),
-        (None, "The weights in .* cannot be read"),
     ],
-    ids=["vocabulary", "no table", "no joint map", "cut short"],
+    ids=["vocabulary", "no table", "no joint map"],
 )
 def test_a_damaged_file_is_refused(tmp_path, change, message):
     with_table().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    if change is None:
-        file.write_bytes(file.read_bytes()[:-100])
-    else:
-        tensors = load_file(file)
-        change(tensors)
-        save_file(tensors, file, {"format": "pt"})
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
     with pytest.raises(ValueError, match=message):
         AutoModel.from_pretrained(tmp_path)
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from hub_cards import onnx_export
 from hub_cards.onnx_graphs import QUALITY
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import EmbeddingSettings, M3BertModel
 from scripts.export import main
 from tests.conftest import tiny_config
 from tests.evaluation_data import write_data
@@ -19,7 +19,6 @@ from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.readers import load_task
 from trainers.evaluation.tasks import find_task
-from trainers.hub.modules import published_options, published_pooling
 
 
 @pytest.fixture
@@ -47,7 +46,8 @@ def test_the_folder_has_the_names_that_clients_look_for(
 
     assert AutoConfig.from_pretrained(folder).num_hidden_layers == 2
     assert AutoTokenizer.from_pretrained(folder).model_max_length == 20
-    assert published_pooling(str(folder)) == "cls" and published_options(str(folder))["max_length"] == 20
+    settings = EmbeddingSettings.read(folder)
+    assert settings.pooling == "cls" and settings.max_length == 20
     model = M3BertModel.from_pretrained(tmp_path / "model")
     encoder = GridEncoder(model, tiny_tokenizer, Grid.parse("2x16,2x32"), pooling="cls", max_length=20)
     expected = encoder.encode(sentences[:5])

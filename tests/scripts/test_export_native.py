@@ -64,5 +64,5 @@ def test_bad_options_are_named(elastic, tmp_path, options, error):
 
 
 def test_unknown_formats_are_refused(elastic):
-    with pytest.raises(ValueError, match="--format tflite is not known; legal values: onnx, native"):
+    with pytest.raises(ValueError, match="--format tflite is not known; legal values: onnx, native, static, router"):
         export.main(["--format", "tflite", "--model_name_or_path", elastic])

@@ -8,10 +8,11 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
 
+from modeling_m3bert import EmbeddingSettings
 from scripts.convert import main as convert
 from scripts.fit_exits import main as fit_exits
+from tests.conftest import write_modules
 from tests.trainers.test_exits import pooled, random_texts
-from trainers.hub.modules import published_pooling, write_modules
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path
     assert once.config.exit_fit["prompts"] == ["name: ", "text: "]
     for name, tensor in once.state_dict().items():
         assert torch.equal(twice.state_dict()[name], tensor)
-    assert published_pooling(str(tmp_path / "once")) == "cls"
+    assert EmbeddingSettings.read(str(tmp_path / "once")).pooling == "cls"
 
 
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):

@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from scripts import choose, index, search
+from tests.conftest import write_modules
 from tests.scripts.test_choose import results  # noqa: F401  # a fixture
-from trainers.hub.modules import write_modules
 from trainers.index import Plan
 
 

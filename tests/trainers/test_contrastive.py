@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset
-from torch import nn
 
 from modeling_m3bert import M3BertModel
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.tiny_run import named
-from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, NestedModel, TextColumnsCollator
+from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, NestedModel
 from trainers.evaluation import GridEncoder, Retrieval, score_grid
 
 
@@ -99,66 +98,3 @@ def test_training_lifts_every_granularity(tiny_tokenizer, sentences, tmp_path, q
     for g in grid:
         assert after[g] > before[g] + 0.1, (str(g), before[g], after[g])
         assert metrics[f"eval_contrastive_{g}"] < metrics_before[f"eval_contrastive_{g}"]
-
-
-def test_accumulation_averages_smaller_batches(tiny_tokenizer, sentences, tmp_path, quiet_arguments):
-    """In-batch negatives are not shared between accumulated batches, and the documentation says so."""
-    dataset = Dataset.from_dict({"query": sentences[:8], "answer": sentences[8:16]})
-    model = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0))
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    changes = {"optim": "sgd", "learning_rate": 0.1, "lr_scheduler_type": "constant", "max_grad_norm": 0.0}
-    changes |= {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 1}
-    changes |= {"train_sampling_strategy": "sequential", "logging_steps": 1}
-    args = ContrastiveConfig(**quiet_arguments(tmp_path, grid="6x8,32", **changes))
-    trainer = ContrastiveTrainer(model, args, tiny_tokenizer, dataset)
-    trainer.train()
-    reference = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0))
-    reference.load_state_dict(start)
-    wrapped = NestedModel(reference, Contrastive(Grid.parse("6x8,32")))
-    collator = TextColumnsCollator(tiny_tokenizer, ["query", "answer"], 48)
-    losses = [wrapped(**collator([dataset[i] for i in rows]))["loss"] for rows in (range(4), range(4, 8))]
-    (sum(losses) / 2).backward()
-    with torch.no_grad():
-        for parameter in reference.parameters():
-            if parameter.grad is not None:
-                parameter -= 0.1 * parameter.grad
-    for (name, ours), theirs in zip(model.state_dict().items(), reference.state_dict().values(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5, msg=name)
-    (log,) = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert log["loss"] == pytest.approx((sum(losses) / 2).item(), rel=1e-4)
-    assert log["contrastive_6x8"] + log["contrastive_6x32"] == pytest.approx(log["loss"], rel=1e-4)
-
-
-def test_a_causal_backbone_trains_on_its_last_token(tiny_tokenizer, sentences, tmp_path, quiet_arguments):
-    import transformers
-
-    config = transformers.Qwen3Config(
-        vocab_size=99,
-        hidden_size=32,
-        intermediate_size=37,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
-    model = transformers.Qwen3Model(config)
-    changes = {"max_steps": 2, "learning_rate": 1e-3, "per_device_train_batch_size": 8}
-    args = ContrastiveConfig(**quiet_arguments(tmp_path, grid="2,4x8,32", pooling="lasttoken", **changes))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    dataset = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
-    ContrastiveTrainer(model, args, tiny_tokenizer, dataset).train()
-    moved = [name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])]
-    assert len(moved) == len(before)
-    first_token = ContrastiveConfig(**quiet_arguments(tmp_path, grid="2,4x8,32", pooling="cls", **changes))
-    with pytest.raises(ValueError, match="pooling='cls' reads the first token, which attends to no other"):
-        ContrastiveTrainer(model, first_token, tiny_tokenizer, dataset).train()
-
-
-def test_normalisation_comes_after_slicing(tiny_model):
-    """A term at dim d does not depend on what stands beyond d."""
-    texts = {name: padded_batch(lengths=(3, 4)) for name in ("a", "b")}
-    model = NestedModel(tiny_model, Contrastive(Grid.parse("6x8")))
-    expected = model(**texts)["loss"]
-    with torch.no_grad():
-        nn.init.constant_(tiny_model.norm.weight[8:], 100.0)
-    torch.testing.assert_close(model(**texts)["loss"], expected)

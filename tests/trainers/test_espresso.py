@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.trainers.pooled_texts import TAU, WIDTH, assert_same, batch_of, info_nce, kl
-from tests.trainers.tiny_run import named
+from tests.trainers.pooled_texts import TAU, WIDTH, assert_same, info_nce, kl
 from trainers import (
     Espresso,
     Grid,
@@ -34,11 +33,3 @@ def test_espresso(leaves, weighting):
         expected = expected + weight * one / 2
     grid = Grid.parse("1x2,2x2,3x2,3x8")
     assert_same(Espresso(grid, temperature=TAU, layer_weighting=weighting), leaves, expected)
-
-
-def test_espresso_components_carry_no_gradient(leaves):
-    """The alignment reaches the first dims only: what makes the components stands still."""
-    terms = Espresso(Grid.parse("1,3x2,8"), temperature=TAU)(batch_of(leaves))
-    (gradient,) = torch.autograd.grad(named(terms)["espresso_align_1x2"], leaves[1][0])
-    assert gradient[:, :2].abs().sum() > 0
-    assert torch.equal(gradient[:, 2:], torch.zeros_like(gradient[:, 2:]))

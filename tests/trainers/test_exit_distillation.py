@@ -8,11 +8,10 @@ from datasets import Dataset
 from transformers import AutoModel
 
 from modeling_m3bert import M3BertModel
-from tests.conftest import quiet, tiny_config
+from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.test_exits import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 from trainers import ExitDistillationConfig, ExitDistillationTrainer, fit_exits, truncate
-from trainers.hub.modules import write_modules
 
 
 pytest.importorskip("sentence_transformers")
@@ -48,9 +47,9 @@ def distiller(folder, output, tokenizer, columns=None, **changes) -> ExitDistill
     return ExitDistillationTrainer(model, args, tokenizer, Dataset.from_dict(columns or {"text": TEXTS}))
 
 
-@pytest.mark.parametrize("loss", ["similarity", "contrastive"])
+@pytest.mark.parametrize("loss", ["similarity", pytest.param("contrastive", marks=pytest.mark.slow)])
 def test_shallow_layers_learn_and_the_full_depth_stays(fitted, tiny_tokenizer, tmp_path, loss):
-    trainer = distiller(fitted, tmp_path, tiny_tokenizer, loss=loss, max_steps=30, learning_rate=1e-3)
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, loss=loss, max_steps=20, learning_rate=1e-3)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "exit_distillation_2x32" in entry]
     for name in ("exit_distillation_0x32", "exit_distillation_2x32", "exit_distillation_4x16"):

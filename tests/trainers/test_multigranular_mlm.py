@@ -102,7 +102,7 @@ def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, t
         MultigranularMLMTrainer(tiny_masked_lm, MultigranularMLMConfig(**quiet_arguments(tmp_path)), tokenizer)
 
 
-@pytest.mark.parametrize("texts", ["embedded", "wikitext"])
+@pytest.mark.parametrize("texts", ["embedded", pytest.param("wikitext", marks=pytest.mark.slow)])
 def test_it_learns_at_every_granularity(tiny_tokenizer, sentences, tmp_path, quiet_arguments, request, texts):
     if texts == "embedded":
         tokenizer, lines = tiny_tokenizer, sentences

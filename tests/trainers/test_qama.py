@@ -11,12 +11,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel
 
-from modeling_m3bert import M3BertModel, M3BertQuantizer
-from tests.conftest import quiet, tiny_config
+from modeling_m3bert import EmbeddingSettings, M3BertModel, M3BertQuantizer
+from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.test_exits import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 from trainers import QAMA, Contrastive, Grid, Projection, QAMAConfig, QAMATrainer, Teacher, fit_exits
-from trainers.hub.modules import published_options, write_modules
 from trainers.hub.quantizer import find_quantizer
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord
 from trainers.qama import sample_of
@@ -99,7 +98,7 @@ def test_codes_agree_better_with_embeddings_after_training(tiny_tokenizer, tmp_p
     generator, texts = torch.Generator().manual_seed(3), list(dict.fromkeys(random_texts(1200)))
     teacher = Ready(texts, structured(len(texts), generator).numpy())
     args = QAMAConfig(**quiet(
-        tmp_path, grid="6x8,16,32", max_steps=60, per_device_train_batch_size=64, learning_rate=3e-3,
+        tmp_path, grid="6x8,16,32", max_steps=50, per_device_train_batch_size=64, learning_rate=3e-3,
         quantizer_config={"skip": skip, "intermediate_size": 64}, quantized_gradient=quantized_gradient,
         logging_steps=1,
     ))  # fmt: skip
@@ -161,7 +160,7 @@ def test_what_is_saved_gives_the_same_codes(published, tiny_tokenizer, tmp_path)
         assert len(found.packed.unique(dim=0)) > 100
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("frozen", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_a_run_resumes_with_the_same_thresholds_and_codes(published, tiny_tokenizer, tmp_path, frozen):
     changes = {"save_strategy": "steps", "save_steps": 2, "max_steps": 3, "frozen": frozen, "learning_rate": 1e-3}
     whole = quantizing(published, tmp_path / "whole", tiny_tokenizer, **changes)
@@ -175,9 +174,7 @@ def test_a_run_resumes_with_the_same_thresholds_and_codes(published, tiny_tokeni
     assert resumed.quantizer.fingerprint == whole.quantizer.fingerprint
     vectors = sample_of(whole.teacher)
     for code in CODES:
-        assert torch.equal(
-            resumed.quantizer.encode(vectors, code).packed, whole.quantizer.encode(vectors, code).packed
-        )
+        assert torch.equal(*(each.quantizer.encode(vectors, code).packed for each in (resumed, whole)))
     middle = find_quantizer(str(tmp_path / "whole" / "run" / "checkpoint-2"))
     assert not torch.equal(middle.thresholds("2"), whole.quantizer.thresholds("2"))
     assert_same_weights(resumed.backbone, whole.backbone, atol=0)
@@ -198,23 +195,13 @@ def test_a_frozen_encoder_keeps_its_record(published, tiny_tokenizer, tmp_path, 
     assert (found is not None) == earlier
     if earlier:
         assert (folder / RECORD_FILE).read_text() == (tmp_path / "saved" / RECORD_FILE).read_text()
+        for _ in range(2):
+            trainer.save_model(str(folder))
+            assert TrainingRecord.find(folder).objective == Contrastive.title, "also over the folder of the model"
     own = TrainingRecord.find(tmp_path / "saved" / "quantizer")
     assert (own.objective, own.trainer, own.steps, own.grid) == ("QAMA", "QAMATrainer", 3, "6x8,16,32")
     (part,) = own.parts
     assert part["papers"][0]["title"].startswith("Quantization Aware Matryoshka Adaptation")
-
-
-def test_saving_over_the_folder_of_the_model_keeps_its_record(published, tiny_tokenizer, tmp_path):
-    folder = tmp_path / "start"
-    shutil.copytree(published, folder)
-    record = quantizing(published, tmp_path, tiny_tokenizer).record()
-    record.objective = "MRL"
-    record.save(folder)
-    trainer = quantizing(folder, tmp_path, tiny_tokenizer)
-    trainer.train()
-    for _ in range(2):
-        trainer.save_model(str(folder))
-        assert TrainingRecord.find(folder).objective == "MRL"
 
 
 def test_end_to_end_trains_the_encoder_with_the_quantizer(published, tiny_tokenizer, tmp_path):
@@ -381,7 +368,8 @@ def test_a_frozen_encoder_keeps_its_prompts_and_its_maximum_length(published, ti
     trainer = quantizing(folder, tmp_path, tiny_tokenizer)
     trainer.train()
     trainer.save_model()
-    assert published_options(trainer.args.output_dir) == {"max_length": 9, "prompts": {"query": "ask: "}}
+    saved = EmbeddingSettings.read(trainer.args.output_dir)
+    assert saved.max_length == 9 and saved.prompts == {"query": "ask: "}
 
 
 def test_the_loss_of_an_evaluation_is_that_of_the_training(published, tiny_tokenizer, tmp_path):

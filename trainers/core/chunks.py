@@ -62,6 +62,8 @@ def chunked(lengths: Sequence[int], cost: PassCost) -> list[list[int]]:
     Returns:
         `list[list[int]]`: the texts of each chunk, longest first. A single chunk keeps the order of the texts.
     """
+    if len(lengths) == 1:
+        return [[0]]
     order = sorted(range(len(lengths)), key=lambda row: -lengths[row])
     sorted_lengths = np.array([max(1, lengths[row]) for row in order])
     # Texts of one length stay together; `edges` are the positions in `order` at which the length changes.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
+
+from modeling_m3bert import EmbeddingSettings
 
 from ..losses import Guide, nested_info_nce
 from .arguments import NestedTrainingArguments
@@ -22,6 +26,7 @@ from .ring import ring_info_nce
 from .states import Pooling, check_pooling
 
 
+logger = logging.getLogger(__name__)
 Role = Literal["query", "document"]
 LARGEST_LEARNED_SCALE = 100.0
 NO_TEXT = -1
@@ -234,8 +239,8 @@ class EmbeddingConfig(NestedTrainingArguments):
             section 3.1).
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau, starting from `temperature` and never
             below 0.01.
-        pooling (`str`, *optional*, defaults to `"mean"`): Pooling of token states: `"mean"` over real tokens, `"cls"`
-            (the first token) or `"lasttoken"` (for causal backbones).
+        pooling (`str`, *optional*): Pooling of token states: `"mean"` over real tokens, `"cls"` (the first token) or
+            `"lasttoken"` (for causal backbones). Default: as the model was published, else the mean.
         symmetric (`bool`, *optional*, defaults to `False`): Contrast in both directions: anchors among positives, and
             positives among anchors.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
@@ -244,15 +249,19 @@ class EmbeddingConfig(NestedTrainingArguments):
         text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives.
             `title+text` joins two columns. Default: all columns of the dataset, in their order.
         field_separator (`str`, *optional*): Text between joined columns. Default: the tokenizer's separator token.
-        max_length (`int`, *optional*, defaults to 512): Maximum length of a text in tokens; longer texts are
-            truncated.
+        max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: 512,
+            or less if the model was published for shorter texts. The saved model keeps the length that it was
+            published for, unless this one is larger.
         query_max_length (`int`, *optional*): Maximum length of a query in tokens. Default: `max_length`.
         document_max_length (`int`, *optional*): Maximum length of a document in tokens. Default: `max_length`.
         query_prompt (`str`, *optional*): Prompt before every query, such as `"query: "`. It is saved with the model.
+            Default: as the model was published.
         document_prompt (`str`, *optional*): Prompt before every document, such as `"passage: "`. It is saved with the
-            model.
+            model. Default: as the model was published.
         projection_dim (`int`, *optional*): Train a projection of the last layer's pooled embedding to this many dims
             and publish it with the model ([`Projection`]). The dims of the grid are then prefixes of the projection.
+            Default: train the projection that the model was published with, if there is one. Another number of dims
+            starts with a new one.
         mini_batch_size (`int`, *optional*): Cache gradients, so that the encoder's memory does not grow with the
             batch: as many tokens as this number of the longest texts has are encoded at a time. Default: keep the
             activations of all texts, which is faster.
@@ -279,8 +288,9 @@ class EmbeddingConfig(NestedTrainingArguments):
     `per_device_train_batch_size` 32 (m3BERT, section 3.1, public data sets), and `dataloader_drop_last`.
 
     The texts of the first column are queries, those of all other columns are documents. With `symmetric` or
-    `unsupervised`, all texts are queries. The tokens of a prompt count towards the length of a text. A teacher reads
-    texts without these prompts.
+    `unsupervised`, all texts are queries. A model keeps what it was published with ([`EmbeddingSettings`]): pooling,
+    projection, normalisation, prompts, longest text; where an argument says otherwise, the log says so. The tokens of
+    a prompt count towards the length of a text. A teacher reads texts without these prompts.
 
     Negatives come from the batches of all devices unless `gather_negatives` is off. Gradient accumulation does not add
     negatives: it averages the losses of smaller batches. For more negatives, raise `per_device_train_batch_size` and
@@ -290,15 +300,21 @@ class EmbeddingConfig(NestedTrainingArguments):
         ValueError: if a value is out of range, or a batch would hold one pair without negatives.
     """
 
+    # For a model that was not published as an embedding model, and the longest text for any model.
+    default_pooling: ClassVar[Pooling] = "mean"
+    default_max_length: ClassVar[int] = 512
+    # Whether training puts the prompts that the model was published with before texts.
+    reads_published_prompts: ClassVar[bool] = True
+
     temperature: float = 0.05
     learn_temperature: bool = False
-    pooling: Pooling = "mean"
+    pooling: Pooling | None = None
     symmetric: bool = False
     mask_duplicates: bool = True
     unsupervised: bool = False
     text_columns: list[str] | None = None
     field_separator: str | None = None
-    max_length: int = 512
+    max_length: int | None = None
     query_max_length: int | None = None
     document_max_length: int | None = None
     query_prompt: str | None = None
@@ -331,11 +347,52 @@ class EmbeddingConfig(NestedTrainingArguments):
                 "per_device_train_batch_size=1 leaves a contrastive loss without negatives; use 2 or more."
             )
 
+    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
+        """
+        A copy that takes everything that is not set from the settings of the model to train. It says in the log which
+        arguments differ from them.
+
+        Args:
+            settings ([`EmbeddingSettings`], *optional*): The model's settings, if it is an embedding model.
+            limit (`int`): The longest text that the model embeds.
+        """
+        known = settings or EmbeddingSettings(pooling=self.default_pooling)
+        found: dict[str, Any] = {"pooling": known.pooling}
+        if known.projection is not None:
+            found["projection_dim"] = known.projection.out_features
+        for role in ("query", "document"):
+            if known.prompts.get(role):
+                found[f"{role}_prompt"] = known.prompts[role]
+        if settings is not None:
+            lengths = {"max_length": limit} if (self.max_length or 0) > limit else {}
+            for name, value in (found | lengths).items():
+                if (own := getattr(self, name)) not in (None, value):
+                    logger.warning(f"The model was published with {name}={value!r}; the argument {own!r} is used.")
+        if not self.reads_published_prompts:
+            found = {name: value for name, value in found.items() if not name.endswith("_prompt")}
+        elif self.symmetric or self.unsupervised:  # all texts are queries
+            found.pop("document_prompt", None)
+        found["max_length"] = min(self.default_max_length, limit)
+        chosen = copy.copy(self)
+        for name, value in found.items():
+            if getattr(self, name) is None:
+                setattr(chosen, name, value)
+        return chosen
+
+    def objective_arguments(self, objective_class: type[Objective]) -> dict[str, Any]:
+        arguments = super().objective_arguments(objective_class)
+        return arguments | ({"pooling": self.pooling or self.default_pooling} if "pooling" in arguments else {})
+
+    @property
+    def stated_prompts(self) -> dict[Role, str]:
+        """Role -> prompt before its texts, for roles with an argument. It may be empty."""
+        named: dict[Role, str | None] = {"query": self.query_prompt, "document": self.document_prompt}
+        return {role: prompt for role, prompt in named.items() if prompt is not None}
+
     @property
     def prompts(self) -> dict[Role, str]:
         """Role -> prompt before its texts, for roles with a prompt."""
-        named: dict[Role, str | None] = {"query": self.query_prompt, "document": self.document_prompt}
-        return {role: prompt for role, prompt in named.items() if prompt}
+        return {role: prompt for role, prompt in self.stated_prompts.items() if prompt}
 
     @property
     def max_lengths(self) -> dict[Role, int]:

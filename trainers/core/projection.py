@@ -34,6 +34,15 @@ class Projection(nn.Linear):
         super().__init__(hidden_size, dim, bias=bias)
         nn.init.orthogonal_(self.weight)
 
+    @classmethod
+    def of(cls, linear: nn.Linear | None) -> Projection | None:
+        """The projection with the weights of a published linear map; `None` if there is none."""
+        if linear is None:
+            return None
+        projection = cls(linear.in_features, linear.out_features, bias=linear.bias is not None)
+        projection.load_state_dict(linear.state_dict())
+        return projection
+
     def forward(self, vectors: torch.Tensor) -> torch.Tensor:
         """Map `(..., hidden_size)` to `(..., dim)`, in float32 or wider, because the result is compared by cosine."""
         bias = None if self.bias is None else precise(self.bias)

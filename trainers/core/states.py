@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
+from modeling_m3bert.settings_m3bert import POOLINGS, Pooling
 
 from .chunks import Flattened
 from .packed_rows import DOCUMENTS, check_packable, flattened_documents, packed_arguments
-
-
-Pooling = Literal["mean", "cls", "lasttoken"]
-POOLINGS = ("mean", "cls", "lasttoken")
 
 
 @dataclass(frozen=True)

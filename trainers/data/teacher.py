@@ -41,7 +41,7 @@ class Teacher:
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
         pooling (`str`, *optional*): Pooling of the token states, by its name in sentence-transformers: `"mean"`,
             `"cls"`, `"lasttoken"`, ... Default: the pooling that the model was published with, or the mean if it was
-            published without one.
+            published without one. Its other modules stay as they were published.
         prompt (`str`, *optional*, defaults to `""`): Prompt before every text, in place of one that the model was
             published with.
         max_length (`int`, *optional*): Maximum length of a text in tokens. Default: the limit of the model.
@@ -116,16 +116,12 @@ class Teacher:
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": self.trust_remote_code}
         safe = {"use_safetensors": True}  # never load pickles
         device = None if self.compute is None else str(self.compute.torch_device)
-        if self.pooling is None:
-            model = library.SentenceTransformer(self.name_or_path, model_kwargs=safe, device=device, **options)
-        else:
-            encoder = library.sentence_transformer.modules.Transformer(
-                self.name_or_path, model_kwargs=options | safe, processor_kwargs=options, config_kwargs=options
-            )
-            pooling = library.sentence_transformer.modules.Pooling(
-                encoder.get_embedding_dimension(), pooling_mode=self.pooling
-            )
-            model = library.SentenceTransformer(modules=[encoder, pooling], device=device)
+        model = library.SentenceTransformer(self.name_or_path, model_kwargs=safe, device=device, **options)
+        if self.pooling is not None:
+            kind = library.sentence_transformer.modules.Pooling
+            for name, part in model.named_children():
+                if isinstance(part, kind):
+                    model._modules[name] = kind(part.embedding_dimension, pooling_mode=self.pooling)
         if self.compute is not None and model.transformers_model is not None:
             place(model.transformers_model, self.compute)
         if self.max_length is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning
 
@@ -42,6 +43,10 @@ def padded_chunks(
     """As [`tokenized_chunks`], for texts that are tokenised: `ids` are their token ids."""
     for chunk in chunked([len(each) for each in ids], cost):
         batch = [ids[row] for row in chunk]
+        if len(chunk) == 1 and batch[0]:  # one query is not padded, which would take as long as a look-up
+            row = torch.tensor(batch)
+            yield chunk, BatchEncoding({"input_ids": row, "attention_mask": torch.ones_like(row)})
+            continue
         longest = max(1, *map(len, batch))  # a batch of empty texts has one column of padding
         yield (
             chunk,

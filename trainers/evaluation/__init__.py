@@ -25,12 +25,18 @@ if TYPE_CHECKING:
         score_vectors as score_vectors,
         tfidf_scores as tfidf_scores,
     )
+    from .hybrid import (
+        bm25_search as bm25_search,
+        fuse_ranks as fuse_ranks,
+        fuse_scores as fuse_scores,
+    )
     from .latency import measure_latency as measure_latency
     from .own_data import collection_task as collection_task, labels_task as labels_task, pairs_task as pairs_task
     from .readers import load_task as load_task
     from .results import (
         AsymmetricSearch as AsymmetricSearch,
         GridResults as GridResults,
+        HybridSearch as HybridSearch,
         Latency as Latency,
         RescoredSearch as RescoredSearch,
         Score as Score,

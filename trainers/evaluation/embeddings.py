@@ -22,11 +22,14 @@ class GridEmbeddings:
     Args:
         grid ([`Grid`]): The sizes of the embeddings.
         layers (`dict[int, torch.Tensor]`): Layer -> embeddings of shape `(texts, widest dim of the layer)`, on the
-            CPU, not normalised.
+            CPU.
+        normalized (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises its embeddings. Those in
+            `layers` are normalised then.
     """
 
     grid: Grid
     layers: Mapping[int, torch.Tensor]
+    normalized: bool = False
 
     def at(
         self, granularity: Granularity, rows: Sequence[int] | None = None, *, normalize: bool = False
@@ -37,7 +40,8 @@ class GridEmbeddings:
         Args:
             granularity ([`Granularity`]): A size of the grid. Its code, if it has one, is not applied.
             rows (`Sequence[int]`, *optional*): Texts to return, in this order; `None` returns all, without a copy.
-            normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise the truncated embeddings.
+            normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise the truncated embeddings
+                even if the model does not.
 
         Returns:
             `torch.Tensor` of shape `(rows, dim)`, in float32 or wider.
@@ -50,7 +54,9 @@ class GridEmbeddings:
         vectors = truncate(self.layers[granularity.layer], granularity.dim)
         vectors = vectors if rows is None else vectors[rows]
         return truncate(
-            vectors.to(torch.promote_types(vectors.dtype, torch.float32)), granularity.dim, normalize=normalize
+            vectors.to(torch.promote_types(vectors.dtype, torch.float32)),
+            granularity.dim,
+            normalize=normalize or self.normalized,
         )
 
     def widest(self, layer: int, rows: Sequence[int] | None = None) -> torch.Tensor:
@@ -60,7 +66,7 @@ class GridEmbeddings:
     def map(self, function: Callable[[int, torch.Tensor], torch.Tensor]) -> GridEmbeddings:
         """
         The embeddings after a function of layer and embeddings `(texts, dim)`, such as
-        [`~M3BertModel.exit_state`]: the exit of a mean is the mean of the exits.
+        [`~M3BertModel.exit_state`]: the exit of a mean is the mean of the exits. Not for normalised embeddings.
         """
         with torch.no_grad():
             return GridEmbeddings(self.grid, {layer: function(layer, its) for layer, its in self.layers.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+
+from modeling_m3bert import EmbeddingSettings
 
 from ..core.chunks import PassCost
 from ..core.codes import code_of
-from ..core.compute import autocast
+from ..core.compute import ComputeArguments, autocast, place
 from ..core.distributed import rank, wait_for_all_ranks, world_size
 from ..core.embedding import Role
 from ..core.granularity import Granularity, Grid
@@ -34,6 +37,7 @@ from ..core.states import (
 )
 from ..data.embedding_store import EmbeddingStore, fingerprint_of
 from ..data.text_chunks import TOKENS_PER_TEXT, tokenized_chunks
+from ..hub.quantizer import find_quantizer
 from .coding import require_quantizer
 from .embeddings import GridEmbeddings
 
@@ -72,13 +76,19 @@ class GridEncoder:
         compute_dtype (`torch.dtype`, *optional*): Type of the matrix products: `torch.bfloat16` or `torch.float16`
             (mixed precision). Default: the type of the weights.
         quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the codes `qama-*`, which reads the full width.
+        normalize (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises its embeddings, after the
+            cut to a size.
+        similarity (`str`, *optional*, defaults to `"cosine"`): How the model's embeddings are compared, for MTEB.
+
+    These defaults are not read from anywhere: [`~GridEncoder.from_pretrained`] takes the settings that a model was
+    published with.
 
     Raises:
         ValueError: if a granularity is outside the model, a code needs a quantizer for these embeddings and there is
             none, a maximum length is beyond the limit, or the pooling or the dtype is not a legal value.
 
     ```python
-    >>> encoder = GridEncoder(model, tokenizer, Grid.parse("2,4,6x32,384"))  # doctest: +SKIP
+    >>> encoder = GridEncoder.from_pretrained("runs/elastic", grid="2,4,6x32,384")  # doctest: +SKIP
     >>> encoder.encode(["one text", "another"]).at(Granularity(4, 32)).shape  # doctest: +SKIP
     torch.Size([2, 32])
     ```
@@ -96,6 +106,88 @@ class GridEncoder:
     max_lengths: Mapping[Role, int] = field(default_factory=dict)
     compute_dtype: torch.dtype | None = None
     quantizer: M3BertQuantizer | None = None
+    normalize: bool = False
+    similarity: str = "cosine"
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_path: str | Path,
+        *,
+        grid: Grid | str | None = None,
+        revision: str | None = None,
+        trust_remote_code: bool = False,
+        compute: ComputeArguments | None = None,
+        model_kwargs: Mapping[str, Any] = {},
+        **changes: Any,
+    ) -> GridEncoder:
+        """
+        Load an encoder with the settings that it was published with: at the full size it embeds as
+        `SentenceTransformer` does.
+
+        Args:
+            name_or_path (`str`): Folder or Hub id.
+            grid ([`Grid`] or `str`, *optional*): Granularities. Default: all layers at 16, 32, 64, ... dims and the
+                full width; of a model with a projection, its full size.
+            revision (`str`, *optional*): Branch, tag or commit on the Hub.
+            trust_remote_code (`bool`, *optional*, defaults to `False`): Run code that comes with the model.
+            compute ([`ComputeArguments`], *optional*): Where and how it computes. Default: on the CPU, in the type of
+                the weights.
+            model_kwargs (`dict`, *optional*): Further arguments of [`~transformers.AutoModel.from_pretrained`].
+            changes: Arguments of [`GridEncoder`] that replace what the model was published with; in `prompts`, single
+                prompts.
+
+        Raises:
+            ValueError: as [`GridEncoder`] and [`EmbeddingSettings.find`].
+        """
+        options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+        settings = EmbeddingSettings.find(name_or_path, revision=revision)
+        model = AutoModel.from_pretrained(name_or_path, use_safetensors=True, **options, **model_kwargs).eval()
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        published = cls.arguments_of(settings or EmbeddingSettings(), model.config, tokenizer)
+        said = settings is not None and changes.get("pooling", settings.pooling) != settings.pooling
+        if settings is not None and said:
+            logger.warning(
+                f"{name_or_path} was published with pooling={settings.pooling!r}; {changes['pooling']!r} is used."
+            )
+        prompts = {**published["prompts"], **changes.get("prompts", {})}
+        changes["prompts"] = {role: prompt for role, prompt in prompts.items() if prompt}
+        projection = changes.get("projection", published["projection"])
+        if compute is not None:
+            model = place(model, compute)
+            published["compute_dtype"] = compute.autocast_dtype
+        grid = Grid.parse(grid) if isinstance(grid, str) and grid else grid
+        return cls(
+            model,
+            tokenizer,
+            grid or default_grid(model.config, projection),
+            **{**published, "quantizer": find_quantizer(str(name_or_path), revision=revision), **changes},
+        )
+
+    @staticmethod
+    def arguments_of(settings: EmbeddingSettings, config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """The arguments of [`GridEncoder`] that settings stand for, for an encoder of this config."""
+        roles: tuple[Role, ...] = ("query", "document")
+        return {
+            "pooling": settings.pooling,
+            "projection": Projection.of(settings.projection),
+            "normalize": settings.normalize,
+            "similarity": settings.similarity,
+            "prompts": {role: settings.prompts[role] for role in roles if settings.prompts.get(role)},
+            "max_length": longest_text(config, tokenizer, settings.max_length),
+        }
+
+    @property
+    def settings(self) -> EmbeddingSettings:
+        """The settings to publish this encoder with."""
+        return EmbeddingSettings(
+            pooling=self.pooling,
+            projection=self.projection,
+            normalize=self.normalize,
+            prompts={str(role): prompt for role, prompt in self.prompts.items()},
+            max_length=self.max_length,
+            similarity=self.similarity,
+        )
 
     def __post_init__(self) -> None:
         config = unwrap_encoder(self.model).config
@@ -118,11 +210,17 @@ class GridEncoder:
         """Dims of the whole embedding."""
         return self.projection.out_features if self.projection else unwrap_encoder(self.model).config.hidden_size
 
-    @property
+    @cached_property
     def encoded_grid(self) -> Grid:
         """The sizes that are encoded: those of the grid, and the full width where a code needs the quantizer."""
         layers = {member.layer for member in self.grid if code_of(member.code).learned}
         return Grid(tuple({*self.grid.sizes, *(Granularity(layer, self.full_width) for layer in layers)}))
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether the embeddings are those of the static table alone: no layer runs, and there is nothing to pool."""
+        static = getattr(unwrap_encoder(self.model).config, "static_layers", ())
+        return self.encoded_grid.layers == [0] and 0 in static
 
     def max_length_of(self, role: Role) -> int:
         """Maximum length in tokens of the texts of a role."""
@@ -173,7 +271,7 @@ class GridEncoder:
             for _, rows, vectors in self._run(texts, dict(enumerate(blocks)), role, description):
                 for layer in widths:
                     memory[layer][rows] = vectors[layer]
-            return GridEmbeddings(grid, memory)
+            return GridEmbeddings(grid, memory, self.normalize)
 
         names = {layer: f"layer_{layer}" for layer in widths}
         array_widths = {names[layer]: width for layer, width in widths.items()}
@@ -183,7 +281,8 @@ class GridEncoder:
             store.write(block, {names[layer]: vectors[layer] for layer in widths})
         wait_for_all_ranks()
         arrays = store.read()
-        return GridEmbeddings(grid, {layer: torch.from_numpy(arrays[names[layer]]) for layer in widths})
+        found = {layer: torch.from_numpy(arrays[names[layer]]) for layer in widths}
+        return GridEmbeddings(grid, found, self.normalize)
 
     @torch.no_grad()
     def _run(
@@ -194,28 +293,29 @@ class GridEncoder:
         cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
         grid = self.encoded_grid
         was_training, filled, longest = self.model.training, 0, self.max_length_of(role)
-        self.model.eval()
-        bar = tqdm(
-            total=sum(map(len, blocks.values())),
-            desc=description,
-            unit=" texts",
-            disable=description is None or rank() > 0,
-            leave=False,
-        )
+        if was_training:  # visiting all modules takes longer than a look-up in the static table
+            self.model.eval()
+        bar = None
+        if description is not None and rank() == 0:
+            bar = tqdm(total=sum(map(len, blocks.values())), desc=description, unit=" texts", leave=False)
         try:
             for number, rows in blocks.items():
                 vectors = {
                     layer: torch.empty((len(rows), grid.dims_of(layer)[-1]), dtype=self.dtype) for layer in grid.layers
                 }
                 for chunk, inputs in tokenized_chunks(self.tokenizer, [texts[row] for row in rows], longest, cost):
-                    filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
+                    if inputs["attention_mask"].shape[1] >= longest:
+                        filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
                     for layer, pooled in self.pooled(inputs.to(device)).items():
                         vectors[layer][chunk] = pooled.to("cpu", self.dtype)
-                    bar.update(len(chunk))
+                    if bar is not None:
+                        bar.update(len(chunk))
                 yield number, rows, vectors
         finally:
-            bar.close()
-            self.model.train(was_training)
+            if bar is not None:
+                bar.close()
+            if was_training:
+                self.model.train()
         if filled:
             logger.warning(
                 f"{filled} of {len(texts)} texts reach the maximum of {longest} tokens; longer texts were truncated."
@@ -224,11 +324,17 @@ class GridEncoder:
     def pooled(self, inputs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Layer -> embeddings of a batch at the largest encoded dim of the layer."""
         grid = self.encoded_grid
+        if self.looks_up:
+            static = unwrap_encoder(self.model).static_states
+            return {0: static(inputs["input_ids"], inputs["attention_mask"], dim=grid.dims_of(0)[-1])[:, 0]}
         states: TextStates = self.states(inputs, self.grid.layers)
         if self.projection is not None:
             projection = self.projection.to(inputs["input_ids"].device)
             states = ProjectedStates(states, projection, self.grid.layers[-1])
-        return {layer: truncate(states.pooled(layer, self.pooling), grid.dims_of(layer)[-1]) for layer in grid.layers}
+        return {
+            layer: truncate(states.pooled(layer, self.pooling), grid.dims_of(layer)[-1], self.normalize)
+            for layer in grid.layers
+        }
 
     def states(self, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
         """[`nested_states`] of a batch, computed in the encoder's type. Poolings stay in float32."""
@@ -244,6 +350,7 @@ class GridEncoder:
             "weights_fingerprint": self.weights_fingerprint(),
             "grid": str(self.encoded_grid),
             "pooling": self.pooling,
+            "normalize": self.normalize,
             "max_length": self.max_length_of(role),
             "batch_size": self.batch_size,
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -267,6 +374,13 @@ class GridEncoder:
                 plain = plain.float() if plain.dtype in (torch.bfloat16, torch.float16) else plain
                 digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().data)
         return digest.hexdigest()
+
+
+def default_grid(config: Any, projection: nn.Linear | None) -> Grid:
+    """The grid of an encoder if none is named. One with a projection has the projection's full width only."""
+    if projection is None:
+        return Grid.of(config)
+    return Grid.product([config.num_hidden_layers], [projection.out_features])
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

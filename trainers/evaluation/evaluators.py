@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -20,10 +21,12 @@ import torch
 from ..core.embedding import Role
 from ..core.extras import require_extra
 from ..core.states import truncate
+from .embeddings import ROWS_AT_ONCE
 from .geometry import geometry_scores
+from .hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
 from .modules import compute_metric
 from .pairs import pair_cosines, require_both_labels
-from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank
+from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank, search_blocks
 
 
 if TYPE_CHECKING:
@@ -120,6 +123,26 @@ class Evaluator(ABC):
         Returns:
             `list[dict[str, Any]]`: per search, the fields of an [`AsymmetricSearch`] except task. Empty for other task
             types.
+        """
+        return []
+
+    def score_hybrid(
+        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        """
+        Measure BM25 alone and beside exact search in a retrieval task, with queries at every layer and documents at
+        the last one, for every dim that both have.
+
+        Args:
+            embeddings (`Callable[[str, int], torch.Tensor]`): As in [`~Evaluator.score_asymmetric`].
+            dims (`dict[int, Sequence[int]]`): Layer -> its dims, ascending.
+
+        Returns:
+            `list[dict[str, Any]]`: per search, the fields of a [`HybridSearch`] except task. Empty for other task
+            types.
+
+        Raises:
+            ValueError: if bm25s is not installed.
         """
         return []
 
@@ -334,6 +357,59 @@ class Retrieval(Evaluator):
                         }
                     )
         return searches
+
+    def score_hybrid(
+        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
+    ) -> list[dict[str, Any]]:
+        last = max(dims)
+        documents = embeddings("documents", last)
+
+        def search(query_layer: int | None, dim: int | None, fusion: str | None, scores: Scores) -> dict[str, Any]:
+            return {
+                "documents": len(documents),
+                "query_layer": query_layer,
+                "document_layer": None if query_layer is None else last,
+                "dim": dim,
+                "fusion": fusion,
+                "metric": self.main_metric,
+                "value": scores[self.main_metric],
+            }
+
+        searches = [search(None, None, None, self.score_bm25())]
+        for layer, its in dims.items():
+            for dim in (dim for dim in its if dim in dims[last]):
+                stored, queries = truncate(documents, dim), truncate(embeddings("queries", layer), dim)
+                vectors = {"queries": queries, "documents": stored}
+                searches += [search(layer, dim, name, self.score_bm25(vectors, name)) for name in FUSIONS]
+        return searches
+
+    def score_bm25(self, vectors: Vectors | None = None, fusion: str = "scores") -> Scores:
+        """
+        Metrics of BM25, beside exact search by embeddings if there are some.
+
+        Args:
+            vectors (`dict[str, torch.Tensor]`, *optional*): Embeddings of `queries` and `documents`, not normalised.
+            fusion (`str`, *optional*, defaults to `"scores"`): `"scores"` or `"ranks"`; see [`fuse_scores`] and
+                [`fuse_ranks`].
+
+        Returns:
+            `dict[str, float]`: metric -> value.
+
+        Raises:
+            ValueError: if bm25s is not installed.
+        """
+        depth = max([*self.cutoffs, 10])
+        ranked = self._words.rows[:, :depth]
+        if vectors is not None:
+            blocks = partial(vectors["documents"].split, ROWS_AT_ONCE)
+            found = Ranking(*search_blocks(vectors["queries"], blocks, CANDIDATES))
+            ranked = FUSIONS[fusion](found, self._words, depth)
+        return ranking_scores(ranked, self.relevant, self.cutoffs)
+
+    @cached_property
+    def _words(self) -> Ranking:
+        """BM25's best documents."""
+        return bm25_search(self.texts["queries"], self.texts["documents"])
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
 from .evaluators import Evaluator, Scores, Vectors
 from .readers import load_task
-from .results import AsymmetricSearch, GridResults, RescoredSearch, Score, TwoStageSearch
+from .results import AsymmetricSearch, GridResults, HybridSearch, RescoredSearch, Score, TwoStageSearch
 from .tasks import Task
 
 
@@ -222,6 +222,7 @@ def evaluate_grid(
     folder: Path | None = None,
     two_stages: bool = True,
     asymmetric: bool | None = None,
+    hybrid: bool = False,
     seed: int = 0,
     verbose: bool = False,
 ) -> GridResults:
@@ -239,6 +240,8 @@ def evaluate_grid(
         asymmetric (`bool`, *optional*): Whether to also measure asymmetric searches, with queries and documents at
             different layers. Default: between the layers that share a space, see [`shared_layers`]. `True` is between
             all layers, `False` is not at all.
+        hybrid (`bool`, *optional*, defaults to `False`): Whether to also measure BM25, alone and beside queries at the
+            same layers as in asymmetric searches with documents at the last of them.
         seed (`int`, *optional*, defaults to 0): Seed to record in the results. The evaluation itself is deterministic.
         verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
 
@@ -288,6 +291,10 @@ def evaluate_grid(
             )
             encoded = time.perf_counter()
             _score_task(task, evaluator, embeddings, results, two_stages, layers)
+            if hybrid:
+                dims = _dims_of(embeddings, layers) or {grid.layers[-1]: embeddings.float_dims(grid.layers[-1])}
+                searches = evaluator.score_hybrid(embeddings.of, dims)
+                results.hybrid_searches += [HybridSearch(task=task.name, **search) for search in searches]
             done = time.perf_counter()
         except ValueError as error:
             raise ValueError(f"Task {task.name!r}: {error}") from error
@@ -303,6 +310,11 @@ def _asymmetric_layers(encoder: GridEncoder, asymmetric: bool | None) -> list[in
         return encoder.grid.layers if asymmetric else []
     shared = shared_layers(unwrap_encoder(encoder.model).config)
     return [layer for layer in encoder.grid.layers if layer in shared]
+
+
+def _dims_of(embeddings: TaskEmbeddings, layers: Sequence[int]) -> dict[int, list[int]]:
+    """Layer -> its dims that are scored in float32, for those of the layers that have some."""
+    return {layer: dims for layer in layers if (dims := embeddings.float_dims(layer))}
 
 
 def _score_task(
@@ -341,6 +353,5 @@ def _score_task(
         if variances := evaluator.variances(vectors):
             rounded = [float(f"{variance:.6g}") for variance in variances]
             results.variances.setdefault(task.name, {})[str(layer)] = rounded
-    float_dims = {layer: dims for layer in asymmetric_layers if (dims := embeddings.float_dims(layer))}
-    searches = evaluator.score_asymmetric(embeddings.of, float_dims)
+    searches = evaluator.score_asymmetric(embeddings.of, _dims_of(embeddings, asymmetric_layers))
     results.asymmetric_searches += [AsymmetricSearch(task=task.name, **search) for search in searches]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import cycle
 from statistics import median
 from typing import TypeVar
@@ -11,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from ..core.codes import FLOAT, code_of
-from ..core.granularity import Grid
+from ..core.granularity import Granularity, Grid
 from ..core.states import truncate, unwrap_encoder
 from .coding import Coder, PackedIndex
 from .encoding import GridEncoder
@@ -95,8 +96,9 @@ def _milliseconds(times: Sequence[float]) -> float:
 
 
 def torch_encoder(encoder: GridEncoder, layer: int) -> Callable[[str], torch.Tensor]:
-    """A function that encodes a query, given with its prompt, at a layer: `(1, hidden_size)`, on the CPU."""
+    """A function that encodes a query, given with its prompt, at the widest dim of a layer: `(1, dim)`, on the CPU."""
     device = unwrap_encoder(encoder.model).device
+    alone = replace(encoder, grid=Grid((Granularity(layer, encoder.encoded_grid.dims_of(layer)[-1]),)))
 
     def encode(text: str) -> torch.Tensor:
         inputs = encoder.tokenizer(
@@ -106,7 +108,7 @@ def torch_encoder(encoder: GridEncoder, layer: int) -> Callable[[str], torch.Ten
             return_token_type_ids=False,
             return_tensors="pt",
         )
-        return encoder.states(inputs.to(device), [layer]).pooled(layer, encoder.pooling).cpu()
+        return alone.pooled(inputs.to(device))[layer].cpu()
 
     return encode
 

@@ -79,8 +79,8 @@ class GranularityModel(AbsEncoder):
 
     def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
         """
-        Embeddings of batches of texts: `(texts, dim)` in float32, not normalised; of another width for some codes.
-        Texts that MTEB does not call queries are stored. Other arguments of MTEB are ignored.
+        Embeddings of batches of texts: `(texts, dim)` in float32, normalised if the model does that; of another width
+        for some codes. Texts that MTEB does not call queries are stored. Other arguments of MTEB are ignored.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role = "document" if prompt_type == PromptType.document else "query"
@@ -122,7 +122,11 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         raise ValueError(f"name={name!r} must have the form user/model, which MTEB requires.")
     code = {} if granularity.code == FLOAT else {"code": granularity.code}
     # An index of decoded documents, which differ a little in length, compares by dot product.
-    as_cosine = granularity.code in (FLOAT, "sign") or CODES[granularity.code].learned
+    as_cosine = granularity.code == "sign" or CODES[granularity.code].learned
+    if granularity.code == FLOAT:
+        similarity = ScoringFunction(encoder.similarity)
+    else:
+        similarity = ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT
     return ModelMeta(
         loader=None,
         name=name,
@@ -138,7 +142,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         public_training_code=None,
         public_training_data=None,
         framework=["PyTorch", "Transformers"],
-        similarity_fn_name=ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT,
+        similarity_fn_name=similarity,
         use_instructions=bool(encoder.prompts),
         training_datasets=None,
         experiment_kwargs={"output_layer": granularity.layer, "output_dim": granularity.dim, **code},

@@ -13,9 +13,12 @@ from ..core.codes import FLOAT, bytes_per_vector
 from ..core.granularity import Granularity, Grid
 
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 # Older version that can be read -> the fields it lacks.
-ADDED_SINCE: dict[int, dict[str, Any]] = {3: {"rescored_searches": []}}
+ADDED_SINCE: dict[int, dict[str, Any]] = {
+    3: {"rescored_searches": [], "hybrid_searches": []},
+    4: {"hybrid_searches": []},
+}
 # What a shortlist is scored again by; "codes" are those that found it, compared with a float query.
 RESCORERS = ("codes", "int8", FLOAT)
 
@@ -139,6 +142,32 @@ class AsymmetricSearch:
 
 
 @dataclass(frozen=True)
+class HybridSearch:
+    """
+    A measured search with BM25 beside exact search by embeddings.
+
+    Args:
+        task (`str`): Name of the retrieval task.
+        documents (`int`): Number of documents in its collection.
+        query_layer (`int`, *optional*): Layer of the query vectors; `None` is BM25 alone.
+        document_layer (`int`, *optional*): Layer of the document vectors.
+        dim (`int`, *optional*): Dim of both.
+        fusion (`str`, *optional*): `"scores"` or `"ranks"`; see [`fuse_scores`] and [`fuse_ranks`].
+        metric (`str`): Name of the metric.
+        value (`float`): Value of the metric.
+    """
+
+    task: str
+    documents: int
+    query_layer: int | None
+    document_layer: int | None
+    dim: int | None
+    fusion: str | None
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
 class Latency:
     """
     Latency of one query in milliseconds, measured on the machine of the run.
@@ -250,6 +279,7 @@ class GridResults:
             scored again.
         asymmetric_searches (`list[AsymmetricSearch]`, *optional*): Measured searches with queries and documents at
             different layers.
+        hybrid_searches (`list[HybridSearch]`, *optional*): Measured searches with BM25 beside embeddings.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
         latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
         weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
@@ -272,6 +302,7 @@ class GridResults:
     latency: Latency | None = None
     weights: str | None = None
     rescored_searches: list[RescoredSearch] = field(default_factory=list)
+    hybrid_searches: list[HybridSearch] = field(default_factory=list)
     schema_version: int = SCHEMA_VERSION
 
     def save(self, file: Path) -> None:
@@ -304,6 +335,7 @@ class GridResults:
         content["two_stage_searches"] = [TwoStageSearch(**search) for search in content["two_stage_searches"]]
         content["rescored_searches"] = [RescoredSearch(**search) for search in content["rescored_searches"]]
         content["asymmetric_searches"] = [AsymmetricSearch(**search) for search in content["asymmetric_searches"]]
+        content["hybrid_searches"] = [HybridSearch(**search) for search in content["hybrid_searches"]]
         content["latency"] = Latency(**content["latency"]) if content["latency"] else None
         return cls(**content)
 
@@ -360,6 +392,12 @@ class GridResults:
                 search
                 for search in self.asymmetric_searches
                 if {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
+            ],
+            hybrid_searches=[
+                search
+                for search in self.hybrid_searches
+                if search.query_layer is None
+                or {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
             ],
         )
 

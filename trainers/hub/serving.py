@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .modules import ENCODER_FILE, MODULES_FILE, POOLING_FOLDER, SIMILARITY_FILE, SWITCHES
+from modeling_m3bert.settings_m3bert import ENCODER_FILE, MODULES_FILE, POOLING_FOLDER, SIMILARITY_FILE, SWITCHES
 
 
 Kinds = tuple[type, ...]

@@ -167,15 +167,6 @@ def test_every_text_is_encoded_once_with_masks_of_its_own(mini_batch_size):
     (views[0] - views[1]).square().sum().backward()
 
 
-def test_equal_lengths_are_one_pass_in_their_order():
-    model = M3BertModel(tiny_config()).eval()
-    calls = encoder_calls(model)
-    batch = padded_batch(lengths=(5, 5, 5))
-    states = column_states(model, {"a": batch, "b": batch}, [2])
-    assert calls == [(6, 5)]
-    assert torch.equal(states["a"].layers[2], states["b"].layers[2])
-
-
 def test_rows_of_several_texts_are_left_alone(tiny_model):
     flat = {
         "input_ids": torch.randint(5, 99, (1, 7)),

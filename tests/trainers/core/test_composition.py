@@ -7,7 +7,7 @@ import torch
 
 from tests.trainers.core.parts.token_texts import CHAIN, GRID, gradients, make_batch
 from tests.trainers.tiny_run import named
-from trainers import PIC, SIA, SIR, Composition, Contrastive, Granularity, Grid, Term
+from trainers import PIC, SIR, Composition, Contrastive, Granularity, Grid, Term
 from trainers.core import papers
 from trainers.core.composition import mapping_of, part_arguments
 
@@ -25,14 +25,6 @@ def test_a_composition_is_the_weighted_sum_of_its_parts():
     terms = both(batch)
     expected = 0.4 * contrastive.total(contrastive(batch)) + 0.3 * sir.total(sir(batch))
     torch.testing.assert_close(both.total(terms), expected)
-
-
-def test_parts_that_pool_differently_or_read_tokens_have_no_common_pooling():
-    mrl, pic, sia = Contrastive(Grid.parse("3x12")), PIC(CHAIN), SIA(GRID)
-    different = Composition({"mrl": (1.0, mrl), "pic": (1.0, pic)})
-    assert different.pooling is None and not different.reads_token_states
-    with_tokens = Composition({"mrl": (1.0, mrl), "sia": (1.0, sia)})
-    assert with_tokens.pooling is None and with_tokens.reads_token_states
 
 
 def two_of_a_class() -> tuple[Composition, PIC, PIC]:

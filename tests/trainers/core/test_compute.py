@@ -112,7 +112,7 @@ def test_mixed_precision_leaves_the_weights_and_comes_close(tiny_model, name, to
         assert torch.equal(state(tiny_model, batch), expected)
 
 
-@pytest.mark.parametrize("name", ["eager", "sdpa", "flex_attention"])
+@pytest.mark.parametrize("name", ["eager", "sdpa", pytest.param("flex_attention", marks=pytest.mark.slow)])
 def test_the_attention_that_was_asked_for_computes(tiny_masked_lm, name, monkeypatch):
     from transformers import AttentionInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

@@ -34,12 +34,12 @@ from trainers import (
     TeacherMSE,
     TeacherSpace,
 )
-from trainers.core.distributed import RankRows, same_on_all_ranks, sum_over_ranks
 from trainers.core.parts.cross_depth import CrossDepth
 from trainers.core.states import PooledStates
 
 
 ROWS = 16
+OF_RANK = (slice(0, 11), slice(11, None))  # the rows of each of two processes
 BANK = torch.randn(20, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
 
 
@@ -126,32 +126,28 @@ def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Te
 
 
 EMBEDDINGS_OF_TWO = """
-from tests.trainers.core.test_distributed import OBJECTIVES, OWN_BATCH, embedding_gradients
-torch.distributed.init_process_group("gloo")
+from tests.trainers.core.test_distributed import OBJECTIVES, OF_RANK, OWN_BATCH, embedding_gradients
 rank = torch.distributed.get_rank()
-for split in (8, 11):
-    rows = slice(0, split) if rank == 0 else slice(split, None)
-    for name, make in (OBJECTIVES | OWN_BATCH).items():
-        torch.manual_seed(0)  # the parameters are the same, as data parallelism sees to
-        objective = make()
-        torch.manual_seed(rank)  # draws that differ, unless the objective makes them agree
-        torch.save(embedding_gradients(objective, rows), Path(sys.argv[1]) / f"{name}-{split}-{rank}.pt")
+for name, make in (OBJECTIVES | OWN_BATCH).items():
+    torch.manual_seed(0)  # the parameters are the same, as data parallelism sees to
+    objective = make()
+    torch.manual_seed(rank)  # draws that differ, unless the objective makes them agree
+    torch.save(embedding_gradients(objective, OF_RANK[rank]), Path(sys.argv[1]) / f"{name}-{rank}.pt")
 """
 
 
 @pytest.fixture(scope="module")
 def of_two(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    run_two(folder, EMBEDDINGS_OF_TWO)
+    run_two(folder, TRAIN_TWO + EMBEDDINGS_OF_TWO)
     return folder
 
 
-@pytest.mark.parametrize("split", [8, 11])
 @pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_gradients_of_embeddings_are_those_of_the_big_batch(of_two, name, split):
+def test_gradients_of_embeddings_are_those_of_the_big_batch(of_two, name):
     torch.manual_seed(0)
     expected = embedding_gradients(OBJECTIVES[name](), slice(None))
-    first, second = (torch.load(of_two / f"{name}-{split}-{rank}.pt") for rank in (0, 1))
+    first, second = (torch.load(of_two / f"{name}-{rank}.pt") for rank in (0, 1))
     assert first.keys() == second.keys() == expected.keys()
     for key, value in expected.items():
         if key.startswith(("term", "parameter")):
@@ -166,10 +162,10 @@ def test_gradients_of_embeddings_are_those_of_the_big_batch(of_two, name, split)
 def test_without_gathered_negatives_each_rank_has_the_loss_of_its_own_batch(of_two, name):
     """The step is then the mean of two separate ones, which is not that of the big batch."""
     losses = []
-    for rank, rows in enumerate((slice(8), slice(8, None))):
+    for rank, rows in enumerate(OF_RANK):
         torch.manual_seed(0)
         expected = embedding_gradients(OWN_BATCH[name](), rows)
-        found = torch.load(of_two / f"{name}-8-{rank}.pt")
+        found = torch.load(of_two / f"{name}-{rank}.pt")
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, atol=1e-9, rtol=1e-6)
@@ -215,28 +211,10 @@ def contrastive_trainer(tokenizer, folder, batch_size, mini_batch_size, **change
     return ContrastiveTrainer(quiet_model().model, args, tokenizer, triplets())
 
 
-def test_a_step_of_two_processes_is_that_of_the_big_batch(tiny_tokenizer, tmp_path):
-    run_two(tmp_path, TRAIN_TWO)
+def test_a_step_of_two_processes_is_that_of_the_big_batch(of_two, tiny_tokenizer, tmp_path):
     trainer = contrastive_trainer(tiny_tokenizer, tmp_path, ROWS, None)
     trainer.train()
     start = quiet_model().model
     assert not start.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
     for folder in ("None False", "3 False", "None True", "3 True"):
-        assert_same_weights(M3BertModel.from_pretrained(tmp_path / folder), trainer.backbone)
-
-
-def test_one_process_is_left_as_it_is():
-    values = torch.randn(3, 2, requires_grad=True)
-    rows = RankRows.of(3, values.device)
-    assert rows.gather(values) is values
-    assert rows.offset == 0
-    torch.testing.assert_close(rows.mean(values), values.mean(dim=0))
-    torch.testing.assert_close(sum_over_ranks(values), values.detach())
-    torch.testing.assert_close(same_on_all_ranks(values), values.detach())
-
-
-def test_a_negative_of_another_rank_is_a_negative():
-    """The big batch is not the mean of the small ones: the test above would notice if nothing were gathered."""
-    whole = embedding_gradients(OBJECTIVES["contrastive"](), slice(None))["term"]
-    halves = [embedding_gradients(OBJECTIVES["contrastive"](), rows)["term"] for rows in (slice(8), slice(8, None))]
-    assert whole > sum(halves) / 2 + 0.1
+        assert_same_weights(M3BertModel.from_pretrained(of_two / folder), trainer.backbone)

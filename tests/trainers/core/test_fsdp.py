@@ -34,7 +34,7 @@ from trainers import (
 )
 from trainers.core.chunks import PassCost, merged
 from trainers.core.distributed import rank, wait_for_all_ranks, world_size
-from trainers.core.fsdp import check_fsdp, precision_policy
+from trainers.core.fsdp import check_checkpoint, check_fsdp, precision_policy
 from trainers.core.model import NestedModel
 from trainers.hub.quantizer import find_quantizer
 
@@ -42,9 +42,6 @@ from trainers.hub.quantizer import find_quantizer
 TOKENS = 12
 MLM = "masked lm"
 QUICK = (MLM, "contrastive", "temperature")
-ALL = (MLM, *OBJECTIVES)
-KINDS = ("mlm", "pairs", "lora")
-SLOW = pytest.mark.slow
 
 
 def nested_model(name: str) -> NestedModel:
@@ -194,56 +191,51 @@ def quantizing(folder: Path, tokenizer, **changes: object) -> QAMATrainer:
     return trainer
 
 
-def run_rank(folder: Path, quick: bool) -> None:
-    """What one of two processes does."""
+def train_rank(folder: Path) -> None:
+    """Everything that one of two processes trains, and the rest of the gradients."""
     from tests.conftest import tiny_tokenizer
 
-    tokenizer = tiny_tokenizer.__wrapped__()
-    for kind in ("pairs",) if quick else ("mlm", "lora"):
+    tokenizer, sharded = tiny_tokenizer.__wrapped__(), {"fsdp": True, "ddp_backend": "gloo"}
+    for kind in ("pairs", "mlm", "lora"):
         for resume in (None, 2):
             trainer = train(kind, folder, tokenizer, sharded=True, resume=resume)
             assert all(isinstance(parameter, DTensor) for parameter in trainer.model.parameters())
-    if quick:
-        sharded = {"fsdp": True, "ddp_backend": "gloo"}
-        quantizing(folder / "qama", tokenizer, per_device_train_batch_size=8, **sharded)
-    else:
-        best_run(folder / "best", tokenizer, fsdp=True, ddp_backend="gloo")
-    gradients_of_rank(folder, QUICK if quick else tuple(name for name in ALL if name not in QUICK))
+    quantizing(folder / "qama", tokenizer, per_device_train_batch_size=8, **sharded)
+    best_run(folder / "best", tokenizer, **sharded)
+    gradients_of_rank(folder, tuple(name for name in OBJECTIVES if name not in QUICK))
 
 
-OF_TWO = """
+GRADIENTS = """
+from tests.trainers.core.test_fsdp import QUICK, gradients_of_rank
+torch.distributed.init_process_group("gloo")
+gradients_of_rank(Path(sys.argv[1]), QUICK)
+"""
+TRAINING = """
 import tests.trainers.fsdp_on_cpu
-from tests.trainers.core.test_fsdp import run_rank
-run_rank(Path(sys.argv[1]), QUICK)
+from tests.trainers.core.test_fsdp import train_rank
+train_rank(Path(sys.argv[1]))
 """
 
 
 @pytest.fixture(scope="module")
 def quick_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("quick")
-    run_two(folder, OF_TWO.replace("QUICK", "True"))
+    run_two(folder, GRADIENTS)
     return folder
 
 
 @pytest.fixture(scope="module")
 def slow_run(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("slow")
-    run_two(folder, OF_TWO.replace("QUICK", "False"), timeout=1200)
+    run_two(folder, TRAINING, timeout=1200)
     return folder
 
 
-def of_two(names: tuple[str, ...], quick: tuple[str, ...]) -> pytest.MarkDecorator:
-    """Parameters `name, run` of a test: those that are not quick are slow tests."""
-    runs = [
-        pytest.param(name, "quick_run" if name in quick else "slow_run", marks=() if name in quick else SLOW)
-        for name in names
-    ]
-    return pytest.mark.parametrize(("name", "run"), runs)
-
-
-@of_two(ALL, QUICK)
-def test_loss_and_gradients_are_those_of_one_process(request, name, run):
-    folder = request.getfixturevalue(run)
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in OBJECTIVES if name not in QUICK)]
+)
+def test_loss_and_gradients_are_those_of_one_process(request, name):
+    folder = request.getfixturevalue("quick_run" if name in QUICK else "slow_run")
     expected = loss_and_gradients(nested_model(name), name, slice(None))
     for precision, tolerance in (("", 1e-4), ("-half", 0.2)):
         first, second = (torch.load(folder / f"{name}{precision}-{rank}.pt") for rank in (0, 1))
@@ -268,10 +260,11 @@ def saved_tensors(folder: Path) -> dict[str, torch.Tensor]:
     return {f"{file.relative_to(folder)} {key}": value for file in files for key, value in load_file(file).items()}
 
 
-@of_two(KINDS, ("pairs",))
-def test_a_run_and_its_continuation_end_with_the_model_of_one_process(request, tiny_tokenizer, tmp_path, name, run):
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["mlm", "pairs", "lora"])
+def test_a_run_and_its_continuation_end_with_the_model_of_one_process(slow_run, tiny_tokenizer, tmp_path, name):
     """With AdamW, clipping, a schedule, and, for the masked LM, accumulation and activation checkpointing."""
-    folder = request.getfixturevalue(run)
+    folder = slow_run
     whole = train(name, tmp_path, tiny_tokenizer, sharded=False)
     expected, losses = saved_tensors(tmp_path / f"{name}-whole" / "saved"), tmp_path / f"{name}-whole.json"
     losses = torch.tensor(json.loads(losses.read_text()))
@@ -293,25 +286,27 @@ def test_a_run_and_its_continuation_end_with_the_model_of_one_process(request, t
         assert cut(torch.tensor([[5, 6, 7]])).last_hidden_state.shape == (1, 3, 8)
 
 
-def test_a_checkpoint_is_resumed_as_it_was_trained(quick_run, tiny_tokenizer, tmp_path):
-    """What one way writes, the other would read only in part. No state is unpickled."""
-    checkpoint = quick_run / "pairs-sharded" / "checkpoint-2"
+@pytest.mark.slow
+def test_no_state_of_a_checkpoint_is_unpickled(slow_run):
     for file in ("pytorch_model_fsdp.bin", "optimizer.bin", "scheduler.pt"):
-        assert torch.load(checkpoint / file, weights_only=True)
-    options = {"max_steps": 3, "per_device_train_batch_size": 8, "projection_dim": 6, "learn_temperature": True}
-    args = ContrastiveConfig(**quiet(tmp_path, **options))
-    trainer = ContrastiveTrainer(quiet_model().model, args, tiny_tokenizer, triplets())
-    with pytest.raises(ValueError, match="was written with fsdp and cannot be resumed without it"):
-        trainer.train(resume_from_checkpoint=str(checkpoint))
-    trainer.is_fsdp_enabled = True
+        assert torch.load(slow_run / "pairs-sharded" / "checkpoint-2" / file, weights_only=True)
+
+
+def test_a_checkpoint_is_resumed_as_it_was_trained(tmp_path):
+    """What one way writes, the other would read only in part."""
     with pytest.raises(ValueError, match="was written without fsdp and cannot be resumed with it"):
-        trainer._load_from_checkpoint(str(quick_run / "pairs-sharded" / "saved"))
+        check_checkpoint(str(tmp_path), True)
+    check_checkpoint(str(tmp_path), False)
+    (tmp_path / "pytorch_model_fsdp.bin").touch()
+    with pytest.raises(ValueError, match="was written with fsdp and cannot be resumed without it"):
+        check_checkpoint(str(tmp_path), False)
 
 
-def test_a_quantizer_that_is_trained_in_shards_is_that_of_one_process(quick_run, tiny_tokenizer, tmp_path):
+@pytest.mark.slow
+def test_a_quantizer_that_is_trained_in_shards_is_that_of_one_process(slow_run, tiny_tokenizer, tmp_path):
     trainer = quantizing(tmp_path, tiny_tokenizer, per_device_train_batch_size=16)
-    assert_same_weights(find_quantizer(str(quick_run / "qama")), trainer.quantizer, atol=1e-4)
-    trained, start = (M3BertModel.from_pretrained(quick_run / "qama" / name) for name in ("", "teacher"))
+    assert_same_weights(find_quantizer(str(slow_run / "qama")), trainer.quantizer, atol=1e-4)
+    trained, start = (M3BertModel.from_pretrained(slow_run / "qama" / name) for name in ("", "teacher"))
     assert_same_weights(trained, trainer.backbone, atol=1e-4)
     assert not torch.allclose(trained.layers[0].mlp.down_proj.weight, start.layers[0].mlp.down_proj.weight, atol=1e-4)
 
@@ -335,10 +330,9 @@ def test_layers_are_wrapped_and_embeddings_are_not():
     assert NestedModel(adapted, objective)._no_split_modules == ["M3BertLayer"]
 
 
-@pytest.mark.parametrize("name", list(OBJECTIVES))
-def test_every_parameter_has_dims(name):
+def test_every_parameter_has_dims():
     """FSDP refuses parameters without dims."""
-    assert all(parameter.ndim for parameter in OBJECTIVES[name]().parameters())
+    assert all(parameter.ndim for make in OBJECTIVES.values() for parameter in make().parameters())
 
 
 @pytest.mark.parametrize(

@@ -70,24 +70,7 @@ def of_one_rank(folder: Path) -> None:
     """Everything for the rows of this rank."""
     rows, few = (rows_of(splits[world_size()], rank()) for splits in (SPLITS, WITH_AN_EMPTY_RANK))
     found = [part(few if case is CASES[-1] else rows, case) for case in CASES]
-    found += [terms(rows, True, symmetric) for symmetric in (False, True)]
     torch.save(found, folder / f"{rank()}.pt")
-
-
-def terms(rows: slice, ring: bool, symmetric: bool) -> dict[str, torch.Tensor]:
-    """Loss and gradients of the objective, with duplicates, for some rows."""
-    generator = torch.Generator().manual_seed(5)
-    names = ("anchor", "positive", "negative")
-    whole = {name: torch.randn(ROWS, 8, generator=generator, dtype=torch.float64) for name in names}
-    ids = {name: torch.randint(6, (ROWS,), generator=generator)[rows] for name in names}
-    leaves = {name: values[rows].clone().requires_grad_() for name, values in whole.items()}
-    objective = Contrastive(Grid.parse("2x2,8"), symmetric=symmetric, ring=ring, learn_temperature=True).double()
-    batch = NestedBatch({name: PooledStates({2: leaf}, "mean") for name, leaf in leaves.items()}, ids)
-    loss = objective.total(objective(batch))
-    loss.backward()
-    return {name: leaf.grad for name, leaf in leaves.items()} | {
-        "mean": torch.stack([loss.detach(), objective.log_scale.grad[0]])
-    }
 
 
 @pytest.fixture(scope="module", params=list(SPLITS))
@@ -113,21 +96,6 @@ def test_losses_and_gradients_are_those_of_all_candidates_at_once(ranks, case):
         torch.testing.assert_close(
             actual, value, atol=tolerance * largest, rtol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
         )
-
-
-@pytest.mark.parametrize("symmetric", [False, True])
-def test_the_objective_is_that_of_the_big_batch(ranks, symmetric):
-    """Data parallelism averages the gradients of parameters over ranks."""
-    expected = terms(slice(None), False, symmetric)
-    found = [rank[len(CASES) + symmetric] for rank in ranks]
-    for name, value in expected.items():
-        values = [own[name] for own in found]
-        actual = sum(values) / len(values) if name == "mean" else torch.cat(values) / len(values)
-        torch.testing.assert_close(actual, value, atol=1e-9, rtol=1e-6)
-
-
-def test_one_process_needs_no_ring():
-    torch.testing.assert_close(terms(slice(None), True, True), terms(slice(None), False, True))
 
 
 def test_blocks_in_any_order_add_up():

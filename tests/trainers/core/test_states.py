@@ -57,6 +57,8 @@ EXTRA = {
     },
 }
 OTHERS = sorted(set(BACKBONES) - {"m3bert"})
+# Those that are BERT or RoBERTa under another name: one of the two trains by default.
+LIKE_BERT = ("camembert", "data2vec-text", "electra", "xlm-roberta")
 # First position in the table of positions: 0, or after the padding token's.
 OFFSETS = dict.fromkeys(("roberta", "xlm-roberta", "camembert", "data2vec-text", "mpnet"), 2)
 ABSOLUTE = ("bert", "electra", "distilbert", "deberta", *OFFSETS)
@@ -164,7 +166,9 @@ def test_a_text_of_as_many_tokens_as_there_are_positions(model_type, tiny_tokeni
                 nested_states(model, {"input_ids": ids}, [4])
 
 
-@pytest.mark.parametrize("model_type", OTHERS)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=pytest.mark.slow) if name in LIKE_BERT else name for name in OTHERS]
+)
 def test_every_backbone_trains_saves_and_encodes(model_type, tiny_tokenizer, sentences, tmp_path):
     model = backbone(model_type)
     first = next(module[0] for module in model.modules() if isinstance(module, nn.ModuleList) and len(module) == 4)
@@ -287,19 +291,6 @@ def test_pooling_equals_the_naive_one(pooling, causal, side):
     weights = torch.randn(4, 5)
     actual, wanted = (torch.autograd.grad((weights * x).sum(), state)[0] for x in (pooled, expected))
     torch.testing.assert_close(actual, wanted)
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_positions_are_those_of_real_tokens(side):
-    """Lengths 7, 3, 1 and 5 of 7 tokens; the anchor token is the one that has seen the whole text."""
-    mask = padded_batch(lengths=(7, 3, 1, 5))["attention_mask"]
-    first, last = ([0, 0, 0, 0], [6, 2, 0, 4]) if side == "right" else ([0, 4, 6, 2], [6, 6, 6, 6])
-    mask = mask if side == "right" else mask.flip(1)
-    states, causal = NestedStates({}, mask), NestedStates({}, mask, causal=True)
-    assert states.first_positions().tolist() == first
-    assert states.last_positions().tolist() == last
-    assert states.anchor_token_positions().tolist() == first
-    assert causal.anchor_token_positions().tolist() == last
 
 
 def test_the_first_token_of_a_causal_backbone_is_no_embedding():

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import time
 from collections import Counter
 from itertools import islice
 
@@ -16,10 +12,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer, DataCollatorForTokenClassification
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from modeling_m3bert import M3BertForMaskedLM
 from tests.conftest import quiet, tiny_config
 from tests.trainers.tiny_run import (
-    ROOT,
     assert_same_weights,
     masked_dataset,
     pair_config,
@@ -29,12 +24,9 @@ from tests.trainers.tiny_run import (
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
-    IBKDConfig,
-    IBKDTrainer,
     MultigranularMLMConfig,
     MultigranularMLMTrainer,
 )
-from trainers.core.checkpoints import last_checkpoint
 from trainers.core.stream_loader import Layout, StreamLoader
 from trainers.data.files import stream_files, tokenize_texts
 
@@ -59,8 +51,7 @@ def loader(stream, collator=ids, *, rank=0, ranks=1, workers=0, batch_size=3, bu
     return StreamLoader(stream, collator, layout, num_workers=workers)
 
 
-@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (2, 0), (4, 0), (1, 2), (2, 2)])
-@pytest.mark.parametrize("files", [3, 4, 8])
+@pytest.mark.parametrize(("ranks", "workers", "files"), [(1, 0, 3), (2, 0, 4), (4, 0, 3), (4, 0, 8), (2, 2, 3)])
 def test_each_row_is_seen_once_per_epoch_over_all_ranks(tmp_path, ranks, workers, files):
     """In an epoch of 36 rows, which are a whole number of batches: 3 files are shared by all, 8 are divided."""
     stream = stream_files(write_rows(tmp_path, files, 36))
@@ -96,8 +87,7 @@ def test_two_ranks_are_one_batch(tmp_path):
     assert whole == [first + second for first, second in zip(*parts, strict=True)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("files", [3, 4])
+@pytest.mark.parametrize(("files", "workers"), [(3, 0), (3, 2), (4, 2)])
 def test_a_run_continues_after_any_batch(tmp_path, workers, files):
     """With the batches not seen, and no others, although workers prepare batches in advance; random draws included."""
 
@@ -106,7 +96,7 @@ def test_a_run_continues_after_any_batch(tmp_path, workers, files):
 
     stream = stream_files(write_rows(tmp_path, files, 37))
     whole = list(islice(loader(stream, noisy, workers=workers), 30))
-    for taken in range(1, 28) if workers == 0 else (1, 2, 13, 26):
+    for taken in range(1, 28, 2) if workers == 0 else (2, 13):
         first = loader(stream, noisy, workers=workers)
         assert list(islice(first, taken)) == whole[:taken]
         first.save(tmp_path)
@@ -194,7 +184,7 @@ def test_a_streamed_masked_lm_is_tokenised_masked_and_resumed_exactly(tmp_path, 
 
     whole = build(tmp_path / "whole")
     whole.train()
-    for step in (1, 4):
+    for step in (4,):
         again = build(tmp_path / f"again-{step}", dataloader_num_workers=0)
         again.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
         assert_same_weights(whole.model, again.model, atol=0)
@@ -220,34 +210,26 @@ def train_streamed(kind: str, folder, processes: int = 2):
             ),
             tokenizer,
         )  # fmt: skip
-    elif kind == "contrastive":
+    else:
         args = pair_config(
             ContrastiveConfig, folder / f"out-{processes}", grid="2,6x8,32", mini_batch_size=2,
             per_device_train_batch_size=batch, shuffle_buffer_size=5, learning_rate=0.1, optim="sgd",
         )  # fmt: skip
         trainer = ContrastiveTrainer(quiet_model().model, args, tokenizer, stream_files([str(folder / "pairs.jsonl")]))
-    else:
-        args = pair_config(
-            IBKDConfig, folder / f"out-{processes}", grid="2,6x8,32", teacher_name_or_path=str(folder / "teacher"),
-            teacher_cache_dir=str(folder / "cache"), per_device_train_batch_size=batch, shuffle_buffer_size=5,
-            text_columns=["query"], learning_rate=1e-3,
-        )  # fmt: skip
-        trainer = IBKDTrainer(quiet_model().model, args, tokenizer, stream_files([str(folder / "pairs.jsonl")]))
     trainer.train()
     if trainer.is_world_process_zero():
         losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
         torch.save((trainer.backbone.state_dict(), losses), folder / f"{kind}-{processes}.pt")
 
 
-KINDS = ("mlm", "contrastive", "ibkd")
+KINDS = ("mlm", "contrastive")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory, tiny_tokenizer, encoder_folder, sentences):
+def trained(tmp_path_factory, tiny_tokenizer, sentences):
     """A folder in which each kind was trained by one process and by two; the latter then got different files."""
     folder = tmp_path_factory.mktemp("two")
     tiny_tokenizer.save_pretrained(folder / "tokenizer")
-    shutil.copytree(encoder_folder, folder / "teacher")
     write_masked(folder)
     write_pairs(folder, sentences)
     for kind in KINDS:
@@ -271,7 +253,7 @@ except ValueError as error:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_processes_are_one_on_a_stream(trained, kind):
-    """Masked LM with accumulation and a worker, contrastive with cached gradients, and distillation."""
+    """Masked LM with accumulation and a worker, and contrastive with cached gradients."""
     (one, its_losses), (two, their_losses) = (torch.load(trained / f"{kind}-{count}.pt") for count in (1, 2))
     assert len(its_losses) >= 4
     torch.testing.assert_close(torch.tensor(their_losses), torch.tensor(its_losses), atol=1e-5, rtol=1e-5)
@@ -283,42 +265,3 @@ def test_two_processes_are_one_on_a_stream(trained, kind):
 def test_ranks_with_different_data_are_refused(trained):
     for rank in range(2):
         assert (trained / f"error-{rank}").read_text().startswith("The ranks read different data: pass the same")
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_with_the_same_weights(tmp_path, tiny_tokenizer, sentences):
-    """kill -9 at several moments, then the same command with --resume_from_checkpoint."""
-    folder = tmp_path / "model"
-    M3BertModel(tiny_config()).save_pretrained(folder)
-    tiny_tokenizer.save_pretrained(folder)
-    write_pairs(tmp_path, sentences)
-    command = [
-        sys.executable, "-m", "scripts.train", "contrastive", "--model_name_or_path", str(folder), "--train_files",
-        str(tmp_path / "pairs.jsonl"), "--streaming", "--max_steps", "40", "--per_device_train_batch_size", "4",
-        "--grid", "2,6x8,32", "--save_steps", "1", "--save_total_limit", "2", "--use_cpu", "--report_to", "none",
-        "--shuffle_buffer_size", "7", "--disable_tqdm", "True", "--dataloader_num_workers", "2",
-    ]  # fmt: skip
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run([*command, "--output_dir", tmp_path / "whole"], env=environment, check=True, capture_output=True)
-    broken = [*command, "--output_dir", tmp_path / "broken"]
-    kills = 0
-    for target in (3, 17, 31):
-        resume = ["--resume_from_checkpoint", "true"] if kills else []
-        process = subprocess.Popen(
-            [*broken, *resume], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        while process.poll() is None and latest(tmp_path / "broken") < target:
-            time.sleep(0.01)
-        process.kill()
-        process.wait()
-        kills += 1
-    subprocess.run([*broken, "--resume_from_checkpoint", "true"], env=environment, check=True, capture_output=True)
-    whole, again = (M3BertModel.from_pretrained(tmp_path / name) for name in ("whole", "broken"))
-    assert_same_weights(whole, again, atol=0)
-
-
-def latest(folder) -> int:
-    """Step of the last complete checkpoint; 0 if there is none."""
-    if not list(folder.glob("checkpoint-*/trainer_state.json")):
-        return 0
-    return int(last_checkpoint(folder).rpartition("-")[2])

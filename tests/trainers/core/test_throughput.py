@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from tests.conftest import tiny_config
-from tests.trainers.tiny_run import GRID, masked_dataset, mlm_trainer, quiet_model, run_two
+from tests.trainers.tiny_run import GRID, masked_dataset, mlm_trainer, quiet_model
 from trainers import Contrastive, Grid, MultigranularMLM
 from trainers.core import throughput
 from trainers.core.model import NestedModel
@@ -173,23 +172,3 @@ def test_ranks_add_their_tokens_and_share_the_peak_of_all(monkeypatch):
     clock.now += 5
     operations = 3 * (2 * 5 * 15 + 4 * 2 * 45)
     assert meter.pop() == {"tokens_per_second": 3.0, "mfu": pytest.approx(operations / (5 * 2000))}
-
-
-OF_TWO = """
-from tests.trainers.core.test_throughput import Clock, ModelCost, ThroughputMeter
-torch.distributed.init_process_group("gloo")
-rank = torch.distributed.get_rank()
-clock = Clock()
-meter = ThroughputMeter(ModelCost(5, 2), 1000.0, clock)
-meter.add({"attention_mask": torch.ones(2 + rank, 3)})
-clock.now += 5
-torch.save(meter.pop(), Path(sys.argv[1]) / f"{rank}.pt")
-"""
-
-
-@pytest.mark.slow
-def test_two_ranks_add_their_tokens_and_share_the_peak_of_both(tmp_path: Path):
-    run_two(tmp_path, OF_TWO)
-    operations = 3 * (2 * 5 * 15 + 4 * 2 * 45)
-    expected = {"tokens_per_second": 3.0, "mfu": pytest.approx(operations / (5 * 2000))}
-    assert torch.load(tmp_path / "0.pt") == torch.load(tmp_path / "1.pt") == expected

@@ -90,12 +90,6 @@ def test_evaluation_reports_every_granularity(tiny_tokenizer, tmp_path):
             logits = trainer.backbone.eval()(**inputs, output_layer=2, output_dim=8).logits
             means.append(nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten()).item())
     assert metrics["eval_mlm_2x8"] == pytest.approx(sum(means) / 2, rel=1e-4)
-    train_logs = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert all(
-        sum(value for name, value in entry.items() if name.startswith("mlm_"))
-        == pytest.approx(entry["loss"], rel=1e-4)
-        for entry in train_logs
-    )
 
 
 def test_several_evaluation_sets_are_kept_apart(tiny_tokenizer, tmp_path):
@@ -108,7 +102,7 @@ def test_several_evaluation_sets_are_kept_apart(tiny_tokenizer, tmp_path):
 def test_bfloat16_trains_close_to_float32(tiny_tokenizer, tmp_path):
     losses = []
     for bf16 in (False, True):
-        trainer = mlm_trainer(tiny_tokenizer, tmp_path, bf16=bf16, max_steps=4)
+        trainer = mlm_trainer(tiny_tokenizer, tmp_path, bf16=bf16, max_steps=2)
         trainer.train()
         losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
         assert trainer.backbone.dtype == torch.float32
@@ -158,16 +152,16 @@ def test_a_loss_that_is_not_finite_stops_the_run(tiny_tokenizer, tmp_path):
     assert not (tmp_path / "checkpoint-3").exists()
 
 
-@pytest.mark.parametrize("call", [5, 6, 8])
-def test_of_accumulated_batches_the_first_the_middle_and_the_last_are_watched(tiny_tokenizer, tmp_path, call):
+def test_of_accumulated_batches_the_first_the_middle_and_the_last_are_watched(tiny_tokenizer, tmp_path):
     """The second of two steps of four batches: whichever of its batches is broken, the first step stays."""
     changes = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "max_steps": 2}
-    trainer = mlm_trainer(tiny_tokenizer, tmp_path / "broken", objective=Poisoned(GRID, call), **changes)
-    with pytest.raises(ValueError, match=r"not finite at step 2 \(terms: mlm_6x8\)"):
-        trainer.train()
     expected = mlm_trainer(tiny_tokenizer, tmp_path / "one step", **{**changes, "max_steps": 1})
     expected.train()
-    assert_same_weights(trainer.backbone, expected.backbone)
+    for call in (5, 6, 8):
+        trainer = mlm_trainer(tiny_tokenizer, tmp_path / "broken", objective=Poisoned(GRID, call), **changes)
+        with pytest.raises(ValueError, match=r"not finite at step 2 \(terms: mlm_6x8\)"):
+            trainer.train()
+        assert_same_weights(trainer.backbone, expected.backbone)
 
 
 def test_a_total_that_is_not_finite_stops_the_run_where_all_terms_are(tiny_tokenizer, tmp_path):
@@ -218,17 +212,6 @@ def test_watching_reads_one_number_per_step(tiny_tokenizer, tmp_path):
 def test_a_grid_outside_the_model_is_refused(tiny_tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"layers 1\.\.6 and dims 1\.\.32; outside of it: 9x8"):
         mlm_trainer(tiny_tokenizer, tmp_path, objective=MultigranularMLM(Grid.parse("2,9x8")))
-
-
-def test_objectives_train_other_backbones_too(tiny_tokenizer, tmp_path):
-    model = BertForMaskedLM(BertConfig(vocab_size=99, **SIZES))
-    trainer = mlm_trainer(tiny_tokenizer, tmp_path, model=model, max_steps=2)
-    trainer.train()
-    trainer.save_model()
-    stored = json.loads((tmp_path / "config.json").read_text())
-    assert stored["model_type"] == "bert"
-    assert (stored["is_matryoshka"], stored["matryoshka_dimensions"]) == (True, [8, 32])
-    assert stored["matryoshka_layers"] == [2, 6]
 
 
 def test_a_trainer_that_publishes_nothing_writes_weights_and_arguments_only(tiny_tokenizer, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import pytest
@@ -19,6 +20,7 @@ from tests.trainers.tiny_run import (
 )
 
 
+@functools.cache
 def naive_step(learning_rate: float) -> M3BertForMaskedLM:
     """One SGD step on all data: the sum over the grid of the mean over labelled tokens, size by size."""
     model = quiet_model()
@@ -40,7 +42,7 @@ def naive_step(learning_rate: float) -> M3BertForMaskedLM:
     return model
 
 
-@pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (4, 4), (2, 8), (5, 4)])
+@pytest.mark.parametrize(("batch", "accumulation"), [(16, 1), (4, 4), (5, 4)])
 def test_accumulation_equals_the_big_batch(tiny_tokenizer, tmp_path, batch, accumulation):
     trainer = mlm_trainer(
         tiny_tokenizer,

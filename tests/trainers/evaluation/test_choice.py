@@ -52,13 +52,6 @@ def results() -> GridResults:
     )
 
 
-def test_an_encoder_that_finds_nothing_has_a_choice_too(results):
-    results.scores = [replace(score, value=0.0) for score in results.scores]
-    results.two_stage_searches = [replace(search, value=0.0) for search in results.two_stage_searches]
-    choice = choose(results, RETRIEVAL, Budget(1000))
-    assert choice.quality == 0 and "Its quality is 0.000. " in choice.explanation and choice.plan is None
-
-
 def test_the_best_within_the_budget(results):
     def best(**limits):
         return str(choose(results, RETRIEVAL, Budget(1_000_000, **limits)).granularity)
@@ -150,12 +143,6 @@ def test_pairs_of_layers_need_a_measurement_on_every_judge(results):
         choice = choose(results, tasks, Budget(1000))
         assert choice.query_layer == choice.granularity.layer and "of 4 granularities fit" in choice.explanation
     assert len(deployments(results, ["cranfield"], 1000, 0.01)) == 5
-
-
-def test_a_query_without_layers_is_called_a_table_look_up(results):
-    results.asymmetric_searches = [AsymmetricSearch("cranfield", 1000, 0, 6, 32, "ndcg@10", 0.99)]
-    results.latency = None
-    assert "embed queries at 0 layers (a table look-up): " in choose(results, ["cranfield"], Budget(9)).explanation
 
 
 def test_the_quickest_engine_is_named_for_the_layer_of_the_queries(results):

@@ -11,6 +11,7 @@ import torch
 from datasets import Dataset
 
 from modeling_m3bert import M3BertModel
+from tests.modeling_m3bert.static_models import give_table
 from tests.trainers.tiny_run import count_forwards, run_two
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder, encoding
@@ -45,6 +46,23 @@ def test_one_encode_equals_loading_every_granularity_alone(encoder, sentences, t
             torch.testing.assert_close(vectors[row], expected, atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="4x8 is not among the encoded granularities 2,6x8,32"):
         embeddings.at(Granularity(4, 8))
+
+
+def test_a_look_up_in_the_static_table_equals_the_pooled_states(tiny_model, tiny_tokenizer, sentences):
+    """Layer 0 alone runs no layer; beside another layer, its states are pooled."""
+    give_table(tiny_model)
+    texts = [*sentences[:9], "", "read " * 100]
+    both = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("0,4x8,32"), pooling="cls")
+    alone = replace(both, grid=Grid.parse("0x8,32"))
+    assert alone.looks_up and not both.looks_up
+    tiny_model.train()
+    seen = count_forwards(tiny_model)
+    found = alone.encode(texts)
+    assert not seen and tiny_model.training
+    for dim in (8, 32):
+        torch.testing.assert_close(found.at(Granularity(0, dim)), both.encode(texts).at(Granularity(0, dim)))
+    one_by_one = torch.cat([alone.encode([text]).at(Granularity(0, 32)) for text in texts])
+    torch.testing.assert_close(one_by_one, found.at(Granularity(0, 32)))
 
 
 def test_mixed_precision_is_stored_in_float32_and_is_another_cache(encoder, sentences, tmp_path):
@@ -155,10 +173,16 @@ seen = []
 model.register_forward_hook(lambda *arguments: seen.append(1))
 encoder.encode(texts, folder=folder / "vectors")
 (folder / f"forwards_{torch.distributed.get_rank()}").write_text(str(len(seen)))
+
+from scripts import embed
+embed.main(  # which leaves a group of its caller's alone
+    ["--model_name_or_path", str(folder / "model"), "--files", str(folder / "texts.txt"), "--grid", "2,6x8,32"]
+    + ["--batch_size", "4", "--format", "parquet", "--output_dir", str(folder / "out")]
+)
 """
 
 
-def test_two_processes_fill_one_folder(encoder, sentences, tmp_path):
+def test_two_processes_fill_one_folder_and_the_command_one_table(encoder, sentences, tmp_path):
     encoder.model.save_pretrained(tmp_path / "model")
     encoder.tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "texts.txt").write_text("\n".join(sentences[:19]))
@@ -168,28 +192,8 @@ def test_two_processes_fill_one_folder(encoder, sentences, tmp_path):
     for layer in GRID.layers:
         found = torch.from_numpy(np.load(tmp_path / "vectors" / f"layer_{layer}.npy"))
         torch.testing.assert_close(found, expected.layers[layer], atol=1e-6, rtol=1e-6)
-
-
-TWO_PROCESSES_OF_THE_COMMAND = """
-from scripts import embed
-import torch.distributed
-torch.distributed.init_process_group("gloo")  # the command leaves a group of its caller's alone
-folder = Path(sys.argv[1])
-embed.main(
-    ["--model_name_or_path", str(folder / "model"), "--files", str(folder / "texts.txt"), "--grid", "2,6x8,32"]
-    + ["--batch_size", "4", "--format", "parquet", "--output_dir", str(folder / "out")]
-)
-"""
-
-
-def test_two_processes_of_the_command_write_one_table(encoder, sentences, tmp_path):
-    encoder.model.save_pretrained(tmp_path / "model")
-    encoder.tokenizer.save_pretrained(tmp_path / "model")
-    (tmp_path / "texts.txt").write_text("\n".join(sentences[:19]))
-    run_two(tmp_path, TWO_PROCESSES_OF_THE_COMMAND)
     table = Dataset.from_parquet(str(tmp_path / "out" / "embeddings.parquet"), cache_dir=str(tmp_path / "cache"))
     assert table["text"][:] == sentences[:19]
-    expected = encoder.encode(sentences[:19])
     torch.testing.assert_close(torch.tensor(table["layer_6"][:]), expected.layers[6], atol=1e-6, rtol=1e-6)
 
 

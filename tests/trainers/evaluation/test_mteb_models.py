@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModel, AutoTokenizer
 
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from modeling_m3bert import M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
+from tests.conftest import tiny_config
 from tests.trainers.tiny_run import count_forwards
 from trainers import Granularity, Grid
 from trainers.core.codes import CODES
-from trainers.evaluation import STS, GridEncoder, find_task, score_grid
+from trainers.evaluation import GridEncoder, find_task, score_grid
 from trainers.evaluation.readers import load_task
 
 
@@ -23,42 +23,38 @@ from tests.trainers.evaluation.local_mteb import metadata as metadata_of, simila
 from trainers.evaluation.mteb_models import model_meta, mteb_models  # noqa: E402
 
 
-GRID = Grid.parse("2x32,4x64,6x384")
+GRID = Grid.parse("2x8,4x16,6x32")
 
 
 @pytest.fixture
-def real(minilm) -> GridEncoder:
-    return GridEncoder(
-        AutoModel.from_pretrained(minilm), AutoTokenizer.from_pretrained(minilm), GRID, max_length=256, batch_size=32
-    )
+def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
+    return GridEncoder(tiny_model, tiny_tokenizer, GRID)
 
 
-def test_one_encode_serves_mtebs_own_evaluator_at_every_granularity(real, data_folder, tmp_path):
-    whole = load_task(find_task("stsb"), data_folder)
-    evaluator = STS({name: texts[:300] for name, texts in whole.texts.items()}, whole.scores[:300])
-    ours = score_grid(real, evaluator)
-    seen = count_forwards(real.model)
-    models = mteb_models(real, name="local/minilm")
+def test_one_encode_serves_mtebs_own_evaluator_at_every_granularity(encoder, data, tmp_path):
+    evaluator = load_task(find_task("stsb"), data)
+    ours = score_grid(encoder, evaluator)
+    seen = count_forwards(encoder.model)
+    models = mteb_models(encoder, name="local/tiny")
     assert list(models) == list(GRID)
     cache = mteb.ResultCache(cache_path=tmp_path)
     for g, model in models.items():
         result = mteb.evaluate(model, similarity_task(evaluator), cache=cache, show_progress_bar=False)
         score = result.task_results[0].scores["test"][0]
         assert score["cosine_spearman"] == pytest.approx(ours[g]["spearman"], abs=1e-5)  # cosines in float32
-    assert sum(seen) == 2 * 300  # each side once, for three granularities
+    assert sum(seen) == 2 * 24  # each side once, for three granularities
     # What is published of each is kept apart.
     assert len(list(tmp_path.rglob("LocalSTS.json"))) == 3
 
 
-def test_one_granularity_is_one_row(real):
-    meta = model_meta(real, Granularity(4, 64), "local/minilm")
-    assert meta.embed_dim == 64 and meta.max_tokens == 256
-    assert meta.experiment_kwargs == {"output_layer": 4, "output_dim": 64}
-    cut = type(real.model)(real.model.config.__class__(**{**real.model.config.to_dict(), "num_hidden_layers": 4}))
-    assert meta.n_parameters == cut.num_parameters()
-    assert len({model_meta(real, g, "local/minilm").__hash__() for g in GRID}) == 3
-    with pytest.raises(ValueError, match="name='minilm' must have the form user/model"):
-        model_meta(real, Granularity(4, 64), "minilm")
+def test_one_granularity_is_one_row(encoder):
+    meta = model_meta(encoder, Granularity(4, 16), "local/tiny")
+    assert meta.embed_dim == 16 and meta.max_tokens == 48
+    assert meta.experiment_kwargs == {"output_layer": 4, "output_dim": 16}
+    assert meta.n_parameters == M3BertModel(tiny_config(output_layer=4)).num_parameters()
+    assert len({model_meta(encoder, g, "local/tiny").__hash__() for g in GRID}) == 3
+    with pytest.raises(ValueError, match="name='tiny' must have the form user/model"):
+        model_meta(encoder, Granularity(4, 16), "tiny")
 
 
 def test_a_code_is_named_unless_it_is_float32(tiny_model, tiny_tokenizer):

@@ -14,13 +14,9 @@ from pathlib import Path
 import datasets
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import AutoModel, AutoTokenizer
 
-from modeling_m3bert import convert_to_m3bert
 from tests.scripts.conftest import rows_of
-from trainers import Grid
 from trainers.evaluation import (
-    GridEncoder,
     collection_task,
     evaluate_grid,
     exact_search,
@@ -65,20 +61,6 @@ def test_a_collection_in_the_layout_of_beir_is_the_task_it_was_exported_from(enc
     assert scores_of(encoder, task) == scores_of(encoder, find_task("cranfield"), data)
     results = evaluate_grid(encoder, [task, find_task("stsb")], data)
     assert results.tasks() == ["mine", "stsb"] and results.settings["own_data"] == {"mine": "mine"}
-
-
-@pytest.mark.slow
-def test_the_real_cranfield_in_the_layout_of_beir_has_the_scores_of_the_task(minilm, data_folder, tmp_path):
-    model = convert_to_m3bert(AutoModel.from_pretrained(minilm)).eval()
-    encoder = GridEncoder(model, AutoTokenizer.from_pretrained(minilm), Grid.parse("1x32,384"), max_length=16)
-    expected = load_task(find_task("cranfield"), data_folder)
-    plain, zipped = (
-        collection_task(str(export_beir(data_folder / "cranfield", tmp_path / f"mine{suffix}", suffix)))
-        for suffix in ("", ".gz")
-    )
-    assert load_task(plain) == load_task(zipped) == expected and len(expected.texts["documents"]) == 1398
-    found = scores_of(encoder, plain)
-    assert found == scores_of(encoder, find_task("cranfield"), data_folder) and len(found) == 10
 
 
 def test_the_local_layout_and_other_splits_are_collections_too(data, mine, tmp_path):

@@ -94,14 +94,6 @@ def test_half_precision_and_zeros_can_be_searched(engine):
     assert rows[0, 0] == 3 and cosines[0].tolist() == [1.0, 0.0]
 
 
-def test_exact_search_sorts_by_cosine(engine):
-    queries, documents = torch.randn(5, 6), torch.randn(17, 6) * torch.rand(17, 1)
-    cosines = torch.stack([torch.cosine_similarity(query, documents, dim=1) for query in queries])
-    expected = cosines.argsort(dim=1, descending=True).numpy()
-    assert (exact_search(queries, documents, 4) == expected[:, :4]).all()
-    assert (exact_search(queries, documents, 100) == expected).all()
-
-
 def tied_vectors(count: int, dim: int = 4) -> torch.Tensor:
     """Vectors of 1 and -1, whose cosines are exact and mostly equal to others."""
     return torch.randint(0, 2, (count, dim)).float() * 2 - 1

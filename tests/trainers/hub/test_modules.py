@@ -15,22 +15,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel
 
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import EmbeddingSettings, M3BertModel
+from modeling_m3bert.settings_m3bert import MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER
 from scripts.convert import convert, main
 from scripts.encoder import EncoderArguments, load_encoder
-from tests.conftest import quiet, tiny_config
+from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.tiny_run import mlm_trainer
 from trainers import ContrastiveConfig, ContrastiveTrainer, Grid, Projection
 from trainers.evaluation import GridEncoder
-from trainers.hub.modules import (
-    MODULES_FILE,
-    POOLING_FOLDER,
-    PROJECTION_FOLDER,
-    find_projection,
-    published_options,
-    published_pooling,
-    write_modules,
-)
 
 
 LIBRARY = "sentence_transformers"
@@ -149,7 +141,7 @@ def test_masked_lm_trainers_write_none(tiny_tokenizer, tmp_path):
     trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=1)
     trainer.save_model()
     assert not (tmp_path / MODULES_FILE).exists()
-    assert published_pooling(str(tmp_path)) is None
+    assert EmbeddingSettings.find(tmp_path) is None
 
 
 def test_the_width_is_what_is_read_by_default(tiny_tokenizer, sentences, tmp_path):
@@ -188,17 +180,17 @@ def test_poolings_of_all_versions_are_read(tmp_path, config, expected):
     write_modules(tmp_path, width=32, max_length=32)
     (tmp_path / POOLING_FOLDER / "config.json").write_text(json.dumps(config))
     if expected in ("mean", "cls", "lasttoken"):
-        assert published_pooling(str(tmp_path)) == expected
+        assert EmbeddingSettings.read(str(tmp_path)).pooling == expected
     else:
         with pytest.raises(ValueError, match=expected):
-            published_pooling(str(tmp_path))
+            EmbeddingSettings.read(str(tmp_path))
 
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_projection_is_read_as_it_was_written(tmp_path, bias):
     library, projection, vectors = pytest.importorskip(LIBRARY), Projection(32, 6, bias=bias), torch.randn(5, 32)
     write_modules(tmp_path, width=32, max_length=32, projection=projection)
-    found = find_projection(str(tmp_path))
+    found = EmbeddingSettings.read(str(tmp_path)).projection
     dense = library.sentence_transformer.modules.Dense.load(str(tmp_path / PROJECTION_FOLDER))
     assert (found.bias is not None) == bias
     for read in (found(vectors), dense({"sentence_embedding": vectors})["sentence_embedding"]):
@@ -208,10 +200,10 @@ def test_a_projection_is_read_as_it_was_written(tmp_path, bias):
 def test_what_is_listed_counts_not_what_lies_there(tmp_path):
     """A folder that was written twice, first with a projection."""
     write_modules(tmp_path, width=32, max_length=32, projection=Projection(32, 6))
-    assert find_projection(str(tmp_path)) is not None
+    assert EmbeddingSettings.read(str(tmp_path)).projection is not None
     write_modules(tmp_path, width=32, max_length=32, pooling="cls")
-    assert find_projection(str(tmp_path)) is None
-    assert published_pooling(str(tmp_path)) == "cls"
+    assert EmbeddingSettings.read(str(tmp_path)).projection is None
+    assert EmbeddingSettings.read(str(tmp_path)).pooling == "cls"
 
 
 @pytest.mark.parametrize(
@@ -223,8 +215,8 @@ def test_only_one_linear_map_is_a_projection(tmp_path, change):
     file = tmp_path / (MODULES_FILE if change == "twice" else f"{PROJECTION_FOLDER}/config.json")
     content = json.loads(file.read_text())
     file.write_text(json.dumps([*content, content[-1]] if change == "twice" else content | change))
-    with pytest.raises(ValueError, match="has more after its pooling than one linear map without activation"):
-        find_projection(str(tmp_path))
+    with pytest.raises(ValueError, match="is not one linear map without activation|at most one Dense and one Norm"):
+        EmbeddingSettings.read(str(tmp_path))
 
 
 def test_bad_input_is_refused(tmp_path):
@@ -248,7 +240,8 @@ def test_a_converted_embedding_model_stays_one(tiny_tokenizer, sentences, tmp_pa
     published = {"max_length": 7, "prompts": {"query": "open the "}}
     write_modules(source, width=20, pooling="cls", projection=Projection(20, 6), **published)
     convert(str(source), str(tmp_path / "converted"))
-    assert published_options(str(tmp_path / "converted")) == published
+    settings = EmbeddingSettings.read(tmp_path / "converted")
+    assert {name: getattr(settings, name) for name in published} == published
     expected, found = (
         library.SentenceTransformer(str(tmp_path / name), trust_remote_code=True, device="cpu").encode_query(sentences)
         for name in ("source", "converted")

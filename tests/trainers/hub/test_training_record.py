@@ -45,14 +45,6 @@ def test_paths_tokens_and_bookkeeping_are_not(tmp_path):
     assert json.loads(text)["lr_scheduler_kwargs"] == {"file": tmp_path.name}
 
 
-def test_a_run_goes_on_after_its_record_was_written(tmp_path, tiny_tokenizer, sentences):
-    """Looking at the defaults must not reset what a running trainer shares with its library."""
-    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences, save_steps=1, max_steps=3)
-    trainer.train()
-    steps = [TrainingRecord.find(tmp_path / f"checkpoint-{step}").steps for step in (1, 2, 3)]
-    assert steps == [1, 2, 3]
-
-
 def test_what_is_saved_is_found_again(tmp_path, tiny_tokenizer, sentences):
     trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences)
     trainer.train()
@@ -119,20 +111,14 @@ METHODS = [
     ("Espresso", {"grid": "2,6x8,32"}, [(("ESE", [papers.ESE]), 1.0)]),
     ("Matryoshka2d", {"grid": "2,6x8,32"}, [(("2DMSE", [papers.ESE]), 1.0)]),
     ("Starbucks", {"grid": "2x8,6x32"}, [(("Starbucks", [papers.STARBUCKS]), 1.0)]),
-    ("Mixture", ONE_LAYER, [(MRL, 1.0)]),
     ("Mixture", {**ONE_LAYER, "weights": {"sia": 0.2, "sir": 0.3}}, [(MRL, 1.0), (SIA, 0.2), (SIR, 0.3)]),
     ("MIPIC", ONE_LAYER, [(MRL, 0.4), (SIA, 0.6), (PIC, 0.6)]),
-    ("MIPIC", {**ONE_LAYER, "weights": {"sir": 0.1, "pic": 0}}, [(MRL, 0.4), (SIA, 0.6), (SIR, 0.1)]),
     ("MIPIC", {**ONE_LAYER, "weights": {"mrl": 0}, "alpha": 0.25}, [(SIA, 0.75), (PIC, 0.75)]),
-    ("MIPIC", {**ONE_LAYER, "alpha": 1.0}, [(MRL, 1.0)]),
     ("MIPIC", {"grid": "2,6x8,32"}, [(OVER_LAYERS, 0.4), (SIA, 0.6), (PIC, 0.6)]),
     ("MIC", ONE_LAYER, [(MRL, 1.0), (SCR, 0.6), (SIR, 0.6)]),
-    ("MIC", {**ONE_LAYER, "weights": {"pic": 0.2}}, [(MRL, 1.0), (PIC, 0.2), (SCR, 0.6), (SIR, 0.6)]),
     ("MIC", {**ONE_LAYER, "weights": "{scr: 0}", "gamma": 0.1}, [(MRL, 1.0), (SIR, 0.1)]),
-    ("IBKD", {}, [(TAUGHT, 1.0), (HSIC, 1.0)]),
     ("IBKD", {"beta": 0.3}, [(TAUGHT, 1.0), (HSIC, 0.3)]),
     ("IBKD", {"beta": 0.0}, [(TAUGHT, 1.0)]),
-    ("IBKD", {"method": "ckd"}, [(TAUGHT, 1.0)]),
     ("IBKD", {"method": "mse"}, [(("MSE to a teacher", []), 1.0)]),
     ("IBKD", {"method": "crd"}, [(("CRD", [papers.CRD]), 1.0)]),
     ("IBKD", {"method": "hpd", "projection_dim": 8}, [(("HPD", [papers.HPD]), 1.0)]),
@@ -140,7 +126,6 @@ METHODS = [
     ("ExitDistillation", {"grid": "2,6x8,20", "pair_weight": 0.5}, [(EXITS, 1.0), (("CrossDepth", []), 0.5)]),
     ("QAMA", {"grid": "6x8,32"}, [(("QAMA", [papers.QAMA]), 1.0)]),
     ("IBKDFinetuning", {}, [(("InfoNCE", []), 1.0), (HSIC, 0.5)]),
-    ("IBKDFinetuning", {"grid": "2,6x8,32", "beta": 0.2}, [(OVER_LAYERS, 1.0), (HSIC, 0.2)]),
     ("IBKDFinetuning", {"beta": 0.0}, [(("InfoNCE", []), 1.0)]),
     ("MultigranularMLM", {}, [(("Multigranular MLM", [papers.M3BERT]), 1.0)]),
     ("MatryoshkaDistillation", {"pairs": "6x32>2x8"}, [(("Matryoshka distillation", [papers.M3BERT]), 1.0)]),

@@ -86,7 +86,7 @@ def test_clusters_are_those_of_the_first_build(tmp_path, collection, text):
     engine.close()
 
 
-@pytest.mark.parametrize("kind", ["flat", *KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_index_can_be_tiny_and_become_empty(tmp_path, collection, kind):
     engine = faiss_engine(tmp_path, collection, "16@int8>40>64@float32", kind)
     assert (engine.search(collection.queries, 3)[1] == -1).all()

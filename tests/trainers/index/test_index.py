@@ -252,14 +252,6 @@ def test_repeated_ids_are_refused(tmp_path, encoder, sentences, engine, place):
         )
 
 
-def test_documents_without_ids_are_numbered(tmp_path, encoder, sentences, engine):
-    (tmp_path / "corpus.txt").write_text("".join(f"{text}\n" for text in sentences))
-    corpus = Corpus([str(tmp_path / "corpus.txt")])
-    with Index.build(Target(tmp_path / "index", engine), Plan(Granularity(6, 32)), encoder, corpus) as index:
-        expected = nearest(encoder, sentences, index.plan)
-        assert ids(index) == [[id_[1:] for id_ in row] for row in expected]
-
-
 def test_a_finished_build_is_not_built_again(tmp_path, encoder, corpus, engine, monkeypatch):
     target, plan = Target(tmp_path / "index", engine), Plan(Granularity(6, 32))
     Index.build(target, plan, encoder, corpus).close()
@@ -299,19 +291,3 @@ def test_embeddings_that_are_not_finite_are_refused(tmp_path, encoder, corpus, e
         tiny_model.layers[0].mlp.down_proj.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="row 1: the embedding is not finite"):
         Index.build(Target(tmp_path / "index", engine), Plan(Granularity(6, 32)), encoder, corpus)
-
-
-def test_a_write_error_keeps_what_was_written(tmp_path, encoder, corpus, sentences, engine, monkeypatch):
-    target, plan = Target(tmp_path / "index", engine), Plan(Granularity(6, 32))
-    add = Store.add
-
-    def add_until_full(self, batch, state):
-        if batch.keys[0] >= 16:
-            raise OSError(28, "No space left on device", str(self.folder))
-        add(self, batch, state)
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left on device"):
-        patch.setattr(Store, "add", add_until_full)
-        Index.build(target, plan, encoder, corpus)
-    with Index.build(target, plan, encoder, corpus) as index:
-        assert ids(index) == nearest(encoder, sentences, plan)

@@ -1,4 +1,4 @@
-"""Builds in processes of their own that are killed, or run out of disk."""
+"""Builds in processes of their own that are killed at any moment; test_index.py stops them at each one."""
 
 from __future__ import annotations
 
@@ -24,21 +24,17 @@ ROOT = Path(__file__).parents[3]
 INSTALLED = [name for name in ENGINES if find_spec(MODULES[name]) is not None]
 DOCUMENTS = 3000
 SETUP = """
-    import os, resource, signal, sys
     from pathlib import Path
     from transformers import AutoModel, AutoTokenizer
     from trainers import Granularity
     from trainers.evaluation import GridEncoder
     from trainers.index import Corpus, Index, Plan, Target, index
-    from trainers.index.engine import find_engine
-    from trainers.index.store import Store
 
     index.CHUNK = 256
     folder, engine, kind = Path({folder!r}), {engine!r}, {kind!r}
     plan = Plan(Granularity(6, 32), first_dim=8, shortlist=100)
     model = AutoModel.from_pretrained({model!r}, trust_remote_code=True)
     encoder = GridEncoder(model, AutoTokenizer.from_pretrained({model!r}), plan.grid())
-    adapter = find_engine(engine)
 
     def build():
         return Index.build(Target(folder, engine, kind), plan, encoder, Corpus([{corpus!r}]))
@@ -112,32 +108,8 @@ class Runner:
             return 0
 
 
-DIE = """
-    whole = {owner}.add
-    def and_die(self, *arguments):
-        whole(self, *arguments)
-        os.kill(os.getpid(), signal.SIGKILL)
-    {owner}.add = and_die
-    build()
-"""
-FILL_THE_DISK = """
-    from scripts.command import run_command
-
-    add, count = Store.add, [0]
-    def limited(self, *arguments):
-        count[0] += 1
-        if count[0] > 2:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (4000, resource.RLIM_INFINITY))
-        add(self, *arguments)
-    Store.add = limited
-    run_command(lambda arguments: build().close())
-"""
-
-
 @pytest.mark.parametrize("engine", INSTALLED)
-def test_a_build_that_is_killed_or_runs_out_of_disk_goes_on_and_finds_the_same(
-    tmp_path, engine, model, corpus, sentences
-):
+def test_a_build_that_is_killed_goes_on_and_finds_the_same(tmp_path, engine, model, corpus, sentences):
     queries = sentences[:5]
     expected = Runner(tmp_path / "whole", engine, "flat", model, corpus, queries).found()
     assert expected[0] == DOCUMENTS
@@ -149,16 +121,6 @@ def test_a_build_that_is_killed_or_runs_out_of_disk_goes_on_and_finds_the_same(
     assert process.poll() is None, process.communicate()
     os.kill(process.pid, signal.SIGKILL)  # at any moment
     process.communicate()
-    reached = broken.rows()
-    assert 700 <= reached < DOCUMENTS
+    assert 700 <= broken.rows() < DOCUMENTS
 
-    status, said = broken.run(FILL_THE_DISK)
-    errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert status == 1 and len(errors) == 1 and str(tmp_path / "broken") in errors[0], said
-    assert "Traceback" not in said
-    assert reached < broken.rows() < DOCUMENTS
-
-    for owner in ("Store", "adapter"):  # after a chunk was stored; after the engine's work, before the note of it
-        status, said = broken.run(DIE.format(owner=owner))
-        assert status == -signal.SIGKILL, said
     assert broken.found() == expected

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import numpy as np
 import pytest
 
-
-pytest.importorskip("lancedb")
-
 from tests.trainers.index.collection import Collection, add, check_exact, delete, make_layout, opened
+
+
+pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="needs lancedb, whose import takes seconds")
 
 
 @pytest.fixture(scope="module")
@@ -21,8 +23,8 @@ def collection() -> Collection:
     [
         ("64@float32", "ivf"),
         ("64@sign", "ivf"),
-        ("64@float32", "hnsw"),
-        ("64@float16", "hnsw"),
+        pytest.param("64@float32", "hnsw", marks=pytest.mark.slow),
+        pytest.param("64@float16", "hnsw", marks=pytest.mark.slow),
         ("16@float32>100>64@float32", "hnsw"),
     ],
 )

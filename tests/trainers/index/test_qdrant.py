@@ -5,27 +5,29 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
 import pytest
 
-
-pytest.importorskip("qdrant_client")
-
-from qdrant_client import QdrantClient
-
 from tests.trainers.index.collection import Collection, add, check_exact, delete, make_layout, opened
-from tests.trainers.index.qdrant_server import QdrantServer
 from trainers.index.engine import Engine
 from trainers.index.engines import qdrant_engine
 from trainers.index.engines.lines import with_imports
 from trainers.index.layout import Layout
 
 
-# A client that is closed at once cannot ask for the version.
-pytestmark = pytest.mark.filterwarnings("ignore:Failed to obtain server version")
+if TYPE_CHECKING:
+    from tests.trainers.index.qdrant_server import QdrantServer
+
+pytestmark = [
+    pytest.mark.skipif(find_spec("qdrant_client") is None, reason="needs qdrant-client, whose import takes seconds"),
+    # A client that is closed at once cannot ask for the version.
+    pytest.mark.filterwarnings("ignore:Failed to obtain server version"),
+]
 LAYOUTS = ("64@float32", "64@int8", "20@sign", "16@float32>40>64@float32", "64@sign>40>64@float32", "32@sign>40")
 ROWS = 150
 
@@ -37,6 +39,8 @@ def collection() -> Collection:
 
 @pytest.fixture
 def server() -> Iterator[QdrantServer]:
+    from tests.trainers.index.qdrant_server import QdrantServer
+
     server = QdrantServer()
     yield server
     server.close()
@@ -58,6 +62,8 @@ def folder(tmp_path, url) -> Iterator[Path]:
     folder = tmp_path / f"m3bert test {uuid4()}"
     folder.mkdir()
     yield folder
+    from qdrant_client import QdrantClient
+
     client = QdrantClient(url=url, api_key=os.environ.get("QDRANT_API_KEY"))
     client.delete_collection(folder.name.replace(" ", "-"))
     client.close()
@@ -79,8 +85,9 @@ def filled(collection) -> Iterator[Callable[..., Engine]]:
         engine.close()
 
 
-@pytest.mark.parametrize("kind", ["flat", "hnsw"])
-@pytest.mark.parametrize("text", LAYOUTS)
+@pytest.mark.parametrize(
+    ("kind", "text"), [*(("flat", text) for text in LAYOUTS[:2]), *(("hnsw", text) for text in LAYOUTS[2:])]
+)
 def test_a_server_finds_the_nearest(folder, url, collection, filled, text, kind):
     """A graph is made for more documents than these, so that both kinds are exact."""
     layout = make_layout(collection, text, kind, url)

@@ -5,13 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.trainers.losses.naive import divergence
 from trainers.losses import compression_alignment, embedding_kl, principal_map, similarity_kl
-
-
-def divergence(teacher_scores, student_scores):
-    """KL(softmax(teacher) || softmax(student)) of two lists of scores, written out."""
-    p, q = (scores.exp() / scores.exp().sum() for scores in (teacher_scores, student_scores))
-    return (p * (p / q).log()).sum()
 
 
 def assert_teacher_is_detached(loss, student, *teachers):

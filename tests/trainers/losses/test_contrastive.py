@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.trainers.losses.naive import assert_computed_in_float32
 from trainers.losses import nested_info_nce
 
 
@@ -45,7 +46,7 @@ def assert_equal_with_gradients(actual, expected, inputs, atol=1e-10):
 
 
 @pytest.mark.parametrize("masked", [False, True])
-@pytest.mark.parametrize("tile_size", [None, (1, 1), (2, 3), (4, 64)])
+@pytest.mark.parametrize("tile_size", [None, (1, 1), (2, 3)])
 @pytest.mark.parametrize(
     ("batch", "num_candidates", "width", "dims"),
     [
@@ -79,12 +80,6 @@ def test_the_first_candidates_are_the_positives_by_default():
     assert_equal_with_gradients(actual, expected, (anchors, candidates))
 
 
-def test_by_hand():
-    eye = torch.eye(2)
-    losses = nested_info_nce(eye, eye, dims=(2,), temperature=1.0)
-    torch.testing.assert_close(losses, torch.full((2, 1), math.log(1 + math.exp(-1))))
-
-
 def test_an_anchor_whose_negatives_are_all_left_out_has_no_loss():
     anchors, candidates = random_inputs(4, 6, 3)
     ids = torch.zeros(6, 1, dtype=torch.long)
@@ -94,15 +89,6 @@ def test_an_anchor_whose_negatives_are_all_left_out_has_no_loss():
     torch.testing.assert_close(losses, torch.zeros_like(losses))
     for gradient in torch.autograd.grad(losses.sum(), (anchors, candidates)):
         torch.testing.assert_close(gradient, torch.zeros_like(gradient))
-
-
-def test_ids_that_nobody_else_has_change_nothing():
-    anchors, candidates = random_inputs(4, 6, 3)
-    ids = torch.randperm(100)[:12].view(6, 2)
-    with_ids = nested_info_nce(
-        anchors, candidates, dims=(1, 3), temperature=0.1, anchor_ids=ids[:4], candidate_ids=ids
-    )
-    torch.testing.assert_close(with_ids, nested_info_nce(anchors, candidates, dims=(1, 3), temperature=0.1))
 
 
 def test_a_low_temperature_neither_overflows_nor_underflows():
@@ -131,18 +117,9 @@ def test_a_zero_vector_has_no_similarity_and_finite_gradients():
 
 
 def test_half_precision_embeddings_and_autocast_are_computed_in_float32():
-    anchors, candidates = random_inputs(9, 20, 16, dtype=torch.float32)
-    halves = [tensor.detach().bfloat16().requires_grad_() for tensor in (anchors, candidates)]
-    losses = nested_info_nce(*halves, dims=(4, 16), temperature=0.05)
-    assert losses.dtype == torch.float32
-    exact = [tensor.detach().float().requires_grad_() for tensor in halves]
-    expected = nested_info_nce(*exact, dims=(4, 16), temperature=0.05)
-    assert torch.equal(losses, expected)
-    gradients, wanted = (torch.autograd.grad(x.sum(), y) for x, y in ((losses, halves), (expected, exact)))
-    for ours, theirs in zip(gradients, wanted, strict=True):
-        torch.testing.assert_close(ours.float(), theirs, atol=1e-6, rtol=1e-2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(nested_info_nce(*exact, dims=(4, 16), temperature=0.05), expected)
+    assert_computed_in_float32(
+        lambda *inputs: nested_info_nce(*inputs, dims=(4, 16), temperature=0.05), random_inputs(9, 20, 16)
+    )
 
 
 class LargestTensor(TorchDispatchMode):

@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import cosine_similarity
 
 from tests.trainers.losses.test_contrastive import assert_equal_with_gradients, random_inputs
-from trainers.losses import Guide, false_negatives, guided_limits, nested_info_nce
+from trainers.losses import Guide, false_negatives, nested_info_nce
 
 
 def naive_mask(anchors, candidates, targets, margin, relative):
@@ -45,12 +45,6 @@ def test_a_positive_is_never_a_false_negative_in_any_tile():
     whole = torch.cat(parts, dim=1)
     assert torch.equal(whole.logical_not().nonzero()[:, 1], targets[2:6])
     assert torch.equal(whole, guide.tile(slice(2, 6), slice(0, 9), targets[2:6]))
-
-
-def test_limits_by_hand():
-    similarities = torch.tensor([0.8, -0.4])
-    torch.testing.assert_close(guided_limits(similarities, margin=0.25), torch.tensor([0.55, -0.65]))
-    torch.testing.assert_close(guided_limits(similarities, margin=0.25, relative=True), torch.tensor([0.6, -0.3]))
 
 
 @pytest.mark.parametrize("with_ids", [False, True])

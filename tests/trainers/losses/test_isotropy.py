@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
+from tests.trainers.losses.naive import TOLERANCES, assert_computed_in_float32, assert_equal_with_gradients
 from trainers.losses import (
     correlation_penalty,
     nested_uniformity,
@@ -18,7 +17,6 @@ from trainers.losses import (
 
 
 WIDTH, DIMS, LENGTHS = 13, (1, 5, 12), (7, 4, 3, 1, 0)
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
 EPSILON = 1e-8
 PADDINGS = ("right", "left", "gaps")
 
@@ -88,27 +86,6 @@ def naive_uniformity(vectors, dims, scale):
     return torch.stack(losses)
 
 
-def assert_near(actual, expected, tolerance):
-    """By the largest entry: exactly, where all are to be 0."""
-    torch.testing.assert_close(actual.double(), expected, atol=tolerance * float(expected.abs().amax()), rtol=0)
-
-
-def assert_equal_with_gradients(function, reference, tensor, dtype):
-    """A function of a tensor in `dtype` against the reference in float64 of the same numbers, with upstream gradients
-    of both signs. Returns the gradient."""
-    own = tensor.detach().to(dtype).requires_grad_()
-    other = own.detach().double().requires_grad_()
-    actual, expected = function(own), reference(other)
-    assert actual.dtype == dtype
-    torch.testing.assert_close(actual.double(), expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
-    upstream = torch.randn_like(actual)
-    gradient = torch.autograd.grad(actual, own, upstream)[0]
-    wanted = torch.autograd.grad(expected, other, upstream.double())[0]
-    assert wanted.abs().sum() > 0
-    assert_near(gradient, wanted, TOLERANCES[dtype])
-    return gradient
-
-
 def random_states(dtype=torch.float64):
     return 3 + 2 * torch.randn(len(LENGTHS), max(LENGTHS), WIDTH, dtype=dtype)
 
@@ -127,52 +104,24 @@ def test_standardized_equals_the_naive_loop(dtype, padding):
     def flat(results):
         return torch.cat([result.flatten() for result in results])
 
-    gradient = assert_equal_with_gradients(
-        lambda s: flat(standardized(s, mask)), lambda s: flat(naive_standardized(s, mask)), random_states(), dtype
+    (gradient,) = assert_equal_with_gradients(
+        lambda s: flat(standardized(s, mask)), lambda s: flat(naive_standardized(s, mask)), [random_states()], dtype
     )
     assert (gradient[~mask.bool()] == 0).all()
     assert (gradient[mask.sum(dim=1) < 2] == 0).all()
 
 
-def test_standardized_states_have_no_mean_and_a_deviation_of_one():
-    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 0, 1, 1], [1, 0, 0, 1, 0], [0, 1, 0, 0, 0], [0, 0, 0, 0, 0]])
-    states, deviations = standardized(random_states()[:, :5], mask)
-    for text, real, own in zip(states[:3], mask.bool()[:3], deviations[:3], strict=True):
-        torch.testing.assert_close(text[real].mean(dim=0), torch.zeros(WIDTH).double(), atol=1e-12, rtol=0)
-        torch.testing.assert_close(text[real].std(dim=0, correction=0), torch.ones(WIDTH).double(), atol=1e-6, rtol=0)
-        assert (own > 0).all()
-    assert (states[~mask.bool()] == 0).all()
-    assert (states[3:] == 0).all()  # texts of one token and of none
-    assert (deviations[3:] == 0).all()
-
-
-@pytest.mark.parametrize(("constant", "length"), [(0.5, 7), (-3.0, 4), (0.1, 1)])
-def test_a_dim_that_does_not_vary_is_0(constant, length):
-    states = random_states(torch.float32)[:, :length]
-    states[:, :, 2] = constant
-    outputs, deviations = standardized(states, torch.ones(states.shape[:2]))
-    assert torch.equal(outputs[:, :, 2], torch.zeros(len(states), length))
-    assert torch.equal(deviations[:, 2], torch.zeros(len(states)))
-    assert (deviations[:, 3] > 0).all() == (length > 1)
-
-
-def test_a_dim_that_does_not_vary_is_0_whatever_the_number():
-    for length in range(2, 17):
-        outputs, deviations = standardized(torch.randn(1, 1, 64).repeat(1, length, 1), torch.ones(1, length))
-        assert torch.equal(outputs, torch.zeros(1, length, 64))
-        assert torch.equal(deviations, torch.zeros(1, 64))
-
-
-@pytest.mark.parametrize("length", [1, 2, 7])
-def test_a_dim_that_does_not_vary_has_no_gradient(length):
-    """Whatever other texts want of it."""
-    states = random_states(torch.float32)[:, :length]
-    states[:, :, 2] = 0.5
+@pytest.mark.parametrize("length", [1, 2, 7, 16])
+def test_a_dim_that_does_not_vary_is_0_and_has_no_gradient(length):
+    """Whatever the number, and whatever other texts want of it."""
+    states = torch.randn(3, length, 64)
+    states[:, :, 2:] = torch.randn(1, 1, 62)
     states.requires_grad_()
-    results = standardized(states, torch.ones(states.shape[:2]))
+    outputs, deviations = results = standardized(states, torch.ones(states.shape[:2]))
+    assert not outputs[:, :, 2:].any() and not deviations[:, 2:].any()
+    assert (deviations[:, :2] > 0).all() == (length > 1)
     gradient = torch.autograd.grad(results, states, [torch.randn_like(result) for result in results])[0]
-    assert torch.isfinite(gradient).all()
-    assert (gradient[:, :, 2] == 0).all()
+    assert torch.isfinite(gradient).all() and not gradient[:, :, 2:].any()
 
 
 @pytest.mark.parametrize("length", [1, 7])
@@ -225,7 +174,7 @@ def test_prefix_residual_products_are_the_new_rows_of_the_correlations(dtype, di
     def ours(states):
         return torch.cat([block.flatten() for block in prefix_residual_products(states, mask, dims)])
 
-    assert_equal_with_gradients(ours, naive, torch.randn(*mask.shape, WIDTH) * mask[:, :, None], dtype)
+    assert_equal_with_gradients(ours, naive, [torch.randn(*mask.shape, WIDTH) * mask[:, :, None]], dtype)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
@@ -238,56 +187,11 @@ def test_the_correlation_penalty_equals_the_double_sum(dtype, threshold, padding
         outputs, _ = naive_standardized(states, mask)
         return torch.stack([naive_penalty(naive_correlation(outputs, mask, dim), threshold) for dim in DIMS])
 
-    gradient = assert_equal_with_gradients(
-        lambda s: penalties(s, mask, threshold=threshold), naive, random_states(), dtype
+    (gradient,) = assert_equal_with_gradients(
+        lambda s: penalties(s, mask, threshold=threshold), naive, [random_states()], dtype
     )
     assert (gradient[~mask.bool()] == 0).all()
     assert (gradient[mask.sum(dim=1) < 2] == 0).all()
-
-
-def test_what_is_tolerated_costs_nothing():
-    correlations = [torch.empty(2, 4).uniform_(-0.2, 0.2), torch.empty(1, 3).uniform_(-0.2, 0.2)]
-    for correlation in correlations:
-        correlation.requires_grad_()
-    losses = correlation_penalty(correlations, threshold=0.2)
-    assert torch.equal(losses, torch.zeros(2))
-    for gradient in torch.autograd.grad(losses.sum(), correlations):
-        assert torch.equal(gradient, torch.zeros_like(gradient))
-    assert (correlation_penalty(correlations, threshold=0.1) > 0).all()
-
-
-def test_a_pair_of_dims_counts_for_every_prefix_that_parts_it():
-    """Width 6, dims 2 and 3: dims 0 and 5 are parted by both, 0 and 2 by the shorter, 2 and 5 by the longer."""
-    for place, expected in (
-        ((0, 0, 3), (1 / 8, 1 / 9)),
-        ((0, 0, 0), (1 / 8, 0)),
-        ((1, 0, 2), (0, 1 / 9)),
-    ):
-        for correlation in (-0.5, 0.5):
-            correlations = [torch.zeros(2, 4), torch.zeros(1, 3)]
-            correlations[place[0]][place[1:]] = correlation
-            losses = correlation_penalty(correlations, threshold=0.1)
-            torch.testing.assert_close(losses, 0.4**2 * torch.tensor(expected))
-
-
-def test_a_dim_that_is_repeated_behind_the_prefix_correlates_fully():
-    states, mask = random_states(), mask_of("right")
-    states[:, :, 9] = -2 * states[:, :, 0]
-    rows = prefix_residual_products(standardized(states, mask)[0], mask, DIMS)[0]
-    varied = sum(length > 1 for length in LENGTHS)
-    assert rows[0, 8].item() == pytest.approx(-varied, rel=1e-6)
-    assert rows[0].abs().argmax() == 8
-
-
-def test_the_products_of_two_batches_add_up():
-    states, mask = random_states(), mask_of("right")
-    whole, *parts = (
-        prefix_residual_products(standardized(states[rows], mask[rows])[0], mask[rows], DIMS)
-        for rows in (slice(None), slice(2), slice(2, None))
-    )
-    for expected, first, second in zip(whole, *parts, strict=True):
-        torch.testing.assert_close(first + second, expected)
-        assert second.abs().sum() > 0
 
 
 @pytest.mark.parametrize("dims", [DIMS, (4,)])
@@ -302,86 +206,40 @@ def test_the_variance_floor_equals_the_formula(dtype, dims):
             ]
         )
 
-    assert_equal_with_gradients(lambda x: variance_floor(x, dims), naive, torch.rand(WIDTH), dtype)
-    assert_equal_with_gradients(
-        lambda x: variance_floor(x, dims), naive, torch.rand(WIDTH) + torch.arange(13) / 13, dtype
-    )
-
-
-def test_the_variance_floor_weighs_what_lies_behind_by_half():
-    low, high = torch.full((2,), 0.25), torch.full((4,), 3.0)
-    torch.testing.assert_close(variance_floor(torch.cat([low, high]), (2,)), torch.tensor([0.75]))
-    torch.testing.assert_close(variance_floor(torch.cat([high, low]), (4,)), torch.tensor([0.375]))
-    torch.testing.assert_close(variance_floor(torch.full((6,), 0.25), (1, 3)), torch.full((2,), 1.125))
-    deviations = torch.ones(6, requires_grad=True)
-    losses = variance_floor(deviations + torch.rand(6), (2, 5))
-    assert torch.equal(losses, torch.zeros(2))
-    assert torch.equal(torch.autograd.grad(losses.sum(), deviations)[0], torch.zeros(6))
+    for deviations in (torch.rand(WIDTH), torch.rand(WIDTH) + torch.arange(13) / 13):
+        assert_equal_with_gradients(lambda x: variance_floor(x, dims), naive, [deviations], dtype)
 
 
 @pytest.mark.parametrize(("batch", "dims"), [(3, DIMS), (5, (2, 13)), (4, (7,))])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_variance_variation_equals_the_formula(dtype, batch, dims):
     vectors = torch.randn(batch, WIDTH) + torch.randn(WIDTH)
-    gradient = assert_equal_with_gradients(
-        lambda x: variance_variation(x, dims), lambda x: naive_variation(x, dims), vectors, dtype
+    (gradient,) = assert_equal_with_gradients(
+        lambda x: variance_variation(x, dims), lambda x: naive_variation(x, dims), [vectors], dtype
     )
     assert (gradient[:, dims[-1] :] == 0).all()
 
 
-def test_variance_variation_by_hand():
-    """Variances over texts 1, 9 and 25: mean 5 of the first two, which are 4 off it."""
-    vectors = 7 + torch.tensor([[1.0, 3.0, 5.0], [-1.0, 3.0, -5.0], [1.0, -3.0, -5.0], [-1.0, -3.0, 5.0]])
-    mean = 35 / 3
-    spread = math.sqrt(((1 - mean) ** 2 + (9 - mean) ** 2 + (25 - mean) ** 2) / 3)
-    torch.testing.assert_close(variance_variation(vectors, (1, 2, 3)), torch.tensor([0.0, 0.8, spread / mean]))
-    torch.testing.assert_close(variance_variation(100 * vectors, (1, 2, 3)), torch.tensor([0.0, 0.8, spread / mean]))
-
-
-@pytest.mark.parametrize("row", [(0.0, 0.0, 0.0, 0.0), (0.5, 2.0, -3.0, 1.0), (0.1, 3.7, -0.3, 0.7)])
-def test_texts_that_are_all_the_same_have_a_finite_variation(row):
-    vectors = torch.tensor([row]).repeat(7, 1).requires_grad_()
-    losses = variance_variation(vectors, (1, 2, 4))
+@pytest.mark.parametrize("row", [(0.0, 0.0, 0.0), (0.5, 2.0, -3.0), (0.1, 3.7, -0.3), None])
+def test_dims_that_vary_alike_or_not_at_all_have_no_variation_and_a_finite_gradient(row):
+    signs = torch.tensor([[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])
+    vectors = (signs if row is None else torch.tensor([row]).repeat(7, 1)).requires_grad_()
+    losses = variance_variation(vectors, (1, 2, 3))
     torch.testing.assert_close(losses, torch.zeros(3), atol=1e-4, rtol=0)
     assert torch.isfinite(torch.autograd.grad(losses.sum(), vectors)[0]).all()
-
-
-def test_dims_that_vary_alike_have_no_variation_and_a_finite_gradient():
-    signs = [[1.0, 1.0, 1.0], [1.0, -1.0, -1.0], [-1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]]
-    vectors = torch.tensor(signs, requires_grad=True)
-    losses = variance_variation(vectors, (1, 2, 3))
-    assert torch.equal(losses, torch.zeros(3))
-    assert torch.isfinite(torch.autograd.grad(losses.sum(), vectors)[0]).all()
-    louder = vectors.detach() * torch.tensor([1.0, 1.0, 2.0])
-    assert (variance_variation(louder, (1, 2, 3)) > 0).tolist() == [False, False, True]
 
 
 @pytest.mark.parametrize("scale", [0.5, 2.0])
 @pytest.mark.parametrize(("batch", "dims"), [(3, DIMS), (5, (2, 13)), (2, (7,))])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_nested_uniformity_equals_the_formula(dtype, batch, dims, scale):
-    gradient = assert_equal_with_gradients(
+    (gradient,) = assert_equal_with_gradients(
         lambda x: nested_uniformity(x, dims, scale=scale),
         lambda x: naive_uniformity(x, dims, scale),
-        3 * torch.randn(batch, WIDTH),
+        [3 * torch.randn(batch, WIDTH)],
         dtype,
     )
     assert (gradient[:, dims[-1] :] == 0).all()
-
-
-def test_uniformity_is_lower_the_wider_vectors_spread():
-    equal, spread = torch.ones(4, 4), torch.eye(4)
-    opposite = torch.tensor([[1.0, 2.0], [-1.0, -2.0]])
-    torch.testing.assert_close(nested_uniformity(equal, (4,)), torch.zeros(1), atol=1e-6, rtol=0)
-    torch.testing.assert_close(nested_uniformity(spread, (4,)), torch.full((1,), -4.0))
-    torch.testing.assert_close(nested_uniformity(spread, (4,), scale=0.5), torch.full((1,), -1.0))
-    torch.testing.assert_close(nested_uniformity(opposite, (1, 2)), torch.full((2,), math.log(math.exp(-8) + EPSILON)))
-
-
-def test_uniformity_knows_no_lengths():
-    vectors = torch.randn(5, WIDTH, dtype=torch.float64)
-    lengths = torch.tensor([[0.01], [1.0], [3.0], [50.0], [0.5]])
-    torch.testing.assert_close(nested_uniformity(lengths * vectors, DIMS), nested_uniformity(vectors, DIMS))
 
 
 @pytest.mark.parametrize("zeros", [1, 2, 4])
@@ -408,48 +266,20 @@ def test_bad_input_is_refused():
             nested_uniformity(states[:rows, 0], DIMS)
 
 
-def test_half_precision_token_states_and_autocast_are_computed_in_float32():
-    mask = mask_of("right")
-    half = random_states().bfloat16().requires_grad_()
-    exact = half.detach().float().requires_grad_()
-
-    def losses(states):
-        outputs, deviations = standardized(states, mask)
-        assert outputs.dtype == deviations.dtype == torch.float32
-        return torch.cat([penalties(states, mask), variance_floor(deviations.mean(dim=0), DIMS)])
-
-    def moments(states):
-        return torch.cat([moment.flatten() for moment in standardized(states, mask)])
-
-    for function in (losses, moments):
-        actual, expected = function(half), function(exact)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            cast = function(exact)
-        assert torch.equal(actual, expected)
-        assert torch.equal(cast, expected)
-        upstream = torch.randn_like(expected)
-        wanted = torch.autograd.grad(expected, exact, upstream)[0]
-        assert torch.equal(torch.autograd.grad(cast, exact, upstream)[0], wanted)
-        gradient = torch.autograd.grad(actual, half, upstream)[0]
-        assert gradient.dtype == torch.bfloat16
-        assert_near(gradient, wanted.double(), 2**-7)
-        assert wanted.abs().sum() > 0
+def token_losses(states):
+    outputs, deviations = standardized(states, mask_of("right"))
+    losses = torch.cat([penalties(states, mask_of("right")), variance_floor(deviations.mean(dim=0), DIMS)])
+    return torch.cat([losses, outputs.flatten(), deviations.flatten()])
 
 
-@pytest.mark.parametrize("function", [variance_variation, nested_uniformity])
-def test_half_precision_vectors_and_autocast_are_computed_in_float32(function):
-    half = torch.randn(5, WIDTH).bfloat16().requires_grad_()
-    exact = half.detach().float().requires_grad_()
-    actual, expected = function(half, DIMS), function(exact, DIMS)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        cast = function(exact, DIMS)
-    assert actual.dtype == torch.float32
-    assert torch.equal(actual, expected)
-    assert torch.equal(cast, expected)
-    upstream = torch.randn_like(expected)
-    wanted, after_cast = (torch.autograd.grad(losses, exact, upstream)[0] for losses in (expected, cast))
-    gradient = torch.autograd.grad(actual, half, upstream)[0]
-    assert gradient.dtype == torch.bfloat16
-    assert_near(gradient, wanted.double(), 2**-7)
-    assert torch.equal(after_cast, wanted)
-    assert wanted.abs().sum() > 0
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        (token_losses, random_states),
+        (lambda vectors: variance_variation(vectors, DIMS), lambda: torch.randn(5, WIDTH)),
+        (lambda vectors: nested_uniformity(vectors, DIMS), lambda: torch.randn(5, WIDTH)),
+    ],
+    ids=["tokens", "variation", "uniformity"],
+)
+def test_half_precision_and_autocast_are_computed_in_float32(function, inputs):
+    assert_computed_in_float32(function, [inputs()])

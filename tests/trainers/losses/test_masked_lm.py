@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from torch import nn
@@ -76,12 +74,6 @@ def test_nested_cross_entropy_with_words_ruled_out():
         torch.autograd.grad(losses.sum(), inputs), torch.autograd.grad(expected.sum(), inputs), strict=True
     ):
         torch.testing.assert_close(actual, wanted, atol=1e-11, rtol=1e-11)
-
-
-def test_nested_cross_entropy_by_hand():
-    states, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, 0.0], [math.log(3), -math.log(3)]])
-    losses = nested_cross_entropy(states, weight, None, torch.tensor([1]), dims=(1, 2))
-    torch.testing.assert_close(losses, torch.tensor([[math.log(4 / 3), math.log(2)]]))
 
 
 def test_nested_cross_entropy_of_no_rows_has_zero_gradients():

@@ -9,10 +9,8 @@ from torch import nn
 from tests.trainers.core.parts.taught_texts import (
     COLUMNS,
     GRID,
-    assert_a_prefix_trains_its_own_dims,
     assert_autocast_stays_close,
     assert_same_as_a_loop,
-    assert_texts_learn_and_teachers_do_not,
     make_batch,
 )
 from tests.trainers.tiny_run import quiet_model
@@ -54,11 +52,6 @@ def test_terms_and_gradients_are_those_of_a_loop_over_texts(name, repeats):
 @pytest.mark.parametrize("name", list(OBJECTIVES))
 def test_bfloat16_and_autocast_stay_close(name):
     assert_autocast_stays_close(OBJECTIVES[name])
-
-
-def test_gradients_reach_the_texts_and_of_a_prefix_its_own_dims():
-    assert_texts_learn_and_teachers_do_not(OBJECTIVES["hsic"])
-    assert_a_prefix_trains_its_own_dims(OBJECTIVES["hsic"])
 
 
 def test_hsic_reads_the_embedding_layer_and_a_mean(tiny_tokenizer):

@@ -174,15 +174,6 @@ def test_a_frozen_encoder_is_not_run_and_learns_nothing():
     assert all(parameter.grad.any() for name, parameter in quantizer.named_parameters() if name != "pair_weights")
 
 
-def test_a_teacher_gets_no_gradient():
-    for frozen in (True, False):
-        batch = make_batch(layers=() if frozen else (3,))
-        objective = qama(frozen=frozen)
-        objective.total(objective(batch)).backward()
-        assert all(vectors.grad is None for vectors in batch.teacher.values())
-        assert all(text.layers[3].grad.any() for text in batch.texts.values())
-
-
 def test_codes_pass_a_gradient_only_on_request():
     batch = make_batch()
     for quantized_gradient in (True, False):
@@ -221,18 +212,6 @@ def test_a_switch_removes_exactly_its_terms(switch):
     assert gone and without.keys() == whole.keys() - gone
     for name, value in without.items():
         torch.testing.assert_close(value, whole[name], msg=name)
-
-
-def test_the_first_step_of_the_ablation_is_similarity_at_full_width():
-    objective = qama(matryoshka=False, quantization_loss=False, regularization=False, variance_control=False)
-    terms = objective(make_batch())
-    assert shortened(terms).keys() == {"sim_3x8", "kl_3x8", "rank_3x8"}
-    torch.testing.assert_close(objective.total(terms), sum(terms.values()))
-
-
-def test_one_column_has_no_pairs_to_contrast():
-    names = shortened(qama()(make_batch(("text",)))).keys()
-    assert "sim_3x2@qama-2" in names and not any(name.startswith("contrast") for name in names)
 
 
 def test_equal_texts_are_not_negatives():

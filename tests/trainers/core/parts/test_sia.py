@@ -9,7 +9,6 @@ import torch
 
 from tests.trainers.core.parts.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
 from trainers import SIA, NestedBatch
-from trainers.core.parts import sia as sia_module
 
 
 def centred_cka(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:
@@ -62,31 +61,6 @@ def test_sia_equals_its_equations(shares, smallest, causal):
         anchors = found[f"{name} 2"][torch.arange(3), text.anchor_token_positions()]
         assert not anchors.any(), "the anchor's own state is a reference, not a student"
         assert not found[f"{name} 2"][text.attention_mask == 0].any()
-
-
-def test_token_sets_of_sia_nest(monkeypatch):
-    """What reaches the CKA loss is one order a text, with counts that only grow."""
-    seen = []
-
-    def spy(states, counts, dims, orders):
-        leading = [own[torch.arange(len(own))[:, None], order] for own, order in zip(states, orders, strict=True)]
-        seen.append((torch.cat(leading).detach(), counts))
-        return torch.zeros(counts.shape, dtype=states[0].dtype) + 0 * sum(own.sum() for own in states)
-
-    monkeypatch.setattr(sia_module, "nested_token_cka", spy)
-    batch = make_batch({"text": torch.ones(3, 30, dtype=torch.long)})
-    SIA(GRID, token_shares=[0.3, 0.6])(batch)
-    ((states, counts),) = seen
-    assert counts.tolist() == [[9, 18]] * 6
-    for index, layer in enumerate((2, 3)):
-        full = batch.texts["text"].layers[layer].detach()
-        scores = torch.einsum("bd,btd->bt", full[:, 0], full[:, 1:])
-        for row in range(3):
-            sets = [set(scores[row].topk(count).indices.tolist()) for count in counts[row].tolist()]
-            assert sets[0] < sets[1]
-            for chosen, count in zip(sets, counts[row].tolist(), strict=True):
-                given = {tuple(token) for token in states[3 * index + row, :count].tolist()}
-                assert given == {tuple(full[row, 1 + token].tolist()) for token in chosen}
 
 
 def test_sia_starts_with_the_first_rows_of_the_identity():

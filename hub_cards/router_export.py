@@ -1,0 +1,136 @@
+"""
+Export both sides of asymmetric search as one repository: a `Router` of sentence-transformers with a cheap encoder for
+queries and the full one for documents, in one space and without remote code.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from trainers.core.granularity import Granularity
+from trainers.hub.modules import MODULES_FILE, SIMILARITY_FILE
+
+from .checkpoint import LICENSES, Checkpoint
+from .native_export import export_native, state_only
+from .static_export import export_static, name_of, write_json, write_readme
+from .upload import CARD
+
+
+ROUTER_FILE = "router_config.json"
+TEXT = """Asymmetric search: queries are embedded by {query_side}, documents by all {layers} layers of
+{name}. Both have {dim} dims in one space, so that an index of the documents serves either side.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+model = SentenceTransformer("user/name")
+queries = model.encode_query(["someone makes music"], normalize_embeddings=True)
+documents = model.encode_document(["a man plays the guitar", "the stock market fell"], normalize_embeddings=True)
+print(queries @ documents.T)
+```
+
+No code of the repository runs. `encode` embeds documents.
+"""
+STATE_ONLY = """
+The {layer} layers are those of a native export: their exit reads the state of the layer alone. In the elastic encoder
+it reads the static table as well, so its vectors differ.
+"""
+
+
+def export_router(
+    checkpoint: Checkpoint,
+    folder: Path,
+    queries: Granularity | None = None,
+    *,
+    dtype: str = "float32",
+    model_type: str | None = None,
+) -> tuple[Granularity, Granularity]:
+    """
+    Write a repository that `SentenceTransformer` loads as a `Router`: `encode_query` reads the static table, or the
+    native encoder of fewer layers, and `encode_document` and `encode` the native encoder of all layers.
+
+    Args:
+        checkpoint ([`Checkpoint`]): A post-norm m3BERT with exits.
+        folder (`Path`): Folder to write.
+        queries ([`Granularity`], *optional*): What embeds the queries; its dims are also those of the documents.
+            Default: layer 0 at all dims.
+        dtype (`str`, *optional*, defaults to `"float32"`): Type of the static table. `similarity` of
+            sentence-transformers does not compare float16 with float32.
+        model_type (`str`, *optional*): Model type of the encoders; see [`convert_to_native`].
+
+    Returns:
+        `tuple[Granularity, Granularity]`: what embeds queries and documents.
+
+    Raises:
+        ValueError: as [`export_static`] and [`export_native`], or if no layer of the queries has an exit to the space
+            of the documents.
+    """
+    queries = queries or Granularity(0, checkpoint.full.dim)
+    documents = Granularity(checkpoint.full.layer, queries.dim)
+    if queries.layer not in checkpoint.query_layers:
+        legal = ", ".join(map(str, checkpoint.query_layers)) or "none; fit exits with `m3bert fit_exits`"
+        raise ValueError(
+            f"Layer {queries.layer} does not embed queries into the space of layer {documents.layer}; layers that do: "
+            f"{legal}."
+        )
+    if queries.layer == 0:
+        export_static(checkpoint, folder / "query", queries.dim, dtype=dtype)
+    else:
+        export_native(checkpoint, folder / "query", queries, model_type=model_type, encoder_only=True)
+    export_native(checkpoint, folder / "document", documents, model_type=model_type, encoder_only=True)
+    for file in (folder / "document").iterdir():
+        if file.name == SIMILARITY_FILE or LICENSES.fullmatch(file.name):
+            shutil.copyfile(file, folder / file.name)
+    routes = {route: take_route(folder, route) for route in ("query", "document")}
+    write_json(
+        folder / ROUTER_FILE,
+        {
+            "types": {name: kind for modules in routes.values() for name, kind in modules.items()},
+            "structure": {route: list(modules) for route, modules in routes.items()},
+            "parameters": {"default_route": "document", "allow_empty_key": True},
+        },
+    )
+    write_json(
+        folder / MODULES_FILE, [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}]
+    )
+    write_router_readme(checkpoint, folder, queries)
+    return queries, documents
+
+
+def take_route(folder: Path, route: str) -> dict[str, str]:
+    """
+    Turn the folder of a sentence-transformers model, `folder / route`, into the modules of a route beside it. Files
+    that belong to the whole model, and code, are left out.
+
+    Returns:
+        `dict[str, str]`: folder of each module -> its class, in order.
+    """
+    staged, types = folder / route, {}
+    for module in json.loads((staged / MODULES_FILE).read_text(encoding="utf-8")):
+        name = f"{route}_{module['idx']}_{module['type'].rpartition('.')[2]}"
+        types[name] = module["type"]
+        if module["path"] not in ("", "."):
+            (staged / module["path"]).rename(folder / name)
+    root = folder / next(iter(types))
+    root.mkdir()
+    for file in staged.iterdir():
+        if file.is_file() and file.suffix != ".py" and file.name not in (MODULES_FILE, SIMILARITY_FILE, CARD):
+            file.rename(root / file.name)
+    shutil.rmtree(staged)
+    return types
+
+
+def write_router_readme(checkpoint: Checkpoint, folder: Path, queries: Granularity) -> None:
+    """Write the README of a router."""
+    layer = queries.layer
+    text = TEXT.format(
+        query_side="a table look-up, without a transformer" if layer == 0 else f"{layer} layers",
+        layers=checkpoint.full.layer,
+        name=name_of(checkpoint),
+        dim=queries.dim,
+    )
+    if state_only(checkpoint, layer):
+        text += STATE_ONLY.format(layer=layer)
+    write_readme(folder, "Queries and documents by encoders of different depth", text, ("router", "asymmetric"))

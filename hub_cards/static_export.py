@@ -1,0 +1,217 @@
+"""
+Export the static table of a checkpoint in the layout of model2vec, which is a `StaticEmbedding` of
+sentence-transformers: both load the folder without remote code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerBase
+
+from modeling_m3bert import M3BertModel
+from trainers.core.granularity import Granularity, Grid
+from trainers.hub.modules import MODULES_FILE, SIMILARITY_FILE
+
+from .checkpoint import Checkpoint
+from .upload import CARD
+
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16}
+README = """---
+library_name: sentence-transformers
+pipeline_tag: sentence-similarity
+tags:
+{tags}
+---
+
+# {title}
+
+{text}
+"""
+TEXT = """The static table of {name} at {dim} dims. The vector of a text is the mean of the rows of its tokens; no
+transformer runs. Compare vectors by cosine: with each other, and with those of the encoder's last layer at {dim} dims.
+
+```python
+from sentence_transformers import SentenceTransformer
+
+vectors = SentenceTransformer("user/name").encode(["one text", "another"], normalize_embeddings=True)
+```
+
+```python
+from model2vec import StaticModel
+
+vectors = StaticModel.from_pretrained("user/name", normalize=True).encode(["one text", "another"])
+```
+
+- Special and unknown tokens have rows of zeros. They shorten a vector and do not change its direction.
+- Longer texts are truncated to {max_length} tokens. model2vec first cuts a text to {characters:,}
+  characters ({max_length} times the median length of a token), so its vectors of long texts with longer tokens differ.
+- model2vec leaves out unknown tokens{unknown}, and knows no prompts.
+"""
+
+
+def export_static(
+    checkpoint: Checkpoint, folder: Path, dim: int | None = None, *, dtype: str = "float32"
+) -> Granularity:
+    """
+    Write the static table of a checkpoint, which is its layer 0, with its tokenizer and prompts.
+
+    `SentenceTransformer(folder)` and model2vec's `StaticModel.from_pretrained(folder)` give vectors with the direction
+    of the checkpoint's at layer 0. Rows of `static_ignored_ids` are zero: such tokens add nothing to a sum. Texts are
+    truncated to the checkpoint's limit without the special tokens that its tokenizer adds.
+
+    Args:
+        checkpoint ([`Checkpoint`]): An m3BERT whose layer 0 is a static table.
+        folder (`Path`): Folder to write.
+        dim (`int`, *optional*): Leading dims to keep. Default: those of the checkpoint.
+        dtype (`str`, *optional*, defaults to `"float32"`): Type of the rows, and of the vectors: `"float32"` or
+            `"float16"`.
+
+    Returns:
+        [`Granularity`]: what was exported.
+
+    Raises:
+        ValueError: if the checkpoint has no static table, its tokenizer does not fit the table or is not a fast one,
+            a row is not finite, or dims or type are not legal.
+    """
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r} is unknown; legal values: {', '.join(DTYPES)}.")
+    if 0 not in getattr(checkpoint.config, "static_layers", []):
+        raise ValueError(f"Layer 0 of {checkpoint.folder} is no static table: fit one with `m3bert fit_exits`.")
+    size = Granularity(0, dim or checkpoint.full.dim)
+    if checkpoint.projection is not None:
+        checkpoint.projection.validate_grid(Grid((size,)), checkpoint.config)
+    model = M3BertModel.from_pretrained(checkpoint.folder, output_layer=0, output_dim=size.dim)
+    tokenizer = checkpoint.tokenizer
+    ignored = model.config.static_ignored_ids
+    bare, max_length = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
+    rows = rows_by_token(model.static_table.weight.detach()[:, : size.dim], tokenizer, ignored).to(DTYPES[dtype])
+    if not (finite := rows.isfinite().all(dim=1)).all():
+        token = tokenizer.convert_ids_to_tokens(int(finite.long().argmin()))
+        raise ValueError(f"The row of the token {token!r} is not finite in {dtype}.")
+    tensors = {"embeddings": rows}
+    if bare.get_vocab_size() < len(rows):  # ids with gaps; model2vec asks for as many rows as tokens without this
+        tensors["mapping"] = torch.arange(len(rows))
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    bare.save(str(folder / "tokenizer.json"))
+    write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
+    write_json(
+        folder / MODULES_FILE,
+        [{"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"}],
+    )
+    write_json(
+        folder / SIMILARITY_FILE,
+        {"prompts": checkpoint.prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+    )
+    counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
+    unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
+    characters = max_length * int(median(map(len, bare.get_vocab())))
+    text = TEXT.format(
+        name=name_of(checkpoint), dim=size.dim, max_length=max_length, characters=characters, unknown=unknown
+    )
+    write_readme(folder, f"Static embeddings of {size.dim} dims", text, ("model2vec", "static-embeddings"))
+    return size
+
+
+def rows_by_token(table: torch.Tensor, tokenizer: PreTrainedTokenizerBase, ignored: list[int]) -> torch.Tensor:
+    """
+    The rows of a static table for a client that averages over all tokens: one per id of the tokenizer, and zeros for
+    the ids that the table ignores.
+
+    Args:
+        table (`torch.Tensor` of shape `(vocab_size, dim)`): The table.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
+        ignored (`list[int]`): `config.static_ignored_ids`.
+
+    Returns:
+        `torch.Tensor` of shape `(ids, dim)`, in float32.
+
+    Raises:
+        ValueError: if the tokenizer has more ids than the table has rows.
+    """
+    ids = max(tokenizer.get_vocab().values()) + 1
+    if ids > len(table):
+        raise ValueError(
+            f"The tokenizer has {ids:,} ids and the static table {len(table):,} rows: it is not the model's tokenizer."
+        )
+    rows = table[:ids].float().clone()
+    rows[[token for token in ignored if token < ids]] = 0
+    return rows
+
+
+def tokenizer_of_content(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, ignored: list[int]
+) -> tuple[Tokenizer, int]:
+    """
+    A tokenizer for clients that ask for no special tokens, truncated as a text that has them.
+
+    Args:
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
+        max_length (`int`): Longest text in tokens, special tokens included.
+        ignored (`list[int]`): Token ids that do not count.
+
+    Returns:
+        `tuple[Tokenizer, int]`: the tokenizer, and the longest text in tokens, without special ones.
+
+    Raises:
+        ValueError: if it is no fast tokenizer, it adds tokens that count, or `max_length` leaves no room for others.
+    """
+    if not tokenizer.is_fast:
+        raise ValueError(f"{type(tokenizer).__name__} is no fast tokenizer, which StaticEmbedding needs.")
+    added = tokenizer("")["input_ids"]
+    if counted := [token for token in added if token not in ignored]:
+        names = ", ".join(tokenizer.convert_ids_to_tokens(counted))
+        raise ValueError(
+            f"The tokenizer adds {names} to each text, which the static table counts and StaticEmbedding does not: "
+            "it must be in static_ignored_ids."
+        )
+    if max_length <= len(added):
+        raise ValueError(f"max_seq_length={max_length} leaves no room beside {len(added)} special tokens.")
+    bare = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    bare.no_padding()
+    longest = max_length - len(added)
+    bare.enable_truncation(longest, direction=tokenizer.truncation_side)
+    return bare, longest
+
+
+def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_length: int) -> dict[str, Any]:
+    """The config that model2vec reads. It says where the table comes from as a native export does."""
+    return {
+        "model_type": "model2vec",
+        "architectures": ["StaticModel"],
+        "normalize": False,  # `truncate_dim` of sentence-transformers cuts after all modules
+        "max_length": max_length,
+        "hidden_dim": size.dim,
+        "embedding_dtype": dtype,
+        "exported_from": {
+            "granularity": str(size),
+            "full_size": str(checkpoint.full),
+            "weights": checkpoint.weights_fingerprint,
+            "converted_from": checkpoint.config.converted_from,
+        },
+    }
+
+
+def name_of(checkpoint: Checkpoint) -> str:
+    """What a README calls the encoder."""
+    origin = checkpoint.config.converted_from
+    return f"an elastic encoder, converted from `{origin}`" if origin else "an elastic encoder"
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Write a JSON file as the Hub's libraries do."""
+    file.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_readme(folder: Path, title: str, text: str, tags: tuple[str, ...]) -> None:
+    """Write the README of a repository of sentence-transformers."""
+    listed = "\n".join(f"- {tag}" for tag in ("sentence-transformers", "feature-extraction", *tags))
+    (folder / CARD).write_text(README.format(tags=listed, title=title, text=text.strip()), encoding="utf-8")

@@ -1,0 +1,295 @@
+"""
+What makes an encoder an embedding model: pooling, projection, normalisation, prompts, longest text. The files of
+sentence-transformers beside the encoder hold them. Only this module reads and writes these, without the library.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers.utils.hub import cached_file
+
+
+logger = logging.getLogger(__name__)
+Pooling = Literal["mean", "cls", "lasttoken"]
+POOLINGS = ("mean", "cls", "lasttoken")
+MODULES_FILE = "modules.json"
+ENCODER_FILE, SIMILARITY_FILE = "sentence_bert_config.json", "config_sentence_transformers.json"
+POOLING_FOLDER, PROJECTION_FOLDER = "1_Pooling", "2_Dense"
+# Modules that are read and written, in this order; the first two are required.
+KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
+# Poolings of sentence-transformers -> their switches in its files.
+SWITCHES = {
+    "cls": "pooling_mode_cls_token",
+    "mean": "pooling_mode_mean_tokens",
+    "max": "pooling_mode_max_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
+}
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """
+    How token states become the embedding of a text.
+
+    Args:
+        pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
+        projection (`nn.Linear`, *optional*): Map of the pooled embedding.
+        normalize (`bool`, *optional*, defaults to `False`): Whether embeddings are L2-normalised in the end.
+        prompts (`Mapping[str, str]`, *optional*): Name (`"query"`, `"document"`, ...) -> prompt before a text.
+        default_prompt_name (`str`, *optional*): Name of the prompt that `SentenceTransformer.encode` puts before texts
+            unless it is told otherwise.
+        max_length (`int`, *optional*): Longest text in tokens; longer texts are truncated. `None` if it is unknown.
+        similarity (`str`, *optional*, defaults to `"cosine"`): How embeddings are compared, by its name in
+            sentence-transformers.
+
+    Raises:
+        ValueError: if the pooling is unknown.
+
+    ```python
+    >>> settings = EmbeddingSettings.read("BAAI/bge-small-en-v1.5")  # doctest: +SKIP
+    >>> settings.pooling, settings.normalize, settings.max_length  # doctest: +SKIP
+    ('cls', True, 512)
+    ```
+    """
+
+    pooling: Pooling = "mean"
+    projection: nn.Linear | None = None
+    normalize: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    max_length: int | None = None
+    similarity: str = "cosine"
+
+    def __post_init__(self) -> None:
+        if self.pooling not in POOLINGS:
+            raise ValueError(f"pooling={self.pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
+
+    @classmethod
+    def read(cls, name_or_path: str | Path, **hub_options: Any) -> EmbeddingSettings:
+        """As [`~EmbeddingSettings.find`]; the defaults if the encoder was not published as an embedding model."""
+        return cls.find(name_or_path, **hub_options) or cls()
+
+    @classmethod
+    def find(cls, name_or_path: str | Path, **hub_options: Any) -> EmbeddingSettings | None:
+        """
+        The settings that an encoder was published with, by any version of sentence-transformers.
+
+        Args:
+            name_or_path (`str`): Folder or Hub id.
+            hub_options (*optional*): Options for the Hub, such as `revision`.
+
+        Returns:
+            [`EmbeddingSettings`], or `None` if it has no `modules.json`.
+
+        Raises:
+            ValueError: if it has another pooling, or modules other than a pooling, one linear map without activation,
+                and normalisation.
+            OSError: if the files cannot be read.
+        """
+        folder = _Files(str(name_or_path), hub_options)
+        modules = folder.json(MODULES_FILE, required=False)
+        if modules is None:
+            return None
+        paths = _paths_by_kind(str(name_or_path), [(one["type"].rpartition(".")[2], one["path"]) for one in modules])
+        # Files without one of these are older than it.
+        encoder = folder.json(ENCODER_FILE, required=False) or {}
+        similarity = folder.json(SIMILARITY_FILE, required=False) or {}
+        prompts = {name: prompt or "" for name, prompt in (similarity.get("prompts") or {}).items()}
+        pooling = folder.json(f"{paths['Pooling']}/config.json")
+        if not pooling.get("include_prompt", True) and any(prompts.values()):
+            raise ValueError(f"{name_or_path} leaves prompts out of its pooling, which is not supported.")
+        return cls(
+            pooling=_pooling_of(str(name_or_path), pooling),
+            projection=_projection_of(folder, paths["Dense"]) if "Dense" in paths else None,
+            normalize="Normalize" in paths,
+            prompts=prompts,
+            default_prompt_name=similarity.get("default_prompt_name"),
+            max_length=encoder.get("max_seq_length"),
+            similarity=similarity.get("similarity_fn_name") or "cosine",
+        )
+
+    @classmethod
+    def of(cls, encoder: Any) -> EmbeddingSettings | None:
+        """
+        The settings of an encoder in memory: those that it was converted with, or else those of the folder or Hub id
+        that it was loaded from, as its config says.
+
+        Args:
+            encoder ([`~transformers.PreTrainedModel`]): An encoder without a head.
+
+        Returns:
+            [`EmbeddingSettings`], or `None` if there are none. Where the files cannot be read, it says so in the log.
+
+        Raises:
+            ValueError: as [`~EmbeddingSettings.find`].
+        """
+        if (own := getattr(encoder, "embedding_settings", None)) is not None:
+            return own
+        name, revision = encoder.config.name_or_path, getattr(encoder.config, "_commit_hash", None)
+        if not name or not (Path(name).is_dir() or hub_id(name)):
+            return None  # new weights, or a folder that is gone
+        try:
+            return cls.find(name, revision=revision)
+        except OSError as error:
+            reason = str(error).strip().partition("\n")[0]
+            logger.warning(f"The pooling and prompts of {name} are unknown, and taken to be a mean and none: {reason}")
+            return None
+
+    @classmethod
+    def of_sentence_transformer(cls, model: Any) -> EmbeddingSettings:
+        """
+        The settings of a [`~sentence_transformers.SentenceTransformer`].
+
+        Raises:
+            ValueError: as [`~EmbeddingSettings.find`].
+        """
+        parts = _paths_by_kind("The model", [(type(part).__name__, part) for part in model])
+        pooling, dense = parts["Pooling"], parts.get("Dense")
+        if not pooling.include_prompt and any(model.prompts.values()):
+            raise ValueError("The model leaves prompts out of its pooling, which is not supported.")
+        if dense is not None and (
+            not isinstance(dense.activation_function, nn.Identity) or getattr(dense, "use_residual", False)
+        ):
+            raise ValueError("The Dense module of the model is not one linear map without activation.")
+        return cls(
+            pooling=_pooling_of("The model", pooling.get_config_dict()),
+            projection=None if dense is None else dense.linear,
+            normalize="Normalize" in parts,
+            prompts={name: prompt or "" for name, prompt in model.prompts.items()},
+            default_prompt_name=model.default_prompt_name,
+            max_length=model.max_seq_length,
+            similarity=str(model.similarity_fn_name or "cosine"),
+        )
+
+    def write(self, folder: str | Path, *, width: int) -> list[str]:
+        """
+        Write the modules beside an encoder and its tokenizer. The files have the form of sentence-transformers before
+        version 5.4, which every version reads, and which is the only one that vLLM reads.
+
+        Args:
+            folder (`Path`): Folder of the encoder.
+            width (`int`): Dims of the states that the checkpoint gives by default.
+
+        Returns:
+            `list[str]`: The files, relative to the folder.
+
+        Raises:
+            ValueError: if the maximum length is unknown, or the projection does not fit the width.
+        """
+        projection, folder = self.projection, Path(folder)
+        if self.max_length is None:
+            raise ValueError("The longest text is unknown: set max_length.")
+        if projection is not None and projection.in_features != width:
+            raise ValueError(f"The projection takes {projection.in_features} dims; width={width}.")
+        files: dict[str, Any] = {
+            # The tokenizer lowers the case itself, but vLLM ignores the file without both entries.
+            ENCODER_FILE: {"max_seq_length": self.max_length, "do_lower_case": False},
+            SIMILARITY_FILE: {
+                "prompts": dict(self.prompts),
+                "default_prompt_name": self.default_prompt_name,
+                "similarity_fn_name": self.similarity,
+            },
+            f"{POOLING_FOLDER}/config.json": {
+                "word_embedding_dimension": width,
+                **{switch: name == self.pooling for name, switch in SWITCHES.items()},
+                "include_prompt": True,
+            },
+        }
+        paths = {"Transformer": "", "Pooling": POOLING_FOLDER}
+        if projection is not None:
+            paths["Dense"] = PROJECTION_FOLDER
+            files[f"{PROJECTION_FOLDER}/config.json"] = _dense_config(projection)
+        if self.normalize:
+            paths["Normalize"] = f"{len(paths)}_Normalize"  # it has no files
+        files[MODULES_FILE] = [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (kind, path) in enumerate(paths.items())
+        ]
+        for name, content in files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if projection is None:
+            return list(files)
+        weights = f"{PROJECTION_FOLDER}/model.safetensors"
+        named = projection.named_parameters()
+        save_file({f"linear.{name}": tensor.detach().cpu().contiguous() for name, tensor in named}, folder / weights)
+        return [*files, weights]
+
+
+@dataclass(frozen=True)
+class _Files:
+    """The files of a folder, or of a repository on the Hub."""
+
+    name_or_path: str
+    hub_options: Mapping[str, Any]
+
+    def json(self, file: str, *, required: bool = True) -> Any:
+        """The content of a JSON file; `None` if it is missing and not required."""
+        found = cached_file(
+            self.name_or_path, file, _raise_exceptions_for_missing_entries=required, **self.hub_options
+        )
+        return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+
+
+def _paths_by_kind(name: str, modules: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Kind of module -> its path or the module. Raises a ValueError if there are others than [`KINDS`], in order."""
+    kinds = [kind for kind, _ in modules]
+    if kinds[:2] != list(KINDS[:2]) or kinds != [kind for kind in KINDS if kind in kinds]:
+        raise ValueError(
+            f"{name} has the modules {', '.join(kinds)}. Supported are {' and '.join(KINDS[:2])}, then at most one "
+            f"{KINDS[2]} and one {KINDS[3]}."
+        )
+    return dict(modules)
+
+
+def _pooling_of(name: str, config: Mapping[str, Any]) -> Pooling:
+    """The pooling in a config of any version. Raises a ValueError if it is not one of [`POOLINGS`]."""
+    # Older files have one switch per pooling; mean if all are off.
+    modes = config.get("pooling_mode", [mode for mode, switch in SWITCHES.items() if config.get(switch)] or "mean")
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) != 1 or modes[0] not in POOLINGS:
+        raise ValueError(
+            f"{name} was published with the pooling {' + '.join(modes)!r}; legal values: {', '.join(POOLINGS)}."
+        )
+    return cast("Pooling", modes[0])
+
+
+def _dense_config(linear: nn.Linear) -> dict[str, Any]:
+    """The config of an affine map without activation."""
+    return {
+        "in_features": linear.in_features,
+        "out_features": linear.out_features,
+        "bias": linear.bias is not None,
+        "activation_function": "torch.nn.modules.linear.Identity",
+    }
+
+
+def _projection_of(folder: _Files, path: str) -> nn.Linear:
+    """The map in a module. Raises a ValueError if it has an activation or a residual."""
+    config = folder.json(f"{path}/config.json")
+    linear = nn.Linear(config["in_features"], config["out_features"], bias=config["bias"])
+    plain = _dense_config(linear) | {"use_residual": False}
+    if any(config.get(name, plain[name]) != plain[name] for name in plain):
+        raise ValueError(f"The module {path} of {folder.name_or_path} is not one linear map without activation.")
+    tensors = load_file(cached_file(folder.name_or_path, f"{path}/model.safetensors", **folder.hub_options))
+    linear.load_state_dict({name.removeprefix("linear."): tensor for name, tensor in tensors.items()})
+    return linear
+
+
+def hub_id(name: str | None) -> str | None:
+    """Return `name` if it is a Hub id, else `None`: a local folder means nothing on other machines."""
+    if not name or os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return None
+    return name

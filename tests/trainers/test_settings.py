@@ -1,0 +1,248 @@
+"""An embedding model embeds alike wherever it is read, trained, converted or exported."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import AutoModel, AutoTokenizer
+
+import trainers
+from hub_cards.checkpoint import Checkpoint
+from hub_cards.native_export import export_native
+from hub_cards.onnx_export import embed, export_onnx, missing_packages, open_session
+from modeling_m3bert import EmbeddingSettings, convert_to_m3bert
+from scripts.convert import convert
+from scripts.encoder import EncoderArguments, load_encoder
+from tests.conftest import quiet, write_modules
+from trainers import Granularity, Grid, Projection, Teacher
+from trainers.evaluation import GridEncoder
+
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+KINDS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "cls": {"pooling": "cls"},
+    "lasttoken": {"pooling": "lasttoken"},
+    "projected": {"projection": 8},
+    "normalised": {"pooling": "cls", "normalize": True},
+    "prompted": {"prompts": {"query": "open the ", "document": "read a "}, "normalize": True, "projection": 8},
+}
+LENGTH = 9  # less than the model and its tokenizer read
+FULL = {name: Granularity(2, kind.get("projection", 20)) for name, kind in KINDS.items()}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folders(encoder_folder, tmp_path_factory) -> dict[str, Path]:
+    """A tiny BERT as an embedding model of each kind."""
+    found = {}
+    for name, settings in KINDS.items():
+        found[name] = folder = tmp_path_factory.mktemp("published") / name
+        AutoModel.from_pretrained(encoder_folder).save_pretrained(folder)
+        AutoTokenizer.from_pretrained(encoder_folder).save_pretrained(folder)
+        dim = settings.get("projection")
+        projection = {"projection": Projection(20, dim)} if dim else {}
+        write_modules(folder, width=20, max_length=LENGTH, **{**settings, **projection})
+    return found
+
+
+def embeddings(folder: str | Path, texts: list[str], role: str = "query") -> np.ndarray:
+    """The reference: what sentence-transformers gives."""
+    model = sentence_transformers.SentenceTransformer(str(folder), trust_remote_code=True, device="cpu")
+    return (model.encode_query if role == "query" else model.encode_document)(texts)
+
+
+def assert_close(found: Any, expected: Any, rtol: float = 1e-5) -> None:
+    found, expected = np.asarray(found), np.asarray(expected)
+    assert found.shape == expected.shape
+    assert np.abs(found - expected).max() <= rtol * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("role", ["query", "document"])
+def test_every_reader_embeds_alike(folders, kind, sentences, tmp_path, role):
+    """sentence-transformers, the encoder of a grid, commands, and a teacher's cache; scale included."""
+    folder, texts = folders[kind], sentences[:6]
+    expected = embeddings(folder, texts, role)
+    encoder = GridEncoder.from_pretrained(folder)
+    assert encoder.grid.full == FULL[kind]
+    assert_close(encoder.encode(texts, role=role).at(FULL[kind]), expected)
+    assert_close(encoder.encode(texts, role=role, folder=tmp_path / "arrays").at(FULL[kind]), expected)
+    command = load_encoder(EncoderArguments(str(folder), device="cpu"))
+    assert_close(command.encode(texts, role=role).at(FULL[kind]), expected)
+    prompt = EmbeddingSettings.read(folder).prompts.get(role, "")
+    assert_close(Teacher(str(folder), prompt=prompt).embed(texts, tmp_path / "teachers").of(texts), expected)
+
+
+def test_smaller_sizes_are_cut_first(folders, kind, sentences):
+    encoder = GridEncoder.from_pretrained(folders[kind], grid=f"2x5,{FULL[kind]}")
+    found, whole = (encoder.encode(sentences[:6]).at(Granularity(2, dim)) for dim in (5, FULL[kind].dim))
+    cut = whole[:, :5]
+    assert_close(found, torch.nn.functional.normalize(cut) if encoder.normalize else cut)
+
+
+def test_a_given_value_wins_and_is_said_once(folders, caplog):
+    with caplog.at_level(logging.WARNING):
+        encoder = GridEncoder.from_pretrained(folders["prompted"], pooling="cls", max_length=5, prompts={"query": ""})
+    assert (encoder.pooling, encoder.max_length, encoder.prompts) == ("cls", 5, {"document": "read a "})
+    assert [record.message.partition("published ")[2] for record in caplog.records] == [
+        "with pooling='mean'; 'cls' is used."
+    ]
+
+
+@pytest.mark.parametrize("way", ["command", "folder", "model", "sentence-transformers"])
+def test_a_converted_model_embeds_like_its_source(folders, kind, sentences, tmp_path, way):
+    """Converted by the command or in Python; both write the same modules."""
+    folder, target = str(folders[kind]), tmp_path / "converted"
+    if way == "command":
+        convert(folder, str(target))
+    else:
+        library = sentence_transformers.SentenceTransformer
+        source = {"folder": str, "model": AutoModel.from_pretrained, "sentence-transformers": library}[way](folder)
+        convert_to_m3bert(source).save_pretrained(target)
+        AutoTokenizer.from_pretrained(folder).save_pretrained(target)
+    assert_close(embeddings(target, sentences[:6]), embeddings(folder, sentences[:6]))
+    for file in ("modules.json", "sentence_bert_config.json"):
+        assert json.loads((target / file).read_text()) == json.loads((folders[kind] / file).read_text())
+
+
+def test_exports_embed_like_their_source(folders, kind, sentences, tmp_path):
+    """At the full size as sentence-transformers, at smaller sizes as the encoder of a grid."""
+    convert(str(folders[kind]), str(tmp_path / "elastic"))
+    expected, small = embeddings(folders[kind], sentences[:6]), Granularity(2, 5)
+    encoder = GridEncoder.from_pretrained(tmp_path / "elastic", grid=Grid((small, FULL[kind])))
+    cut = encoder.encode(sentences[:6]).at(small)
+    for size, wanted in ((FULL[kind], expected), (small, cut)):
+        export_native(Checkpoint(tmp_path / "elastic"), tmp_path / str(size), size)
+        assert_close(embeddings(tmp_path / str(size), sentences[:6]), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing_packages()), reason="needs the extra onnx")
+def test_onnx_embeds_like_its_source(folders, kind, sentences, tmp_path):
+    encoder = GridEncoder.from_pretrained(folders[kind])
+    session = open_session(export_onnx(encoder, FULL[kind], tmp_path / "model.onnx"))
+    prompted = [encoder.prompts.get("query", "") + text for text in sentences[:6]]
+    assert_close(embed(session, encoder, prompted), embeddings(folders[kind], sentences[:6]), rtol=1e-4)
+
+
+EMBEDDING_METHODS = [
+    name
+    for name, prefix in trainers.METHODS.items()
+    if issubclass(getattr(trainers, f"{prefix}Config"), trainers.EmbeddingConfig)
+]
+# Grids for methods that have no default for every encoder.
+GRIDS = {"contrastive": "1,2x5,20", "espresso": "1,2x5,20", "2dmse": "1,2x5,20", "starbucks": "1x5,2x20"}
+GRIDS |= {"simcse": "2x20", "mic": "2x5,20", "mipic": "1,2x5,20"}
+PROJECTED = (
+    "contrastive",
+    "simcse",
+    "mixture",
+    "ibkd",
+    "ibkd-finetuning",
+)  # the others need token states or several layers
+
+
+def trainer_of(name: str, folder: Path, sentences: list[str], output: Path, **changes: Any) -> Any:
+    """A trainer of a method with its defaults, at learning rate 0."""
+    prefix = trainers.METHODS[name]
+    options = {"teacher_name_or_path": str(folder), **changes} if name == "ibkd" else changes
+    config_class = getattr(trainers, f"{prefix}Config")
+    if issubclass(config_class, trainers.DistillationConfig):
+        options["teacher_cache_dir"] = str(output.parent / "teachers")
+    config = config_class(
+        **quiet(output, max_steps=1, per_device_train_batch_size=4, learning_rate=0.0, weight_decay=0.0, **options)
+    )
+    pairs = {"anchor": sentences[:8], "positive": sentences[8:16]}
+    if config.unsupervised or isinstance(config, trainers.DistillationConfig):
+        pairs = {"text": sentences[:8]}
+    model = convert_to_m3bert(folder) if name == "exit-distillation" else AutoModel.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return getattr(trainers, f"{prefix}Trainer")(model, config, tokenizer, Dataset.from_dict(pairs))
+
+
+@pytest.mark.parametrize("method", EMBEDDING_METHODS)
+def test_training_at_learning_rate_zero_changes_no_embedding(folders, kind, sentences, tmp_path, method):
+    """With the defaults of each method; those that cannot train a projection say so."""
+    projected = "projection" in KINDS[kind]
+    changes = {"grid": GRIDS[method]} if method in GRIDS and not projected else {}
+    if projected and method not in PROJECTED:
+        with pytest.raises(ValueError, match="project"):
+            trainer_of(method, folders[kind], sentences, tmp_path / "trained", **changes)
+        return
+    trainer = trainer_of(method, folders[kind], sentences, tmp_path / "trained", **changes)
+    trainer.train()
+    trainer.save_model()
+    for role in ("query", "document"):
+        found, expected = (embeddings(at, sentences[:6], role) for at in (tmp_path / "trained", folders[kind]))
+        assert_close(found, expected)
+    saved, published = (EmbeddingSettings.read(at) for at in (tmp_path / "trained", folders[kind]))
+    assert (saved.max_length, saved.prompts) == (LENGTH, published.prompts)
+
+
+def test_arguments_that_differ_from_the_folder_win_and_are_said(folders, sentences, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING):
+        changes = {"pooling": "cls", "projection_dim": 6, "query_prompt": "the ", "max_length": 30}
+        trainer = trainer_of("contrastive", folders["prompted"], sentences, tmp_path / "trained", **changes)
+    said = [record.message for record in caplog.records if "was published with" in record.message]
+    assert [message.split()[5].partition("=")[0] for message in said] == [
+        "pooling", "projection_dim", "query_prompt", "max_length"
+    ]  # fmt: skip
+    trainer.save_model()
+    saved = EmbeddingSettings.read(tmp_path / "trained")
+    assert (saved.pooling, saved.projection.out_features, saved.max_length, saved.normalize) == ("cls", 6, 30, True)
+    assert saved.prompts == {"query": "the ", "document": "read a "}
+
+
+def test_training_goes_on_from_a_published_projection(folders, sentences, tmp_path):
+    """HPD, then stage 2 of IBKD, with and without its number of dims."""
+    first = trainer_of(
+        "ibkd", folders["cls"], sentences, tmp_path / "first", method="hpd", projection_dim=8,
+        teacher_name_or_path=str(folders["mean"]),
+    )  # fmt: skip
+    first.train()
+    first.save_model()
+    before = EmbeddingSettings.read(tmp_path / "first").projection.weight
+    for changes in ({}, {"projection_dim": 8}):
+        second = trainer_of("ibkd-finetuning", tmp_path / "first", sentences, tmp_path / "second", **changes)
+        assert str(second.nested.objective.grid) == "2x8"
+        assert torch.equal(second.projection.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [(torch.nn.Linear(2, 2), "Linear cannot be converted: pass a folder"), ({}, "dict cannot be converted")],
+)
+def test_what_cannot_be_converted_is_named(source, message):
+    with pytest.raises(ValueError, match=message):
+        convert_to_m3bert(source)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("modules.json", "LayerNorm", "has the modules Transformer, Pooling, LayerNorm. Supported are"),
+        ("1_Pooling/config.json", {"include_prompt": False}, "leaves prompts out of its pooling"),
+    ],
+)
+def test_modules_without_equivalent_are_refused(tmp_path, file, change, message):
+    write_modules(tmp_path, width=32, max_length=32, prompts={"query": "ask: "})
+    content = json.loads((tmp_path / file).read_text())
+    if isinstance(change, str):
+        content.append({"idx": 2, "name": "2", "path": "2", "type": f"sentence_transformers.models.{change}"})
+    else:
+        content |= change
+    (tmp_path / file).write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        EmbeddingSettings.find(tmp_path)
