@@ -145,7 +145,13 @@ EMBEDDING_METHODS = [
 # Grids for methods that have no default for every encoder.
 GRIDS = {"contrastive": "1,2x5,20", "espresso": "1,2x5,20", "2dmse": "1,2x5,20", "starbucks": "1x5,2x20"}
 GRIDS |= {"simcse": "2x20", "mic": "2x5,20", "mipic": "1,2x5,20"}
-PROJECTED = ("contrastive", "simcse", "mixture", "ibkd", "ibkd-finetuning")  # the others need token states or several layers
+PROJECTED = (
+    "contrastive",
+    "simcse",
+    "mixture",
+    "ibkd",
+    "ibkd-finetuning",
+)  # the others need token states or several layers
 
 
 def trainer_of(name: str, folder: Path, sentences: list[str], output: Path, **changes: Any) -> Any:
