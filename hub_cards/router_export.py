@@ -9,8 +9,8 @@ import json
 import shutil
 from pathlib import Path
 
+from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
 from trainers.core.granularity import Granularity
-from trainers.hub.modules import MODULES_FILE, SIMILARITY_FILE
 
 from .checkpoint import LICENSES, Checkpoint
 from .native_export import export_native, state_only
@@ -111,7 +111,7 @@ def take_route(folder: Path, route: str) -> dict[str, str]:
     for module in json.loads((staged / MODULES_FILE).read_text(encoding="utf-8")):
         name = f"{route}_{module['idx']}_{module['type'].rpartition('.')[2]}"
         types[name] = module["type"]
-        if module["path"] not in ("", "."):
+        if (staged / module["path"]).is_dir() and module["path"] not in ("", "."):  # Normalize has no files
             (staged / module["path"]).rename(folder / name)
     root = folder / next(iter(types))
     root.mkdir()

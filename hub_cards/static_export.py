@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import M3BertModel
+from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
 from trainers.core.granularity import Granularity, Grid
-from trainers.hub.modules import MODULES_FILE, SIMILARITY_FILE
 
 from .checkpoint import Checkpoint
 from .upload import CARD
@@ -103,13 +103,18 @@ def export_static(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
     write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
+    kinds = {"StaticEmbedding": ".", **({"Normalize": "1_Normalize"} if checkpoint.settings.normalize else {})}
     write_json(
         folder / MODULES_FILE,
-        [{"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"}],
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (kind, path) in enumerate(kinds.items())
+        ],
     )
+    similarity = checkpoint.settings.similarity
     write_json(
         folder / SIMILARITY_FILE,
-        {"prompts": checkpoint.prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
+        {"prompts": checkpoint.prompts, "default_prompt_name": None, "similarity_fn_name": similarity},
     )
     counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
     unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
@@ -187,7 +192,7 @@ def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_
     return {
         "model_type": "model2vec",
         "architectures": ["StaticModel"],
-        "normalize": False,  # `truncate_dim` of sentence-transformers cuts after all modules
+        "normalize": checkpoint.settings.normalize,
         "max_length": max_length,
         "hidden_dim": size.dim,
         "embedding_dtype": dtype,
