@@ -41,8 +41,8 @@ def export_native(
     The folder holds the encoder, the tokenizer, and for an embedding model the modules of sentence-transformers:
     pooling, prompts, normalisation, and a Dense module with the exit, the output dim and the projection, where there
     are any. It also holds the quantizer, if there is one that fits the granularity; that is loaded with remote code.
-    The config says under `exported_from` which granularity of which weights it is. A layer that reads the static table is
-    exported with the map of its state alone ([`state_only`]), which gives other embeddings.
+    The config says under `exported_from` which granularity of which weights it is. A layer that reads the static table
+    is exported with the map of its state alone ([`state_only`]), which gives other embeddings.
 
     Args:
         checkpoint ([`Checkpoint`]): A post-norm m3BERT.
