@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import M3BertModel
-from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
+from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE, EmbeddingSettings
 from trainers.core.granularity import Granularity, Grid
 
 from .checkpoint import Checkpoint
@@ -103,19 +103,7 @@ def export_static(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
     write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
-    kinds = {"StaticEmbedding": ".", **({"Normalize": "1_Normalize"} if checkpoint.settings.normalize else {})}
-    write_json(
-        folder / MODULES_FILE,
-        [
-            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
-            for index, (kind, path) in enumerate(kinds.items())
-        ],
-    )
-    similarity = checkpoint.settings.similarity
-    write_json(
-        folder / SIMILARITY_FILE,
-        {"prompts": checkpoint.prompts, "default_prompt_name": None, "similarity_fn_name": similarity},
-    )
+    write_modules(folder, "StaticEmbedding", ".", checkpoint.settings)
     counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
     unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
     characters = max_length * int(median(map(len, bare.get_vocab())))
@@ -203,6 +191,34 @@ def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_
             "converted_from": checkpoint.config.converted_from,
         },
     }
+
+
+def write_modules(folder: Path, kind: str, path: str, settings: EmbeddingSettings) -> None:
+    """
+    Write what `SentenceTransformer` reads first: one module that embeds texts, normalisation, prompts and similarity.
+
+    Args:
+        folder (`Path`): Folder of the model.
+        kind (`str`): Class of the module.
+        path (`str`): Its folder in the model.
+        settings ([`EmbeddingSettings`]): Settings of the checkpoint.
+    """
+    paths = {kind: path, **({"Normalize": "1_Normalize"} if settings.normalize else {})}
+    write_json(
+        folder / MODULES_FILE,
+        [
+            {"idx": index, "name": str(index), "path": its, "type": f"sentence_transformers.models.{name}"}
+            for index, (name, its) in enumerate(paths.items())
+        ],
+    )
+    write_json(
+        folder / SIMILARITY_FILE,
+        {
+            "prompts": dict(settings.prompts),
+            "default_prompt_name": settings.default_prompt_name,
+            "similarity_fn_name": settings.similarity,
+        },
+    )
 
 
 def name_of(checkpoint: Checkpoint) -> str:
