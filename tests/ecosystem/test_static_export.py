@@ -33,7 +33,7 @@ def compare(name, vectors, rows=slice(None)):
     vectors = torch.as_tensor(vectors).float()
     tolerance = 1e-3 if "float16" in name else 1e-5
     unit = torch.nn.functional.normalize(vectors, dim=1)
-    assert torch.allclose(vectors, unit, atol=tolerance) == name.startswith("words"), name  # the normalised checkpoint
+    assert torch.allclose(vectors, unit, atol=0.01) == name.startswith("words"), name  # the normalised checkpoint
     vectors = unit
     torch.testing.assert_close(vectors, expected[name][rows], atol=tolerance, rtol=0, msg=lambda m: f"{name}: {m}")
     print("PASSED", name)
