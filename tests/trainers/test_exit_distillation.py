@@ -48,7 +48,7 @@ def distiller(folder, output, tokenizer, columns=None, **changes) -> ExitDistill
 
 @pytest.mark.parametrize("loss", ["similarity", pytest.param("contrastive", marks=pytest.mark.slow)])
 def test_shallow_layers_learn_and_the_full_depth_stays(fitted, tiny_tokenizer, tmp_path, loss):
-    trainer = distiller(fitted, tmp_path, tiny_tokenizer, loss=loss, max_steps=20, learning_rate=1e-3)
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, loss=loss, max_steps=30, learning_rate=1e-3)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "exit_distillation_2x32" in entry]
     for name in ("exit_distillation_0x32", "exit_distillation_2x32", "exit_distillation_4x16"):
