@@ -35,9 +35,10 @@ pretrain-mini: .venv/installed-dev  ## Pretrain a small m3BERT through its three
 test: .venv/installed-dev  ## Run the tests
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
-test-e2e: .venv/installed-dev  ## Check the wheel in an empty environment and the quickstart
+test-e2e: .venv/installed-dev  ## Check the wheel in an empty environment, the quickstart and the README
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow \
-		tests/test_wheel.py::test_a_strangers_first_commands tests/scripts/test_quickstart.py
+		tests/test_wheel.py::test_a_strangers_first_commands tests/scripts/test_quickstart.py \
+		tests/test_docs.py::test_the_first_steps_of_the_readme_run_for_a_stranger
 
 test-slow: .venv/installed-dev  ## Run the tests that take minutes
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4 --dist loadfile

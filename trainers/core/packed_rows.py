@@ -8,13 +8,17 @@ outside of the blocks, so that documents are faster in rows of their own there (
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import nn
-from transformers.masking_utils import create_bidirectional_mask, create_bidirectional_sliding_window_mask
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    packed_sequence_mask_function,
+)
 
 from .chunks import Flattened
 
@@ -62,15 +66,6 @@ def document_positions(document_ids: torch.Tensor) -> torch.Tensor:
     return index - (index * begins).cummax(dim=1).values
 
 
-def same_document(document_ids: torch.Tensor) -> Callable[..., torch.Tensor]:
-    """The mask function of transformers that lets tokens of one document, `(rows, tokens)`, attend to each other."""
-
-    def mask(row: Any, head: Any, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        return document_ids[row, query] == document_ids[row, key]
-
-    return mask
-
-
 def packed_arguments(
     config: Any, inputs: Mapping[str, torch.Tensor], *, first_position: int, causal: bool, dtype: torch.dtype
 ) -> dict[str, Any]:
@@ -97,7 +92,7 @@ def packed_arguments(
     if causal:  # transformers finds documents in the positions of a causal model, if there is no mask
         return {**rest, "attention_mask": None}
     like = torch.empty(*document_ids.shape, 0, dtype=dtype, device=document_ids.device)
-    options = {"and_mask_function": same_document(document_ids), "attention_mask": None}
+    options = {"and_mask_function": packed_sequence_mask_function(document_ids), "attention_mask": None}
     mask: Any = create_bidirectional_mask(config, like, **options)
     if config.model_type == "modernbert":
         window = create_bidirectional_sliding_window_mask(config, like, **options)

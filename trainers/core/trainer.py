@@ -92,11 +92,11 @@ class NestedTrainer(Trainer):
         projection: Projection | None = None,
     ):
         config = unwrap_encoder(model).config
+        if projection is not None:
+            projection.validate(objective, config)
         objective.validate(config)
         if objective.pooling is not None:
             check_pooling(objective.pooling, config)
-        if projection is not None:
-            projection.validate(objective, config)
         train_dataset = streamed(train_dataset)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         for dataset in (train_dataset, *eval_sets):

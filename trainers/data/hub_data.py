@@ -10,8 +10,6 @@ from typing import Any
 import datasets
 from datasets.exceptions import DatasetsError
 
-from ..core.streams import Stream
-
 
 def load_hub(name: str, config: str | None = None, *, split: str = "train", streaming: bool = False) -> Any:
     """
@@ -36,11 +34,6 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
             return datasets.load_dataset(name, config, split=split, streaming=streaming)
         except (ValueError, DatasetsError) as error:
             raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
-
-
-def stream_hub(name: str, config: str | None = None, *, split: str = "train") -> Stream:
-    """A [`Stream`] of a split of a data set on the Hub: see [`load_hub`]."""
-    return Stream.of(load_hub(name, config, split=split, streaming=True))
 
 
 def hub_configs(name: str) -> list[str]:

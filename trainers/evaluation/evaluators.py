@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,7 +21,6 @@ import torch
 from ..core.embedding import Role
 from ..core.extras import require_extra
 from ..core.states import truncate
-from .classification import fit_classifier, require_classes
 from .embeddings import ROWS_AT_ONCE
 from .geometry import geometry_scores
 from .hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
@@ -29,6 +28,9 @@ from .modules import compute_metric
 from .pairs import pair_cosines, require_both_labels
 from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank, search_blocks
 
+
+if TYPE_CHECKING:
+    from sklearn.linear_model import LogisticRegression
 
 Vectors = Mapping[str, torch.Tensor]
 Scores = dict[str, float]
@@ -183,6 +185,37 @@ class PairClassification(Evaluator):
     def score(self, vectors: Vectors) -> Scores:
         cosines = pair_cosines(vectors["sentence1"], vectors["sentence2"])
         return compute_metric("pair_classification", predictions=cosines.numpy(), references=self.labels)
+
+
+def require_classes(labels: Sequence[int]) -> None:
+    """
+    Check the training labels of a classifier.
+
+    Raises:
+        ValueError: if there are fewer than two classes.
+    """
+    if len(set(labels)) < 2:
+        raise ValueError(f"a classifier needs at least two classes; found {sorted(set(labels))}.")
+
+
+def fit_classifier(train: torch.Tensor, labels: Sequence[int]) -> LogisticRegression:
+    """
+    Fit a logistic regression on frozen embeddings, which are pooled and truncated but not normalised (the evaluator of
+    MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), A.4, and of MIC, B.4).
+
+    Args:
+        train (`torch.Tensor` of shape `(texts, dim)`): Embeddings.
+        labels (`Sequence[int]`): One label per text.
+
+    Returns:
+        `sklearn.linear_model.LogisticRegression`: fitted.
+
+    Raises:
+        ValueError: if all labels are equal.
+    """
+    require_classes(labels)
+    linear_model = require_extra("sklearn.linear_model", "evaluation", "Classification")
+    return linear_model.LogisticRegression(C=1.0, max_iter=1000).fit(train.numpy(), list(labels))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers.evaluation.classification import fit_classifier
+from trainers.evaluation.evaluators import fit_classifier
 from trainers.evaluation.modules import compute_metric
 
 

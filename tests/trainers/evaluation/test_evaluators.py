@@ -22,7 +22,7 @@ from trainers.evaluation import (
     load_task,
     score_grid,
 )
-from trainers.evaluation.classification import fit_classifier
+from trainers.evaluation.evaluators import fit_classifier
 
 
 def test_retrieval_leaves_out_queries_without_answers_and_measures_two_stages(encoder, data):
