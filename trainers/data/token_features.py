@@ -112,8 +112,8 @@ def token_embeddings(
 ) -> torch.Tensor:
     """
     The embedding of every token as a text of its own, between the tokenizer's special tokens. All processes of a
-    machine share the work. An interrupted pass over a large vocabulary, or one with a `cache_dir`, continues: its parts
-    are in a folder that is named after the encoder.
+    machine share the work. An interrupted pass over a large vocabulary, or one with a `cache_dir`, continues: its
+    parts are in a folder that is named after the encoder.
 
     Args:
         encoder ([`M3BertModel`]): The encoder, for its name.
