@@ -96,6 +96,8 @@ def test_bad_requests_are_refused(arguments, monkeypatch):
         main([*arguments, "--granularities", "2x8", "9x8"])
     with pytest.raises(ValueError, match="There is no task 'poetry'"):
         main([*arguments, "--tasks", "poetry"])
+    with pytest.raises(ValueError, match="--no_normalize is not an option: pass --normalize false"):
+        main([*arguments, "--no_normalize"])
     for option in (["--compile"], ["--compute_dtype", "bfloat16"]):
         with pytest.raises(ValueError, match="--compile do not suit an export: it is in float32, on a CPU"):
             main([*arguments, *option])
