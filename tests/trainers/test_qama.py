@@ -301,18 +301,21 @@ def test_a_frozen_encoder_must_be_what_its_folder_has(published, tiny_tokenizer,
     assert trainer.quantizer.config.layers == [4]
 
 
-@pytest.mark.parametrize("kind", ["pooling", "projection"])
-def test_a_frozen_encoder_keeps_its_published_modules(published, tiny_tokenizer, tmp_path, kind):
+@pytest.mark.parametrize(
+    ("modules", "changes", "message"),
+    [
+        ({"pooling": "cls"}, {"pooling": "mean"}, "pooling='cls', which a frozen encoder keeps: unset pooling"),
+        ({"projection": Projection(32, 32)}, {}, "a projection, which"),
+    ],
+    ids=["pooling", "projection"],
+)
+def test_a_frozen_encoder_keeps_its_published_modules(tiny_tokenizer, tmp_path, modules, changes, message):
     folder = tmp_path / "model"
     M3BertModel(tiny_config()).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
-    changes = {"pooling": "cls"} if kind == "pooling" else {"projection": Projection(32, 32)}
-    write_modules(folder, width=32, max_length=48, **changes)
-    message = (
-        "pooling='cls', which a frozen encoder keeps: set pooling" if kind == "pooling" else "a projection, which"
-    )
+    write_modules(folder, width=32, max_length=48, **modules)
     with pytest.raises(ValueError, match=message):
-        quantizing(folder, tmp_path, tiny_tokenizer)
+        quantizing(folder, tmp_path, tiny_tokenizer, **changes)
 
 
 def test_the_values_of_the_paper_can_be_set(published, tiny_tokenizer, tmp_path):
