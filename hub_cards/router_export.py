@@ -14,7 +14,7 @@ from trainers.core.granularity import Granularity
 
 from .checkpoint import LICENSES, Checkpoint
 from .native_export import export_native, state_only
-from .static_export import export_static, name_of, write_json, write_modules, write_readme
+from .static_export import CASTS, export_static, name_of, write_json, write_modules, write_readme
 from .upload import CARD
 
 
@@ -25,7 +25,7 @@ TEXT = """Asymmetric search: queries are embedded by {query_side}, documents by 
 ```python
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("user/name")
+model = SentenceTransformer("user/name"){cast}
 queries = model.encode_query(["someone makes music"], normalize_embeddings=True)
 documents = model.encode_document(["a man plays the guitar", "the stock market fell"], normalize_embeddings=True)
 print(queries @ documents.T)
@@ -57,7 +57,7 @@ def export_router(
         queries ([`Granularity`], *optional*): What embeds the queries; its dims are also those of the documents.
             Default: layer 0 at all dims.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the static table. `similarity` of
-            sentence-transformers does not compare float16 with float32.
+            sentence-transformers does not compare float16 with float32; its `.float()` makes both sides float32.
         model_type (`str`, *optional*): Model type of the encoders; see [`convert_to_native`].
 
     Returns:
@@ -93,7 +93,7 @@ def export_router(
         },
     )
     write_modules(folder, "Router", "", checkpoint.settings)
-    write_router_readme(checkpoint, folder, queries)
+    write_router_readme(checkpoint, folder, queries, dtype)
     return queries, documents
 
 
@@ -123,7 +123,7 @@ def take_route(folder: Path, route: str) -> dict[str, str]:
     return types
 
 
-def write_router_readme(checkpoint: Checkpoint, folder: Path, queries: Granularity) -> None:
+def write_router_readme(checkpoint: Checkpoint, folder: Path, queries: Granularity, dtype: str) -> None:
     """Write the README of a router."""
     layer = queries.layer
     text = TEXT.format(
@@ -131,6 +131,7 @@ def write_router_readme(checkpoint: Checkpoint, folder: Path, queries: Granulari
         layers=checkpoint.full.layer,
         name=name_of(checkpoint),
         dim=queries.dim,
+        cast=CASTS[dtype],
     )
     if state_only(checkpoint, layer):
         text += STATE_ONLY.format(layer=layer)

@@ -41,7 +41,8 @@ transformer runs. Compare vectors by cosine: with each other, and with those of 
 ```python
 from sentence_transformers import SentenceTransformer
 
-vectors = SentenceTransformer("user/name").encode(["one text", "another"], normalize_embeddings=True)
+model = SentenceTransformer("user/name"){cast}
+vectors = model.encode(["one text", "another"], normalize_embeddings=True)
 ```
 
 ```python
@@ -53,8 +54,13 @@ vectors = StaticModel.from_pretrained("user/name", normalize=True).encode(["one 
 - Special and unknown tokens have rows of zeros. They shorten a vector and do not change its direction.
 - Longer texts are truncated to {max_length} tokens. model2vec first cuts a text to {characters:,}
   characters ({max_length} times the median length of a token), so its vectors of long texts with longer tokens differ.
-- model2vec leaves out unknown tokens{unknown}, and knows no prompts.
+- model2vec leaves out unknown tokens{unknown}, and knows no prompts.{half}
 """
+# How a README loads a table of each type in sentence-transformers, which normalises in the type of the table.
+CASTS = {"float32": "", "float16": ".float()"}
+HALF = """
+- The rows are float16. Without `.float()`, sentence-transformers computes in float16 and normalises the vector of a
+  text without known tokens to NaN; with it, to zeros."""
 
 
 def export_static(
@@ -72,7 +78,7 @@ def export_static(
         folder (`Path`): Folder to write.
         dim (`int`, *optional*): Leading dims to keep. Default: those of the checkpoint.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the rows, and of the vectors: `"float32"` or
-            `"float16"`.
+            `"float16"`, in which sentence-transformers normalises an empty text to NaN; its `.float()` avoids that.
 
     Returns:
         [`Granularity`]: what was exported.
@@ -108,7 +114,13 @@ def export_static(
     unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
     characters = max_length * int(median(map(len, bare.get_vocab())))
     text = TEXT.format(
-        name=name_of(checkpoint), dim=size.dim, max_length=max_length, characters=characters, unknown=unknown
+        name=name_of(checkpoint),
+        dim=size.dim,
+        cast=CASTS[dtype],
+        max_length=max_length,
+        characters=characters,
+        unknown=unknown,
+        half=HALF if dtype == "float16" else "",
     )
     write_readme(folder, f"Static embeddings of {size.dim} dims", text, ("model2vec", "static-embeddings"))
     return size

@@ -33,7 +33,7 @@ def compare(name, vectors, rows=slice(None)):
     vectors = torch.as_tensor(vectors).float()
     tolerance = 1e-3 if "float16" in name else 1e-5
     unit = torch.nn.functional.normalize(vectors, dim=1)
-    assert torch.allclose(vectors, unit, atol=tolerance) == name.startswith("words"), name  # the normalised checkpoint
+    assert torch.allclose(vectors, unit, atol=0.01) == name.startswith("words"), name  # the normalised checkpoint
     vectors = unit
     torch.testing.assert_close(vectors, expected[name][rows], atol=tolerance, rtol=0, msg=lambda m: f"{name}: {m}")
     print("PASSED", name)
@@ -84,12 +84,15 @@ from sentence_transformers import SentenceTransformer
 
 for name in [name for name in expected if "query" not in name]:
     model = SentenceTransformer(name, device="cpu")
-    compare(name, model.encode(texts))
+    # In float16, sentence-transformers normalises an empty text to NaN.
+    rows = [row for row, text in enumerate(texts) if text or "float16" not in name]
+    compare(name, model.encode([texts[row] for row in rows]), rows)
     compare(name + " query", model.encode_query(texts))
+    compare(name, model.float().encode(texts))
     compare(name, StaticModel.from_pretrained(name).encode(texts))
 """
     )
-    assert printed.count("PASSED") == 18, printed
+    assert printed.count("PASSED") == 24, printed
 
 
 def test_what_model2vec_cannot_reproduce(tokenizers, tmp_path):

@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel
 
-from modeling_m3bert import M3BertModel, M3BertQuantizer
+from modeling_m3bert import EmbeddingSettings, M3BertModel, M3BertQuantizer
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.test_exits import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
@@ -31,7 +31,7 @@ CODES = ("qama-2", "qama-1.5", "qama-hybrid", "qama-1", "qama-0.5")
 
 @pytest.fixture(scope="module")
 def published(tiny_tokenizer, tmp_path_factory):
-    """A checkpoint with an exit at layer 4, as `m3bert fit_exits` writes it."""
+    """A checkpoint with exits at layers 0 and 4, as `m3bert fit_exits` writes it."""
     folder = tmp_path_factory.mktemp("published") / "model"
     torch.manual_seed(5)
     model = M3BertModel(tiny_config(embedding_dropout=0.0, attention_dropout=0.0)).eval()
@@ -135,12 +135,12 @@ def test_a_frozen_encoder_stays_what_it_was(published, tiny_tokenizer, tmp_path)
     trainer.save_model(str(tmp_path / "saved"))
     before, after = (AutoModel.from_pretrained(folder) for folder in (published, tmp_path / "saved"))
     assert_same_weights(before, after, atol=0)
-    assert before.config.exit_layers == after.config.exit_layers and 4 in after.config.exit_layers
+    assert before.config.exit_layers == after.config.exit_layers == [0, 4]
     assert before.config.matryoshka_dims == after.config.matryoshka_dims
     assert before.config.matryoshka_layers == after.config.matryoshka_layers
     theirs = [SentenceTransformer(str(folder)).encode(TEXTS[:5]) for folder in (published, tmp_path / "saved")]
     np.testing.assert_array_equal(*theirs)
-    assert find_quantizer(str(tmp_path / "saved")).config.layers == [4, 6]
+    assert find_quantizer(str(tmp_path / "saved")).config.layers == [0, 4, 6]
 
 
 def test_what_is_saved_gives_the_same_codes(published, tiny_tokenizer, tmp_path):
@@ -301,21 +301,36 @@ def test_a_frozen_encoder_must_be_what_its_folder_has(published, tiny_tokenizer,
     assert trainer.quantizer.config.layers == [4]
 
 
-@pytest.mark.parametrize(
-    ("modules", "changes", "message"),
-    [
-        ({"pooling": "cls"}, {"pooling": "mean"}, "pooling='cls', which a frozen encoder keeps: unset pooling"),
-        ({"projection": Projection(32, 32)}, {}, "a projection, which"),
-    ],
-    ids=["pooling", "projection"],
-)
-def test_a_frozen_encoder_keeps_its_published_modules(tiny_tokenizer, tmp_path, modules, changes, message):
+def test_a_frozen_encoder_keeps_its_published_settings(tiny_tokenizer, tmp_path):
+    """Pooling, prompts and length, also after training."""
     folder = tmp_path / "model"
     M3BertModel(tiny_config()).save_pretrained(folder)
     tiny_tokenizer.save_pretrained(folder)
-    write_modules(folder, width=32, max_length=48, **modules)
+    write_modules(folder, width=32, max_length=9, pooling="cls", prompts={"query": "ask: "})
+    trainer = quantizing(folder, tmp_path, tiny_tokenizer, max_length=None)
+    expected = SentenceTransformer(str(folder)).encode(TEXTS[:5])
+    np.testing.assert_allclose(trainer.teacher.of(TEXTS[:5]).numpy(), expected, atol=1e-6)
+    trainer.train()
+    trainer.save_model()
+    saved = EmbeddingSettings.read(trainer.args.output_dir)
+    assert (saved.pooling, saved.max_length, saved.prompts) == ("cls", 9, {"query": "ask: "})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"pooling": "cls"}, "pooling='cls', which a frozen encoder keeps: unset pooling"),
+        ({"max_length": 9}, "max_length=9, which a frozen encoder keeps: unset max_length"),
+        ({"projection": Projection(32, 32)}, "a projection, which cannot be quantised"),
+    ],
+)
+def test_settings_that_a_frozen_encoder_cannot_take_are_refused(
+    published, tiny_tokenizer, tmp_path, settings, message
+):
+    folder = shutil.copytree(published, tmp_path / "model")
+    write_modules(folder, **{"width": 32, "max_length": 48, **settings})
     with pytest.raises(ValueError, match=message):
-        quantizing(folder, tmp_path, tiny_tokenizer, **changes)
+        quantizing(folder, tmp_path, tiny_tokenizer, pooling="mean", max_length=48)
 
 
 def test_the_values_of_the_paper_can_be_set(published, tiny_tokenizer, tmp_path):
