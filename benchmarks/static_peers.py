@@ -3,7 +3,7 @@ A query without a transformer, and its peers, on one encoder (all-MiniLM-L6-v2),
 the static table of exits (layer 0), model2vec's `distill`, BM25, and the encoder at full depth.
 
     python -m benchmarks.static_peers                  # the tests: seven STS sets; Cranfield, CISI, NPL
-    python -m benchmarks.static_peers --development    # the development sets, where BM25's weight was chosen
+    python -m benchmarks.static_peers --development    # the development sets
 
 Needs `bm25s`, and `model2vec` with its extra `distill`. `benchmarks.reproduction.exits --fit` first: its states of the
 fit's texts and of the tests are read.
@@ -38,7 +38,7 @@ from trainers.evaluation.search import ranking_scores, search_blocks
 
 RESULTS = Path(__file__).with_name("results")
 DIM, QUERIES = 384, 50
-WEIGHTS = (0.25, 0.5, 1.0)  # of BM25, tried on the development sets
+WEIGHTS = (0.25, 0.5, 1.0)  # of BM25
 Embedded = dict[str, dict[str, torch.Tensor]]  # test -> name of its texts -> embeddings
 
 

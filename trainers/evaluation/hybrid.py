@@ -16,7 +16,7 @@ from ..core.extras import require_extra
 
 
 CANDIDATES = 1000  # documents per query that each search gives
-BM25_WEIGHT = 0.5  # chosen on msmarco-mini (benchmarks/static_peers.py --development)
+BM25_WEIGHT = 0.5  # a round value; benchmarks/static_peers.py compares others
 RANK_CONSTANT = 60
 
 
