@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
+from ..core.durable import replacing
 from ..core.states import unwrap_encoder
 from ..evaluation.encoding import GridEncoder
 from .corpus import Corpus, Document, chunks, column_types
-from .durable import replacing
 from .engine import find_engine
 from .plan import Plan
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from ..core.codes import bytes_per_vector
-from .durable import append, sync_folder, writing
+from ..core.durable import sync_folder
+from .durable import append, writing
 from .layout import Layout
 
 

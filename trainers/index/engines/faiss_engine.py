@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from ...core.codes import CODES, FLOAT
+from ...core.durable import replacing
 from ...evaluation.coding import Coder, PackedIndex, faiss_index
-from ..durable import replacing, writing
+from ..durable import writing
 from ..engine import Engine, filled
 from ..layout import Layout
 from ..store import BATCH, Store, Where
