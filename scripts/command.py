@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 
@@ -23,9 +26,35 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help or ''} (default: %(default)s)".strip()
 
 
-def argument_parser(description: str | None) -> argparse.ArgumentParser:
+class ArgumentParser(argparse.ArgumentParser):
+    """Refuses unknown options as [`refuse_unknown`] does."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, rest = self.parse_known_args(args, namespace)
+        refuse_unknown(self, rest)
+        return options
+
+
+def argument_parser(description: str | None) -> ArgumentParser:
     """An empty parser whose help begins with a description."""
-    return argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
+    return ArgumentParser(description=description, formatter_class=HelpFormatter)
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """
+    Check that a parser has read all arguments.
+
+    Raises:
+        ValueError: names the first argument that is left, and the options whose names are most similar.
+    """
+    named = [argument.partition("=")[0] for argument in rest if argument.startswith("--")]
+    if named:
+        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        similar = difflib.get_close_matches(named[0], known, n=3)
+        meant = f" Did you mean {' or '.join(similar)}?" if similar else " --help lists all options."
+        raise ValueError(f"unknown option {named[0]}.{meant}")
+    if rest:
+        raise ValueError(f"{rest[0]!r} belongs to no option; --help lists all options.")
 
 
 def add_compute_options(parser: argparse.ArgumentParser) -> None:
@@ -79,17 +108,49 @@ def parse_options(
     )
     for name, values in positionals.items():
         parser.add_argument(name, **values)
-    return parser.parse_args_into_dataclasses(arguments)
+    return read_options(parser, arguments)
+
+
+def read_options(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
+    """
+    The dataclasses that a parser reads from arguments.
+
+    Args:
+        parser ([`~transformers.HfArgumentParser`]): The parser.
+        arguments (`list[str]`): The command line.
+
+    Raises:
+        ValueError: as [`refuse_unknown`], or if a dataclass refuses a value.
+    """
+    *found, rest = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
+    refuse_unknown(parser, rest)
+    return tuple(found)
+
+
+@contextmanager
+def naming(source: str | Path) -> Iterator[None]:
+    """Name a model in the error if it cannot be loaded: the libraries' message says that there is no connection."""
+    try:
+        yield
+    except OSError as error:
+        if Path(source).is_dir():
+            raise
+        raise OSError(f"{source} is not a folder, and could not be loaded from the Hub: {one_line(error)}") from error
 
 
 def run_command(main: Callable[[list[str]], None]) -> None:
-    """Call a command's `main` with the command line. Errors that the user can fix are printed without a traceback."""
+    """
+    Call a command's `main` with the command line. Errors that the user can fix are printed without a traceback, unless
+    the environment variable `M3BERT_DEBUG` is set.
+    """
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has enough: `m3bert recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError) as error:
+        if os.environ.get("M3BERT_DEBUG", "0") not in ("", "0"):
+            raise
         sys.exit(f"error: {one_line(error)}")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .command import argument_parser, compute_of, run_command
+from .command import argument_parser, compute_of, naming, run_command
 from .fit_exits import add_exit_options, report, save_with_exits
 
 
@@ -55,9 +55,9 @@ def converted(source: str, revision: str | None = None, *, encoder_only: bool = 
     from modeling_m3bert import convert_to_m3bert
     from trainers.core.states import longest_text
 
-    model = convert_to_m3bert(
-        AutoModel.from_pretrained(source, revision=revision, use_safetensors=True), encoder_only=encoder_only
-    )
+    with naming(source):
+        encoder = AutoModel.from_pretrained(source, revision=revision, use_safetensors=True)
+    model = convert_to_m3bert(encoder, encoder_only=encoder_only)
     tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
     if (settings := model.embedding_settings) is not None:
         longest = longest_text(model.config, tokenizer, settings.max_length)

@@ -64,5 +64,5 @@ def _reading(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = "" if Path(name).is_dir() else " from the Hub"
-        raise OSError(f"{name} could not be read{place} ({type(error).__name__}).") from error
+        where = "could not be read" if Path(name).is_dir() else "is not a folder, and could not be read from the Hub"
+        raise OSError(f"{name} {where} ({type(error).__name__}).") from error
