@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainers.core.compute import ComputeArguments
+
+# What a model of ours consists of: a model in the place of another one keeps none of these.
+MODEL_FILES = (
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "tokenizer*.json",
+    "special_tokens_map.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "1_Pooling", "2_Dense", "3_Normalize", "2_Normalize", "quantizer",
+)  # fmt: skip
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -125,6 +133,45 @@ def read_options(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
     *found, rest = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
     refuse_unknown(parser, rest)
     return tuple(found)
+
+
+def new_folder(name: str | Path) -> Path:
+    """The folder that a command writes to, which must be new or empty."""
+    folder = Path(name)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"--output_dir {folder} is not empty: name a new folder.")
+    return folder
+
+
+def check_overwriting(name: str | Path, source: str, overwrite: bool) -> None:
+    """
+    Check that a model may be written to a folder. [`remove_model`] then removes the one that is there.
+
+    Args:
+        name (`str`): The folder.
+        source (`str`): What the new model is made of.
+        overwrite (`bool`): Whether the folder may hold a model.
+
+    Raises:
+        ValueError: if the folder holds a model, and `overwrite` is not set or it is the source.
+    """
+    folder = Path(name)
+    if not (folder / "config.json").exists():
+        return
+    if folder.resolve() == Path(source).resolve():
+        raise ValueError(f"{folder} is the source: name another folder for the result.")
+    if not overwrite:
+        raise ValueError(f"{folder} holds a model: pass --overwrite to replace it, or name another folder.")
+
+
+def remove_model(folder: str | Path) -> None:
+    """Remove the files that a model of ours consists of; other files stay."""
+    for pattern in MODEL_FILES:
+        for path in Path(folder).glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 @contextmanager
