@@ -155,9 +155,12 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["convert", "a", "b", "--fit_exit", "c"], "unknown option --fit_exit. Did you mean --fit_exits or "),
+        (["convert", "a", "b", "--fit_exti", "c"], "unknown option --fit_exti. Did you mean --fit_exits"),
         (["push", "a", "u/b", "--licence=mit"], "unknown option --licence. Did you mean --license?"),
-        (["train", "mipic", "--output_dir", "o", "--bacth_size", "3"], "unknown option --bacth_size. Did you mean "),
+        (
+            ["train", "mipic", "--output_dir", "o", "--lerning_rate", "3"],
+            "unknown option --lerning_rate. Did you mean ",
+        ),
         (["evaluate", "--zzzzzz"], "unknown option --zzzzzz. --help lists all options."),
         (["choose", "a.json", "b.json"], "'b.json' belongs to no option; --help lists all options."),
     ],

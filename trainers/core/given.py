@@ -30,6 +30,7 @@ def backbone_of(
         ValueError: if the model is none of these, or there is no tokenizer.
     """
     if isinstance(model, str | os.PathLike):
+        model = os.fspath(model)
         tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(model)
         model = auto_class.from_pretrained(model, use_safetensors=True)
     elif isinstance(encoder := getattr(model, "transformers_model", None), PreTrainedModel):
@@ -67,9 +68,9 @@ def check_given(trainer: Any, args: Any, config_class: type, train_dataset: Any,
             f"args is a {type(args).__name__}: {theirs} takes a {theirs.removesuffix('Trainer')}Config, which has the "
             "same fields and more."
         )
-    evaluated = eval_dataset if type(eval_dataset) is dict else {"": eval_dataset}
-    for name, dataset in [("train_dataset", train_dataset), *(("eval_dataset", each) for each in evaluated.values())]:
-        if isinstance(dataset, dict):  # a DatasetDict
+    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    for name, dataset in [("train_dataset", train_dataset), *(("eval_dataset", each) for each in evaluated)]:
+        if isinstance(dataset, dict):
             raise ValueError(
                 f"{name} is a {type(dataset).__name__}: pass one of its splits, {', '.join(map(repr, dataset))}."
             )

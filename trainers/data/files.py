@@ -133,7 +133,9 @@ def require_texts(dataset: Any, columns: Sequence[str]) -> None:
     if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
         return
     for field in fields:
-        if (kind := getattr(dataset.features[field], "dtype", "list")) not in ("string", "large_string", "null"):
+        feature = dataset.features[field]
+        kind = getattr(feature, "dtype", None) or type(feature).__name__
+        if kind not in ("string", "large_string", "null"):
             raise ValueError(
                 f"Column {field!r} is not text, but {kind}; the dataset has {', '.join(dataset.column_names)}. Name "
                 "the columns with text in text_columns."
