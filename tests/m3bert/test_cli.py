@@ -158,11 +158,14 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path):
         (["convert", "a", "b", "--fit_exti", "c"], "unknown option --fit_exti. Did you mean --fit_exits"),
         (["push", "a", "u/b", "--licence=mit"], "unknown option --licence. Did you mean --license?"),
         (
-            ["train", "mipic", "--output_dir", "o", "--lerning_rate", "3"],
+            ["train", "mipic", "--lerning_rate", "3"],
             "unknown option --lerning_rate. Did you mean ",
         ),
         (["evaluate", "--zzzzzz"], "unknown option --zzzzzz. --help lists all options."),
-        (["choose", "a.json", "b.json"], "'b.json' belongs to no option; --help lists all options."),
+        (
+            ["choose", "a.json", "b.json", "--documents", "9"],
+            "'b.json' belongs to no option; --help lists all options.",
+        ),
     ],
 )
 def test_an_unknown_option_is_refused_with_those_that_may_be_meant(arguments, message, monkeypatch):
