@@ -50,14 +50,17 @@ def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
 
 
 def exit_table(checkpoint: Checkpoint) -> str:
-    """One row per fitted exit of the checkpoint: penalty, held-out R^2, and mean cosine to the target."""
-    fits = checkpoint.config.exit_fit["layers"]
+    """One row per fitted exit of the checkpoint: penalty, held-out R^2, and mean cosine to the target. The map that a
+    native export has in place of an exit that reads the static table has a row of its own."""
+    fit = checkpoint.config.exit_fit
+    fits = {"": fit["layers"], ", native export": fit.get("state_only", {})}
     return markdown(
         ["layer", "penalty", "held-out R\u00b2", "mean cosine"],
         (
-            [str(layer), f"{its['penalty']:.2g}", f"{its['r_squared']:.3f}", f"{its['cosine']:.3f}"]
+            [f"{layer}{kind}", f"{its['penalty']:.2g}", f"{its['r_squared']:.3f}", f"{its['cosine']:.3f}"]
             for layer in checkpoint.exit_layers
-            if (its := fits.get(str(layer))) is not None  # the basis of the last layer is no fit
+            for kind, its_fits in fits.items()
+            if (its := its_fits.get(str(layer))) is not None  # the basis of the last layer is no fit
         ),
     )
 

@@ -61,6 +61,9 @@ def mteb_meta(checkpoint: Checkpoint, repo_id: str, revision: str | None = None)
     dims = [g.dim for g in trained or () if g.layer == full.layer and g.dim < full.dim]
     parameters = costs(checkpoint.config, [full])[full].parameters
     datasets = card.get("datasets", [])
+    with torch.device("meta"):
+        embeddings = AutoModel.from_config(checkpoint.config).get_input_embeddings()
+    exported = ["ONNX"] if any(checkpoint.folder.rglob("*.onnx")) else []
     return mteb.ModelMeta(
         loader=wrapper.SentenceTransformerEncoderWrapper,
         loader_kwargs={"trust_remote_code": True} if checkpoint.encoder_code() else {},
@@ -69,7 +72,7 @@ def mteb_meta(checkpoint: Checkpoint, repo_id: str, revision: str | None = None)
         release_date=date.today().isoformat() if revision is not None else None,
         languages=languages(card.get("language")),
         n_parameters=parameters + (0 if projection is None else sum(part.numel() for part in projection.parameters())),
-        n_embedding_parameters=embedding_parameters(checkpoint.config),
+        n_embedding_parameters=embeddings.weight.numel(),
         memory_usage_mb=round(weight_bytes(checkpoint.folder) / 2**20, 1),
         max_tokens=checkpoint.max_length,
         embed_dim=sorted({*dims, full.dim}) if dims else full.dim,
@@ -77,7 +80,7 @@ def mteb_meta(checkpoint: Checkpoint, repo_id: str, revision: str | None = None)
         open_weights=True,
         public_training_code=None,
         public_training_data=f"https://huggingface.co/datasets/{datasets[0]}" if len(datasets) == 1 else None,
-        framework=frameworks(checkpoint.folder),
+        framework=["Sentence Transformers", "PyTorch", "Transformers", "safetensors", *exported],
         reference=f"https://huggingface.co/{repo_id}",
         similarity_fn_name=mteb.ScoringFunction(checkpoint.settings.similarity),
         use_instructions=any(checkpoint.prompts.values()),
@@ -99,18 +102,6 @@ def known_license(card: dict[str, Any]) -> str | None:
         return card["license"]
     link = card.get("license_link")
     return link if link and link.startswith("https://") else None
-
-
-def frameworks(folder: Path) -> list[str]:
-    """The libraries that load a checkpoint, by the names of MTEB."""
-    exported = ["ONNX"] if any(folder.rglob("*.onnx")) else []
-    return ["Sentence Transformers", "PyTorch", "Transformers", "safetensors", *exported]
-
-
-def embedding_parameters(config: Any) -> int:
-    """Number of parameters of the token embeddings."""
-    with torch.device("meta"):
-        return AutoModel.from_config(config).get_input_embeddings().weight.numel()
 
 
 def weight_bytes(folder: Path) -> int:

@@ -7,7 +7,7 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -138,7 +138,11 @@ def prepare(
         )
         results = None
     if results is not None:
-        lost = lost_layers(checkpoint, full) if options.native else lost_exits(checkpoint, full)
+        lost: Collection[int] = ()  # layers whose exits the published model does not have
+        if options.native:
+            lost = lost_layers(checkpoint, full)
+        elif full.layer < checkpoint.full.layer:
+            lost = {*checkpoint.exit_layers} - {full.layer}
         results = results_of(checkpoint, results, repo_id).within(full, lost)
         results = without_learned_codes(results) if misfit is not None else results
     published = [name for name, why in files.items() if why is None]
@@ -235,24 +239,16 @@ def rebuild(checkpoint: Checkpoint, folder: Path, options: Options, published: I
     if wanted is not None and (not checkpoint.elastic or checkpoint.projection is not None):
         raise ValueError(f"granularity={wanted} needs an m3BERT without a projection: convert the model first.")
     sizes = {"output_layer": wanted.layer, "output_dim": wanted.dim} if wanted is not None else {}
-    loading = {"quantization_config": eight_bits()} if options.quantize else {}
+    loading = {}
+    if options.quantize:  # on any device
+        torchao = require_extra("torchao.quantization", "quantization", "Quantization to 8 bits")
+        loading["quantization_config"] = TorchAoConfig(torchao.Int8WeightOnlyConfig())
     checkpoint.load(**sizes, **loading).save_pretrained(folder)
     for name in published:
         if not (folder / name).exists() and not name.startswith("model"):
             link_or_copy(checkpoint.folder / name, folder / name)
     if wanted is not None and (folder / MODULES_FILE).is_file():
         replace(checkpoint.settings, max_length=checkpoint.max_length).write(folder, width=wanted.dim)
-
-
-def lost_exits(checkpoint: Checkpoint, size: Granularity) -> set[int]:
-    """The layers whose exits a checkpoint loses when it is cut to a size, which keeps the exit of its last layer."""
-    return {*checkpoint.exit_layers} - {size.layer} if size.layer < checkpoint.full.layer else set()
-
-
-def eight_bits() -> TorchAoConfig:
-    """The quantization config that stores the weights of linear layers in 8 bits, on any device."""
-    torchao = require_extra("torchao.quantization", "quantization", "Quantization to 8 bits")
-    return TorchAoConfig(torchao.Int8WeightOnlyConfig())
 
 
 def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) -> None:
@@ -321,14 +317,6 @@ def refuse_tokens(folder: Path, token: str | None = None) -> None:
                 )
 
 
-def found_results(checkpoint: Checkpoint) -> GridResults | None:
-    """The results in the checkpoint's folder, if they belong to its present weights."""
-    if not (checkpoint.folder / RESULTS).is_file():
-        return None
-    results = GridResults.load(checkpoint.folder / RESULTS)
-    return results if results.weights == checkpoint.weights_fingerprint else None
-
-
 @contextmanager
 def laid_out(
     source: Path,
@@ -367,8 +355,9 @@ def laid_out(
     if "/" not in repo_id:
         raise ValueError(f"repo_id={repo_id!r} names no owner; write user/{repo_id}.")
     checkpoint = Checkpoint(source)
-    if results is None and not options.quantize:
-        results = found_results(checkpoint)
+    if results is None and not options.quantize and (source / RESULTS).is_file():
+        found = GridResults.load(source / RESULTS)
+        results = found if found.weights == checkpoint.weights_fingerprint else None
     with tempfile.TemporaryDirectory() as folder:
         try:
             previous = published_card(repo_id, revision, token)

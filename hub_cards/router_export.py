@@ -9,12 +9,12 @@ import json
 import shutil
 from pathlib import Path
 
+from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
 from trainers.core.granularity import Granularity
-from trainers.hub.modules import MODULES_FILE, SIMILARITY_FILE
 
 from .checkpoint import LICENSES, Checkpoint
 from .native_export import export_native, state_only
-from .static_export import export_static, name_of, write_json, write_readme
+from .static_export import CASTS, export_static, name_of, write_json, write_modules, write_readme
 from .upload import CARD
 
 
@@ -25,7 +25,7 @@ TEXT = """Asymmetric search: queries are embedded by {query_side}, documents by 
 ```python
 from sentence_transformers import SentenceTransformer
 
-model = SentenceTransformer("user/name")
+model = SentenceTransformer("user/name"){cast}
 queries = model.encode_query(["someone makes music"], normalize_embeddings=True)
 documents = model.encode_document(["a man plays the guitar", "the stock market fell"], normalize_embeddings=True)
 print(queries @ documents.T)
@@ -57,7 +57,7 @@ def export_router(
         queries ([`Granularity`], *optional*): What embeds the queries; its dims are also those of the documents.
             Default: layer 0 at all dims.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the static table. `similarity` of
-            sentence-transformers does not compare float16 with float32.
+            sentence-transformers does not compare float16 with float32; its `.float()` makes both sides float32.
         model_type (`str`, *optional*): Model type of the encoders; see [`convert_to_native`].
 
     Returns:
@@ -81,7 +81,7 @@ def export_router(
         export_native(checkpoint, folder / "query", queries, model_type=model_type, encoder_only=True)
     export_native(checkpoint, folder / "document", documents, model_type=model_type, encoder_only=True)
     for file in (folder / "document").iterdir():
-        if file.name == SIMILARITY_FILE or LICENSES.fullmatch(file.name):
+        if LICENSES.fullmatch(file.name):
             shutil.copyfile(file, folder / file.name)
     routes = {route: take_route(folder, route) for route in ("query", "document")}
     write_json(
@@ -92,10 +92,8 @@ def export_router(
             "parameters": {"default_route": "document", "allow_empty_key": True},
         },
     )
-    write_json(
-        folder / MODULES_FILE, [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Router"}]
-    )
-    write_router_readme(checkpoint, folder, queries)
+    write_modules(folder, "Router", "", checkpoint.settings)
+    write_router_readme(checkpoint, folder, queries, dtype)
     return queries, documents
 
 
@@ -109,9 +107,12 @@ def take_route(folder: Path, route: str) -> dict[str, str]:
     """
     staged, types = folder / route, {}
     for module in json.loads((staged / MODULES_FILE).read_text(encoding="utf-8")):
-        name = f"{route}_{module['idx']}_{module['type'].rpartition('.')[2]}"
+        kind = module["type"].rpartition(".")[2]
+        if kind == "Normalize":  # once, after both routes
+            continue
+        name = f"{route}_{module['idx']}_{kind}"
         types[name] = module["type"]
-        if module["path"] not in ("", "."):
+        if (staged / module["path"]).is_dir() and module["path"] not in ("", "."):  # Normalize has no files
             (staged / module["path"]).rename(folder / name)
     root = folder / next(iter(types))
     root.mkdir()
@@ -122,7 +123,7 @@ def take_route(folder: Path, route: str) -> dict[str, str]:
     return types
 
 
-def write_router_readme(checkpoint: Checkpoint, folder: Path, queries: Granularity) -> None:
+def write_router_readme(checkpoint: Checkpoint, folder: Path, queries: Granularity, dtype: str) -> None:
     """Write the README of a router."""
     layer = queries.layer
     text = TEXT.format(
@@ -130,6 +131,7 @@ def write_router_readme(checkpoint: Checkpoint, folder: Path, queries: Granulari
         layers=checkpoint.full.layer,
         name=name_of(checkpoint),
         dim=queries.dim,
+        cast=CASTS[dtype],
     )
     if state_only(checkpoint, layer):
         text += STATE_ONLY.format(layer=layer)

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import M3BertModel
+from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE, EmbeddingSettings
 from trainers.core.granularity import Granularity, Grid
-from trainers.hub.modules import MODULES_FILE, SIMILARITY_FILE
 
 from .checkpoint import Checkpoint
 from .upload import CARD
@@ -41,7 +41,8 @@ transformer runs. Compare vectors by cosine: with each other, and with those of 
 ```python
 from sentence_transformers import SentenceTransformer
 
-vectors = SentenceTransformer("user/name").encode(["one text", "another"], normalize_embeddings=True)
+model = SentenceTransformer("user/name"){cast}
+vectors = model.encode(["one text", "another"], normalize_embeddings=True)
 ```
 
 ```python
@@ -53,8 +54,13 @@ vectors = StaticModel.from_pretrained("user/name", normalize=True).encode(["one 
 - Special and unknown tokens have rows of zeros. They shorten a vector and do not change its direction.
 - Longer texts are truncated to {max_length} tokens. model2vec first cuts a text to {characters:,}
   characters ({max_length} times the median length of a token), so its vectors of long texts with longer tokens differ.
-- model2vec leaves out unknown tokens{unknown}, and knows no prompts.
+- model2vec leaves out unknown tokens{unknown}, and knows no prompts.{half}
 """
+# How a README loads a table of each type in sentence-transformers, which normalises in the type of the table.
+CASTS = {"float32": "", "float16": ".float()"}
+HALF = """
+- The rows are float16. Without `.float()`, sentence-transformers computes in float16 and normalises the vector of a
+  text without known tokens to NaN; with it, to zeros."""
 
 
 def export_static(
@@ -72,7 +78,7 @@ def export_static(
         folder (`Path`): Folder to write.
         dim (`int`, *optional*): Leading dims to keep. Default: those of the checkpoint.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the rows, and of the vectors: `"float32"` or
-            `"float16"`.
+            `"float16"`, in which sentence-transformers normalises an empty text to NaN; its `.float()` avoids that.
 
     Returns:
         [`Granularity`]: what was exported.
@@ -103,19 +109,18 @@ def export_static(
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
     write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
-    write_json(
-        folder / MODULES_FILE,
-        [{"idx": 0, "name": "0", "path": ".", "type": "sentence_transformers.models.StaticEmbedding"}],
-    )
-    write_json(
-        folder / SIMILARITY_FILE,
-        {"prompts": checkpoint.prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"},
-    )
+    write_modules(folder, "StaticEmbedding", ".", checkpoint.settings)
     counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
     unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
     characters = max_length * int(median(map(len, bare.get_vocab())))
     text = TEXT.format(
-        name=name_of(checkpoint), dim=size.dim, max_length=max_length, characters=characters, unknown=unknown
+        name=name_of(checkpoint),
+        dim=size.dim,
+        cast=CASTS[dtype],
+        max_length=max_length,
+        characters=characters,
+        unknown=unknown,
+        half=HALF if dtype == "float16" else "",
     )
     write_readme(folder, f"Static embeddings of {size.dim} dims", text, ("model2vec", "static-embeddings"))
     return size
@@ -187,7 +192,7 @@ def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_
     return {
         "model_type": "model2vec",
         "architectures": ["StaticModel"],
-        "normalize": False,  # `truncate_dim` of sentence-transformers cuts after all modules
+        "normalize": checkpoint.settings.normalize,
         "max_length": max_length,
         "hidden_dim": size.dim,
         "embedding_dtype": dtype,
@@ -198,6 +203,34 @@ def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_
             "converted_from": checkpoint.config.converted_from,
         },
     }
+
+
+def write_modules(folder: Path, kind: str, path: str, settings: EmbeddingSettings) -> None:
+    """
+    Write what `SentenceTransformer` reads first: one module that embeds texts, normalisation, prompts and similarity.
+
+    Args:
+        folder (`Path`): Folder of the model.
+        kind (`str`): Class of the module.
+        path (`str`): Its folder in the model.
+        settings ([`EmbeddingSettings`]): Settings of the checkpoint.
+    """
+    paths = {kind: path, **({"Normalize": "1_Normalize"} if settings.normalize else {})}
+    write_json(
+        folder / MODULES_FILE,
+        [
+            {"idx": index, "name": str(index), "path": its, "type": f"sentence_transformers.models.{name}"}
+            for index, (name, its) in enumerate(paths.items())
+        ],
+    )
+    write_json(
+        folder / SIMILARITY_FILE,
+        {
+            "prompts": dict(settings.prompts),
+            "default_prompt_name": settings.default_prompt_name,
+            "similarity_fn_name": settings.similarity,
+        },
+    )
 
 
 def name_of(checkpoint: Checkpoint) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import mean
 
 from trainers.core.codes import CODES, FLOAT, bytes_per_vector
-from trainers.core.granularity import Granularity, Grid
+from trainers.core.granularity import Granularity
 from trainers.evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
 
 
@@ -24,11 +24,8 @@ RESCORED_NOTE = (
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
     """A Markdown table. Its first `words` columns hold words and are aligned left; the others are aligned right."""
     aligned = ["---"] * words + ["--:"] * (len(header) - words)
-    return "\n".join(f"| {' | '.join(row)} |" for row in (header, aligned, *map(_escaped, rows)))
-
-
-def _escaped(row: Sequence[str]) -> list[str]:
-    return [cell.replace("|", "\\|") for cell in row]
+    escaped = ([cell.replace("|", "\\|") for cell in row] for row in rows)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (header, aligned, *escaped))
 
 
 def percent(value: float) -> str:
@@ -39,11 +36,6 @@ def percent(value: float) -> str:
 def share(value: float, whole: float) -> str:
     """A share of a whole in percent, with one decimal; `-` if the whole is nothing."""
     return percent(value / whole) if whole else "-"
-
-
-def codes_in(grid: Grid) -> list[str]:
-    """The codes of a grid, most bits first."""
-    return grid.codes[::-1]
 
 
 def sizes_in(results: GridResults) -> list[Granularity]:
@@ -81,7 +73,7 @@ def code_table(results: GridResults, task_type: str) -> str:
     One row per size, one column per code: the mean over the tasks of a type in percent, and in brackets its share of
     that in float32 and the bytes per vector. Codes that were not measured at a size stay blank.
     """
-    quality, codes = results.quality(results.tasks(task_type)), codes_in(results.granularities)
+    quality, codes = results.quality(results.tasks(task_type)), results.granularities.codes[::-1]  # most bits first
 
     def cell(g: Granularity) -> str:
         if g not in quality:

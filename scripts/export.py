@@ -63,6 +63,8 @@ def main(arguments: list[str]) -> None:
     if chosen in OTHER_FORMATS:
         OTHER_FORMATS[chosen](arguments)
         return
+    if "--no_normalize" in arguments:
+        raise ValueError("--no_normalize is not an option: pass --normalize false.")
     encoding, options = parse_options((EncoderArguments, ExportArguments), __doc__, arguments)
     if options.format not in FORMATS:
         raise ValueError(f"--format {options.format} is not known; legal values: {', '.join(FORMATS)}.")

@@ -47,7 +47,16 @@ from trainers import (
 from trainers.core.compute import ComputeArguments, place
 from trainers.core.extras import require_extra
 from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
-from trainers.evaluation import TASKS, GridEncoder, load_task, measure_latency, run_facts, score_vectors, tfidf_scores
+from trainers.evaluation import (
+    TASKS,
+    GridEmbeddings,
+    GridEncoder,
+    load_task,
+    measure_latency,
+    run_facts,
+    score_vectors,
+    tfidf_scores,
+)
 
 from .command import add_compute_options, argument_parser, compute_of, run_command
 from .convert import convert
@@ -91,6 +100,14 @@ def add_exits(encoder: GridEncoder, pairs: list[Pair], file: Path) -> TeacherEmb
     encoder.model.config.matryoshka_dims = GRID.dims
     pooled = torch.stack(list(kept.values())).to(encoder.model.device)
     return TeacherEmbeddings.write(list(kept), encoder.model.exit_state(FULL.layer, pooled), file)
+
+
+def after_exits(encoder: GridEncoder, texts: list[str], states: GridEmbeddings) -> GridEmbeddings:
+    """The embeddings of texts from their states. The exit of a mean is the mean of the exits, so nothing is encoded
+    again but the static states."""
+    static = replace(encoder, grid=Grid.product([0], [FULL.dim])).encode(texts).at(Granularity(0, FULL.dim))
+    exit_of = partial(encoder.model.exit_state, static=static.to(encoder.model.device))
+    return states.map(lambda layer, vectors: exit_of(layer, vectors.to(encoder.model.device)).cpu())
 
 
 def train(encoder: GridEncoder, pairs: list[Pair], before: TeacherEmbeddings, options: argparse.Namespace) -> None:
@@ -183,12 +200,6 @@ def run(options: argparse.Namespace) -> None:
     def encode() -> dict[str, Any]:
         return {name: encoder.encode(texts, description=f"Encoding the {name}") for name, texts in task.texts.items()}
 
-    def after_exits(name: str) -> Any:
-        """An exit of a mean is the mean of the exits, so the states need not be computed again."""
-        static = look_up.encode(task.texts[name]).at(look_up.grid.full).to(model.device)
-        exit_of = partial(model.exit_state, static=static)
-        return vectors[name].map(lambda layer, states: exit_of(layer, states.to(model.device)).cpu())
-
     def measure(name: str) -> None:
         scores[name] = score_vectors(task, vectors)
         scores[f"{name}_asymmetric"] = score_vectors(task, vectors, FULL.layer)
@@ -217,8 +228,7 @@ def run(options: argparse.Namespace) -> None:
     lap("encode")
     before = add_exits(encoder, train_pairs, folder / "training" / "before.npy")
     lap("fit")
-    look_up = replace(encoder, grid=Grid.product([0], [FULL.dim]))
-    vectors = {name: after_exits(name) for name in vectors}
+    vectors = {name: after_exits(encoder, task.texts[name], states) for name, states in vectors.items()}
     measure("exits")
     if options.fast:
         model.save_pretrained(folder / "model")

@@ -44,7 +44,7 @@ def make_short() -> None:
     def with_two_steps(self: Any) -> None:
         self.max_steps, self.save_strategy = 2, "no"
         self.per_device_train_batch_size = min(self.per_device_train_batch_size, 8)
-        self.max_length = min(self.max_length, LONGEST)
+        self.max_length = min(self.max_length or LONGEST, LONGEST)
         check(self)
 
     def measured(*arguments: Any, **options: Any) -> Any:

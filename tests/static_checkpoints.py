@@ -46,6 +46,7 @@ def save_static(
     tokenizer: PreTrainedTokenizerBase,
     pooling: str = "mean",
     ignored: list[int] | None = None,
+    normalize: bool = False,
     **changes: object,
 ) -> M3BertModel:
     """
@@ -61,7 +62,7 @@ def save_static(
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_modules(folder, width=WIDTH, max_length=LONGEST, pooling=pooling, prompts=PROMPTS)
+    write_modules(folder, width=WIDTH, max_length=LONGEST, pooling=pooling, prompts=PROMPTS, normalize=normalize)
     return model
 
 

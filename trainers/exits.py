@@ -19,7 +19,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import EmbeddingSettings, M3BertModel
 from modeling_m3bert.conversion_m3bert import refuse_unrepresentable
 
 from .core.chunks import PassCost, in_row_order
@@ -28,7 +28,7 @@ from .core.distributed import rank
 from .core.exit_sums import FEATURES, TARGET, ExitSums, Fit, LayerFit
 from .core.projection import Projection
 from .core.ridge import Name
-from .core.states import Pooling, check_pooling, max_positions, nested_states, truncate
+from .core.states import Pooling, check_pooling, longest_text, max_positions, nested_states, truncate
 from .data.teacher import TeacherEmbeddings
 from .data.text_chunks import TOKENS_PER_TEXT, padded_chunks
 from .data.token_features import TokenFeatures, check_tokenizer, token_embeddings
@@ -96,14 +96,14 @@ def fit_exits(
     texts: Iterable[str] | Sources,
     *,
     layers: Sequence[int] | None = None,
-    pooling: Pooling = "mean",
+    pooling: Pooling | None = None,
     static: bool = True,
     basis: str = "last_layer",
     projection: Projection | None = None,
     teacher: TeacherEmbeddings | None = None,
     teacher_name: str = "teacher",
     max_length: int | None = None,
-    prompts: Sequence[str] = ("",),
+    prompts: Sequence[str] | None = None,
     batch_size: int = 64,
     compute_dtype: torch.dtype | None = None,
     cache_dir: str | Path | None = None,
@@ -134,21 +134,23 @@ def fit_exits(
             name. Empty texts are skipped. Queries should be among them if the model is to embed queries.
         layers (`Sequence[int]`, *optional*): Layers to give an exit, below the last; 0 is the embedding layer.
             Default: all of them. With a static table, layer 0 is always among them.
-        pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
+        pooling (`str`, *optional*): `"mean"`, `"cls"` or `"lasttoken"`. Default: as the model was published, else the
+            mean.
         static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
             tokenizer, and a pass over its vocabulary.
         basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the
             last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-width
             cosines do not change, and the rotation is stored as the exit of the last layer.
-        projection ([`Projection`], *optional*): Projection that the model was published with. It becomes the exit of
-            the last layer.
+        projection ([`Projection`], *optional*): Projection of the last layer. It becomes the exit of the last layer.
+            Default: the one that the model was published with, if there is one and no teacher.
         teacher ([`TeacherEmbeddings`], *optional*): Embeddings of the texts by another encoder, to predict in place of
             the last layer's; the last layer gets an exit, too. Embeddings wider than the model are reduced to their
             principal components.
         teacher_name (`str`, *optional*, defaults to `"teacher"`): Name of the teacher, for the record.
-        max_length (`int`, *optional*): Maximum length of a text in tokens. Default: the limit of the model.
-        prompts (`Sequence[str]`, *optional*, defaults to `("",)`): Prompts that are put before the texts in turn, for
-            encoders that were trained with prompts.
+        max_length (`int`, *optional*): Maximum length of a text in tokens. Default: as the model was published, else
+            its limit.
+        prompts (`Sequence[str]`, *optional*): Prompts that are put before the texts in turn, for encoders that were
+            trained with prompts. Default: those that the model was published with, else none.
         batch_size (`int`, *optional*, defaults to 64): Number of texts of 128 tokens to encode at a time: more shorter
             texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
         compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products: `torch.bfloat16` or
@@ -169,7 +171,14 @@ def fit_exits(
             and a text, or the token), or an option is not legal.
     """
     encoder = model.base_model
-    layers, max_length = _checked(encoder, tokenizer, layers, pooling, static, basis, max_length)
+    published = EmbeddingSettings.of(encoder)
+    settings = published or EmbeddingSettings()
+    pooling = pooling or settings.pooling
+    if prompts is None:
+        prompts = list(dict.fromkeys(settings.prompts.values())) or [""]
+    if projection is None and teacher is None:
+        projection = Projection.of(settings.projection)
+    layers, max_length = _checked(encoder, tokenizer, layers, pooling, static, basis, max_length, settings.max_length)
     if projection is not None and teacher is not None:
         raise ValueError("The exits predict a teacher or a projection of the last layer: pass one of them.")
     depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
@@ -238,6 +247,9 @@ def fit_exits(
         features=0 if tokens is None else tokens.width,
     )
     _declare(encoder, fit, [*layers, depth])
+    if published is not None:  # the exits hold the projection now
+        longest = longest_text(encoder.config, tokenizer, published.max_length)
+        encoder.embedding_settings = replace(published, pooling=pooling, projection=None, max_length=longest)
     return fit
 
 
@@ -258,6 +270,7 @@ def _checked(
     static: bool,
     basis: str,
     max_length: int | None,
+    published_length: int | None,
 ) -> tuple[list[int], int]:
     """The layers to fit and the maximum length, after all checks that need no text."""
     if encoder.config.model_type != "m3bert":
@@ -270,7 +283,7 @@ def _checked(
     layers = list(range(depth)) if layers is None else sorted(set(layers))
     if not layers or layers[0] < 0 or layers[-1] >= depth:
         raise ValueError(f"layers={layers} must be within 0..{depth - 1}, the layers below the last.")
-    max_length = max_length or min(limit, tokenizer.model_max_length)
+    max_length = max_length or longest_text(encoder.config, tokenizer, published_length)
     if not 0 < max_length <= limit:
         raise ValueError(f"max_length={max_length} must be within 1..{limit}, the model's limit.")
     if static:

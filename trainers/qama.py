@@ -127,7 +127,7 @@ class QAMAConfig(DistillationConfig):
         if self.teacher_name_or_path is None:
             self.teacher_name_or_path = config.name_or_path or None
             if self.frozen and self.teacher_name_or_path is not None:
-                require_published(config, self.pooling)
+                require_published(config, self.pooling, self.max_length)
             if self.teacher_pooling is None and self.pooling not in (None, "mean"):
                 self.teacher_pooling = self.pooling  # without published modules, it would be the mean
         return self.teacher if self.frozen else self.with_length_of_student()
@@ -225,12 +225,12 @@ class QAMATrainer(DistillationTrainer):
             self.earlier_record.save(output_dir)
 
 
-def require_published(config: Any, pooling: str | None) -> None:
+def require_published(config: Any, pooling: str | None, max_length: int | None) -> None:
     """
     Check that an encoder embeds as the model in its folder does, from which its embeddings are computed.
 
     Raises:
-        ValueError: if it was cut when it was loaded, or was published with another pooling.
+        ValueError: if it was cut when it was loaded, or was published with another pooling or for shorter texts.
     """
     name = config.name_or_path
     mine, published = (size_of(one) for one in (config, AutoConfig.from_pretrained(name)))
@@ -240,10 +240,17 @@ def require_published(config: Any, pooling: str | None) -> None:
             "size first, and load it from there."
         )
     settings = EmbeddingSettings.find(name)
-    if settings is not None and settings.pooling != pooling:
-        raise ValueError(
-            f"{name} was published with pooling={settings.pooling!r}, which a frozen encoder keeps: unset pooling."
-        )
+    if settings is None:
+        return
+    longest = settings.max_length
+    for option, kept, differs in (
+        ("pooling", settings.pooling, settings.pooling != pooling),
+        ("max_length", longest, longest is not None and (max_length or 0) > longest),
+    ):
+        if differs:
+            raise ValueError(
+                f"{name} was published with {option}={kept!r}, which a frozen encoder keeps: unset {option}."
+            )
 
 
 def size_of(config: Any) -> Granularity:

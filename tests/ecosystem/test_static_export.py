@@ -30,8 +30,11 @@ from safetensors.torch import load_file
 expected, texts = load_file("expected.safetensors"), json.loads(open("texts.json").read())
 
 def compare(name, vectors, rows=slice(None)):
-    vectors = torch.nn.functional.normalize(torch.as_tensor(vectors).float(), dim=1)
+    vectors = torch.as_tensor(vectors).float()
     tolerance = 1e-3 if "float16" in name else 1e-5
+    unit = torch.nn.functional.normalize(vectors, dim=1)
+    assert torch.allclose(vectors, unit, atol=0.01) == name.startswith("words"), name  # the normalised checkpoint
+    vectors = unit
     torch.testing.assert_close(vectors, expected[name][rows], atol=tolerance, rtol=0, msg=lambda m: f"{name}: {m}")
     print("PASSED", name)
 """
@@ -64,7 +67,7 @@ def test_a_static_folder_gives_the_vectors_of_layer_0(tokenizers, tmp_path, run_
     pytest.importorskip("model2vec")
     expected = {}
     for kind, pooling in KINDS.items():
-        save_static(tmp_path / kind, tokenizers[kind], pooling)
+        save_static(tmp_path / kind, tokenizers[kind], pooling, normalize=kind == "words")
         checkpoint = Checkpoint(tmp_path / kind)
         for dim, dtype in ((32, "float32"), (8, "float16")):
             name = f"{kind} {dim} {dtype}"
@@ -81,12 +84,15 @@ from sentence_transformers import SentenceTransformer
 
 for name in [name for name in expected if "query" not in name]:
     model = SentenceTransformer(name, device="cpu")
-    compare(name, model.encode(texts))
+    # In float16, sentence-transformers normalises an empty text to NaN.
+    rows = [row for row, text in enumerate(texts) if text or "float16" not in name]
+    compare(name, model.encode([texts[row] for row in rows]), rows)
     compare(name + " query", model.encode_query(texts))
+    compare(name, model.float().encode(texts))
     compare(name, StaticModel.from_pretrained(name).encode(texts))
 """
     )
-    assert printed.count("PASSED") == 18, printed
+    assert printed.count("PASSED") == 24, printed
 
 
 def test_what_model2vec_cannot_reproduce(tokenizers, tmp_path):
@@ -117,7 +123,7 @@ def test_what_model2vec_cannot_reproduce(tokenizers, tmp_path):
 def test_a_router_gives_the_vectors_of_both_sides(tokenizers, tmp_path, run_bare):
     expected = {}
     for kind, pooling in KINDS.items():
-        save_static(tmp_path / kind, tokenizers[kind], pooling)
+        save_static(tmp_path / kind, tokenizers[kind], pooling, normalize=kind == "words")
         checkpoint = Checkpoint(tmp_path / kind)
         encoder, plain = checkpoint.encoder(), state_only_model(tmp_path / kind)
         for size, dtype in ((Granularity(0, 32), "float32"), (Granularity(0, 8), "float16"), (Granularity(4, 16), "")):

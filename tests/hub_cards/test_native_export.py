@@ -44,7 +44,7 @@ def trained(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
 def with_exits(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
     """A post-norm m3BERT with exits at layers 0, 1, 2, 4 and 6, in the principal basis."""
     folder = tmp_path_factory.mktemp("exits")
-    save_with_exits(folder, tiny_tokenizer, sentences, **NATIVE)
+    save_with_exits(folder, tiny_tokenizer, sentences, static=False, **NATIVE)
     return folder
 
 

@@ -81,7 +81,7 @@ def test_any_number_of_texts_keeps_its_order_and_gets_its_prompt(encoder, tmp_pa
         encoder.model, encoder.tokenizer, encoder.grid, batch_size=5, prompts={"document": "open the "}
     )
     for role in ("query", "document"):
-        expected = prompted.encode(sentences, role=role).at(Granularity(1, 32), normalize=True)
+        expected = prompted.encode(sentences, role=role).at(Granularity(1, 32))
         np.testing.assert_allclose(embed_all(session, prompted, sentences, role), expected, atol=1e-5)
 
 

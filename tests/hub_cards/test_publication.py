@@ -276,7 +276,7 @@ def test_a_checkpoint_with_exits_keeps_its_fit_its_granularities_and_its_searche
         "principal components",
         fit["fingerprint"],
         "Vectors of layers 0, 1, 2 and 4",
-        "Layer 0 is the embedding layer.",
+        "Layer 0 is a static table",
         'model_kwargs={"output_layer": 2}',
         "| 0x8 |",
         "ndcg@10 in percent at 32 dims",
@@ -293,9 +293,10 @@ def test_a_cut_keeps_its_own_exit_and_the_scores_that_hold_for_it(with_exits, tm
     results = GridResults.load(with_exits / "results.json")
     scored = results if granularity.layer in (0, 2) else None
     folder = lay_out(with_exits / "model", tmp_path / "part", scored, granularity=granularity).folder
-    assert {name.split(".")[1] for name in load_file(folder / "model.safetensors") if name.startswith("exits")} == {
-        str(granularity.layer)
-    }
+    names = set(load_file(folder / "model.safetensors"))
+    exits = {name.split(".")[1] for name in names if name.startswith("exits")}
+    assert exits == ({str(granularity.layer)} if granularity.layer else set())  # layer 0 is the table itself
+    assert "static_table.weight" in names and (granularity.layer > 0 or names == {"static_table.weight"})
     batch, options = padded_batch(), {"output_layer": granularity.layer, "output_dim": granularity.dim}
     with torch.no_grad():
         full = AutoModel.from_pretrained(with_exits / "model").eval()(**batch, **options)[0]
@@ -320,7 +321,7 @@ def test_an_index_of_the_original_encoder_stays_valid_where_nothing_changed_it(t
     fit_exits(model, tiny_tokenizer, sentences, layers=[3])
     model.save_pretrained(tmp_path / "model")
     card = (lay_out(tmp_path / "model", tmp_path / "plain").folder / "README.md").read_text()
-    assert said in card and "Vectors of layer 3\ncan" in card and "48 unlabelled texts of up to" in card
+    assert said in card and "Vectors of layers 0 and 3\ncan" in card and "48 unlabelled texts of up to" in card
     model.config.exit_fit = None
     model.save_pretrained(tmp_path / "model")
     card = (lay_out(tmp_path / "model", tmp_path / "unknown").folder / "README.md").read_text()

@@ -11,10 +11,9 @@ from hub_cards.checkpoint import Checkpoint
 from hub_cards.router_export import export_router
 from hub_cards.static_export import export_static
 from modeling_m3bert import M3BertModel
-from tests.conftest import tiny_config
+from tests.conftest import tiny_config, write_modules
 from tests.static_checkpoints import break_row, save_static
 from trainers import Granularity, Projection
-from trainers.hub.modules import write_modules
 
 
 @pytest.fixture

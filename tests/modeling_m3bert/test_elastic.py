@@ -103,9 +103,7 @@ print("layers", model.config.num_hidden_layers)
 """
 
 
-@pytest.mark.parametrize(
-    ("suffix", "arguments"), [("", "output_layer=4, output_dim=8"), ("", ""), ("ForMaskedLM", "")]
-)
+@pytest.mark.parametrize(("suffix", "arguments"), [("", "output_layer=4, output_dim=8"), ("ForMaskedLM", "")])
 def test_loading_says_nothing(tmp_path, run_bare, tiny_masked_lm, suffix, arguments):
     tiny_masked_lm.save_pretrained(tmp_path / "model")
     printed = run_bare(LOAD.format(suffix=suffix, folder=str(tmp_path / "model"), arguments=arguments))
@@ -113,6 +111,14 @@ def test_loading_says_nothing(tmp_path, run_bare, tiny_masked_lm, suffix, argume
     assert said == [f"layers {4 if arguments else 6}"]
 
 
+def test_a_cut_reads_its_own_bytes(tmp_path, tiny_model, bytes_read):
+    tiny_model.save_pretrained(tmp_path)
+    cut = AutoModel.from_pretrained(tmp_path, output_layer=2)
+    own = sum(tensor.nbytes for tensor in cut.state_dict().values())
+    assert own <= sum(bytes_read) <= 1.05 * own < 0.6 * (tmp_path / "model.safetensors").stat().st_size
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
 def test_a_third_of_the_layers_adds_little_memory():
     (full, _), (cut, cut_bytes), (exits, exit_bytes) = measure().values()

@@ -39,7 +39,7 @@ def with_exits(layers=LAYERS, model_class=M3BertModel, **changes):
     return model
 
 
-@pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: ",".join(s) or "paper")
+@pytest.mark.parametrize("switches", SWITCHES[:4], ids=lambda s: ",".join(s) or "paper")
 @pytest.mark.parametrize("layers", [LAYERS, (2, 6)])
 def test_the_state_is_the_exit_of_the_raw_state_and_a_cut_equals_it(tmp_path, switches, layers):
     full = with_exits(layers, **switches)

@@ -53,7 +53,7 @@ def test_the_folder_has_the_names_that_clients_look_for(
     expected = encoder.encode(sentences[:5])
     for name, granularity in ((names[0], Granularity(2, 32)), (names[3], Granularity(2, 16))):
         vectors = onnx_export.embed(onnx_export.open_session(folder / name), encoder, sentences[:5])
-        np.testing.assert_allclose(vectors, expected.at(granularity, normalize=True), atol=1e-4, rtol=0)
+        np.testing.assert_allclose(vectors, expected.at(granularity), atol=1e-4, rtol=0)
 
     report = json.loads((folder / "onnx" / "quality.json").read_text())
     assert [graph["file"] for graph in report["graphs"]] == names and report["metrics"] == {"stsb": "spearman"}
@@ -80,7 +80,7 @@ def test_options_reach_the_graphs_and_the_folder_of_a_checkpoint_stays_as_it_is(
     own = [*arguments[:2], "--output_dir", arguments[1]]
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()}
     for named in (["--granularities", "2x8", "1x8"], ["--grid", "1,2x8"], []):
-        main([*own, *named, "--no_normalize", "--opset", "20"])
+        main([*own, *named, "--normalize", "false", "--opset", "20"])
     assert asked == [[Granularity(1, 8), Granularity(2, 8)]] * 2 + [[]]
     assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()} == before
 
@@ -96,6 +96,8 @@ def test_bad_requests_are_refused(arguments, monkeypatch):
         main([*arguments, "--granularities", "2x8", "9x8"])
     with pytest.raises(ValueError, match="There is no task 'poetry'"):
         main([*arguments, "--tasks", "poetry"])
+    with pytest.raises(ValueError, match="--no_normalize is not an option: pass --normalize false"):
+        main([*arguments, "--no_normalize"])
     for option in (["--compile"], ["--compute_dtype", "bfloat16"]):
         with pytest.raises(ValueError, match="--compile do not suit an export: it is in float32, on a CPU"):
             main([*arguments, *option])

@@ -51,7 +51,7 @@ def test_one_pass_gives_untouched_fitted_and_indexed_embeddings(tiny_tokenizer, 
     untouched = encoder.encode(texts)
     before = quickstart.add_exits(encoder, pairs, tmp_path / "training" / "before.npy")
     assert model.config.exit_layers == [0, 2, 4, 6] and model.config.exit_fit["basis"] == "principal"
-    fitted, anew = untouched.map(model.exit_state), encoder.encode(texts)
+    fitted, anew = quickstart.after_exits(encoder, texts, untouched), encoder.encode(texts)
     for layer in small_grid.layers:
         torch.testing.assert_close(fitted.widest(layer), anew.widest(layer), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(before.of(texts), anew.at(small_grid.full), atol=1e-5, rtol=1e-4)
@@ -70,7 +70,7 @@ def test_a_fit_hands_on_the_states_of_all_its_texts(tiny_tokenizer, pairs):
     plain = fit_exits(model, tiny_tokenizer, texts, layers=[2], max_length=48)
 
     def keep(some, pooled):
-        assert sorted(pooled) == [2, 6]
+        assert sorted(pooled) == [0, 2, 6]  # layer 0 is the static table
         found.update(zip(some, zip(pooled[2], pooled[6], strict=True), strict=True))
 
     assert fit_exits(model, tiny_tokenizer, texts, layers=[2], max_length=48, on_states=keep) == plain

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional
 
@@ -15,17 +17,28 @@ TAU = 0.1
 
 
 WIDTH, LAYERS = 8, (1, 2, 3)
+# Anchors 0 and 3 have the same positive, anchors 1 and 2 are the same text, a negative is 4's positive.
+EQUAL_TEXTS = {"anchor": [10, 11, 11, 13, 14], "positive": [20, 21, 22, 20, 24], "negative": [30, 24, 32, 33, 34]}
+NO_NEGATIVES = [(0, 3), (3, 0), (1, 2), (2, 1), (4, 6)]
 
 
-def batch_of(leaves: dict[int, list[torch.Tensor]]) -> NestedBatch:
+def batch_of(leaves: dict[int, list[torch.Tensor]], ids: dict[str, list[int]] | None = None) -> NestedBatch:
     names = ("anchor", "positive", "negative")
     states = [PooledStates({layer: leaves[layer][column] for layer in leaves}, "mean") for column in range(3)]
-    return NestedBatch(texts=dict(zip(names, states, strict=True)))
+    text_ids = None if ids is None else {name: torch.tensor(value) for name, value in ids.items()}
+    return NestedBatch(texts=dict(zip(names, states, strict=True)), text_ids=text_ids)
 
 
-def info_nce(columns: list[torch.Tensor], dim: int) -> torch.Tensor:
+def info_nce(
+    columns: list[torch.Tensor], dim: int, excluded: Sequence[tuple[int, int]] = (), tau: float | torch.Tensor = TAU
+) -> torch.Tensor:
+    """Of each anchor among all positives and negatives, without those pairs of an anchor and a candidate."""
     anchors, *others = (functional.normalize(column[:, :dim], dim=1) for column in columns)
-    return functional.cross_entropy(anchors @ torch.cat(others).T / TAU, torch.arange(len(anchors)))
+    scores = anchors @ torch.cat(others).T / tau
+    mask = torch.zeros(scores.shape, dtype=torch.bool)
+    for pair in excluded:
+        mask[pair] = True
+    return functional.cross_entropy(scores.masked_fill(mask, -torch.inf), torch.arange(len(anchors)))
 
 
 def kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:

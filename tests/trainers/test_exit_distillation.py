@@ -10,7 +10,6 @@ from transformers import AutoModel
 from modeling_m3bert import M3BertModel
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.test_exits import pooled, random_texts
-from tests.trainers.tiny_run import assert_same_weights
 from trainers import ExitDistillationConfig, ExitDistillationTrainer, fit_exits, truncate
 
 
@@ -49,7 +48,7 @@ def distiller(folder, output, tokenizer, columns=None, **changes) -> ExitDistill
 
 @pytest.mark.parametrize("loss", ["similarity", pytest.param("contrastive", marks=pytest.mark.slow)])
 def test_shallow_layers_learn_and_the_full_depth_stays(fitted, tiny_tokenizer, tmp_path, loss):
-    trainer = distiller(fitted, tmp_path, tiny_tokenizer, loss=loss, max_steps=20, learning_rate=1e-3)
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, loss=loss, max_steps=30, learning_rate=1e-3)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "exit_distillation_2x32" in entry]
     for name in ("exit_distillation_0x32", "exit_distillation_2x32", "exit_distillation_4x16"):
@@ -76,23 +75,6 @@ def test_the_default_teacher_is_the_model_as_it_was_loaded(fitted, tiny_tokenize
     assert trainer.args.teacher_name_or_path == str(fitted) and trainer.args.teacher_max_length == 48
 
 
-def test_the_default_grid_is_that_of_the_exits(fitted):
-    config = AutoModel.from_pretrained(fitted).config
-    assert ExitDistillationConfig(**quiet("unused")).grid_for(config).layers == [0, 1, 2, 3, 4, 5, 6]
-
-
-def test_what_is_saved_loads_at_any_depth(fitted, tiny_tokenizer, tmp_path):
-    trainer = distiller(fitted, tmp_path, tiny_tokenizer)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "saved"))
-    cut = AutoModel.from_pretrained(tmp_path / "saved", output_layer=2, output_dim=16)
-    batch = tiny_tokenizer(TEXTS[:4], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        expected = trainer.backbone.eval()(**batch, output_layer=2, output_dim=16).last_hidden_state
-        assert torch.equal(cut(**batch).last_hidden_state, expected)
-    assert not (tmp_path / "saved" / "objective.safetensors").exists()
-
-
 def test_pairs_mix_in_at_any_depth(fitted, tiny_tokenizer, tmp_path):
     columns = {"query": TEXTS[:100], "document": TEXTS[100:]}
     trainer = distiller(fitted, tmp_path, tiny_tokenizer, columns, pair_weight=0.5)
@@ -100,18 +82,6 @@ def test_pairs_mix_in_at_any_depth(fitted, tiny_tokenizer, tmp_path):
     logged = trainer.state.log_history[0]
     assert {"distillation_0x8", "distillation_6x32", "pairs_0x8", "pairs_6x32"} <= logged.keys()
     assert trainer.nested.objective.identity.name == "Exit distillation + CrossDepth"
-
-
-def test_gradients_can_be_cached(fitted, tiny_tokenizer, tmp_path):
-    runs = []
-    for mini_batch_size in (None, 5):
-        trainer = distiller(
-            fitted, tmp_path / str(mini_batch_size), tiny_tokenizer, mini_batch_size=mini_batch_size,
-            teacher_cache_dir=str(tmp_path / "cache"), candidates=0, optim="sgd", learning_rate=1e-3,
-        )  # fmt: skip
-        trainer.train()
-        runs.append(trainer.backbone)
-    assert_same_weights(*runs)
 
 
 @pytest.mark.parametrize(

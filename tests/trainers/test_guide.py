@@ -49,13 +49,6 @@ def test_a_guide_embeds_the_texts_once_and_changes_what_is_learned(
     assert not without.backbone.embed_tokens.weight.equal(one.backbone.embed_tokens.weight)
 
 
-def test_a_guide_without_false_negatives_changes_nothing(tiny_tokenizer, encoder_folder, sentences, tmp_path):
-    columns = {"text_columns": ["query", "title"]}
-    guide = f"{{name_or_path: {encoder_folder}}}"
-    with_guide = trained(tiny_tokenizer, tmp_path, sentences, guide=guide, guide_margin=-3.0, **columns)
-    assert_same_weights(with_guide.backbone, trained(tiny_tokenizer, tmp_path, sentences, **columns).backbone)
-
-
 def test_options_reach_the_objectives(tmp_path):
     guide = "{name_or_path: some/model}"
     args = ContrastiveConfig(**quiet(tmp_path, guide=guide))

@@ -134,11 +134,11 @@ def test_random_weights_are_refused_unless_told(tiny_tokenizer, sentences, tmp_p
 def test_a_trained_teacher_may_teach_and_the_student_comes_to_agree(tiny_tokenizer, sentences, tmp_path):
     model = quiet_model()
     first = trainer(
-        model, tiny_tokenizer, sentences, tmp_path, allow_untrained_teacher=True, max_steps=25, learning_rate=3e-3
+        model, tiny_tokenizer, sentences, tmp_path, allow_untrained_teacher=True, max_steps=40, learning_rate=3e-3
     )
     first.train()
     agreeing = trainer(
-        model, tiny_tokenizer, sentences, tmp_path, max_steps=30, learning_rate=3e-3, distillation_weight=20.0
+        model, tiny_tokenizer, sentences, tmp_path, max_steps=60, learning_rate=3e-3, distillation_weight=20.0
     )
     agreeing.train()
     divergences = [entry["mlm_kl_6x32>2x8"] for entry in agreeing.state.log_history if "loss" in entry]

@@ -11,7 +11,7 @@ BERT_CONFIG = BertConfig()
 
 
 def test_mic_is_what_its_paper_says(tmp_path, quiet_arguments):
-    args = MICConfig(**quiet_arguments(tmp_path))
+    args = MICConfig(**quiet_arguments(tmp_path)).with_settings(None, BERT_CONFIG.max_position_embeddings)
     grid = args.grid_for(BERT_CONFIG)
     objective = args.build_objective(grid)
     assert objective.weights == {"mrl": 1.0, "scr": 0.6, "sir": 0.6}

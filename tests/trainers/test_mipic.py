@@ -12,7 +12,7 @@ TINYBERT_CONFIG = BertConfig(num_hidden_layers=6)
 
 
 def test_mipic_is_what_its_paper_says(tmp_path, quiet_arguments):
-    args = MIPICConfig(**quiet_arguments(tmp_path))
+    args = MIPICConfig(**quiet_arguments(tmp_path)).with_settings(None, TINYBERT_CONFIG.max_position_embeddings)
     grid = args.grid_for(TINYBERT_CONFIG)
     objective = args.build_objective(grid)
     assert str(grid) == "6x16,32,64,128,256,512,768"

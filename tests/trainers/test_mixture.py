@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from datasets import Dataset
-from safetensors import safe_open
 from transformers import BertConfig, Qwen3Config, Qwen3Model
 
-from tests.trainers.tiny_run import assert_same_weights, pair_config, pair_trainer, quiet_model, weights
+from tests.trainers.tiny_run import pair_config, pair_trainer, quiet_model, weights
 from trainers import (
     PIC,
     SCR,
@@ -21,7 +20,6 @@ from trainers import (
     MIPICConfig,
     MIPICTrainer,
 )
-from trainers.core.trainer import OBJECTIVE_FILE
 
 
 TINYBERT_CONFIG = BertConfig(num_hidden_layers=6)
@@ -65,24 +63,6 @@ def test_a_run_trains_every_part(tiny_tokenizer, tmp_path, sentences, cls, train
     first = next(entry for entry in trainer.state.log_history if "loss" in entry)
     parts = {name.split("_")[0] for name in first if "_" in name and "x" in name.split("_")[-1]}
     assert parts == set(trainer.model.objective.parts), "each logs under its own name"
-
-
-def test_projectors_are_checkpointed_and_not_published(tiny_tokenizer, tmp_path, sentences):
-    changes = {"grid": "6x8,16,32", "save_strategy": "steps", "save_steps": 2, "projector_learning_rate": 1e-2}
-    changes |= {"projector_warmup_steps": 2, "lr_scheduler_type": "linear"}
-    args = pair_config(MIPICConfig, tmp_path, **changes)
-    trainer = pair_trainer(MIPICTrainer, args, tiny_tokenizer, sentences)
-    trainer.train()
-    checkpoint = tmp_path / "checkpoint-2"
-    assert (checkpoint / OBJECTIVE_FILE).is_file()
-    resumed = pair_trainer(MIPICTrainer, args, tiny_tokenizer, sentences)
-    resumed.train(resume_from_checkpoint=str(checkpoint))
-    assert_same_weights(resumed.model, trainer.model)
-    published = tmp_path / "published"
-    trainer.save_model(str(published))
-    assert not (published / OBJECTIVE_FILE).exists()
-    with safe_open(published / "model.safetensors", "pt") as tensors:
-        assert not [name for name in tensors.keys() if "project" in name or "objective" in name]
 
 
 @pytest.mark.parametrize(

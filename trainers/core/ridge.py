@@ -104,8 +104,10 @@ class Regression:
         count, covariance = self.products[0, 0], self.covariance()
         means, target_means = self.products[0, 1:] / count, self.cross_products[0] / count
         deviations = covariance.diagonal().clamp(min=0).sqrt()
-        # The smallest deviation that differences of float64 sums can tell from 0.
+        # Below the first limit, differences of float64 sums do not tell a deviation from 0. Below the second, the map
+        # would multiply the rounding of the inputs where it runs: some encoders have dims that never vary.
         varies = deviations > 1e-7 * (self.products.diagonal()[1:] / count).sqrt()
+        varies &= deviations > 1e-6 * deviations.max()
         scales = torch.where(varies, 1 / deviations, 0.0)
         correlation = covariance * torch.outer(scales, scales)
         correlation.diagonal().add_(penalty)

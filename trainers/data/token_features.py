@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import M3BertModel
 
-from ..core.distributed import rank, wait_for_all_ranks
+from ..core.distributed import rank, wait_for_all_ranks, world_size
 from .embedding_store import EmbeddingStore
 from .packing import Frame
 
@@ -111,7 +112,8 @@ def token_embeddings(
 ) -> torch.Tensor:
     """
     The embedding of every token as a text of its own, between the tokenizer's special tokens. All processes of a
-    machine share the work. An interrupted pass continues: its parts are in a folder that is named after the encoder.
+    machine share the work. An interrupted pass over a large vocabulary, or one with a `cache_dir`, continues: its
+    parts are in a folder that is named after the encoder.
 
     Args:
         encoder ([`M3BertModel`]): The encoder, for its name.
@@ -144,10 +146,11 @@ def token_embeddings(
         "end": frame.end,
         "tokens": len(tokenizer),
     }
-    folder = (
-        Path(cache_dir or tempfile.gettempdir())
-        / f"m3bert-vocabulary-{blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()}"
-    )
+    name = f"m3bert-vocabulary-{blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()}"
+    if cache_dir is None and vocab_size <= LARGE_VOCABULARY:
+        # Another run at the same time must not share a folder that this one removes. Ranks have one parent.
+        name += f"-{os.getpid() if world_size() == 1 else os.getppid()}"
+    folder = Path(cache_dir or tempfile.gettempdir()) / name
     store = EmbeddingStore(folder, identity, {"embeddings": width}, parts)
     missing = store.missing()
     if missing and vocab_size > LARGE_VOCABULARY and rank() == 0:

@@ -344,12 +344,8 @@ def _checked(rows: Rows, place: str, part: str) -> Rows:
             if not isinstance(row["text"], str):
                 raise ValueError(f"{place}: the text of row {number} is not text: {row['text']!r}.")
         else:
-            row["score"] = _score(row["score"], place, number)
+            with _naming(place):
+                row["score"] = _number(row["score"], "score", number)
     if part != "qrels" and not any(row["text"].strip() or row.get("title") for row in rows):
         raise ValueError(f"{place}: no row has a text.")
     return rows
-
-
-def _score(value: Any, place: str, row: int) -> float:
-    with _naming(place):
-        return _number(value, "score", row)

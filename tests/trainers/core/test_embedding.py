@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.trainers.pooled_texts import TAU, batch_of, info_nce
+from tests.trainers.pooled_texts import EQUAL_TEXTS, NO_NEGATIVES, TAU, batch_of, info_nce
 from tests.trainers.tiny_run import named
 from trainers import (
     Contrastive,
@@ -43,29 +43,16 @@ def test_a_mean_over_the_grid_is_the_sum_divided(leaves):
 
 
 def test_equal_texts_are_no_negatives(leaves):
-    """Anchors 0 and 3 have the same positive, anchors 1 and 2 are the same text, a negative is 4's positive."""
-    anchors, positives, negatives = leaves[3]
-    ids = {"anchor": [10, 11, 11, 13, 14], "positive": [20, 21, 22, 20, 24], "negative": [30, 24, 32, 33, 34]}
-    batch = NestedBatch(
-        texts=batch_of(leaves).texts, text_ids={name: torch.tensor(value) for name, value in ids.items()}
-    )
-    rows, columns = (functional.normalize(x, dim=1) for x in (anchors, torch.cat([positives, negatives])))
-    scores = rows @ columns.T / TAU
-    for row, column in ((0, 3), (3, 0), (1, 2), (2, 1), (4, 6)):
-        scores[row, column] = -torch.inf
-    expected = functional.cross_entropy(scores, torch.arange(5))
-    masked, unmasked = (
-        named(Contrastive(Grid.parse("3x8"), temperature=TAU, mask_duplicates=mask)(batch))["contrastive_3x8"]
-        for mask in (True, False)
-    )
-    torch.testing.assert_close(masked, expected)
-    torch.testing.assert_close(unmasked, info_nce(leaves[3], 8))
-    backwards = functional.normalize(positives, dim=1) @ rows.T / TAU
-    for row, column in ((0, 3), (3, 0), (1, 2), (2, 1)):
-        backwards[row, column] = -torch.inf
-    expected = (expected + functional.cross_entropy(backwards, torch.arange(5))) / 2
-    both = named(Contrastive(Grid.parse("3x8"), temperature=TAU, symmetric=True)(batch))["contrastive_3x8"]
-    torch.testing.assert_close(both, expected)
+    batch, (anchors, positives, _) = batch_of(leaves, EQUAL_TEXTS), leaves[3]
+    forwards = info_nce(leaves[3], 8, NO_NEGATIVES)
+    backwards = info_nce([positives, anchors], 8, NO_NEGATIVES[:4])
+    for changes, expected in (
+        ({}, forwards),
+        ({"mask_duplicates": False}, info_nce(leaves[3], 8)),
+        ({"symmetric": True}, (forwards + backwards) / 2),
+    ):
+        found = named(Contrastive(Grid.parse("3x8"), temperature=TAU, **changes)(batch))["contrastive_3x8"]
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -100,8 +87,7 @@ def test_a_learned_temperature(leaves):
     objective = Contrastive(Grid.parse("3x8"), temperature=TAU, learn_temperature=True)
     loss = objective.total(objective(batch_of(leaves)))
     scale = torch.tensor(-math.log(TAU), dtype=torch.float64, requires_grad=True)
-    anchors, *others = (functional.normalize(column, dim=1) for column in leaves[3])
-    expected = functional.cross_entropy(anchors @ torch.cat(others).T * scale.exp(), torch.arange(5))
+    expected = info_nce(leaves[3], 8, tau=(-scale).exp())
     torch.testing.assert_close(loss, expected)
     (actual,), (wanted,) = torch.autograd.grad(loss, objective.log_scale), torch.autograd.grad(expected, scale)
     torch.testing.assert_close(actual[0].double(), wanted)

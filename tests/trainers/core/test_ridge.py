@@ -30,6 +30,13 @@ def test_the_solution_is_that_of_a_solve_with_all_rows(penalty):
     )
 
 
+def test_inputs_that_hardly_vary_have_no_weight():
+    inputs, targets = rows()
+    inputs[:, 2] = 1e-17 * torch.randn(len(inputs), dtype=torch.float64)
+    weight = Regression.of(inputs, targets).ridge(1e-4)[1:]
+    assert not weight[2].any() and weight.abs().max() < 1e3
+
+
 def test_a_map_that_exists_is_found():
     inputs, _ = rows()
     true = torch.randn(8, 3, dtype=torch.float64)

@@ -55,25 +55,6 @@ def test_the_objectives_parameters_stay_in_checkpoints_and_out_of_what_is_saved(
     assert_same_weights(loaded, trainer.backbone)
 
 
-def test_what_a_trainer_saved_loads_without_the_project(tiny_tokenizer, tmp_path, run_bare):
-    trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=1)
-    trainer.train()
-    trainer.save_model(str(tmp_path / "model"))
-    printed = run_bare(
-        """
-        from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
-        tokenizer = AutoTokenizer.from_pretrained("model")
-        inputs = tokenizer(["open the file", ""], padding=True, return_tensors="pt")
-        model = AutoModelForMaskedLM.from_pretrained("model", trust_remote_code=True, output_layer=2, output_dim=8)
-        print(tuple(model(**inputs).logits.shape), model.config.matryoshka_layers)
-        model = AutoModel.from_pretrained("model", trust_remote_code=True, output_dim=8)
-        print(tuple(model(**inputs).last_hidden_state.shape), model.config.matryoshka_dimensions)
-        """
-    )
-    assert "(2, 5, 99) [2]" in printed
-    assert "(2, 5, 8) [8]" in printed
-
-
 def test_the_best_checkpoint_comes_back(tiny_tokenizer, tmp_path):
     trainer = mlm_trainer(
         tiny_tokenizer,

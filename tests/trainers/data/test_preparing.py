@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import Counter
 from pathlib import Path
@@ -73,15 +74,16 @@ def test_rows_hold_all_of_the_text(texts, tmp_path, tiny_tokenizer, sentences):
 
 
 def test_documents_of_which_the_tokenizer_makes_nothing(tmp_path, tiny_tokenizer, sentences):
-    tiny_tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
+    tokenizer = copy.deepcopy(tiny_tokenizer)  # the fixture is shared by all tests
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
     file = tmp_path / "en" / "a.txt"
     file.parent.mkdir()
     file.write_text("\n".join(["~"] * 6 + sentences[:5]))  # more than one window
-    prepare([str(file)], tiny_tokenizer, tmp_path / "out", max_length=16)
-    assert words(tmp_path / "out", tiny_tokenizer, "en") == Counter(" ".join(sentences[:5]).split())
+    prepare([str(file)], tokenizer, tmp_path / "out", max_length=16)
+    assert words(tmp_path / "out", tokenizer, "en") == Counter(" ".join(sentences[:5]).split())
     file.write_text("\n".join(["~"] * 6))
     with pytest.raises(ValueError, match="Language 'en' has no text: the tokenizer makes no tokens of it"):
-        prepare([str(file)], tiny_tokenizer, tmp_path / "none", max_length=16)
+        prepare([str(file)], tokenizer, tmp_path / "none", max_length=16)
 
 
 def test_the_mixture_is_by_tokens_and_on_record(texts, tmp_path, tiny_tokenizer):

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 
 from tests.trainers.index.collection import Collection, add, check_exact, delete, make_layout, opened, quantizer_for
-from trainers.index.engine import BY_HAND, ENGINES, Engine, find_engine
+from trainers.index.engine import BY_HAND, ENGINES, find_engine
 from trainers.index.engines.lines import with_imports
-from trainers.index.layout import Layout
-from trainers.index.store import Store
 
 
 MODULES = {"faiss": "faiss", "qdrant": "qdrant_client", "lancedb": "lancedb"}
@@ -228,26 +226,3 @@ def test_other_engines_are_refused():
             ValueError, match=rf"^--engine {name}: m3bert builds no index there; docs/deploy.md, 'Other"
         ):
             find_engine(name)
-
-
-def test_a_shortlist_is_scored_again(tmp_path, collection):
-    """The second stage of the base class: a key that was not found stays last."""
-
-    class Plain(Engine):
-        add = delete = search = example = close = None
-
-        def __init__(self, layout: Layout):
-            self.layout, self.store = layout, Store(tmp_path, layout)
-
-    Plain.__abstractmethods__ = frozenset()
-    engine = Plain(make_layout(collection, "16@float32>4>64@float32"))
-    add(engine, collection, range(20), search=False)
-    keys = np.array([[3, 1, -1, 8], [-1, -1, -1, -1]])
-    scores, found = engine.scored_again(collection.queries[:2], keys, 4, engine.rescorer)
-    units = [vectors / vectors.norm(dim=-1, keepdim=True) for vectors in (collection.queries[0], collection.vectors)]
-    cosines = units[1][[3, 1, 8]] @ units[0]
-    order = cosines.argsort(descending=True)
-    np.testing.assert_allclose(scores[0, :3], cosines[order], atol=1e-6)
-    assert found[0].tolist() == [*np.array([3, 1, 8])[order].tolist(), -1] and np.isneginf(scores[0, 3])
-    assert found[1].tolist() == [-1] * 4 and np.isneginf(scores[1]).all()
-    engine.store.close()

@@ -1,11 +1,20 @@
-"""MIC's losses against naive references written here: a text, a token and a pair of dims at a time."""
+"""MIC's losses against naive references: a text, a token and a pair of dims at a time."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.trainers.losses.naive import TOLERANCES, assert_computed_in_float32, assert_equal_with_gradients
+from tests.trainers.losses.naive import (
+    TOLERANCES,
+    assert_computed_in_float32,
+    assert_equal_with_gradients,
+    naive_correlation,
+    naive_penalty,
+    naive_standardized,
+    naive_uniformity,
+    naive_variation,
+)
 from trainers.losses import (
     correlation_penalty,
     nested_uniformity,
@@ -17,7 +26,6 @@ from trainers.losses import (
 
 
 WIDTH, DIMS, LENGTHS = 13, (1, 5, 12), (7, 4, 3, 1, 0)
-EPSILON = 1e-8
 PADDINGS = ("right", "left", "gaps")
 
 
@@ -27,63 +35,6 @@ def mask_of(padding):
     if padding == "gaps":
         mask = mask[:, torch.tensor([3, 0, 5, 1, 6, 2, 4])]
     return (mask.flip(1) if padding == "left" else mask).long()
-
-
-def naive_standardized(states, mask):
-    """Standardised states and deviations, a column of real tokens at a time; one token does not vary."""
-    texts, deviations = [], []
-    for text, real in zip(states, mask.bool(), strict=True):
-        columns, own = [], []
-        for column in text.T:
-            kept = column[real]
-            if len(kept) < 2:
-                columns.append(0 * column)
-                own.append(column.new_zeros(()))
-                continue
-            mean = kept.sum() / len(kept)
-            deviation = ((kept - mean).square().sum() / len(kept)).sqrt()
-            columns.append(torch.where(real, (column - mean) / (deviation + EPSILON), 0.0))
-            own.append(deviation)
-        texts.append(torch.stack(columns, dim=1))
-        deviations.append(torch.stack(own))
-    return torch.stack(texts), torch.stack(deviations)
-
-
-def naive_correlation(standardized_states, mask, dim):
-    """C of section 2.1, `(dim, width - dim)`."""
-    total = 0
-    for text, real in zip(standardized_states, mask.tolist(), strict=True):
-        products = sum(m * torch.outer(token[:dim], token[dim:]) for m, token in zip(real, text, strict=True))
-        total = total + products / max(1, sum(real))
-    return total / len(standardized_states)
-
-
-def naive_penalty(correlation, threshold):
-    dim, behind = correlation.shape
-    total = 0
-    for u in range(dim):
-        for v in range(behind):
-            total = total + torch.relu(correlation[u, v].abs() - threshold) ** 2
-    return total / (dim * behind)
-
-
-def naive_variation(vectors, dims):
-    losses = []
-    for dim in dims:
-        variances = [((column - column.sum() / len(column)) ** 2).sum() / len(column) for column in vectors[:, :dim].T]
-        mean = sum(variances) / dim
-        square = sum((variance - mean) ** 2 for variance in variances) / dim
-        losses.append(square.sqrt() / (mean + EPSILON) if dim > 1 else 0 * mean)
-    return torch.stack(losses)
-
-
-def naive_uniformity(vectors, dims, scale):
-    losses = []
-    for dim in dims:
-        unit = [vector[:dim] / vector[:dim].norm() for vector in vectors]
-        kernel = [(-2 * scale * (1 - a @ b)).exp() for i, a in enumerate(unit) for j, b in enumerate(unit) if i != j]
-        losses.append((sum(kernel) / (len(unit) * (len(unit) - 1)) + EPSILON).log())
-    return torch.stack(losses)
 
 
 def random_states(dtype=torch.float64):

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.conftest import padded_batch, tiny_config
-from tests.trainers.pooled_texts import TAU, assert_same as assert_same_as, batch_of
+from tests.trainers.pooled_texts import (
+    EQUAL_TEXTS,
+    NO_NEGATIVES,
+    TAU,
+    assert_same as assert_same_as,
+    batch_of,
+    info_nce,
+)
 from tests.trainers.tiny_run import named
-from trainers import Composition, Contrastive, Grid, NestedBatch, NestedModel
+from trainers import Composition, Contrastive, Grid, NestedModel
 from trainers.core.parts.cross_depth import CrossDepth
 
 
 GRID = Grid.parse("1,3x2,8")
-
-
-def naive_term(columns, dim, excluded=()):
-    """One pair at a time: slice, normalise, compare with every positive and negative."""
-    anchors, *others = columns
-    candidates = [row[:dim] / row[:dim].norm() for column in others for row in column]
-    losses = []
-    for number, anchor in enumerate(anchors):
-        query = anchor[:dim] / anchor[:dim].norm()
-        kept = [place for place in range(len(candidates)) if (number, place) not in excluded]
-        scores = torch.stack([query @ candidates[place] for place in kept]) / TAU
-        losses.append(torch.logsumexp(scores, 0) - scores[kept.index(number)])
-    return sum(losses) / len(losses)
 
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
@@ -34,7 +27,7 @@ def naive_term(columns, dim, excluded=()):
 def test_terms_and_gradients_equal_a_loop(leaves, grid, document_layer, reduction):
     grid = Grid.parse(grid)
     objective = CrossDepth(grid, document_layer=document_layer, reduction=reduction, temperature=TAU)
-    terms = {g: naive_term([leaves[g.layer][0], *leaves[3][1:]], g.dim) for g in grid}
+    terms = {g: info_nce([leaves[g.layer][0], *leaves[3][1:]], g.dim) for g in grid}
     actual = named(objective(batch_of(leaves)))
     assert list(actual) == [f"cross_depth_{g}" for g in grid]
     for g, value in terms.items():
@@ -44,35 +37,18 @@ def test_terms_and_gradients_equal_a_loop(leaves, grid, document_layer, reductio
 
 
 def test_equal_texts_are_no_negatives(leaves):
-    """Anchors 0 and 3 have the same positive, anchors 1 and 2 are the same text, a negative is 4's positive."""
-    ids = {"anchor": [10, 11, 11, 13, 14], "positive": [20, 21, 22, 20, 24], "negative": [30, 24, 32, 33, 34]}
-    ids = {name: torch.tensor(value) for name, value in ids.items()}
-    batch = NestedBatch(texts=batch_of(leaves).texts, text_ids=ids)
-    grid = Grid.parse("1x4")
-    columns = [leaves[1][0], *leaves[3][1:]]
-    masked, unmasked = (
-        named(CrossDepth(grid, document_layer=3, temperature=TAU, mask_duplicates=mask)(batch))["cross_depth_1x4"]
-        for mask in (True, False)
-    )
-    expected = naive_term(columns, 4, excluded={(0, 3), (3, 0), (1, 2), (2, 1), (4, 6)})
-    torch.testing.assert_close(masked, expected)
-    torch.testing.assert_close(unmasked, naive_term(columns, 4))
-    inputs = [leaf for layer in (1, 3) for leaf in leaves[layer]]
-    for one, other in zip(
-        torch.autograd.grad(masked, inputs, materialize_grads=True),
-        torch.autograd.grad(expected, inputs, materialize_grads=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
+    batch, columns = batch_of(leaves, EQUAL_TEXTS), [leaves[1][0], *leaves[3][1:]]
+    for mask, excluded in ((True, NO_NEGATIVES), (False, ())):
+        objective = CrossDepth(Grid.parse("1x4"), document_layer=3, temperature=TAU, mask_duplicates=mask)
+        torch.testing.assert_close(named(objective(batch))["cross_depth_1x4"], info_nce(columns, 4, excluded))
 
 
 def test_both_directions(leaves):
     """Also each positive at the last layer among the anchors of the shallow one."""
     objective = CrossDepth(Grid.parse("1x8"), document_layer=3, temperature=TAU, symmetric=True)
-    anchors, positives = leaves[1][0], leaves[3][1]
-    backwards = functional.normalize(positives, dim=1) @ functional.normalize(anchors, dim=1).T / TAU
-    forwards = naive_term([anchors, *leaves[3][1:]], 8)
-    assert_same_as(objective, leaves, (forwards + functional.cross_entropy(backwards, torch.arange(5))) / 2)
+    anchors, positives, negatives = leaves[1][0], *leaves[3][1:]
+    expected = info_nce([anchors, positives, negatives], 8) + info_nce([positives, anchors], 8)
+    assert_same_as(objective, leaves, expected / 2)
 
 
 def test_gradients_can_be_cached(tiny_model):

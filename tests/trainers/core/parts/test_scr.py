@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.trainers.core.parts.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
+from tests.trainers.core.parts.token_texts import DIMS, GRID, assert_same, make_batch
+from tests.trainers.losses.naive import naive_correlation, naive_penalty, naive_standardized
 from trainers import SCR, NestedBatch
 
 
@@ -13,21 +14,13 @@ def naive_scr(batch: NestedBatch, threshold: float, weight: float) -> torch.Tens
     """Section 2.1 and 2.3 of MIC, a text and a pair of dims at a time."""
     total = 0
     for layer in (2, 3):
-        standard, deviations = [], []
-        for text in batch.texts.values():
-            for tokens, real in zip(text.layers[layer], text.attention_mask, strict=True):
-                kept = tokens[real.bool()]
-                variance = (kept - kept.mean(dim=0)).square().mean(dim=0)
-                # The root of 0 has no slope: a text of one token.
-                deviation = variance.sqrt() if len(kept) > 1 else torch.zeros_like(variance)
-                standard.append((kept - kept.mean(dim=0)) / (deviation + 1e-8))
-                deviations.append(deviation)
-        mean_deviation = torch.stack(deviations).mean(dim=0)
+        columns = [naive_standardized(text.layers[layer], text.attention_mask) for text in batch.texts.values()]
+        masks, deviation = [text.attention_mask for text in batch.texts.values()], [own for _, own in columns]
+        deviation = torch.cat(deviation).mean(dim=0)
         for dim in DIMS:
-            matrix = sum(x[:, :dim].T @ x[:, dim:] / len(x) for x in standard) / len(standard)
-            excess = (matrix.abs() - threshold).clamp(min=0).square()
-            total = total + excess.sum() / (dim * (WIDTH - dim))
-            floors = [(1 - part.mean()).clamp(min=0) for part in (mean_deviation[:dim], mean_deviation[dim:])]
+            matrices = [naive_correlation(states, mask, dim) for (states, _), mask in zip(columns, masks, strict=True)]
+            floors = [(1 - part.mean()).clamp(min=0) for part in (deviation[:dim], deviation[dim:])]
+            total = total + naive_penalty(sum(matrices) / len(matrices), threshold)
             total = total + weight * (floors[0] + 0.5 * floors[1])
     return total / (2 * (len(DIMS) + 1))
 

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.trainers.core.parts.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
+from tests.trainers.losses.naive import naive_uniformity, naive_variation
 from trainers import SIR, NestedBatch
 
 
 def naive_sir(batch: NestedBatch, scale: float) -> torch.Tensor:
-    total = 0
+    dims, total = (*DIMS, WIDTH), 0
     for text in batch.texts.values():
         for layer in (2, 3):
-            pooled = torch.stack(
-                [t[r.bool()].mean(dim=0) for t, r in zip(text.layers[layer], text.attention_mask, strict=True)]
-            )
-            for dim in (*DIMS, WIDTH):
-                short = pooled[:, :dim]
-                variances = (short - short.mean(dim=0)).square().mean(dim=0)
-                variation = (variances - variances.mean()).square().mean().sqrt() / (variances.mean() + 1e-8)
-                unit = functional.normalize(short, dim=1)
-                kernels = [
-                    torch.exp(-2 * scale * (1 - unit[i] @ unit[j]))
-                    for i in range(len(unit))
-                    for j in range(len(unit))
-                    if i != j
-                ]
-                total = total + 0.5 * (variation + torch.log(torch.stack(kernels).mean() + 1e-8))
-    return total / (2 * 3 * len(batch.texts))
+            rows = zip(text.layers[layer], text.attention_mask, strict=True)
+            pooled = torch.stack([tokens[real.bool()].mean(dim=0) for tokens, real in rows])
+            total = total + 0.5 * (naive_variation(pooled, dims) + naive_uniformity(pooled, dims, scale)).sum()
+    return total / (2 * len(dims) * len(batch.texts))
 
 
 @pytest.mark.parametrize("scale", [2.0, 0.5])
