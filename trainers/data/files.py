@@ -63,7 +63,7 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
 def opened_text(file: str) -> IO[str]:
     """A local file of text, plain or gzipped, open for reading."""
     return (
-        gzip.open(file, "rt", encoding="utf-8") if file.endswith(".gz") else open(file, encoding="utf-8", newline="")
+        gzip.open(file, "rt", encoding="utf-8") if file.endswith(".gz") else open(file, encoding="utf-8", errors="replace", newline="")
     )
 
 
@@ -77,10 +77,10 @@ def broken_line(file: str) -> str | None:
             if number == 1 and line.lstrip().startswith("["):
                 return None
             try:
-                if line.strip() and not isinstance(json.loads(line), dict):
+                if line.strip() and not isinstance(json.loads(line.rstrip()), dict):
                     return f"{file}, line {number} is not a JSON object: {line.strip()[:80]}"
-            except ValueError as error:
-                return f"{file}, line {number} is not JSON: {error}."
+            except json.JSONDecodeError as error:
+                return f"{file}, line {number} is not JSON: {error.msg} (column {error.colno})."
     return None
 
 
