@@ -62,9 +62,8 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
 
 def opened_text(file: str) -> IO[str]:
     """A local file of text, plain or gzipped, open for reading."""
-    return (
-        gzip.open(file, "rt", encoding="utf-8") if file.endswith(".gz") else open(file, encoding="utf-8", errors="replace", newline="")
-    )
+    opener: Any = gzip.open if file.endswith(".gz") else open
+    return opener(file, "rt", encoding="utf-8", errors="replace", newline="")
 
 
 def broken_line(file: str) -> str | None:
