@@ -20,16 +20,17 @@ from trainers.evaluation import GridEncoder
 
 # Loads tokenizers, each in a terminal of its own, and prints what the terminal showed.
 IN_A_TERMINAL = """
-import os, pty
+import os, pty, traceback
 from transformers import AutoTokenizer
 
 for folder, options in {folders}.items():
     process, terminal = pty.fork()
     if process == 0:
         try:
-            print(AutoTokenizer.from_pretrained(folder, **options)("open the file").input_ids)
-        finally:
-            os._exit(0)
+            print(AutoTokenizer.from_pretrained(folder, **options)("open the file").input_ids, flush=True)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
     shown = b""
     while True:
         try:
