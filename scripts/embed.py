@@ -33,7 +33,7 @@ from trainers.core.streams import Stream
 from trainers.data.collators import fields_of, joined_text, separator_for
 from trainers.data.files import load_files, stream_files
 from trainers.evaluation import GridEmbeddings
-from trainers.evaluation.bulk import GridEmbedder, embed_part, is_embedded, share_of
+from trainers.evaluation.bulk import GridEmbedder, embed_part, is_embedded, keep_memory_flat, share_of
 
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, ReadingArguments, load_encoder
@@ -192,6 +192,7 @@ def embed_share(encoding: EncoderArguments, options: EmbeddingArguments) -> None
         ValueError: if the encoder or a text does not suit the options, or a file that is there already was made from
             other data or with other settings.
     """
+    keep_memory_flat()
     reading = {name: getattr(encoding, name) for name in ReadingArguments.__dataclass_fields__ if name != "batch_size"}
     chosen = {name: getattr(options, name) for name in ("text_column", "dtype", "document", "normalize")}
     settings = {**reading, **chosen, "compute_dtype": encoding.compute_dtype}

@@ -363,6 +363,7 @@ def test_options_that_are_named_exist(capsys):
         "--cpu",
         "--layers",
         "--quick",
+        "--fit",
         "--threads",
         "--seeds",
         "--encoder",

@@ -62,7 +62,8 @@ def files(encoder, tmp_path_factory) -> dict[Granularity, Path]:
 def real(minilm, tmp_path_factory) -> tuple[GridEncoder, dict[Granularity, Path]]:
     """The real encoder as an m3BERT, and its granularities."""
     model, tokenizer = AutoModel.from_pretrained(minilm), AutoTokenizer.from_pretrained(minilm)
-    encoder = GridEncoder(convert_to_m3bert(model), tokenizer, Grid.parse("1x32,2x100,6x384"), max_length=128)
+    grid = Grid.parse("1x32,2x100,6x384")
+    encoder = GridEncoder(convert_to_m3bert(model), tokenizer, grid, max_length=128, normalize=True)
     folder = tmp_path_factory.mktemp("real")
     return encoder, {g: export_onnx(encoder, g, folder / f"model_{g}.onnx") for g in encoder.grid}
 

@@ -30,10 +30,7 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
         OSError: if there is no such data set, or the Hub cannot be reached.
     """
     with _reading(name):
-        try:
-            return datasets.load_dataset(name, config, split=split, streaming=streaming)
-        except (ValueError, DatasetsError) as error:
-            raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
+        return datasets.load_dataset(name, config, split=split, streaming=streaming)
 
 
 def hub_configs(name: str) -> list[str]:
@@ -60,9 +57,12 @@ def hub_splits(name: str, config: str) -> list[str]:
 
 @contextmanager
 def _reading(name: str) -> Iterator[None]:
-    """Say in one line which data set could not be read."""
+    """Say in one line which data set could not be read, and why. One that is not there is an `OSError`."""
     try:
         yield
     except OSError as error:
-        where = "could not be read" if Path(name).is_dir() else "is not a folder, and could not be read from the Hub"
-        raise OSError(f"{name} {where} ({type(error).__name__}).") from error
+        kind = type(error).__name__
+        where = f" ({kind})" if Path(name).is_dir() else f" from the Hub ({kind}), and there is no such folder"
+        raise OSError(f"{name} could not be read{where}.") from error
+    except (ValueError, DatasetsError) as error:
+        raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import glob
 import json
+import platform
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -26,6 +28,7 @@ from .encoding import GridEncoder
 
 METADATA = b"m3bert"  # key in the metadata of an output file
 ROWS_AT_ONCE = 1024
+M_MMAP_THRESHOLD, MAPPED = -3, 2**17  # glibc's number of the option, and the bytes from which a tensor is large
 DRAW = 4  # random bytes in the name of an unfinished file: processes of several machines may share a folder
 
 
@@ -242,6 +245,17 @@ def _write(
     if rows == 0:
         raise ValueError(f"The part is empty: {part.name} has no rows.")
     return rows
+
+
+def keep_memory_flat() -> None:
+    """
+    Make this process return the memory of large tensors and columns as soon as they are freed, if its C library is
+    glibc. By default, glibc and the allocator of Arrow begin to keep them. Both then grow for hours, because batches
+    of many shapes leave holes.
+    """
+    if platform.libc_ver()[0] == "glibc":
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MAPPED)
+        pa.set_memory_pool(pa.system_memory_pool())
 
 
 def _batches(part: Shard, embedder: GridEmbedder, id_column: str | None) -> Iterator[dict[str, list[Any]]]:
