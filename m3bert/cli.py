@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from importlib import import_module
 
@@ -74,6 +75,8 @@ def main(arguments: list[str] | None = None) -> None:
             sys.exit(f"error: `m3bert {words}` is no longer there: {GONE[words]}.")
     if name not in COMMANDS:
         sys.exit(f"error: unknown command {name!r}; commands: {', '.join(COMMANDS)}.")
+    for library in ("torchao", "torch.utils._pytree"):  # which talk about themselves while transformers imports them
+        logging.getLogger(library).setLevel(logging.ERROR)
     sys.argv = [f"m3bert {name}", *options]  # what argparse shows as the name of the program
     module = import_module(f"m3bert.commands.{COMMANDS[name][0]}")
     import_module("m3bert.commands.command").run_command(module.main)

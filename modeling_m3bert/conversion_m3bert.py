@@ -111,6 +111,11 @@ def encoder_and_settings(source: Any, encoder_only: bool) -> tuple[PreTrainedMod
 
 def refuse_unrepresentable(config: Any) -> None:
     """Raise a ValueError with the reason if m3BERT cannot represent an encoder with this config exactly."""
+    if config.model_type == "m3bert":
+        raise ValueError(
+            "The model is an m3BERT, so it is elastic already: load it with output_layer and output_dim, or fit exits "
+            "to it (m3bert fit_exits)."
+        )
     values = {"position_embedding_type": "absolute", "is_decoder": False, **config.to_dict()}
     reason = None
     if config.model_type not in CONVERTIBLE:

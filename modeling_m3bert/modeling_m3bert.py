@@ -329,9 +329,9 @@ class M3BertPreTrainedModel(PreTrainedModel):
             The model in evaluation mode; with `output_loading_info=True`, the model and the loading info.
 
         Raises:
-            ValueError: if a granularity is not legal, the weights are unreadable, an encoder tensor is missing, or a
-                tensor has another shape than the config specifies. With `ignore_mismatched_sizes=True` a tensor of
-                another shape is newly initialised, with the library's warning, as a missing head always is.
+            ValueError: if a granularity is not legal, the weights are unreadable, or an encoder tensor is missing.
+            RuntimeError: if a tensor has another shape than the config specifies. With `ignore_mismatched_sizes=True`
+                it is newly initialised, with the library's warning, as a missing head always is.
         """
         return_info = kwargs.pop("output_loading_info", False)
         ignore_mismatched_sizes = kwargs.pop("ignore_mismatched_sizes", False)
@@ -364,7 +364,7 @@ class M3BertPreTrainedModel(PreTrainedModel):
                 f"{name} {tuple(stored)} instead of {tuple(expected)}"
                 for name, stored, expected in sorted(info["mismatched_keys"])
             ]
-            raise ValueError(
+            raise RuntimeError(
                 f"{pretrained_model_name_or_path} has tensors whose shape differs from the config's: "
                 f"{_list_first(mismatched)}. Pass ignore_mismatched_sizes=True to initialise them randomly."
             )

@@ -13,6 +13,7 @@ from trainers.core.composition import mapping_of
 from trainers.core.compute import ATTENTIONS, set_attention
 from trainers.data.vocabulary import transfer_vocabulary
 
+from .command import naming
 from .convert import for_m3bert
 
 
@@ -76,10 +77,12 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
     tokenizer_name = options.tokenizer_name or options.model_name_or_path
     if tokenizer_name is None:
         raise ValueError("A new m3BERT needs --tokenizer_name.")
-    tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=options.trust_remote_code)
+    with naming(tokenizer_name):
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name, trust_remote_code=options.trust_remote_code)
     values = mapping_of("--model_config", options.model_config)
     if options.model_name_or_path is not None:
-        known = AutoConfig.from_pretrained(options.model_name_or_path, trust_remote_code=options.trust_remote_code)
+        with naming(options.model_name_or_path):
+            known = AutoConfig.from_pretrained(options.model_name_or_path, trust_remote_code=options.trust_remote_code)
         unknown = [name for name in values if not hasattr(known, name)]
         if unknown:
             raise ValueError(

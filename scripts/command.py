@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
+import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
     from trainers.core.compute import ComputeArguments
+
+# What a model of ours consists of: a model in the place of another one keeps none of these.
+MODEL_FILES = (
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "tokenizer*.json",
+    "special_tokens_map.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "1_Pooling", "2_Dense", "3_Normalize", "2_Normalize", "quantizer",
+)  # fmt: skip
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -23,9 +34,35 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{action.help or ''} (default: %(default)s)".strip()
 
 
-def argument_parser(description: str | None) -> argparse.ArgumentParser:
+class ArgumentParser(argparse.ArgumentParser):
+    """Refuses unknown options as [`refuse_unknown`] does."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        options, rest = self.parse_known_args(args, namespace)
+        refuse_unknown(self, rest)
+        return options
+
+
+def argument_parser(description: str | None) -> ArgumentParser:
     """An empty parser whose help begins with a description."""
-    return argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
+    return ArgumentParser(description=description, formatter_class=HelpFormatter)
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
+    """
+    Check that a parser has read all arguments.
+
+    Raises:
+        ValueError: names the first argument that is left, and the options whose names are most similar.
+    """
+    named = [argument.partition("=")[0] for argument in rest if argument.startswith("--")]
+    if named:
+        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        similar = difflib.get_close_matches(named[0], known, n=3)
+        meant = f" Did you mean {' or '.join(similar)}?" if similar else " --help lists all options."
+        raise ValueError(f"unknown option {named[0]}.{meant}")
+    if rest:
+        raise ValueError(f"{rest[0]!r} belongs to no option; --help lists all options.")
 
 
 def add_compute_options(parser: argparse.ArgumentParser) -> None:
@@ -79,17 +116,88 @@ def parse_options(
     )
     for name, values in positionals.items():
         parser.add_argument(name, **values)
-    return parser.parse_args_into_dataclasses(arguments)
+    return read_options(parser, arguments)
+
+
+def read_options(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
+    """
+    The dataclasses that a parser reads from arguments.
+
+    Args:
+        parser ([`~transformers.HfArgumentParser`]): The parser.
+        arguments (`list[str]`): The command line.
+
+    Raises:
+        ValueError: as [`refuse_unknown`], or if a dataclass refuses a value.
+    """
+    *found, rest = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
+    refuse_unknown(parser, rest)
+    return tuple(found)
+
+
+def new_folder(name: str | Path) -> Path:
+    """The folder that a command writes to, which must be new or empty."""
+    folder = Path(name)
+    if folder.is_dir() and any(folder.iterdir()):
+        raise ValueError(f"--output_dir {folder} is not empty: name a new folder.")
+    return folder
+
+
+def check_overwriting(name: str | Path, source: str, overwrite: bool) -> None:
+    """
+    Check that a model may be written to a folder. [`remove_model`] then removes the one that is there.
+
+    Args:
+        name (`str`): The folder.
+        source (`str`): What the new model is made of.
+        overwrite (`bool`): Whether the folder may hold a model.
+
+    Raises:
+        ValueError: if the folder holds a model, and `overwrite` is not set or it is the source.
+    """
+    folder = Path(name)
+    if not (folder / "config.json").exists():
+        return
+    if folder.resolve() == Path(source).resolve():
+        raise ValueError(f"{folder} is the source: name another folder for the result.")
+    if not overwrite:
+        raise ValueError(f"{folder} holds a model: pass --overwrite to replace it, or name another folder.")
+
+
+def remove_model(folder: str | Path) -> None:
+    """Remove the files that a model of ours consists of; other files stay."""
+    for pattern in MODEL_FILES:
+        for path in Path(folder).glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+@contextmanager
+def naming(source: str | Path) -> Iterator[None]:
+    """Name a model in the error if it cannot be loaded: the libraries' message says that there is no connection."""
+    try:
+        yield
+    except OSError as error:
+        if Path(source).is_dir():
+            raise
+        raise OSError(f"{source} is not a folder, and could not be loaded from the Hub: {one_line(error)}") from error
 
 
 def run_command(main: Callable[[list[str]], None]) -> None:
-    """Call a command's `main` with the command line. Errors that the user can fix are printed without a traceback."""
+    """
+    Call a command's `main` with the command line. Errors that the user can fix are printed without a traceback, unless
+    the environment variable `M3BERT_DEBUG` is set.
+    """
     try:
         main(sys.argv[1:])
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has enough: `m3bert recipes | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError) as error:
+        if os.environ.get("M3BERT_DEBUG", "0") not in ("", "0"):
+            raise
         sys.exit(f"error: {one_line(error)}")
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .command import argument_parser, compute_of, run_command
+from .command import argument_parser, check_overwriting, compute_of, naming, remove_model, run_command
 from .fit_exits import add_exit_options, report, save_with_exits
 
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from modeling_m3bert import M3BertModel
 
 
-def convert(source: str, output_dir: str, revision: str | None = None, *, encoder_only: bool = False) -> M3BertModel:
+def convert(
+    source: str, output_dir: str, revision: str | None = None, *, encoder_only: bool = False, overwrite: bool = False
+) -> M3BertModel:
     """
     Convert an encoder and save it with its code and tokenizer. An embedding model stays one, with its pooling,
     projection, normalisation, prompts and quantizer.
@@ -33,14 +35,18 @@ def convert(source: str, output_dir: str, revision: str | None = None, *, encode
         output_dir (`str`): Folder for the m3BERT.
         revision (`str`, *optional*): Branch, tag or commit of the source.
         encoder_only (`bool`, *optional*, defaults to `False`): Leave out the modules of an embedding model.
+        overwrite (`bool`, *optional*, defaults to `False`): Replace a model that the folder holds.
 
     Raises:
-        ValueError: if the encoder cannot be converted exactly, or has modules other than a known pooling and one
-            projection.
+        ValueError: if the encoder cannot be converted exactly, has modules other than a known pooling and one
+            projection, or the folder holds a model that is not to be replaced.
     """
     from trainers.hub.quantizer import find_quantizer, write_quantizer
 
+    check_overwriting(output_dir, source, overwrite)
     model, tokenizer = converted(source, revision, encoder_only=encoder_only)
+    if overwrite:
+        remove_model(output_dir)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     if model.embedding_settings is not None and (quantizer := find_quantizer(source, revision=revision)) is not None:
@@ -55,9 +61,9 @@ def converted(source: str, revision: str | None = None, *, encoder_only: bool = 
     from modeling_m3bert import convert_to_m3bert
     from trainers.core.states import longest_text
 
-    model = convert_to_m3bert(
-        AutoModel.from_pretrained(source, revision=revision, use_safetensors=True), encoder_only=encoder_only
-    )
+    with naming(source):
+        encoder = AutoModel.from_pretrained(source, revision=revision, use_safetensors=True)
+    model = convert_to_m3bert(encoder, encoder_only=encoder_only)
     tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
     if (settings := model.embedding_settings) is not None:
         longest = longest_text(model.config, tokenizer, settings.max_length)
@@ -78,6 +84,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("source", help="folder or Hub id of a BERT, RoBERTa, XLM-R, ... encoder")
     parser.add_argument("output_dir", help="folder for the m3BERT")
     parser.add_argument("--revision", help="branch, tag or commit of the source")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
     parser.add_argument("--encoder_only", action="store_true", help="leave out pooling, projection and prompts")
     parser.add_argument(
         "--fit_exits", nargs="+", help="files with texts to fit exits to; the options below are for it"
@@ -86,6 +93,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.fit_exits and options.encoder_only:
         raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
+    check_overwriting(options.output_dir, options.source, options.overwrite)
     if options.fit_exits:
         compute_of(options)  # refuses what is not there before the model is loaded
         model, tokenizer = converted(options.source, options.revision)
@@ -100,7 +108,8 @@ def main(arguments: list[str]) -> None:
         )
         print(report(fit))
     else:
-        model = convert(options.source, options.output_dir, options.revision, encoder_only=options.encoder_only)
+        switches = {"encoder_only": options.encoder_only, "overwrite": options.overwrite}
+        model = convert(options.source, options.output_dir, options.revision, **switches)
     print(
         f"{options.output_dir}: {model.config.num_hidden_layers} layers, width {model.config.hidden_size}, "
         f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({options.output_dir!r}, "

@@ -14,6 +14,7 @@ from trainers.core.compute import ComputeArguments
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
 
+from .command import naming
 from .sources import default_base
 
 
@@ -81,18 +82,20 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
     prompts: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}
     named: dict[str, Any] = {"pooling": arguments.pooling, "max_length": arguments.max_length}
-    return GridEncoder.from_pretrained(
-        arguments.model_name_or_path or default_base(),
-        grid=arguments.grid,
-        revision=arguments.revision,
-        trust_remote_code=arguments.trust_remote_code,
-        compute=arguments,
-        batch_size=arguments.batch_size,
-        prompts={role: prompt for role, prompt in prompts.items() if prompt is not None},
-        max_lengths={role: length for role, length in lengths.items() if length is not None},
-        dtype=dtype,
-        **{name: value for name, value in named.items() if value is not None},
-    )
+    source = arguments.model_name_or_path or default_base()
+    with naming(source):
+        return GridEncoder.from_pretrained(
+            source,
+            grid=arguments.grid,
+            revision=arguments.revision,
+            trust_remote_code=arguments.trust_remote_code,
+            compute=arguments,
+            batch_size=arguments.batch_size,
+            prompts={role: prompt for role, prompt in prompts.items() if prompt is not None},
+            max_lengths={role: length for role, length in lengths.items() if length is not None},
+            dtype=dtype,
+            **{name: value for name, value in named.items() if value is not None},
+        )
 
 
 def load_as(arguments: EncoderArguments, reading: Mapping[str, Any], grid: Grid) -> GridEncoder:

@@ -22,7 +22,7 @@ from modeling_m3bert.conversion_m3bert import hub_id
 from trainers.core.granularity import Granularity
 from trainers.hub.serving import problems_for_servers
 
-from .command import parse_options
+from .command import new_folder, parse_options
 
 
 @dataclass
@@ -42,14 +42,6 @@ class NativeArguments:
         },
     )
     encoder_only: bool = field(default=False, metadata={"help": "Leave out a head."})
-
-
-def new_folder(name: str) -> Path:
-    """The folder of an export, which must be new or empty."""
-    folder = Path(name)
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"--output_dir {folder} is not empty: name a new folder.")
-    return folder
 
 
 def checkpoint_of(name_or_path: str, revision: str | None = None) -> Checkpoint:

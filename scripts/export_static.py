@@ -18,8 +18,8 @@ from hub_cards.static_export import DTYPES, export_static
 from trainers.core.codes import FLOAT
 from trainers.core.granularity import Granularity
 
-from .command import parse_options
-from .export_native import checkpoint_of, new_folder
+from .command import new_folder, parse_options
+from .export_native import checkpoint_of
 
 
 @dataclass

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import add_compute_options, argument_parser, compute_of, run_command
+from .command import add_compute_options, argument_parser, compute_of, remove_model, run_command
 
 
 if TYPE_CHECKING:
@@ -120,6 +120,8 @@ def save_with_exits(
     if model.dtype != kept:
         model.to(kept)
     model.embedding_settings = None  # written below, without the projection
+    if getattr(options, "overwrite", False):  # an option of `convert`
+        remove_model(output_dir)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     limit = longest_text(model.config, tokenizer, published.max_length)

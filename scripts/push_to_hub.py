@@ -7,18 +7,20 @@ training record and its evaluation:
     m3bert push runs/pairs user/model-small --granularity 4x64 --public
     m3bert push runs/pairs user/model-bert --granularity 4x64 --format native --base_model user/model
 
-A new repository is private unless you pass --public. --dry_run lists all files and pushes nothing. To resume an
-interrupted push, run the same command again. The token comes from `hf auth login` or from HF_TOKEN.
+A new repository is private unless you pass --public. --dry_run lists all files and pushes nothing; with --output_dir,
+it also writes them, so that you can read the card. To resume an interrupted push, run the same command again. The
+token comes from `hf auth login` or from HF_TOKEN.
 """
 
 from __future__ import annotations
 
 import argparse
+import shutil
 from pathlib import Path
 
 from trainers.core.granularity import Granularity
 
-from .command import argument_parser, run_command
+from .command import argument_parser, new_folder, run_command
 from .sources import local_data
 
 
@@ -58,11 +60,16 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--revision", help="existing branch to commit to; default: main")
     parser.add_argument("--message", default="Publish with m3bert", help="commit message")
     parser.add_argument("--dry_run", action="store_true", help="list all files with their sizes, and push nothing")
+    parser.add_argument("--output_dir", type=Path, help="with --dry_run: new folder for these files, also the card")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> None:
     given = parse(arguments)
+    if given.output_dir is not None:
+        if not given.dry_run:
+            raise ValueError("--output_dir needs --dry_run: a push writes to the Hub.")
+        new_folder(given.output_dir)
     from hub_cards.checkpoint import Checkpoint
     from hub_cards.metadata import Statements
     from hub_cards.mteb_meta import write_mteb_meta
@@ -88,6 +95,9 @@ def main(arguments: list[str]) -> None:
         print(publication.listing())
         if given.mteb_meta is not None:  # before the push, so that an error comes first
             write_mteb_meta(given.mteb_meta, Checkpoint(publication.folder), given.repo_id)
+        if given.output_dir is not None:
+            shutil.copytree(publication.folder, given.output_dir, dirs_exist_ok=True)
+            print(f"{given.output_dir}: these files; README.md is the card.")
         if given.dry_run:
             print("Nothing was pushed (--dry_run).")
             return

@@ -213,7 +213,7 @@ def run(options: argparse.Namespace) -> None:
     pairs = [*train_pairs, *test_pairs]
     task: Any = load_task(TASKS["stdlib"])  # retrieval, of the test pairs
     print(f"{len(train_pairs)} pairs to fit and train on, {len(test_pairs)} of other modules held out.")
-    convert(base, str(folder / "model"))
+    convert(base, str(folder / "model"), overwrite=True)
     # Dropout costs time, most of all in attention on a CPU, and so few steps do not need it.
     no_dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "embedding_dropout": 0.0}
     model = place(AutoModel.from_pretrained(folder / "model", **no_dropout), compute)

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import trainers
 
-from .command import HelpFormatter, run_command
+from .command import HelpFormatter, read_options, run_command
 from .recipes import read_recipes
 
 
@@ -165,7 +165,7 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
         if action.dest in recipe:
             action.required = False
     parser.set_defaults(**recipe)
-    return parser.parse_args_into_dataclasses(arguments)
+    return read_options(parser, arguments)
 
 
 def with_command_line(recipe: dict[str, Any], arguments: list[str]) -> tuple[dict[str, Any], list[str]]:

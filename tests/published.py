@@ -25,7 +25,7 @@ def contrastive_trainer(
     folder: Path, tokenizer: Any, sentences: Sequence[str], model: Any = None, **changes: Any
 ) -> ContrastiveTrainer:
     """A trainer for two steps that leaves a checkpoint, with the state of the optimizer, in its folder."""
-    pairs = Dataset.from_dict({"text": list(sentences[:24]), "other": list(sentences[24:48])})
+    pairs = Dataset.from_dict({"anchor": list(sentences[:24]), "positive": list(sentences[24:48])})
     values = {
         "grid": GRID,
         "max_steps": 2,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 from torch import nn
@@ -16,7 +17,7 @@ from .core.embedding import EmbeddingConfig
 from .core.granularity import Grid
 from .core.objective import Objective
 from .data.collators import all_texts
-from .data.teacher import Teacher, TeacherEmbeddings
+from .data.teacher import Teacher, TeacherEmbeddings, teacher_from
 from .embedding import EmbeddingTrainer
 
 
@@ -78,8 +79,13 @@ class DistillationConfig(EmbeddingConfig):
         """
         if self.teacher_name_or_path is None:
             raise ValueError("Distillation needs a teacher: set teacher_name_or_path.")
+        return Teacher(self.teacher_name_or_path, **self.teacher_settings)
+
+    @property
+    def teacher_settings(self) -> dict[str, Any]:
+        """Arguments of [`Teacher`], without the name."""
         names = ("revision", "pooling", "prompt", "max_length", "dtype", "trust_remote_code", "batch_size")
-        return Teacher(self.teacher_name_or_path, **{name: getattr(self, f"teacher_{name}") for name in names})
+        return {name: getattr(self, f"teacher_{name}") for name in names}
 
     def teacher_for(self, model: nn.Module) -> Teacher:
         """The teacher of a student; for some methods, the student itself as it was loaded."""
@@ -122,14 +128,17 @@ class DistillationTrainer(EmbeddingTrainer):
     all texts once, before training, into a cache.
 
     Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The student.
+        model (`str`, [`~transformers.PreTrainedModel`], peft model or [`~sentence_transformers.SentenceTransformer`]):
+            The student, or its folder or Hub id.
         args ([`DistillationConfig`]): Training arguments.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the student.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of the student. Default:
+            the one beside the student.
         train_dataset ([`~datasets.Dataset`], *optional*): Texts, in one or more columns.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
-        teacher ([`TeacherEmbeddings`], *optional*): The teacher's embeddings of all these texts. Default: embeddings
-            of the teacher of `args`, read from the cache or computed.
-        kwargs: Further arguments of [`NestedTrainer`].
+        teacher (`str`, [`~sentence_transformers.SentenceTransformer`], [`Teacher`] or [`TeacherEmbeddings`],
+            *optional*): The teacher: its folder or Hub id, the model, or its embeddings of all these texts. Default:
+            the teacher of `args`. Its embeddings are read from the cache or computed.
+        kwargs: Further arguments of [`EmbeddingTrainer`].
 
     Raises:
         ValueError: as [`EmbeddingTrainer`], or if no teacher is named.
@@ -142,9 +151,13 @@ class DistillationTrainer(EmbeddingTrainer):
         datasets: Sequence[Any],
         columns: Sequence[str],
         processing_class: PreTrainedTokenizerBase,
+        given: Any = None,
     ) -> TeacherEmbeddings:
+        if isinstance(given, str | PathLike):  # on record, as if `args` had named it
+            args.teacher_name_or_path, given = str(given), None
+        teacher = args.teacher_for(model) if given is None else teacher_from(given, **args.teacher_settings)
         texts = all_texts(datasets, columns, args.field_separator, processing_class)
-        return args.teacher_for(model).embed(texts, args.teacher_cache_dir, description="Teacher")
+        return teacher.embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: DistillationConfig, grid: Grid) -> Objective:
         assert self.teacher is not None  # teacher_of always gives one

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.settings_m3bert import PROJECTION_FOLDER
@@ -17,13 +17,15 @@ from modeling_m3bert.settings_m3bert import PROJECTION_FOLDER
 from .core.checkpoints import part_of
 from .core.embedding import EmbeddingConfig
 from .core.fsdp import with_weights
+from .core.given import backbone_of, check_given
 from .core.granularity import Grid
 from .core.objective import Objective
 from .core.projection import Projection
 from .core.states import longest_text, unwrap_encoder, width_of
 from .core.streams import streamed
 from .data.collators import TextColumnsCollator, all_texts, fields_of
-from .data.teacher import Teacher, TeacherEmbeddings
+from .data.files import require_texts
+from .data.teacher import Teacher, TeacherEmbeddings, teacher_from
 from .publishing import PublishingTrainer
 
 
@@ -33,34 +35,42 @@ class EmbeddingTrainer(PublishingTrainer):
     with its pooling, projection, normalisation, prompts and longest text, unless `args` says otherwise.
 
     Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
+        model (`str`, [`~transformers.PreTrainedModel`], peft model or [`~sentence_transformers.SentenceTransformer`]):
+            The encoder, or its folder or Hub id.
         args ([`EmbeddingConfig`]): Training arguments; `args.build_objective` makes the objective.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the encoder.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of the encoder. Default:
+            the one beside the encoder.
         train_dataset ([`~datasets.Dataset`] or stream, *optional*): Training data with text columns: anchor, positive,
             then hard negatives.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
-        teacher ([`TeacherEmbeddings`], *optional*): A teacher's embeddings of the texts in all columns, for objectives
-            with a teacher, or a guide's, to find false negatives. Default: those that `args` names.
+        teacher (`str`, [`~sentence_transformers.SentenceTransformer`], [`Teacher`] or [`TeacherEmbeddings`],
+            *optional*): A teacher, for objectives with one, or a guide, to find false negatives: its folder or Hub id,
+            the model, or its embeddings of the texts in all columns. Default: the one that `args` names.
         objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
             a [`Composition`].
+        peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole encoder.
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
-        ValueError: as [`NestedTrainer`], if an argument is out of range, if `unsupervised` training gets a model
-            without dropout, or if there is a `guide_margin` but no guide.
+        ValueError: as [`NestedTrainer`], if an argument is out of range or of another type than above, if a text is
+            missing or empty, if `unsupervised` training gets a model without dropout, or if there is a `guide_margin`
+            but no guide.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         args: EmbeddingConfig,
-        processing_class: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        teacher: TeacherEmbeddings | None = None,
+        teacher: Any = None,
         objective: Objective | None = None,
+        peft_config: Any = None,
         **kwargs: Any,
     ):
+        check_given(self, args, EmbeddingConfig, train_dataset, eval_dataset)
+        model, processing_class = backbone_of(model, processing_class, AutoModel, peft_config)
         encoder = unwrap_encoder(model)
         self.published = published = EmbeddingSettings.of(encoder)
         limit = longest_text(encoder.config, processing_class, published.max_length if published else None)
@@ -70,12 +80,14 @@ class EmbeddingTrainer(PublishingTrainer):
         datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]
         columns = args.columns_of(*datasets)
         roles = args.roles_of(columns)
+        for dataset in datasets:
+            require_texts(dataset, columns)
         if args.unsupervised and not has_dropout(model):
             raise ValueError(
                 f"{type(model).__name__} has no dropout (see its config): two views of a text would be the same."
             )
-        if teacher is None:
-            teacher = self.teacher_of(model, args, datasets, columns, processing_class)
+        if not isinstance(teacher, TeacherEmbeddings):
+            teacher = self.teacher_of(model, args, datasets, columns, processing_class, teacher)
         if teacher is None and args.guide_margin is not None:
             raise ValueError("guide_margin needs a guide: name one in guide, such as {name_or_path: ...}.")
         self.teacher = teacher
@@ -111,13 +123,15 @@ class EmbeddingTrainer(PublishingTrainer):
         datasets: Sequence[Any],
         columns: Sequence[str],
         processing_class: PreTrainedTokenizerBase,
+        given: Any = None,
     ) -> TeacherEmbeddings | None:
         """Hook for methods with a teacher: its embeddings of all texts, if none were passed. Here those of the guide
-        that `args` names; `None` without one."""
-        if args.guide is None:
+        that was given, or else that `args` names; `None` without one."""
+        if given is None and args.guide is None:
             return None
+        guide = guide_of(args.guide) if given is None else teacher_from(given)
         texts = all_texts(datasets, columns, args.field_separator, processing_class)
-        return guide_of(args.guide).embed(texts, args.guide_cache_dir, description="Guide")
+        return guide.embed(texts, args.guide_cache_dir, description="Guide")
 
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         """Build the objective that `args` describes."""

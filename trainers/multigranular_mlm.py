@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase, TrainerCallback
 
 from .core import papers
 from .core.arguments import NestedTrainingArguments
 from .core.described import described
+from .core.given import backbone_of, check_given
 from .core.objective import NestedBatch, Objective, Terms
 from .core.packed_rows import check_packable
 from .core.states import unwrap_encoder
@@ -138,12 +138,14 @@ class MultigranularMLMTrainer(PublishingTrainer):
     Trains a masked language model at every granularity of a grid, with [`MultigranularMLM`].
 
     Args:
-        model ([`~transformers.PreTrainedModel`]): A backbone with a masked-LM head.
+        model (`str` or [`~transformers.PreTrainedModel`]): A backbone with a masked-LM head, or its folder or Hub id.
         args ([`MultigranularMLMConfig`]): Training arguments.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer with a mask token.
+        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer with a mask token. Default:
+            the one beside the backbone.
         train_dataset ([`~datasets.Dataset`], *optional*): Tokenised texts, in a column `input_ids`. Rows with a column
             `document_lengths` are packed ([`load_prepared`][trainers.data.preparing.load_prepared]).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Tokenised texts for evaluation.
+        peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole backbone.
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
@@ -155,13 +157,16 @@ class MultigranularMLMTrainer(PublishingTrainer):
 
     def __init__(
         self,
-        model: nn.Module,
+        model: Any,
         args: MultigranularMLMConfig,
-        processing_class: PreTrainedTokenizerBase,
+        processing_class: PreTrainedTokenizerBase | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
+        peft_config: Any = None,
         **kwargs: Any,
     ):
+        check_given(self, args, MultigranularMLMConfig, train_dataset, eval_dataset)
+        model, processing_class = backbone_of(model, processing_class, AutoModelForMaskedLM, peft_config)
         if processing_class.mask_token is None:
             raise ValueError(f"{type(processing_class).__name__} has no mask token, which masked-LM training needs.")
         if train_dataset is not None and DOCUMENT_LENGTHS in (train_dataset.column_names or ()):

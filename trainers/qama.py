@@ -10,7 +10,7 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModel, PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings, M3BertQuantizer, M3BertQuantizerConfig
 
@@ -18,6 +18,7 @@ from .core.checkpoints import part_of
 from .core.composition import mapping_of
 from .core.described import described
 from .core.fsdp import whole_root, with_weights
+from .core.given import backbone_of, check_given
 from .core.granularity import Granularity, Grid
 from .core.objective import Objective
 from .core.parts.quantization import QAMA
@@ -151,12 +152,22 @@ class QAMATrainer(DistillationTrainer):
     needed. At the end, thresholds are computed again from the training texts.
     """
 
-    def __init__(self, model: nn.Module, args: QAMAConfig, *others: Any, **kwargs: Any):
+    def __init__(
+        self,
+        model: Any,
+        args: QAMAConfig,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        *others: Any,
+        peft_config: Any = None,
+        **kwargs: Any,
+    ):
+        check_given(self, args, QAMAConfig, None, None)
+        model, processing_class = backbone_of(model, processing_class, AutoModel, peft_config)
         self.source = unwrap_encoder(model).config.name_or_path
         self.earlier_record = TrainingRecord.find(self.source) if self.source else None
         if args.frozen:
             model.requires_grad_(False)
-        super().__init__(model, args, *others, **kwargs)
+        super().__init__(model, args, processing_class, *others, **kwargs)
         if args.frozen:
             self.quantizer.config.layers = shared_layers(unwrap_encoder(self.backbone).config)
 

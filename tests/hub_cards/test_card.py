@@ -273,7 +273,7 @@ def test_the_card_says_what_the_run_was(published):
     text = ModelCard.load(published / "README.md").text
     for said in (
         "`ContrastiveTrainer`, 2 steps of 8 rows",
-        "24 rows with columns text, other",
+        "24 rows with columns anchor, positive",
         "huggingface.co/papers/2605.19568",
         "Eqs. 1 and 4",
         "| `learning_rate` | `0.0003` |",

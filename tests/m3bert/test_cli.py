@@ -152,6 +152,44 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path):
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["convert", "a", "b", "--fit_exti", "c"], "unknown option --fit_exti. Did you mean --fit_exits"),
+        (["push", "a", "u/b", "--licence=mit"], "unknown option --licence. Did you mean --license?"),
+        (
+            ["train", "mipic", "--lerning_rate", "3"],
+            "unknown option --lerning_rate. Did you mean ",
+        ),
+        (["evaluate", "--zzzzzz"], "unknown option --zzzzzz. --help lists all options."),
+        (
+            ["choose", "a.json", "b.json", "--documents", "9"],
+            "'b.json' belongs to no option; --help",
+        ),
+    ],
+)
+def test_an_unknown_option_is_refused_with_those_that_may_be_meant(arguments, message, monkeypatch):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert str(end.value.code).startswith(f"error: {message}") and "\n" not in end.value.code
+
+
+@pytest.mark.parametrize(("debug", "traced"), [("1", True), ("0", False), ("", False)])
+def test_the_traceback_of_an_error_is_kept_on_request(monkeypatch, debug, traced):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setenv("M3BERT_DEBUG", debug)
+    with pytest.raises(ValueError if traced else SystemExit, match="poetry is neither a recipe nor a file"):
+        main(["recipes", "poetry"])
+
+
+def test_libraries_do_not_talk_before_a_command_does():
+    """torchao and torch log lines about themselves while transformers imports them."""
+    done = process("-m", "m3bert", "evaluate", "--list_tasks")
+    assert done.returncode == 0 and done.stdout.startswith("tasks: ")
+    assert done.stderr == ""
+
+
 def test_a_reader_that_stops_reading_is_no_error():
     command = f"{sys.executable} -m m3bert recipes mipic_bert | true"
     done = subprocess.run(

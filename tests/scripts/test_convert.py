@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import transformers
 
 from scripts.convert import main
@@ -47,3 +48,28 @@ def test_a_source_that_is_not_there_is_said_in_one_line(tmp_path, run_module):
     assert done.returncode == 1
     assert done.stderr.strip().splitlines()[-1].startswith("error: ")
     assert "nowhere" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_model_is_replaced_on_request_and_nothing_else(encoder_folder, tmp_path):
+    source, out = str(encoder_folder), tmp_path / "out"
+    main([source, str(out)])
+    (out / "notes.txt").write_text("mine")
+    (out / "1_Pooling").mkdir(exist_ok=True)
+    before = {file.name: file.stat().st_mtime_ns for file in out.iterdir()}
+    with pytest.raises(ValueError, match="out holds a model: pass --overwrite to replace it, or name another folder"):
+        main([source, str(out)])
+    assert {file.name: file.stat().st_mtime_ns for file in out.iterdir()} == before
+    main([source, str(out), "--overwrite", "--encoder_only"])
+    assert (out / "model.safetensors").is_file() and (out / "notes.txt").read_text() == "mine"
+    assert not (out / "1_Pooling").exists()
+    with pytest.raises(ValueError, match="is the source: name another folder for the result"):
+        main([source, source, "--overwrite"])
+    with pytest.raises(ValueError, match="is an m3BERT, so it is elastic already"):
+        main([str(out), str(tmp_path / "again")])
+
+
+def test_a_wrong_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/nowhere", str(tmp_path / "nowhere")):
+        with pytest.raises(OSError, match=f"^{name} is not a folder, and could not be loaded from the Hub: "):
+            main([name, "out"])

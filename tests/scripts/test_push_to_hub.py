@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import runpy
 import subprocess
@@ -198,16 +199,22 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
             assert torch.equal(outputs[name], model(**inputs)[0]), name
 
 
-def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push):
+def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push, tmp_path):
     exits = [run / "exits", "user/exits", "--dry_run"]
+    laid_out = tmp_path / "laid-out"
     done = push(
-        [run / "output", "user/model", "--dry_run", "--results", run / "results.json"],
+        [run / "output", "user/model", "--dry_run", "--results", run / "results.json", "--output_dir", laid_out],
         *(exits, [*exits, "--granularity", "2x16"], [*exits, "--granularity", "0x8"]),
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Nothing was pushed") == 4
     assert "model.safetensors" in done.stdout and "Nothing was pushed" in done.stdout
     assert "stays here  checkpoint-2/optimizer.pt: a training checkpoint" in done.stdout
+    assert (laid_out / "README.md").read_text().startswith("---\n")
+    written = {path.relative_to(laid_out).as_posix() for path in laid_out.rglob("*") if path.is_file()}
+    assert {"README.md", "model.safetensors", "config.json", "results.json"} <= written
+    assert all(re.search(rf"^ *[\d,]+  {re.escape(name)}$", done.stdout, re.MULTILINE) for name in written)
+    assert not any("checkpoint-2" in name for name in written)
     assert not hub.repos and {request.method for request in hub.requests} <= {"HEAD", "GET"}
 
 

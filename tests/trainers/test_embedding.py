@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import peft
 import pytest
@@ -31,6 +30,7 @@ from trainers import (
     SimCSETrainer,
     StarbucksConfig,
     StarbucksTrainer,
+    TeacherEmbeddings,
 )
 from trainers.embedding import has_dropout
 
@@ -175,7 +175,8 @@ def test_a_trainer_looks_at_its_columns_once(tiny_tokenizer, sentences, tmp_path
     monkeypatch.setattr(config_class, "columns_of", counting)
     changes = {"per_device_train_batch_size": 8} | ({"method": "mse"} if method == "IBKD" else {"unsupervised": False})
     pairs = Dataset.from_dict({"query": sentences[:24], "answer": sentences[24:]})
-    teacher = {"teacher": SimpleNamespace(width=20)} if method == "IBKD" else {}
+    vectors = TeacherEmbeddings.write(["open"], torch.ones(1, 20), tmp_path / "teacher.npy")
+    teacher = {"teacher": vectors} if method == "IBKD" else {}
     args = config_class(**quiet(tmp_path, grid="6x32" if method == "SimCSE" else "6x8,32", **changes))
     trainer = trainer_class(
         M3BertModel(tiny_config()), args, tiny_tokenizer, pairs, eval_dataset={"a": pairs, "b": pairs}, **teacher

@@ -16,7 +16,9 @@ from modeling_m3bert import EmbeddingSettings
 
 from ..losses import Guide, nested_info_nce
 from .arguments import NestedTrainingArguments
+from .columns import labels_of, text_columns_of
 from .composition import mapping_of
+from .dataset_checks import header_of
 from .described import described
 from .distributed import RankRows
 from .granularity import Grid
@@ -247,7 +249,10 @@ class EmbeddingConfig(NestedTrainingArguments):
         unsupervised (`bool`, *optional*, defaults to `False`): Train on one text column. The positive of a text is the
             text itself under another dropout mask (SimCSE).
         text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives.
-            `title+text` joins two columns. Default: all columns of the dataset, in their order.
+            `title+text` joins two columns. Default: by their names, in any order: `anchor`, `query`, `question` or
+            `sentence1`; `positive`, `document`, `answer` or `sentence2`; `negative`, `negative_1`, ...; `text` for a
+            single text, or for the other side of a pair. `label` and `score` are not read. A dataset with other
+            columns is refused.
         field_separator (`str`, *optional*): Text between joined columns. Default: the tokenizer's separator token.
         max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: 512,
             or less if the model was published for shorter texts. The saved model keeps the length that it was
@@ -425,22 +430,44 @@ class EmbeddingConfig(NestedTrainingArguments):
 
     def columns_of(self, *datasets: Any) -> list[str]:
         """
-        The text columns to train on: `text_columns`, or all columns of the first dataset that knows its columns.
+        The text columns to train on: `text_columns`, or those of the first dataset that knows its columns. It says in
+        the log that labels are not read.
 
         Raises:
-            ValueError: if the number of columns does not fit: one if `unsupervised`, otherwise two or more.
+            ValueError: as [`~EmbeddingConfig.named_columns`], or if the number of columns does not fit: one if
+                `unsupervised`, otherwise two or more.
         """
         columns = self.named_columns(*datasets)
         found = ", ".join(columns) or "none"
         if self.unsupervised and len(columns) != 1:
-            raise ValueError(f"Unsupervised training takes one text column; found: {found}. Name one in text_columns.")
+            raise ValueError(
+                f"Unsupervised training takes one text column; found: {found}. Name one in text_columns, or pass "
+                "unsupervised=False to train on pairs."
+            )
         if not self.unsupervised and len(columns) < 2:
             raise ValueError(f"Contrastive training needs two text columns or more; found: {found}.")
+        if not self.unsupervised and self.text_columns is None and (labels := labels_of(self._first(datasets)[1])):
+            logger.warning(f"The column(s) {', '.join(labels)} are not read: every row is a positive pair.")
         return columns
 
     def named_columns(self, *datasets: Any) -> list[str]:
-        """`text_columns`, or all columns of the first dataset that knows its columns, unchecked."""
+        """
+        `text_columns`, or the text columns of the first dataset that knows its columns ([`text_columns_of`]). Their
+        number is not checked.
+
+        Raises:
+            ValueError: if it is not clear from their names which columns have text.
+        """
         if self.text_columns is not None:
             return self.text_columns
-        named = [list(dataset.column_names or []) for dataset in datasets if dataset is not None]
-        return next((names for names in named if names), [])
+        dataset, found = self._first(datasets)
+        try:
+            return text_columns_of(found)
+        except ValueError as error:
+            raise ValueError(f"{error}{header_of(dataset)}") from error
+
+    @staticmethod
+    def _first(datasets: Sequence[Any]) -> tuple[Any, list[str]]:
+        """The first dataset that knows its columns, and these."""
+        named = ((dataset, list(dataset.column_names or [])) for dataset in datasets if dataset is not None)
+        return next(((dataset, names) for dataset, names in named if names), (None, []))

@@ -94,8 +94,8 @@ class TextColumnsCollator:
             Default: `max_length`.
 
     Raises:
-        ValueError: if a column joins fields and there is no separator; on a call, if a row lacks a field or the field
-            is not text.
+        ValueError: if a column joins fields and there is no separator; on a call, if a row lacks a field, or the field
+            is not text or is empty.
     """
 
     def __init__(
@@ -120,6 +120,8 @@ class TextColumnsCollator:
         batch = {}
         for column in self.columns:
             texts = [joined_text(row, column, self.separator) for row in rows]
+            if not all(text and not text.isspace() for text in texts):
+                raise ValueError(f"Column {column!r} of a row has no text.")
             encoded = self.tokenizer(
                 [self.prompts.get(column, "") + text for text in texts],
                 padding=True,

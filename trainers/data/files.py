@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
 from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
-from ..core.dataset_checks import require_columns
+from ..core.dataset_checks import ORIGINS, Origin, place_of, require_columns
 from ..core.streams import DatasetShard, Stream
-from .collators import joined_text
+from .collators import fields_of, joined_text
 
 
 FORMATS = {
@@ -44,14 +49,108 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
     kind = format_of(files)
     builder, options = BUILDERS.get(kind, (kind, {}))
     try:
-        return load_dataset(builder, data_files=list(files), split="train", streaming=streaming, **options)
-    except DatasetGenerationError as error:
+        dataset = load_dataset(builder, data_files=list(files), split="train", streaming=streaming, **options)
+    except (DatasetGenerationError, ValueError) as error:
+        if "corresponds to no data" in str(error):
+            raise ValueError(f"The dataset is empty: {', '.join(files)} has no rows.") from error
+        broken = next(filter(None, map(broken_line, files)), None) if kind == "json" else None
         reason = str(error.__cause__ or error).splitlines()[0]
-        raise ValueError(f"Cannot read {', '.join(files)}: {reason}") from error
-    except ValueError as error:
-        if "corresponds to no data" not in str(error):
-            raise
-        raise ValueError(f"The dataset is empty: {', '.join(files)} has no rows.") from error
+        raise ValueError(broken or f"Cannot read {', '.join(files)}: {reason}") from error
+    ORIGINS[dataset] = Origin(partial(place_in, files, kind), files[0] if kind in ("csv", "tsv") else None)
+    return dataset
+
+
+def opened_text(file: str) -> IO[str]:
+    """A local file of text, plain or gzipped, open for reading."""
+    opener: Any = gzip.open if file.endswith(".gz") else open
+    return opener(file, "rt", encoding="utf-8", errors="replace", newline="")
+
+
+def broken_line(file: str) -> str | None:
+    """What is wrong with the first line of a JSON Lines file that is no JSON object; `None` if there is none, or the
+    file is not local or is one JSON array."""
+    if is_url(file):
+        return None
+    with opened_text(file) as lines:
+        for number, line in enumerate(lines, 1):
+            if number == 1 and line.lstrip().startswith("["):
+                return None
+            try:
+                if line.strip() and not isinstance(json.loads(line.rstrip()), dict):
+                    return f"{file}, line {number} is not a JSON object: {line.strip()[:80]}"
+            except json.JSONDecodeError as error:
+                return f"{file}, line {number} is not JSON: {error.msg} (column {error.colno})."
+    return None
+
+
+def place_in(files: Sequence[str], kind: str, row: int) -> str:
+    """The file and the line of a row of data files of one format; files that are not local have no lines."""
+    if any(map(is_url, files)):
+        return f"Row {row + 1} of {', '.join(files)}"
+    for file in files:
+        if kind == "parquet":
+            count = pq.read_metadata(file).num_rows
+            if row < count:
+                return f"{file}, row {row + 1}"
+            row -= count
+            continue
+        with opened_text(file) as lines:
+            for line in lines_of_rows(lines, kind):
+                if row == 0:
+                    return f"{file}, line {line}"
+                row -= 1
+    raise IndexError(f"{', '.join(files)} have {row + 1} rows fewer.")
+
+
+def lines_of_rows(lines: Iterable[str], kind: str) -> Iterator[int]:
+    """The number of the line on which each row of a text, JSON Lines, CSV or TSV file ends, from 1."""
+    if kind == "text":
+        yield from (number for number, _ in enumerate(lines, 1))
+    elif kind == "json":
+        yield from (number for number, line in enumerate(lines, 1) if line.strip())
+    else:
+        rows = csv.reader(lines, delimiter="\t" if kind == "tsv" else ",")
+        next(rows, None)  # the header
+        yield from (rows.line_num for row in rows if row)
+
+
+def require_texts(dataset: Any, columns: Sequence[str]) -> None:
+    """
+    Check that every row of a dataset has a text in every text column, before any work is done. A stream is checked
+    while it is read.
+
+    Args:
+        dataset ([`~datasets.Dataset`] or stream): The data.
+        columns (`Sequence[str]`): Text columns; `"title+text"` needs a text in one of the fields.
+
+    Raises:
+        ValueError: as [`require_columns`], or if a column is not text, or a text is missing or empty. The message
+            names the place of the row, with file and line if they are known, and the column.
+    """
+    fields = list(dict.fromkeys(field for column in columns for field in fields_of(column)))
+    require_columns(dataset, fields)
+    if not isinstance(dataset, Dataset) or dataset.format["type"] == "custom":
+        return
+    for field in fields:
+        feature = dataset.features[field]
+        kind = getattr(feature, "dtype", None) or type(feature).__name__
+        if kind not in ("string", "large_string", "null"):
+            raise ValueError(
+                f"Column {field!r} is not text, but {kind}; the dataset has {', '.join(dataset.column_names)}. Name "
+                "the columns with text in text_columns."
+            )
+    start = 0
+    for table in dataset.select_columns(fields).with_format("arrow").iter(batch_size=100_000):
+        letters = {
+            field: pc.fill_null(pc.utf8_length(pc.utf8_trim_whitespace(table[field].cast("string"))), 0)
+            for field in fields
+        }
+        for column in columns:
+            longest = pc.max_element_wise(*(letters[field] for field in fields_of(column)))
+            if (row := pc.index(longest, 0).as_py()) >= 0:
+                what = "has None" if table[fields_of(column)[0]][row].as_py() is None else "has no text"
+                raise ValueError(f"{place_of(dataset, start + row)}: column {column!r} {what}.")
+        start += len(table)
 
 
 def stream_files(files: Sequence[str]) -> Stream:

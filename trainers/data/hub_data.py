@@ -61,7 +61,8 @@ def _reading(name: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = "" if Path(name).is_dir() else " from the Hub"
-        raise OSError(f"{name} could not be read{place} ({type(error).__name__}).") from error
+        kind = type(error).__name__
+        where = f" ({kind})" if Path(name).is_dir() else f" from the Hub ({kind}), and there is no such folder"
+        raise OSError(f"{name} could not be read{where}.") from error
     except (ValueError, DatasetsError) as error:
         raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error

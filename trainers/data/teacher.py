@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -116,9 +118,14 @@ class Teacher:
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": self.trust_remote_code}
         safe = {"use_safetensors": True}  # never load pickles
         device = None if self.compute is None else str(self.compute.torch_device)
-        model = library.SentenceTransformer(self.name_or_path, model_kwargs=safe, device=device, **options)
+        return self.with_settings(
+            library.SentenceTransformer(self.name_or_path, model_kwargs=safe, device=device, **options)
+        )
+
+    def with_settings(self, model: SentenceTransformer) -> SentenceTransformer:
+        """The model with the pooling, the length and the way to compute that were asked for."""
         if self.pooling is not None:
-            kind = library.sentence_transformer.modules.Pooling
+            kind = require_sentence_transformers("A teacher").sentence_transformer.modules.Pooling
             for name, part in model.named_children():
                 if isinstance(part, kind):
                     model._modules[name] = kind(part.embedding_dimension, pooling_mode=self.pooling)
@@ -213,6 +220,58 @@ class Teacher:
                 f"{self.dtype}, for example of {texts[int(wrong[0])][:80]!r}."
             )
         return vectors
+
+
+@dataclass(frozen=True)
+class LoadedTeacher(Teacher):
+    """
+    A [`Teacher`] that is in memory.
+
+    Args:
+        model ([`~sentence_transformers.SentenceTransformer`]): The teacher. It is not changed.
+    """
+
+    model: Any = None
+
+    @cached_property
+    def commit(self) -> str:
+        """A digest of the weights and of how texts are read."""
+        reading = [str(self.model), sorted(self.model.prompts.items()), self.model.default_prompt_name]
+        digest = blake2b(repr(reading).encode(), digest_size=16)
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def load(self) -> SentenceTransformer:
+        """The model, or a copy of it if settings change it."""
+        changed = self.pooling is not None or self.max_length is not None or self.compute is not None
+        return self.with_settings(copy.deepcopy(self.model)) if changed else self.model
+
+
+def teacher_from(given: Any, **settings: Any) -> Teacher:
+    """
+    The teacher that a user passes.
+
+    Args:
+        given (`str`, [`~sentence_transformers.SentenceTransformer`] or [`Teacher`]): Folder or Hub id, the model, or
+            the teacher itself.
+        settings: Arguments of [`Teacher`] for the first two.
+
+    Raises:
+        ValueError: if it is something else.
+    """
+    if isinstance(given, Teacher):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return Teacher(str(given), **settings)
+    if not hasattr(given, "encode") or not hasattr(given, "transformers_model"):
+        raise ValueError(
+            f"teacher is a {type(given).__name__}: pass a folder, a Hub id, a SentenceTransformer, a Teacher or "
+            "TeacherEmbeddings."
+        )
+    name = getattr(getattr(given.transformers_model, "config", None), "name_or_path", "")
+    return LoadedTeacher(name_or_path=name or "teacher", model=given, **settings)
 
 
 class TeacherEmbeddings:

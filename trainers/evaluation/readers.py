@@ -62,7 +62,7 @@ def read_part(task: Task, data: Path | None, part: str) -> Rows:
             return _relabel(read_rows(file), task.labels)
         looked.append(f"{file} does not exist")
     else:
-        looked.append("no folder of local data was given")
+        looked.append("no folder of local data was given (M3BERT_DATA)")
     if task.hub is None:
         looked.append("it is not on the Hub in this form")
     else:

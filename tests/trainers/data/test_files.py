@@ -8,7 +8,7 @@ import json
 import pytest
 from datasets import Dataset, IterableDataset
 
-from trainers.data.files import load_files, tokenize_texts
+from trainers.data.files import load_files, require_texts, tokenize_texts
 
 
 ROWS = [{"query": "open", "text": "read it"}, {"query": "list", "text": "a name"}]
@@ -70,3 +70,71 @@ def test_texts_become_token_ids_and_long_ones_are_cut(tiny_tokenizer):
     assert len(found[1]["input_ids"]) == 6 and found[1]["special_tokens_mask"] == [1, 0, 0, 0, 0, 1]
     with pytest.raises(ValueError, match=r"lacks the column\(s\) text; it has body, other"):
         tokenize_texts(data, tiny_tokenizer)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"text": "a"}', "", '{"text": "b"', '{"text": "c"}'], "b.jsonl.*, line 3 is not JSON: "),
+        (['{"text": "a"}', '["b"]'], r"b.jsonl.*, line 2 is not a JSON object: \["),
+    ],
+)
+def test_a_broken_line_is_named(tmp_path, lines, message, zipped):
+    name = "b.jsonl.gz" if zipped else "b.jsonl"
+    with (gzip.open if zipped else open)(tmp_path / name, "wt") as opened:
+        opened.write("\n".join(lines))
+    other = "a.jsonl.gz" if zipped else "a.jsonl"
+    with (gzip.open if zipped else open)(tmp_path / other, "wt") as opened:
+        opened.write('{"text": "first"}\n')
+    with pytest.raises(ValueError, match=message):
+        load_files([str(tmp_path / other), str(tmp_path / name)])
+
+
+MISSING = {
+    "rows.jsonl": ('{"query": "a", "text": "b"}\n\n{"query": "c", "text": null}\n', "rows.jsonl, line 3: .* has None"),
+    "rows.csv": ('query,text\n"a\nb",c\n\nd,  \n', "rows.csv, line 5: column 'text' has no text"),
+    "rows.tsv": ("query\ttext\na\tb\nc\t\n", "rows.tsv, line 3: column 'text' has None"),
+    "rows.txt": ("a\n\nb\n", "rows.txt, line 2: column 'text' has no text"),
+}
+
+
+@pytest.mark.parametrize("name", list(MISSING))
+def test_a_missing_or_empty_text_is_named_by_file_line_and_column(tmp_path, name):
+    content, message = MISSING[name]
+    (tmp_path / name).write_text(content)
+    columns = ["text"] if name == "rows.txt" else ["query", "text"]
+    with pytest.raises(ValueError, match=message):
+        require_texts(load_files([str(tmp_path / name)]), columns)
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "message"),
+    [
+        ({"text": ["a", None]}, ["text"], "Row 2 of the dataset: column 'text' has None"),
+        ({"text": [None, None]}, ["text"], "Row 1 of the dataset: column 'text' has None"),
+        ({"text": ["a", " \n"]}, ["text"], "Row 2 of the dataset: column 'text' has no text"),
+        ({"text": ["a"], "idx": [3]}, ["text", "idx"], "Column 'idx' is not text, but int64; .* in text_columns"),
+        ({"text": [["a"]]}, ["text"], "Column 'text' is not text, but "),
+        ({"title": ["", ""], "text": ["a", None]}, ["title+text"], "Row 2 of the dataset: .*'title.text' has no text"),
+    ],
+)
+def test_a_dataset_is_checked_before_training(rows, columns, message):
+    with pytest.raises(ValueError, match=message):
+        require_texts(Dataset.from_dict(rows), columns)
+    good = Dataset.from_dict({"title": [None, "a"], "text": ["b", ""]})
+    require_texts(good.shuffle(seed=1), ["title+text"])
+    with pytest.raises(ValueError, match="Row 1 of the dataset: column 'text' has no text"):
+        require_texts(good.select([1, 0]), ["text"])
+
+
+def test_rows_of_a_second_file_are_named_by_its_lines(tmp_path):
+    texts = {"a.csv": "text\na\nb\n", "b.csv": "text\nc\n  \n"}
+    for name, content in texts.items():
+        (tmp_path / name).write_text(content)
+    data = load_files([str(tmp_path / name) for name in texts])
+    with pytest.raises(ValueError, match=r"b\.csv, line 3: column 'text' has no text"):
+        require_texts(data, ["text"])
+    data.to_parquet(str(tmp_path / "c.parquet"))
+    with pytest.raises(ValueError, match=r"c\.parquet, row 4: column 'text' has no text"):
+        require_texts(load_files([str(tmp_path / "c.parquet")]), ["text"])
