@@ -366,7 +366,7 @@ def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
         (["starbucks", "FILES", "pairs.jsonl", "--per_device_train_batch_size", "1"], "without negatives"),
         (["multigranular-mlm", "FILES", "pairs.jsonl"], "lacks the column(s) text; it has query, answer"),
         (["multigranular-mlm", "FILES", "empty.txt"], "The dataset is empty"),
-        (["contrastive", "FILES", "broken.jsonl"], "Cannot read .*broken.jsonl: "),
+        (["contrastive", "FILES", "broken.jsonl"], "broken.jsonl, line 1 is not JSON: "),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(text_files, tiny_checkpoint, change, message):
