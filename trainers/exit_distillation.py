@@ -14,6 +14,7 @@ from .core.composition import Composition
 from .core.described import described
 from .core.granularity import Grid
 from .core.objective import Identity, Objective
+from .core.optimization import set_apart
 from .core.parts.cross_depth import CrossDepth
 from .core.parts.teacher_space import TeacherSpace
 from .core.states import unwrap_encoder
@@ -54,6 +55,8 @@ class ExitDistillationConfig(DistillationConfig):
         alignment (`float`, *optional*, defaults to 10.0): Weight of `1 - cosine` to the teacher's embedding of the
             text, in addition to the loss.
         full_size_weight (`float`, *optional*, defaults to 20.0): Weight of the full size, which is to stay what it is.
+        state_only_weight (`float`, *optional*, defaults to 0.5): Weight of the same losses for the state-only maps of
+            layers that read the static table, which native exports have.
         candidates (`int`, *optional*, defaults to 4096): Number of embeddings that are drawn from the teacher's cache
             at each step, in addition to those of the batch.
         pair_weight (`float`, *optional*, defaults to 0.0): Weight of [`CrossDepth`] on labelled pairs: the query at
@@ -61,6 +64,8 @@ class ExitDistillationConfig(DistillationConfig):
             layer.
         pair_temperature (`float`, *optional*, defaults to 0.05): Temperature of [`CrossDepth`].
         learning_rate (`float`, *optional*, defaults to 3e-4): Initial learning rate of AdamW.
+        table_learning_rate (`float`, *optional*, defaults to 1e-3): Initial learning rate of the static table, if the
+            model has one. Its rows have no weight decay.
         per_device_train_batch_size (`int`, *optional*, defaults to 64): Rows per device and step.
 
     The default grid has every layer with an exit and the last one, at 16, 32, 64, ... dims and the full width. Exits
@@ -75,16 +80,20 @@ class ExitDistillationConfig(DistillationConfig):
     loss: str = "similarity"
     alignment: float = 10.0
     full_size_weight: float = 20.0
+    state_only_weight: float = 0.5
     candidates: int = 4096
     pair_weight: float = 0.0
     pair_temperature: float = 0.05
     learning_rate: float = 3e-4
+    table_learning_rate: float = 1e-3
     per_device_train_batch_size: int = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.pair_weight < 0:
             raise ValueError(f"pair_weight={self.pair_weight} must not be negative.")
+        if self.table_learning_rate < 0:
+            raise ValueError(f"table_learning_rate={self.table_learning_rate} must not be negative.")
 
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = super().columns_of(*datasets)
@@ -131,3 +140,11 @@ class ExitDistillationTrainer(DistillationTrainer):
     [`ExitDistillation`] and an [`ExitDistillationConfig`]. Start from a model with fitted exits
     ([`fit_exits`]); no labels are needed.
     """
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        fresh = self.optimizer is None
+        optimizer = super().create_optimizer(model)
+        table = getattr(unwrap_encoder(self.backbone), "static_table", None)
+        if fresh and table is not None:
+            set_apart(optimizer, [table.weight], self.args.table_learning_rate)
+        return optimizer

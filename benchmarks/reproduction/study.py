@@ -20,6 +20,7 @@ from torch import nn
 
 from benchmarks._measure import commit
 from trainers import Granularity, Grid, NestedModel, Objective
+from trainers.core.checkpoints import complete_checkpoints
 from trainers.core.composition import merged
 
 
@@ -42,7 +43,13 @@ class Run:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def train(
-        self, model: Any, tokenizer: Any, dataset: Dataset, objects: Mapping[str, Any] | None = None, **shared: Any
+        self,
+        model: Any,
+        tokenizer: Any,
+        dataset: Dataset,
+        objects: Mapping[str, Any] | None = None,
+        folder: Path | None = None,
+        **shared: Any,
     ) -> Any:
         """
         Train `model` in place.
@@ -52,16 +59,26 @@ class Run:
             tokenizer (`Any`): Its tokenizer.
             dataset ([`~datasets.Dataset`]): The training data.
             objects (`dict`, *optional*): Further arguments of the trainer, such as a teacher.
+            folder (`Path`, *optional*): Folder of checkpoints, one per 25 steps. A run that was interrupted continues
+                with its last one. Default: no checkpoints.
             shared (`Any`): Settings that all runs of a study share; those of the run override them.
 
         Returns:
             The trainer.
         """
-        quiet = {"logging_strategy": "no", "save_strategy": "no", "disable_tqdm": True, "report_to": "none"}
-        with tempfile.TemporaryDirectory() as folder:
-            args = self.config_class(output_dir=folder, **merged({**quiet, **shared}, self.settings))
+        quiet: dict[str, Any] = {
+            "logging_strategy": "no",
+            "save_strategy": "no",
+            "disable_tqdm": True,
+            "report_to": "none",
+        }
+        if folder is not None:
+            quiet |= {"save_strategy": "steps", "save_steps": 25, "save_total_limit": 1}
+        with tempfile.TemporaryDirectory() as temporary:
+            output = str(folder or temporary)
+            args = self.config_class(output_dir=output, **merged({**quiet, **shared}, self.settings))
             trainer = self.trainer_class(model, args, tokenizer, dataset, **(objects or {}))
-            trainer.train()
+            trainer.train(resume_from_checkpoint=next(reversed(complete_checkpoints(output)), None))
         return trainer
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 from datasets import Dataset
@@ -10,6 +12,7 @@ from transformers import AutoModel
 from modeling_m3bert import M3BertModel
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.test_exits import pooled, random_texts
+from tests.trainers.tiny_run import assert_same_weights, run_two
 from trainers import ExitDistillationConfig, ExitDistillationTrainer, fit_exits, truncate
 
 
@@ -59,6 +62,69 @@ def test_shallow_layers_learn_and_the_full_depth_stays(fitted, tiny_tokenizer, t
     assert torch.cosine_similarity(before, after).mean() > 0.98
 
 
+def test_every_map_and_the_table_learn(fitted, tiny_tokenizer, tmp_path):
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, max_steps=1, learning_rate=1e-3)
+    before = {name: value.clone() for name, value in trainer.backbone.named_parameters()}
+    trainer.train()
+    same = [name for name, value in trainer.backbone.named_parameters() if torch.equal(value, before[name])]
+    assert {"static_table.weight", "exits.2.weight", "exits.2.joint.weight", "layers.0.self_attn.o_proj.weight"} <= {
+        *before
+    }
+    assert same == []
+
+
+def test_the_table_has_its_own_learning_rate_and_does_not_decay(fitted, tiny_tokenizer, tmp_path):
+    trainer = distiller(
+        fitted, tmp_path, tiny_tokenizer, learning_rate=1e-4, table_learning_rate=1e-2, weight_decay=0.1,
+        lr_scheduler_type="linear", warmup_steps=0,
+    )  # fmt: skip
+    trainer.create_optimizer_and_scheduler(10)
+    groups, table = trainer.optimizer.param_groups, trainer.backbone.static_table.weight
+    seen = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(seen) == sorted(id(parameter) for parameter in trainer.model.parameters()), "each of them once"
+    (own,) = [group for group in groups if any(parameter is table for parameter in group["params"])]
+    assert len(own["params"]) == 1
+    assert (own["lr"], own["weight_decay"]) == (1e-2, 0.0)
+    assert {group["lr"] for group in groups if group is not own} == {1e-4}
+    trainer.optimizer.step()
+    trainer.lr_scheduler.step()
+    assert own["lr"] == pytest.approx(0.9e-2), "the schedule is that of all"
+
+
+STEP = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "table_learning_rate": 0.5, "max_grad_norm": 0.0}
+STEP |= {"candidates": 0, "train_sampling_strategy": "sequential"}  # nothing is drawn
+RUN_TWO = f"""
+from tests.conftest import tiny_tokenizer
+from tests.trainers.test_exit_distillation import distiller
+trainer = distiller(
+    Path(sys.argv[1]) / "fitted", Path(sys.argv[1]) / "two" / "run", tiny_tokenizer.__wrapped__(), ddp_backend="gloo",
+    **{STEP | {"per_device_train_batch_size": 8}}
+)
+assert trainer.accelerator.num_processes == 2
+trainer.train()
+trainer.save_model(str(Path(sys.argv[1]) / "trained"))
+"""
+
+
+def test_two_processes_equal_the_big_batch(fitted, tiny_tokenizer, tmp_path):
+    shutil.copytree(fitted, tmp_path / "fitted")
+    run_two(tmp_path, RUN_TWO)
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, **STEP)
+    trainer.train()
+    trainer.save_model(str(tmp_path / "big"))
+    big, two = (AutoModel.from_pretrained(tmp_path / name) for name in ("big", "trained"))
+    assert_same_weights(two, big, atol=2e-6)
+    assert not torch.equal(big.static_table.weight, AutoModel.from_pretrained(fitted).static_table.weight)
+
+
+def test_a_resumed_run_ends_where_the_straight_one_does(fitted, tiny_tokenizer, tmp_path):
+    saved = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    straight, resumed = (distiller(fitted, tmp_path, tiny_tokenizer, **saved) for _ in range(2))
+    straight.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-2"))
+    assert_same_weights(resumed.backbone, straight.backbone)
+
+
 def test_the_full_size_starts_without_loss(fitted, tiny_tokenizer, tmp_path):
     trainer = distiller(fitted, tmp_path, tiny_tokenizer, max_steps=1, learning_rate=1e-9)
     trainer.train()
@@ -92,7 +158,8 @@ def test_pairs_mix_in_at_any_depth(fitted, tiny_tokenizer, tmp_path):
         ({"loss": "mse"}, "loss='mse' is unknown; legal values: similarity, contrastive"),
         ({"unsupervised": True}, "unsupervised is for contrastive training on text pairs"),
         ({"grid": "2,7x8"}, "The model has layers 0..6 and dims 1..32; outside of it: 7x8"),
-        ({"alignment": -1}, "alignment=-1 and full_size_weight=20.0 must not be negative"),
+        ({"alignment": -1}, "alignment=-1, full_size_weight=20.0 and state_only_weight=0.5 must not be negative"),
+        ({"table_learning_rate": -1}, "table_learning_rate=-1 must not be negative"),
     ],
 )
 def test_what_does_not_fit_is_refused(fitted, tiny_tokenizer, tmp_path, changes, message):

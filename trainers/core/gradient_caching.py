@@ -26,12 +26,27 @@ from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from .chunks import Rows
-from .states import Pooling, nested_states
+from .states import Pooling, TextStates, nested_states, state_only_layers, unwrap_encoder
+
+
+Reading = tuple[int, bool]  # a layer, and whether it is read by its state-only map
+
+
+def readings(model: Any, layers: Sequence[int], state_only: bool) -> list[Reading]:
+    """The layers, and on request those that have a state-only map once more."""
+    alone = state_only_layers(unwrap_encoder(model).config, layers) if state_only else []
+    return [(layer, False) for layer in layers] + [(layer, True) for layer in alone]
+
+
+def pooled_reading(states: TextStates, reading: Reading, pooling: Pooling) -> torch.Tensor:
+    """The embeddings of a reading, `(texts, hidden_size)`."""
+    layer, alone = reading
+    return (states.without_table() if alone else states).pooled(layer, pooling)
 
 
 def cached_vectors(
-    model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling
-) -> dict[int, torch.Tensor]:
+    model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling, state_only: bool = False
+) -> dict[Reading, torch.Tensor]:
     """
     Pooled states of mini-batches at several layers. Values and gradients are those of encoding all texts at once. The
     memory is that of the activations of one mini-batch; the cost is one more forward pass.
@@ -45,17 +60,18 @@ def cached_vectors(
         batches (`Sequence[dict[str, torch.Tensor]]`): Mini-batches: outputs of the tokenizer, one text per row.
         layers (`Iterable[int]`): Layers to read.
         pooling (`str`): `"mean"`, `"cls"` or `"lasttoken"`.
+        state_only (`bool`, *optional*, defaults to `False`): Also read the state-only maps of these layers.
 
     Returns:
-        `dict[int, torch.Tensor]`: layer -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
+        `dict[Reading, torch.Tensor]`: reading -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
 
     Raises:
         ValueError: as [`nested_states`], or if the encoder uses re-entrant activation checkpointing.
     """
-    layers = sorted(set(layers))
-    encoder = _PooledEncoder(model, layers, pooling)
+    keys = readings(model, sorted(set(layers)), state_only)
+    encoder = _PooledEncoder(model, keys, pooling)
     if len(batches) == 1 or not torch.is_grad_enabled():
-        return dict(zip(layers, _concatenated(map(encoder, batches)), strict=True))
+        return dict(zip(keys, _concatenated(map(encoder, batches)), strict=True))
     # The graph of the first mini-batch shows which parameters are used; the others must not get a gradient.
     replay = _Replay(batches[0])
     with_graph = encoder(batches[0])
@@ -71,15 +87,15 @@ def cached_vectors(
         outputs = _concatenated([first, *map(encoder, batches[1:])])
     else:
         outputs = _CachedEncode.apply(encoder, batches, names, parameters, first, replay, *parameters)
-    return dict(zip(layers, outputs, strict=True))
+    return dict(zip(keys, outputs, strict=True))
 
 
 class _PooledEncoder(nn.Module):
-    """Pooled states of a mini-batch, one tensor per layer, and their backward pass."""
+    """Pooled states of a mini-batch, one tensor per reading, and their backward pass."""
 
-    def __init__(self, model: nn.Module, layers: Sequence[int], pooling: Pooling) -> None:
+    def __init__(self, model: nn.Module, keys: Sequence[Reading], pooling: Pooling) -> None:
         super().__init__()
-        self.model, self.layers, self.pooling = model, layers, pooling
+        self.model, self.keys, self.pooling = model, keys, pooling
 
     def forward(
         self, rows: Rows, replay: _Replay | None = None, grads: Sequence[torch.Tensor] = ()
@@ -92,8 +108,9 @@ class _PooledEncoder(nn.Module):
         return outputs
 
     def pooled(self, rows: Rows) -> tuple[torch.Tensor, ...]:
-        states = nested_states(self.model, rows, self.layers)
-        return tuple(states.pooled(layer, self.pooling) for layer in self.layers)
+        layers, state_only = {layer for layer, _ in self.keys}, any(alone for _, alone in self.keys)
+        states = nested_states(self.model, rows, layers, state_only)
+        return tuple(pooled_reading(states, key, self.pooling) for key in self.keys)
 
 
 class _CachedEncode(torch.autograd.Function):

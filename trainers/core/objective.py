@@ -170,6 +170,11 @@ class Objective(nn.Module):
         return self.grid.layers
 
     @property
+    def reads_state_only(self) -> bool:
+        """Whether [`forward`] also reads the state-only maps of layers that read the static table."""
+        return False
+
+    @property
     def reads_token_states(self) -> bool:
         """Whether [`forward`] reads token states, rather than only pooled embeddings."""
         return self.pooling is None

@@ -1,4 +1,4 @@
-"""A separate learning rate and warm-up for the parameters of an objective, in the same optimizer as the backbone's."""
+"""Separate learning rates, and for the parameters of an objective a separate warm-up, in one optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from transformers import TrainingArguments, get_scheduler
 OWN_GROUP = "of_objective"
 
 
-def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter], lr: float) -> None:
+def set_apart(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Parameter], lr: float, **marks: bool
+) -> None:
     """
     Move parameters of a new optimizer into separate groups, which keep all options but the learning rate.
 
@@ -22,6 +24,7 @@ def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Pa
         optimizer ([`~torch.optim.Optimizer`]): An optimizer before its first step.
         parameters (`Iterable[torch.nn.Parameter]`): The parameters to move.
         lr (`float`): Learning rate of these parameters.
+        marks (`bool`): Further entries of these groups, such as [`OWN_GROUP`].
     """
     moved = {id(parameter) for parameter in parameters}
     for group in list(optimizer.param_groups):
@@ -29,7 +32,7 @@ def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[torch.nn.Pa
         if own:
             group["params"] = [parameter for parameter in group["params"] if id(parameter) not in moved]
             options = {key: value for key, value in group.items() if key not in ("params", "initial_lr")}
-            optimizer.add_param_group({**options, "params": own, "lr": lr, OWN_GROUP: True})
+            optimizer.add_param_group({**options, "params": own, "lr": lr, **marks})
     optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
 

@@ -9,7 +9,7 @@ granularity is a prefix of one tensor.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -97,11 +97,18 @@ class NestedStates:
         layers (`dict[int, torch.Tensor]`): Layer -> state of shape `(batch, tokens, hidden_size)`.
         attention_mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
         causal (`bool`, *optional*, defaults to `False`): Whether the backbone is causal.
+        state_only (`dict[int, torch.Tensor]`, *optional*): Layer that reads the static table -> what its state-only
+            map makes of its state.
     """
 
     layers: Mapping[int, torch.Tensor]
     attention_mask: torch.Tensor
     causal: bool = False
+    state_only: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def without_table(self) -> NestedStates:
+        """The states of the state-only maps."""
+        return replace(self, layers=self.state_only, state_only={})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
@@ -171,10 +178,16 @@ class PooledStates:
     Args:
         layers (`dict[int, torch.Tensor]`): Layer -> pooled embeddings of shape `(batch, hidden_size)`.
         pooling (`str`): How the embeddings were pooled.
+        state_only (`dict[int, torch.Tensor]`, *optional*): As in [`NestedStates`], pooled.
     """
 
     layers: Mapping[int, torch.Tensor]
     pooling: Pooling
+    state_only: Mapping[int, torch.Tensor] = field(default_factory=dict)
+
+    def without_table(self) -> PooledStates:
+        """The embeddings of the state-only maps."""
+        return replace(self, layers=self.state_only, state_only={})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
@@ -206,6 +219,14 @@ class ProjectedStates:
     @property
     def layers(self) -> Mapping[int, torch.Tensor]:
         return self.states.layers
+
+    @property
+    def state_only(self) -> Mapping[int, torch.Tensor]:
+        return self.states.state_only
+
+    def without_table(self) -> TextStates:
+        """The states of the state-only maps, all below the projected layer."""
+        return self.states.without_table()
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """Same as [`NestedStates.pooled`], with the projection applied at the last layer."""
@@ -283,6 +304,11 @@ def reads_table(config: Any, layers: Iterable[int] | None = None) -> bool:
     return bool(static) if layers is None else not static.isdisjoint([*layers, config.num_hidden_layers])
 
 
+def state_only_layers(config: Any, layers: Iterable[int]) -> list[int]:
+    """Those of these layers whose exit has a state-only map beside the one that reads the static table."""
+    return [layer for layer in layers if layer > 0 and layer in getattr(config, "static_layers", ())]
+
+
 def max_positions(config: Any) -> int:
     """The longest text, in tokens, that a backbone of this config reads."""
     return config.max_position_embeddings - first_position(config)
@@ -306,7 +332,9 @@ def longest_text(config: Any, tokenizer: Any, published: int | None = None) -> i
     return limit if published is None else min(published, limit)
 
 
-def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
+def nested_states(
+    model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int], state_only: bool = False
+) -> NestedStates:
     """
     Run a backbone once and return its states at several layers. With flash attention, the texts are flattened into one
     row without padding.
@@ -318,6 +346,7 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
             `static_states` of shape `(batch, 1, hidden_size)`, layers that read the static table read these.
         layers (`Iterable[int]`): Layers to read, in 0..depth. 0 is the embedding layer; its state is its output,
             without the final norm.
+        state_only (`bool`, *optional*, defaults to `False`): Also apply the state-only maps of these layers.
 
     Returns:
         [`NestedStates`]; [`PackedStates`] for packed rows.
@@ -362,17 +391,22 @@ def nested_states(model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: 
     # transformers applies the final norm to the last hidden state only.
     states = {layer: outputs.hidden_states[layer] for layer in layers if layer < depth}
     states = {layer: norm(state) if layer else state for layer, state in states.items()}
+    alone: dict[int, torch.Tensor] = {}
+    if state_only:  # the last hidden state is normalised, and without the exit
+        raw = states | {layer: outputs.hidden_states[layer] for layer in layers if layer == depth}
+        alone = {layer: encoder.exits[str(layer)](raw[layer]) for layer in state_only_layers(encoder.config, layers)}
     if encoder.config.model_type == "m3bert":
         states = {layer: encoder.exit_state(layer, state, static=static) for layer, state in states.items()}
     if layers[-1] == depth:
         states[depth] = outputs.last_hidden_state
     if flattened is not None:
         states = {layer: flattened.padded(state) for layer, state in states.items()}
+        alone = {layer: flattened.padded(state) for layer, state in alone.items()}
     if mask is None:
         mask = torch.ones(
             outputs.last_hidden_state.shape[:2], dtype=torch.long, device=outputs.last_hidden_state.device
         )
-    return (PackedStates if packed else NestedStates)(states, mask, spec.causal)
+    return (PackedStates if packed else NestedStates)(states, mask, spec.causal, alone)
 
 
 def static_states(

@@ -23,7 +23,7 @@ from .distributed import equal_on_all_ranks, rank, world_size
 from .fsdp import check_checkpoint, check_fsdp, precision_policy
 from .model import NestedModel
 from .objective import Objective, Term
-from .optimization import reshape_loaded_state, set_apart, warm_up_apart
+from .optimization import OWN_GROUP, reshape_loaded_state, set_apart, warm_up_apart
 from .projection import Projection
 from .states import check_pooling, reads_table, unwrap_encoder
 from .stream_loader import Layout, StreamLoader
@@ -192,9 +192,14 @@ class NestedTrainer(Trainer):
             self._stream_loader.save(output_dir)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        # Weight decay would pull a learned temperature towards 1, which does not regularise it.
-        scalars = {name for name, parameter in model.named_parameters() if parameter.numel() == 1}
-        return [name for name in super().get_decay_parameter_names(model) if name not in scalars]
+        # Weight decay would pull a learned temperature towards 1, which does not regularise it, and shrink the rows of
+        # a static table whose tokens are rare.
+        kept = {
+            name
+            for name, parameter in model.named_parameters()
+            if parameter.numel() == 1 or name.endswith("static_table.weight")
+        }
+        return [name for name in super().get_decay_parameter_names(model) if name not in kept]
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         fresh = self.optimizer is None
@@ -205,7 +210,7 @@ class NestedTrainer(Trainer):
             nested = self.nested
             own = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
             lr = self.args.projector_learning_rate
-            set_apart(optimizer, own, lr if lr is not None else self.args.learning_rate)
+            set_apart(optimizer, own, lr if lr is not None else self.args.learning_rate, **{OWN_GROUP: True})
         return optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import AttentionInterface
@@ -57,6 +59,27 @@ def test_a_step_in_chunks_is_that_of_each_column_on_its_own(pooling, mini_batch_
     if mini_batch_size is None:
         assert len(look_ups) == 1, "once for all chunks of the batch"
     assert_same_step(model, ours, expected, 1e-12)
+
+
+@pytest.mark.parametrize("mini_batch_size", [None, 2])
+@pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
+@pytest.mark.parametrize("layers", [[0, 2, 4, 6], [0, 2]])
+def test_state_only_maps_are_the_exits_of_a_model_without_the_table(layers, pooling, mini_batch_size):
+    model, batch = with_table().double(), columns()
+    texts = {
+        name: {entry: column[entry] for entry in ("input_ids", "attention_mask")} for name, column in batch.items()
+    }
+    found = column_states.column_states(model, texts, layers, pooling, mini_batch_size, state_only=True)
+    tableless = copy.deepcopy(model)
+    tableless.set_exits({layer: (model.exits[str(layer)].weight, model.exits[str(layer)].bias) for layer in (2, 4)})
+    for name, inputs in texts.items():
+        assert found[name].state_only.keys() == {2, 4} & {*layers}
+        expected = nested_states(tableless, inputs, layers)
+        for layer in found[name].state_only:
+            vectors = found[name].without_table().pooled(layer, pooling)
+            torch.testing.assert_close(vectors, expected.pooled(layer, pooling), rtol=1e-10, atol=1e-10)
+            own = [model.exits[str(layer)].weight, model.embed_tokens.weight]
+            assert all(part.any() for part in torch.autograd.grad(vectors.sum(), own, retain_graph=True))
 
 
 def test_a_step_of_the_table_alone():

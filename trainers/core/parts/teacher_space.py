@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ...losses import nested_cosine_distances, nested_info_nce, nested_similarity_distillation
 from ..distributed import same_on_all_ranks
-from ..granularity import Grid
+from ..granularity import Granularity, Grid
 from ..objective import NestedBatch, Terms
-from ..states import truncate
+from ..states import TextStates, truncate
 from .teacher import RepresentationDistillation, TaughtTexts
 
 
@@ -38,6 +39,8 @@ class TeacherSpace(RepresentationDistillation):
             equal; this keeps them apart.
         full_size_weight (`float`, *optional*, defaults to 1.0): Weight of the full size (the last layer at the
             largest dim), so that it stays what it is.
+        state_only_weight (`float`, *optional*, defaults to 0.0): Weight of the same losses for the state-only maps of
+            layers that read the static table.
         candidates (`int`, *optional*, defaults to 4096): Number of embeddings drawn from the bank per step; all of
             them if the bank has fewer.
         kwargs: Arguments of [`RepresentationDistillation`], except `teacher_dim`.
@@ -61,6 +64,7 @@ class TeacherSpace(RepresentationDistillation):
         temperature: float = 0.05,
         alignment: float = 0.0,
         full_size_weight: float = 1.0,
+        state_only_weight: float = 0.0,
         candidates: int = 4096,
         **kwargs: Any,
     ):
@@ -69,8 +73,11 @@ class TeacherSpace(RepresentationDistillation):
             raise ValueError(f"loss={loss!r} is unknown; legal values: {', '.join(LOSSES)}.")
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be above 0.")
-        if alignment < 0 or full_size_weight < 0:
-            raise ValueError(f"alignment={alignment} and full_size_weight={full_size_weight} must not be negative.")
+        if alignment < 0 or full_size_weight < 0 or state_only_weight < 0:
+            raise ValueError(
+                f"alignment={alignment}, full_size_weight={full_size_weight} and "
+                f"state_only_weight={state_only_weight} must not be negative."
+            )
         if candidates < 0:
             raise ValueError(f"candidates={candidates} must be 0 or more.")
         if grid.dims[-1] > self.teacher_dim:
@@ -78,9 +85,13 @@ class TeacherSpace(RepresentationDistillation):
                 f"The grid {grid} has more dims than the teacher's embeddings, {self.teacher_dim}. They must share "
                 "one space: fit exits to the teacher first (fit_exits), and distil from the fitted model."
             )
-        self.alignment, self.full_size_weight = alignment, full_size_weight
+        self.alignment, self.full_size_weight, self.state_only_weight = alignment, full_size_weight, state_only_weight
         self.loss, self.temperature, self.candidates = loss, temperature, min(candidates, len(bank))
         self.bank = bank  # no buffer: it belongs to the teacher's cache, and is not saved with the objective
+
+    @property
+    def reads_state_only(self) -> bool:
+        return self.state_only_weight > 0
 
     def drawn(self, like: torch.Tensor) -> torch.Tensor:
         """
@@ -98,30 +109,48 @@ class TeacherSpace(RepresentationDistillation):
         drawn = self.drawn(taught.teacher)
         candidates = torch.cat([taught.all_teachers, drawn])
         ids = self.ids_with(drawn, taught) if self.loss == "contrastive" else (None, None)
-        losses = {}
-        for layer in self.grid.layers:
+        texts: list[TextStates] = list(batch.texts.values())
+        read = [(layer, texts, "", 1.0) for layer in self.grid.layers]
+        if self.reads_state_only:
+            alone = [text.without_table() for text in texts]
+            read += [(layer, alone, "state_only", self.state_only_weight) for layer in sorted(alone[0].layers)]
+        terms: Terms = {}
+        for layer, states, name, weight in read:
+            students = torch.cat([text.pooled(layer, self.pooling) for text in states])
             dims = self.grid.dims_of(layer)
-            students = torch.cat([text.pooled(layer, self.pooling) for text in batch.texts.values()])
-            if self.loss == "similarity":
-                values = nested_similarity_distillation(
-                    students, taught.teacher, candidates, dims, temperature=self.temperature
-                ).T
-            else:
-                values = nested_info_nce(
-                    students,
-                    candidates,
-                    dims=dims,
-                    temperature=self.temperature,
-                    targets=taught.targets,
-                    anchor_ids=ids[0],
-                    candidate_ids=ids[1],
-                )
-            if self.alignment:
-                distances = nested_cosine_distances(students, taught.teacher, dims).T
-                values = values + self.alignment * distances
-            losses[layer] = dict(zip(dims, taught.rows.mean(values).unbind(), strict=True))
-        weights = {self.grid.full: self.full_size_weight}
-        return {self.term(g, weight=weights.get(g, 1.0)): losses[g.layer][g.dim] for g in self.grid}
+            losses = taught.rows.mean(self.losses_of(students, dims, candidates, taught, ids))
+            for dim, loss in zip(dims, losses, strict=True):
+                g = Granularity(layer, dim)
+                of_full = self.full_size_weight if g == self.grid.full else 1.0
+                terms[self.term(g, name, weight=weight * of_full)] = loss
+        return terms
+
+    def losses_of(
+        self,
+        students: torch.Tensor,
+        dims: Sequence[int],
+        candidates: torch.Tensor,
+        taught: TaughtTexts,
+        ids: tuple[torch.Tensor | None, torch.Tensor | None],
+    ) -> torch.Tensor:
+        """The loss of each text of this rank at every dim, `(texts, dims)`, from embeddings `(texts, width)`."""
+        if self.loss == "similarity":
+            losses = nested_similarity_distillation(
+                students, taught.teacher, candidates, dims, temperature=self.temperature
+            ).T
+        else:
+            losses = nested_info_nce(
+                students,
+                candidates,
+                dims=dims,
+                temperature=self.temperature,
+                targets=taught.targets,
+                anchor_ids=ids[0],
+                candidate_ids=ids[1],
+            )
+        if self.alignment:
+            losses = losses + self.alignment * nested_cosine_distances(students, taught.teacher, dims).T
+        return losses
 
     def ids_with(self, drawn: torch.Tensor, taught: TaughtTexts) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """

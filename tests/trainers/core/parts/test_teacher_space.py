@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from tests.trainers.core.parts.taught_texts import (
     make_batch,
     students_and_teachers,
 )
-from trainers import Grid, NestedBatch, TeacherSpace
+from trainers import Granularity, Grid, NestedBatch, TeacherSpace
 
 
 GRID = Grid.parse("2x4,3x6")
@@ -66,6 +68,29 @@ def test_terms_and_gradients_are_those_of_a_loop_over_texts(loss, naive, repeats
 @pytest.mark.parametrize("loss", ["similarity", "contrastive"])
 def test_bfloat16_and_autocast_stay_close(loss):
     assert_autocast_stays_close(lambda: space(loss=loss))
+
+
+def test_state_only_maps_have_the_same_losses_with_their_weight():
+    batch = make_batch()
+    alone = {
+        name: replace(text, layers={layer: text.layers[layer] for layer in (2, 3)}, state_only={2: text.layers[1]})
+        for name, text in batch.texts.items()
+    }
+    objective = space(alignment=2.0, state_only_weight=0.25).double()
+    terms = objective(replace(batch, texts=alone))
+    expected = space(alignment=2.0).double()(
+        replace(
+            batch,
+            texts={
+                name: replace(text, layers={2: text.layers[1], 3: text.layers[3]})
+                for name, text in batch.texts.items()
+            },
+        )
+    )
+    found = {str(term): (term.weight, value) for term, value in terms.items()}
+    assert list(found) == ["teacher_space_2x4", "teacher_space_3x6", "teacher_space_state_only_2x4"]
+    assert found["teacher_space_state_only_2x4"][0] == 0.25
+    torch.testing.assert_close(found["teacher_space_state_only_2x4"][1], expected[objective.term(Granularity(2, 4))])
 
 
 def test_a_drawn_text_is_no_negative_of_itself():
