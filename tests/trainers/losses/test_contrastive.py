@@ -88,6 +88,11 @@ def test_own_negatives_are_added_to_the_denominator_of_their_anchor(masked):
     without = nested_info_nce(anchors, positives, dims=dims, temperature=tau)
     found = with_own_negatives(without, anchors, positives, negatives, dims=dims, temperature=tau, left_out=left_out)
     assert_equal_with_gradients(found, torch.stack(losses), [anchors, positives, negatives])
+    options = {"dims": dims, "temperature": tau, "left_out": left_out}
+    assert_computed_in_float32(
+        lambda *vectors: with_own_negatives(without.detach().float(), *vectors, **options),
+        [anchors, positives, negatives],
+    )
 
 
 def test_the_first_candidates_are_the_positives_by_default():
