@@ -21,7 +21,7 @@ from .core.fsdp import with_weights
 from .core.given import backbone_of, check_given
 from .core.granularity import Grid
 from .core.objective import Objective
-from .core.projection import Projection
+from .core.projection import FIT_EXITS, Projection
 from .core.states import longest_text, unwrap_encoder, width_of
 from .core.streams import streamed
 from .data.collators import TextColumnsCollator, all_texts, fields_of
@@ -105,7 +105,7 @@ class EmbeddingTrainer(PublishingTrainer):
         self.teacher = teacher
         super().__init__(
             model=model,
-            objective=objective or self.build_objective(args, args.grid_for(model.config)),
+            objective=objective or self.objective_for(args, model.config, published),
             args=args,
             data_collator=TextColumnsCollator(
                 processing_class,
@@ -144,6 +144,18 @@ class EmbeddingTrainer(PublishingTrainer):
         guide = guide_of(args.guide) if given is None else teacher_from(given)
         texts = all_texts(datasets, columns, args.field_separator, processing_class)
         return guide.embed(texts, args.guide_cache_dir, description="Guide")
+
+    def objective_for(self, args: Any, config: Any, published: EmbeddingSettings | None) -> Objective:
+        """The objective that `args` describes, for a model with a config and with settings."""
+        grid = args.grid_for(config)
+        try:
+            objective = self.build_objective(args, grid)
+            objective.validate(config)
+            return objective
+        except ValueError as error:
+            if published is None or published.projection is None:
+                raise
+            raise ValueError(f"{error} The model was published with a projection. {FIT_EXITS}") from error
 
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         """Build the objective that `args` describes."""
