@@ -118,7 +118,6 @@ class EmbeddingObjective(Objective):
         """The current tau, a number or a scalar tensor."""
         if self.log_scale is None:
             return self._temperature
-        self.constrain()
         return 1 / self.log_scale[0].exp()
 
     @torch.no_grad()  # a clamp inside the graph would stop the gradient, and tau would stay at the limit
