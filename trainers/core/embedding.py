@@ -80,7 +80,7 @@ class EmbeddingObjective(Objective):
             similarity to the positive.
 
     Raises:
-        ValueError: if an argument is out of range, or a ring is to leave out what a guide finds or to gather nothing;
+        ValueError: if an argument is out of range, or `ring` is combined with a guide or without `gather_negatives`;
             in forward, for a batch of one pair without hard negatives, or without the embeddings of a guide.
     """
 
