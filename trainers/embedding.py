@@ -54,7 +54,7 @@ class EmbeddingTrainer(PublishingTrainer):
         objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
             a [`Composition`].
         peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole encoder.
-        kwargs: Further arguments of [`NestedTrainer`].
+        kwargs: Further arguments of [`PublishingTrainer`].
 
     Raises:
         ValueError: as [`NestedTrainer`], if an argument is out of range or of another type than above, if a text is
@@ -164,20 +164,22 @@ class EmbeddingTrainer(PublishingTrainer):
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Write the settings of the embedding model next to the backbone, as modules of sentence-transformers."""
         super().save_modules(output_dir, state_dict)
+        self.settings(state_dict).write(output_dir, width=width_of(unwrap_encoder(self.backbone).config))
+
+    def settings(self, state_dict: Mapping[str, torch.Tensor]) -> EmbeddingSettings:
         config, args, published = unwrap_encoder(self.backbone).config, self.args, self.published
         projection, longest = self.projection, published.max_length if published else None
         if projection is not None:
             projection = with_weights(projection, part_of(state_dict, "projection."))
         if longest is not None:
             longest = max(longest, args.max_length, *args.max_lengths.values())
-        settings = replace(
+        return replace(
             published or EmbeddingSettings(),
             pooling=args.pooling,
             projection=projection,
             prompts={**(published.prompts if published else {}), **args.stated_prompts},
             max_length=longest_text(config, self.processing_class, longest),
         )
-        settings.write(output_dir, width=width_of(config))
 
     def load_modules(self, folder: str) -> None:
         super().load_modules(folder)
