@@ -57,42 +57,37 @@ def with_one_element(module: nn.Module, state_dict: dict[str, Any], prefix: str,
 
 class EmbeddingObjective(Objective):
     """
-        Base class of objectives that contrast pooled embeddings. The first text column holds the anchors, the second one
-        their positives. Further columns hold hard negatives, which are negatives of every anchor on every rank, as in the
-        released code of IBKD, or with `own_negatives` of the anchor in their row alone, as in its Eq. 10.
+    Base class of objectives that contrast pooled embeddings. The first text column holds the anchors, the second one
+    their positives. Further columns hold hard negatives, which are negatives of every anchor on every rank, as in the
+    released code of IBKD, or with `own_negatives` of the anchor in their row alone, as in its Eq. 10.
 
-        Args:
-            grid ([`Grid`]): The granularities to train.
-            temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
-            pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
-            symmetric (`bool`, *optional*, defaults to `False`): Average two losses: that of each anchor among all
-                candidates, and that of each positive among all anchors.
-            mask_duplicates (`bool`, *optional*, defaults to `True`): Exclude false negatives of an anchor: texts equal to
-                its own positive, and positives of an equal anchor. Needs the `text_ids` of a batch, which
-                [`TextColumnsCollator`] makes; without them nothing is masked.
-            learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
-                `temperature` and never below 0.01.
-            ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other ranks around in a ring
-                ([`ring_info_nce`]) instead of gathering them. The losses are the same.
-            gather_negatives (`bool`, *optional*, defaults to `True`): Use the candidates of all ranks. Without, each rank
-                contrasts its own batch.
-            guide_margin (`float`, *optional*): Exclude false negatives of an anchor: candidates that a guide model finds
-                more similar to it than its positive, less this margin ([`false_negatives`]). Needs the guide's embeddings
-                as the `teacher` of a batch. Default: there is no guide.
-            relative_guide_margin (`bool`, *optional*, defaults to `False`): Whether the margin is a share of the
-                similarity to the positive.
-            own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row
-                ([`with_own_negatives`]), not for all.
+    Args:
+        grid ([`Grid`]): The granularities to train.
+        temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
+        pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
+        symmetric (`bool`, *optional*, defaults to `False`): Average two losses: that of each anchor among all
+            candidates, and that of each positive among all anchors.
+        mask_duplicates (`bool`, *optional*, defaults to `True`): Exclude false negatives of an anchor: texts equal to
+            its own positive, and positives of an equal anchor. Needs the `text_ids` of a batch, which
+            [`TextColumnsCollator`] makes; without them nothing is masked.
+        learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
+            `temperature` and never below 0.01.
+        ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other ranks around in a ring
+            ([`ring_info_nce`]) instead of gathering them. The losses are the same.
+        gather_negatives (`bool`, *optional*, defaults to `True`): Use the candidates of all ranks. Without, each rank
+            contrasts its own batch.
+        guide_margin (`float`, *optional*): Exclude false negatives of an anchor: candidates that a guide model finds
+            more similar to it than its positive, less this margin ([`false_negatives`]). Needs the guide's embeddings
+            as the `teacher` of a batch. Default: there is no guide.
+        relative_guide_margin (`bool`, *optional*, defaults to `False`): Whether the margin is a share of the
+            similarity to the positive.
+        own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row
+            ([`with_own_negatives`]), not for all.
 
-        Raises:
-    <<<<<<< HEAD
-            ValueError: if an argument is out of range, a ring is to leave out what a guide finds or to gather nothing, or
-                `own_negatives` is combined with a guide; in forward, for a batch of one pair without hard negatives,
-                without the embeddings of a guide, or with `own_negatives` and no hard negatives.
-    =======
-            ValueError: if an argument is out of range, or `ring` is combined with a guide or without `gather_negatives`;
-                in forward, for a batch of one pair without hard negatives, or without the embeddings of a guide.
-    >>>>>>> main
+    Raises:
+        ValueError: if an argument is out of range, `ring` is combined with a guide or without `gather_negatives`, or
+            `own_negatives` is combined with a guide; in forward, for a batch of one pair without hard negatives,
+            without the embeddings of a guide, or with `own_negatives` and no hard negatives.
     """
 
     pooling: Pooling
