@@ -83,9 +83,17 @@ class IBKDConfig(DistillationConfig):
 
 class IBKDTrainer(DistillationTrainer):
     """
-    Distils a teacher's embeddings into a student on unlabelled texts: the first stage of IBKD
-    ([2311.05472](https://huggingface.co/papers/2311.05472), Eq. 8), and the baselines of its paper. Takes an
-    [`IBKDConfig`].
+    The first stage of IBKD ([2311.05472](https://huggingface.co/papers/2311.05472), Eq. 8), and the baselines of its
+    paper, with an [`IBKDConfig`]. Embeddings s of a student become like those of a teacher, t, and are to depend
+    little on the unlabelled texts x:
+
+        L = InfoNCE(s, t) + beta HSIC(s, x)
+
+    ```python
+    >>> args = IBKDConfig(output_dir="runs/model", teacher_name_or_path="BAAI/bge-m3", grid="6x384")
+    >>> trainer = IBKDTrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
     """
 
 
@@ -134,7 +142,16 @@ class IBKDFinetuningConfig(ContrastiveConfig):
 
 class IBKDFinetuningTrainer(EmbeddingTrainer):
     """
-    Fine-tunes a student on labelled pairs and hard negatives with [`Contrastive`] and [`HSIC`]: the second stage of
-    IBKD ([2311.05472](https://huggingface.co/papers/2311.05472), Eqs. 9 and 10). With `projection_dim`, embeddings are
-    projected to fewer dims (Eq. 11). Takes an [`IBKDFinetuningConfig`].
+    The second stage of IBKD ([2311.05472](https://huggingface.co/papers/2311.05472), Eqs. 9 and 10), with an
+    [`IBKDFinetuningConfig`]. It fine-tunes a student on labelled pairs and hard negatives:
+
+        L = InfoNCE(s, s+) + beta HSIC(s, x)
+
+    With `projection_dim`, embeddings are projected to fewer dims (Eq. 11).
+
+    ```python
+    >>> args = IBKDFinetuningConfig(output_dir="runs/model", grid="6x384")
+    >>> trainer = IBKDFinetuningTrainer("runs/elastic", args, train_dataset=triplets)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
     """

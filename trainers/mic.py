@@ -44,4 +44,18 @@ class MICConfig(MixtureConfig):
 
 
 class MICTrainer(MixtureTrainer):
-    """Trains an encoder with MIC and a [`MICConfig`]."""
+    """
+    MIC ([2605.29987](https://huggingface.co/papers/2605.29987), section 2.3), with a [`MICConfig`]:
+
+        L = L_MRL + gamma (L_SCR + L_SIR)
+
+    - L_MRL is [`Contrastive`], the mean over the grid.
+    - L_SCR ([`SCR`], section 2.1): the dims behind a prefix do not repeat it, and no dim collapses.
+    - L_SIR ([`SIR`], section 2.2): the dims of a prefix vary equally, and its embeddings are spread uniformly.
+
+    ```python
+    >>> args = MICConfig(output_dir="runs/model")
+    >>> trainer = MICTrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """

@@ -87,4 +87,12 @@ class MixtureConfig(ContrastiveConfig):
 
 
 class MixtureTrainer(EmbeddingTrainer):
-    """Trains an encoder with any mixture of MRL, SIA, PIC, SCR and SIR, and a [`MixtureConfig`]."""
+    """
+    Any weighted sum of MRL, SIA, PIC, SCR and SIR, with a [`MixtureConfig`]. MIPIC and MIC are two of them.
+
+    ```python
+    >>> args = MixtureConfig(output_dir="runs/model", grid="6x64,128,384", weights={"mrl": 1.0, "sir": 0.3})
+    >>> trainer = MixtureTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """
