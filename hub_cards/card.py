@@ -21,17 +21,18 @@ from .checkpoint import Checkpoint
 from .codes import code_values, quantizer_values
 from .costs import codes_shown, cost_table, costs, tokens_counted
 from .exits import exit_values, in_words
-from .figures import TITLES
 from .metadata import Statements, card_data, kept
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
 from .tables import (
+    TITLES,
     asymmetric_table,
     engine_table,
     hybrid_table,
     markdown,
     task_table,
     task_type_table,
+    tasks_table,
 )
 
 
@@ -223,9 +224,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "versions": ", ".join(f"{k} {v}" for k, v in results.versions.items()) if results else None,
         "max_length": results.settings.get("max_length") if results else None,
         "task_types": task_type_table(results) if task_types and results else None,
-        "judged": [(titled(t), results.main_metric(t), ", ".join(results.tasks(t))) for t in task_types]
-        if results
-        else [],
+        "tasks": tasks_table(results) if results else None,
         "task_tables": (
             [(t, results.main_metric(t), task_table(results, t)) for t in results.task_types()] if results else []
         ),
@@ -234,7 +233,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "record": record,
         "parts": parts_table(record.parts) if record else None,
         "several": record is not None and len(record.parts) > 1,
-        "datasets": ", ".join(f"`{name}`" for name in source.datasets),
+        "data": training_data(source) if record else None,
         "origin": origin(source),
         "settings": settings_table(record.settings) if record else None,
         "limits": limits(source),
@@ -266,12 +265,6 @@ def asymmetric_values(results: GridResults) -> dict[str, Any]:
 def hybrid_values(results: GridResults) -> dict[str, Any]:
     """The measured searches with BM25 beside embeddings, at the widest dim."""
     return {"metric": results.main_metric("retrieval"), "table": hybrid_table(results)}
-
-
-def titled(task_type: str) -> str:
-    """A task type with its title, where that says more: `sts (semantic similarity)`."""
-    title = TITLES[task_type]
-    return task_type if title.startswith(task_type.replace("_", " ")) else f"{task_type} ({title})"
 
 
 def meaning_of(granularity: Granularity) -> str:
@@ -329,6 +322,17 @@ def address_of(paper: Mapping[str, str]) -> str:
     return paper.get("link") or f"https://huggingface.co/papers/{paper['id']}"
 
 
+def training_data(source: CardSource) -> str:
+    """The rows of the training data, and where they are from, in words."""
+    record = source.checkpoint.record
+    assert record is not None
+    rows = "a stream of rows" if record.rows is None else f"{record.rows:,} rows" if record.rows else "rows"
+    columns = f" with the columns {', '.join(f'`{name}`' for name in record.columns)}" if record.columns else ""
+    places = [f"the data set [{name}](https://huggingface.co/datasets/{name})" for name in source.datasets]
+    places += [f"the local file `{name}`" for name in record.files]
+    return f"{rows}{columns} of {', '.join(places)}" if places else f"{rows}{columns}; their source is not on record"
+
+
 def settings_table(settings: Mapping[str, Any]) -> str:
     """One row per setting of a run."""
     rows = ([f"`{name}`", f"`{value}`"] for name, value in settings.items())
@@ -379,7 +383,7 @@ def gaps(source: CardSource) -> list[str]:
     if results is None:
         found = ["quality, at any granularity", "speed"]
     else:
-        missing = [title for task_type, title in TITLES.items() if task_type not in results.judged_task_types()]
+        missing = [TITLES[name] for name in TITLES if name not in (*results.judged_task_types(), "geometry")]
         unscored = [str(g) for g in source.checkpoint.grid if g not in results.granularities.granularities]
         found = [f"quality in {', '.join(missing)}"] if missing else []
         found += [f"the granularities {', '.join(unscored)}"] if unscored else []

@@ -8,8 +8,24 @@ from statistics import mean
 from trainers.core.codes import CODES, FLOAT, bytes_per_vector
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
+from trainers.evaluation.tasks import find_task
 
 
+TITLES = {
+    "sts": "semantic similarity",
+    "classification": "classification",
+    "pair_classification": "pair classification",
+    "retrieval": "retrieval",
+    "bitext": "bitext mining",
+    "geometry": "geometry of the embeddings",
+}
+SCORED = {
+    "spearman": "Spearman correlation of cosines with the scores of people",
+    "macro_f1": "F1, averaged over the classes, of a logistic regression on the embeddings",
+    "accuracy": "share of right answers",
+    "ndcg@10": "how high the right documents rank among the first 10 that are found (nDCG@10)",
+    "uniformity": "how far the embeddings spread (lower: farther)",
+}
 CODE_NOTE = (
     "The tables above are for vectors in float32. Here, each column is a code: how the numbers of a vector are "
     "stored. In brackets: the share of the quality in float32 at the same size, and bytes (B) per vector."
@@ -41,6 +57,47 @@ def share(value: float, whole: float) -> str:
 def sizes_in(results: GridResults) -> list[Granularity]:
     """The granularities in float32, which the tables of layers and dims show."""
     return [g for g in results.granularities if g.code == FLOAT]
+
+
+def tasks_counted(results: GridResults, task_type: str) -> str:
+    """How many tasks of a type a number is the mean of; the name of the task if it is one."""
+    tasks = results.tasks(task_type)
+    return tasks[0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
+
+
+def tasks_table(results: GridResults) -> str:
+    """One row per task: its type, its main metric in words, how many texts it has, and what they are."""
+
+    def row(task: str, task_type: str) -> list[str]:
+        metric = results.main_metric(task_type)
+        return [
+            f"`{task}`",
+            TITLES[task_type],
+            SCORED.get(metric, metric),
+            texts_counted(results.texts.get(task, {})),
+            about_task(results, task),
+        ]
+
+    rows = [row(task, task_type) for task_type in results.task_types() for task in results.tasks(task_type)]
+    return markdown(["task", "type", "score", "texts", "what it is"], rows, words=5)
+
+
+def texts_counted(texts: Mapping[str, int]) -> str:
+    """The numbers of texts of a task, in words; empty if they are not known."""
+    if texts.keys() == {"sentence1", "sentence2"}:
+        return f"{texts['sentence1']:,} pairs"
+    return ", ".join(f"{number:,} {name}" for name, number in texts.items())
+
+
+def about_task(results: GridResults, task: str) -> str:
+    """What the texts of a task are, in words; empty if it is not known."""
+    own = results.settings.get("own_data", {})
+    if task in own:
+        return f"own data: `{own[task]}`"
+    try:
+        return find_task(task).about
+    except ValueError:  # a task of code that is not here
+        return ""
 
 
 def task_type_table(results: GridResults) -> str:
@@ -326,6 +383,8 @@ def report(results: GridResults) -> str:
         f"# {results.model} over {results.grid}",
         f"{results.date}, {results.machine}, seed {results.seed}; {settings}. "
         f"{len(results.tasks())} tasks, {len(results.scores)} scores. Numbers in percent.",
+        "## Tasks",
+        tasks_table(results),
         "## Means per task type",
         task_type_table(results),
     ]

@@ -286,6 +286,7 @@ def evaluate_grid(
         try:
             start = time.perf_counter()
             evaluator = evaluators.pop(task.name)
+            results.texts[task.name] = {name: len(texts) for name, texts in evaluator.texts.items()}
             embeddings = TaskEmbeddings(
                 encoder, evaluator, task.name if verbose else None, folder / task.name if folder else None
             )
