@@ -20,7 +20,7 @@ from pathlib import Path
 
 from trainers.core.granularity import Granularity
 
-from .command import argument_parser, new_folder, run_command
+from .command import argument_parser, run_command
 from .sources import local_data
 
 
@@ -69,7 +69,8 @@ def main(arguments: list[str]) -> None:
     if given.output_dir is not None:
         if not given.dry_run:
             raise ValueError("--output_dir needs --dry_run: a push writes to the Hub.")
-        new_folder(given.output_dir)
+        if given.output_dir.is_dir() and any(given.output_dir.iterdir()):
+            raise ValueError(f"--output_dir {given.output_dir} is not empty: name a new folder.")
     from hub_cards.checkpoint import Checkpoint
     from hub_cards.metadata import Statements
     from hub_cards.mteb_meta import write_mteb_meta

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import trainers
 
-from .command import HelpFormatter, read_options, run_command
+from .command import MODEL_FILES, HelpFormatter, check_overwriting, read_options, remove_files, run_command
 from .recipes import read_recipes
 
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from .backbone import BackboneArguments
 
+TRAINED_FILES = (*MODEL_FILES, "checkpoint-*", "adapter_*", "*_results.json", "trainer_state.json")
 __doc__ = (__doc__ or "").format(methods=", ".join(trainers.METHODS))
 
 
@@ -345,6 +346,10 @@ def main(arguments: list[str]) -> None:
     config_class, trainer_class = method_of(arguments[0])
     backbone, data, args = parse(config_class, arguments[1:])
     check_options(backbone, data, args)
+    checkpoint = resumed_checkpoint(args)
+    if checkpoint is None:
+        instead = "or go on with it: --resume_from_checkpoint auto"
+        check_overwriting(args.output_dir, TRAINED_FILES, backbone.overwrite, backbone.model_name_or_path, instead)
     from transformers import set_seed
 
     from modeling_m3bert.conversion_m3bert import hub_id
@@ -356,7 +361,9 @@ def main(arguments: list[str]) -> None:
     if (dataset := hub_id(data.dataset_name)) is not None:
         trainer.dataset_ids = (dataset,)
     trainer.data_files = data_files(data)
-    trainer.train(resume_from_checkpoint=resumed_checkpoint(args))
+    if checkpoint is None and args.should_save:
+        remove_files(args.output_dir, TRAINED_FILES)
+    trainer.train(resume_from_checkpoint=checkpoint)
     if not backbone.merge_adapter:
         trainer.save_model()
     if data.eval_files or data.eval_split is not None:

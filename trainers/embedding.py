@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -26,7 +27,11 @@ from .core.streams import streamed
 from .data.collators import TextColumnsCollator, all_texts, fields_of
 from .data.files import require_texts
 from .data.teacher import Teacher, TeacherEmbeddings, teacher_from
+from .hub.quantizer import has_quantizer
 from .publishing import PublishingTrainer
+
+
+logger = logging.getLogger(__name__)
 
 
 class EmbeddingTrainer(PublishingTrainer):
@@ -57,6 +62,8 @@ class EmbeddingTrainer(PublishingTrainer):
             but no guide.
     """
 
+    trains_quantizer: ClassVar[bool] = False
+
     def __init__(
         self,
         model: Any,
@@ -75,6 +82,11 @@ class EmbeddingTrainer(PublishingTrainer):
         self.published = published = EmbeddingSettings.of(encoder)
         limit = longest_text(encoder.config, processing_class, published.max_length if published else None)
         args = args.with_settings(published, limit)
+        if not self.trains_quantizer and has_quantizer(encoder.config.name_or_path):
+            logger.warning(
+                f"{encoder.config.name_or_path} has a quantizer that fits its embeddings, which training changes: the "
+                "trained model has none. Train one for it with QAMATrainer (m3bert train qama)."
+            )
         train_dataset = streamed(train_dataset)
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]

@@ -152,6 +152,8 @@ class QAMATrainer(DistillationTrainer):
     needed. At the end, thresholds are computed again from the training texts.
     """
 
+    trains_quantizer = True
+
     def __init__(
         self,
         model: Any,

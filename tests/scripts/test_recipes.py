@@ -319,7 +319,7 @@ def test_matryoshka_distillation_goes_on_from_a_trained_model(real_files, quick_
     assert "mlm_kl_6x32>2x8" in logged(real_files / "out")[0]
     config = '{"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}'
     with pytest.raises(ValueError, match="untrained teacher"):
-        run(*arguments, "--model_config", config)
+        run(*arguments, "--overwrite", "--model_config", config)
 
 
 def test_the_pairs_of_matryoshka_distillation_are_the_papers(tmp_path):

@@ -10,6 +10,7 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from ..core.codes import FLOAT, bytes_per_vector
+from ..core.durable import replacing
 from ..core.granularity import Granularity, Grid
 
 
@@ -312,7 +313,8 @@ class GridResults:
     def save(self, file: Path) -> None:
         """Write the results to a JSON file."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        with replacing(file) as draft:
+            draft.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, file: Path) -> GridResults:

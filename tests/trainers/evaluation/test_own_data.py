@@ -215,7 +215,7 @@ def test_labels_may_be_texts_and_one_file_is_split_by_its_texts(encoder, sentenc
         (
             PAIRS,
             ("a", "sentence2", "score"),
-            r"pairs.csv: .* lacks the column\(s\) a; it has sentence1, sentence2, sco",
+            r"lacks the column\(s\) a; it has sentence1, sentence2, score. Line 1 of .*pairs.csv",
         ),
         (PAIRS, ("a", "b"), "Pairs have three columns, two texts and a number; got a, b"),
     ],
@@ -243,7 +243,7 @@ def test_rows_without_text_are_counted_and_left_out(tmp_path, caplog):
         ("text,label\na,x\nb,x\n", "labels.csv: a classifier needs two classes or more; column 'label' has only 'x'"),
         ("text,label\na,x\nb,\n", "labels.csv: row 2 has no label in column 'label'"),
         ("text,label\n,x\n,y\n", "labels.csv: no row has a text in column 'text'"),
-        ("text,stars\na,1\nb,2\n", r"labels.csv: .* lacks the column\(s\) label; it has text, stars"),
+        ("text,stars\na,1\nb,2\n", r"lacks the column\(s\) label; it has text, stars. Line 1 of .*labels.csv"),
         ("", "The dataset is empty: .*labels.csv has no content"),
     ],
 )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 
-import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetInfo
@@ -15,7 +14,7 @@ from modeling_m3bert import M3BertModel, convert_to_m3bert
 from tests.conftest import quiet, tiny_config
 from tests.published import contrastive_trainer
 from tests.trainers.tiny_run import quiet_model
-from trainers import ContrastiveConfig, PublishingTrainer
+from trainers import ContrastiveConfig, PublishingTrainer, TeacherEmbeddings
 from trainers.core import papers
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord, changed_settings, hub_datasets, hub_id, origin_of
 
@@ -144,20 +143,6 @@ METHODS = [
 ]
 
 
-class StandInTeacher(Teacher):
-    """What an objective wants to know of a teacher's embeddings before training."""
-
-    def __init__(self, width: int):
-        self.width = width
-        self.vectors = np.eye(3, width, dtype=np.float32)
-
-    def __len__(self) -> int:
-        return len(self.vectors)
-
-    def principal_components(self, dim: int) -> torch.Tensor:
-        return torch.eye(dim, self.width)
-
-
 def trainer_of(method: str, tokenizer, sentences, folder, settings) -> PublishingTrainer:
     config_class, trainer_class = (getattr(trainers, f"{method}{kind}") for kind in ("Config", "Trainer"))
     of_pairs = issubclass(config_class, trainers.EmbeddingConfig)
@@ -168,7 +153,10 @@ def trainer_of(method: str, tokenizer, sentences, folder, settings) -> Publishin
         return trainer_class(quiet_model(), args, tokenizer, data)
     data = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
     widths = {"IBKD": 20, "ExitDistillation": 20, "QAMA": 32}
-    teacher = {"teacher": StandInTeacher(widths[method])} if method in widths else {}
+    teacher = {}
+    if method in widths:
+        vectors = torch.eye(len(sentences), widths[method])
+        teacher = {"teacher": TeacherEmbeddings.write(sentences, vectors, folder / "teacher.npy")}
     return trainer_class(quiet_model().model, args, tokenizer, data, **teacher)
 
 
