@@ -68,7 +68,8 @@ WITH_CARD = [name for name in MADE if name != "onnx"]
 
 def quantised(start: Path, folder: Path, sentences: list[str], grid: str) -> None:
     """Train a quantizer for one step from a converted encoder."""
-    options = quiet(folder, max_steps=1, grid=grid, teacher_cache_dir=str(folder / "teachers"))
+    sizes = {"max_steps": 1, "per_device_train_batch_size": 8}
+    options = quiet(folder, **sizes, grid=grid, teacher_cache_dir=str(folder / "teachers"))
     quantizer = QAMATrainer(str(start), QAMAConfig(**options), train_dataset=Dataset.from_dict({"text": sentences}))
     quantizer.train()
     quantizer.save_model()
