@@ -15,6 +15,7 @@ from trainers.core.codes import CODES, FLOAT
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
+from trainers.evaluation.tasks import TASKS
 from trainers.hub.serving import ARCHITECTURES
 
 from .checkpoint import Checkpoint
@@ -286,6 +287,7 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
     inner = f", {taken_by}={depth}".replace("'", '"') if depth and small and small.layer < full.layer else ""
     return {
         "small": small is not None and (checkpoint.elastic or (checkpoint.head == "AutoModel" and checkpoint.trained)),
+        "left_out": bool(depth) and not checkpoint.elastic,
         "small_dim": small.dim if small else None,
         "small_options": ", ".join(f"{name}={value}" for name, value in options.items()),
         "small_dict": str(options).replace("'", '"'),
@@ -370,6 +372,10 @@ def limits(source: CardSource) -> list[str]:
         found.append("The Dense module after the pooling makes the embedding. `AutoModel` returns what precedes it.")
     elif checkpoint.projection is not None:
         found.append("The projection belongs to the last layer. `AutoModel` returns the states before the projection.")
+    for task in results.tasks() if results is not None else ():
+        hub = TASKS[task].hub if task in TASKS else None
+        if hub is not None and hub.path in source.datasets:
+            found.append(f"It was trained on `{hub.path}`, where `{task}` is from: expect less on other texts.")
     if checkpoint.quantized:
         found.append("Loading its weights in 8 bits needs the package torchao.")
     if results is not None and results.latency is not None:
@@ -390,6 +396,8 @@ def gaps(source: CardSource) -> list[str]:
         found += ["speed"] if results.latency is None else []
         found += ["languages other than those of the tasks above"]
     measured = results.granularities.codes if results else [FLOAT]
+    if results is not None and source.checkpoint.record is not None:
+        found.append("how near the training data is to the texts of the tasks")
     unmeasured = [code for code in codes_shown(results) if code not in measured]
     if unmeasured:
         found.append(f"quality of vectors in {' or '.join(unmeasured)}, although their bytes are listed")

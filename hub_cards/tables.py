@@ -104,7 +104,7 @@ def task_type_table(results: GridResults) -> str:
     """One row per size in float32: the mean of each task type in percent, bytes per vector, and ms per query."""
     task_types = results.judged_task_types()
     quality = {task_type: results.quality(results.tasks(task_type)) for task_type in task_types}
-    counted = [f"{task_type} ({len(results.tasks(task_type))})" for task_type in task_types]
+    counted = [f"{task_type} ({tasks_counted(results, task_type)})" for task_type in task_types]
     header = ["granularity", *counted, "bytes per vector", *(["ms per query"] if results.latency else [])]
 
     def row(g: Granularity) -> list[str]:

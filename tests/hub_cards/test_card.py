@@ -310,6 +310,13 @@ def test_a_card_names_own_data_and_a_task_that_is_not_known(run):
     assert table["`stsb`"][3] == "own data: `mine.csv`" and table["`theirs`"][2:] == ["", ""]
 
 
+def test_a_card_says_that_a_task_is_of_the_data_that_was_trained_on(run):
+    results, said = GridResults.load(run / "results.json"), Statements(datasets=("mteb/banking77",))
+    text = section(str(render_card(CardSource("user/model", Checkpoint(run / "output"), results, said))), "limits")
+    assert "It was trained on `mteb/banking77`, where `banking77` is from" in text
+    assert "`stsb` is from" not in text and "how near the training data is" in text
+
+
 @pytest.mark.parametrize(
     ("rows_read", "datasets", "files", "said"),
     [
@@ -394,7 +401,7 @@ def test_results_of_geometry_alone_have_no_table_of_means(run, tmp_path):
     (tmp_path / "geometry").mkdir()
     prepare(Checkpoint(run / "output"), tmp_path / "geometry", "user/model", Options(), results)
     card = (tmp_path / "geometry" / "README.md").read_text()
-    assert "None" not in card and "mean of each task type" not in card and "geometry (spearman)" in card
+    assert "None" not in card and "score of each type" not in card and "geometry (spearman)" in card
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b"])
