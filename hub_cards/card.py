@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,16 @@ from .metadata import Statements, card_data, kept
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
 from .tables import (
-    TITLES,
     asymmetric_table,
     engine_table,
     hybrid_table,
-    markdown,
+    parts_table,
+    settings_table,
     task_table,
     task_type_table,
     tasks_table,
 )
+from .task_words import TITLES
 
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -303,27 +304,6 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
     }
 
 
-def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
-    """One row per part of the training loss: its name, its weight where there are several, equation and papers."""
-    weights = ["weight"] if len(parts) > 1 else []
-    rows = [
-        [
-            part["name"],
-            *(f"{part['weight']:g}" for _ in weights),
-            part["equation"] or "not on record",
-            ", ".join(f"[{paper['title']}]({address_of(paper)})" for paper in part["papers"]) or "none",
-        ]
-        for part in parts
-    ]
-    header = ["loss", *weights, "what it computes", "papers"]
-    return markdown(header, rows, words=len(header))
-
-
-def address_of(paper: Mapping[str, str]) -> str:
-    """Address of a recorded paper. Older records name its arXiv identifier only."""
-    return paper.get("link") or f"https://huggingface.co/papers/{paper['id']}"
-
-
 def training_data(source: CardSource) -> str:
     """The rows of the training data, and where they are from, in words."""
     record = source.checkpoint.record
@@ -333,12 +313,6 @@ def training_data(source: CardSource) -> str:
     places = [f"the data set [{name}](https://huggingface.co/datasets/{name})" for name in source.datasets]
     places += [f"the local file `{name}`" for name in record.files]
     return f"{rows}{columns} of {', '.join(places)}" if places else f"{rows}{columns}; their source is not on record"
-
-
-def settings_table(settings: Mapping[str, Any]) -> str:
-    """One row per setting of a run."""
-    rows = ([f"`{name}`", f"`{value}`"] for name, value in settings.items())
-    return markdown(["setting", "value"], rows, words=2)
 
 
 def origin(source: CardSource) -> str | None:

@@ -17,7 +17,8 @@ from trainers.evaluation.choice import pareto_front
 from trainers.evaluation.results import GridResults
 
 from .labels import label_points
-from .tables import TITLES, has_codes, sizes_in, tasks_counted
+from .tables import has_codes, sizes_in
+from .task_words import TITLES, tasks_counted
 
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from .figures import draw_all
 from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
-from .tables import TITLES
+from .task_words import TITLES
 from .upload import CARD, RESULTS, Publication, published_card
 
 

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import mean
+from typing import Any
 
 from trainers.core.codes import CODES, FLOAT, bytes_per_vector
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
-from trainers.evaluation.tasks import find_task
+
+from .task_words import SCORED, TITLES, about_task, tasks_counted, texts_counted
 
 
-TITLES = {
-    "sts": "semantic similarity",
-    "classification": "classification",
-    "pair_classification": "pair classification",
-    "retrieval": "retrieval",
-    "bitext": "bitext mining",
-    "geometry": "geometry of the embeddings",
-}
-SCORED = {
-    "spearman": "Spearman correlation of cosines with the scores of people",
-    "macro_f1": "F1, averaged over the classes, of a logistic regression on the embeddings",
-    "accuracy": "share of right answers",
-    "ndcg@10": "how high the right documents rank among the first 10 that are found (nDCG@10)",
-    "uniformity": "how far the embeddings spread (lower: farther)",
-}
 CODE_NOTE = (
     "The tables above are for vectors in float32. Here, each column is a code: how the numbers of a vector are "
     "stored. In brackets: the share of the quality in float32 at the same size, and bytes (B) per vector."
@@ -59,12 +46,6 @@ def sizes_in(results: GridResults) -> list[Granularity]:
     return [g for g in results.granularities if g.code == FLOAT]
 
 
-def tasks_counted(results: GridResults, task_type: str) -> str:
-    """How many tasks of a type a number is the mean of; the name of the task if it is one."""
-    tasks = results.tasks(task_type)
-    return tasks[0] if len(tasks) == 1 else f"mean of {len(tasks)} tasks"
-
-
 def tasks_table(results: GridResults) -> str:
     """One row per task: its type, its main metric in words, how many texts it has, and what they are."""
 
@@ -80,24 +61,6 @@ def tasks_table(results: GridResults) -> str:
 
     rows = [row(task, task_type) for task_type in results.task_types() for task in results.tasks(task_type)]
     return markdown(["task", "type", "score", "texts", "what it is"], rows, words=5)
-
-
-def texts_counted(texts: Mapping[str, int]) -> str:
-    """The numbers of texts of a task, in words; empty if they are not known."""
-    if texts.keys() == {"sentence1", "sentence2"}:
-        return f"{texts['sentence1']:,} pairs"
-    return ", ".join(f"{number:,} {name}" for name, number in texts.items())
-
-
-def about_task(results: GridResults, task: str) -> str:
-    """What the texts of a task are, in words; empty if it is not known."""
-    own = results.settings.get("own_data", {})
-    if task in own:
-        return f"own data: `{own[task]}`"
-    try:
-        return find_task(task).about
-    except ValueError:  # a task of code that is not here
-        return ""
 
 
 def task_type_table(results: GridResults) -> str:
@@ -369,6 +332,33 @@ def comparison_table(
     ]
     rows += [[name, *[cell(scores)] * len(searches), "", ""] for name, scores in baselines.items()]
     return markdown(["granularity", *searches, "ms per query", "bytes per vector"], rows)
+
+
+def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
+    """One row per part of the training loss: its name, its weight where there are several, equation and papers."""
+    weights = ["weight"] if len(parts) > 1 else []
+    rows = [
+        [
+            part["name"],
+            *(f"{part['weight']:g}" for _ in weights),
+            part["equation"] or "not on record",
+            ", ".join(f"[{paper['title']}]({address_of(paper)})" for paper in part["papers"]) or "none",
+        ]
+        for part in parts
+    ]
+    header = ["loss", *weights, "what it computes", "papers"]
+    return markdown(header, rows, words=len(header))
+
+
+def address_of(paper: Mapping[str, str]) -> str:
+    """Address of a recorded paper. Older records name its arXiv identifier only."""
+    return paper.get("link") or f"https://huggingface.co/papers/{paper['id']}"
+
+
+def settings_table(settings: Mapping[str, Any]) -> str:
+    """One row per setting of a run."""
+    rows = ([f"`{name}`", f"`{value}`"] for name, value in settings.items())
+    return markdown(["setting", "value"], rows, words=2)
 
 
 def has_codes(results: GridResults) -> bool:
