@@ -22,7 +22,7 @@ class MIPICConfig(MixtureConfig):
     The other defaults are the paper's (Table 7, A.3): unsupervised, `pooling="cls"` unless the model was
     published with another one, the sum over dims, texts of up to 256 tokens, 5 epochs, batches of 16, cosine schedule.
     The default layers and chain are close to those of the paper; the recipes `mipic_*` have the exact ones. A causal
-    backbone needs `pooling="lasttoken"`, also for PIC.
+    backbone needs `pooling="lasttoken"`.
 
     Raises:
         ValueError: if alpha is not in 0..1, and as [`MixtureConfig`].

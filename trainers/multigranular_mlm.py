@@ -116,8 +116,8 @@ class MultigranularMLMConfig(NestedTrainingArguments):
 class MasksOfEpoch(TrainerCallback):
     """
     Makes the masks of a batch depend on the seed, the epoch and the batch only. Batches are made in advance, so masks
-    from torch's generator would be others in a run that was resumed. The texts of an evaluation are always masked in
-    the same way in an epoch.
+    from torch's generator would differ after resuming. The texts of an evaluation are always masked in the same way in
+    an epoch.
 
     Args:
         collator ([`MaskedLMCollator`]): What draws the masks.

@@ -22,6 +22,7 @@ from .core.given import backbone_of, check_given
 from .core.granularity import Granularity, Grid
 from .core.objective import Objective
 from .core.parts.quantization import QAMA
+from .core.projection import FIT_EXITS
 from .core.states import shared_layers, unwrap_encoder, width_of
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
@@ -103,7 +104,7 @@ class QAMAConfig(DistillationConfig):
 
     def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
         if settings is not None and settings.projection is not None:
-            raise ValueError("The model was published with a projection, which cannot be quantised.")
+            raise ValueError(f"The model was published with a projection. {FIT_EXITS}")
         return super().with_settings(settings, limit)
 
     def grid_for(self, config: Any) -> Grid:

@@ -80,7 +80,7 @@ class EmbeddingObjective(Objective):
             similarity to the positive.
 
     Raises:
-        ValueError: if an argument is out of range, or a ring is to leave out what a guide finds or to gather nothing;
+        ValueError: if an argument is out of range, or `ring` is combined with a guide or without `gather_negatives`;
             in forward, for a batch of one pair without hard negatives, or without the embeddings of a guide.
     """
 
@@ -118,7 +118,6 @@ class EmbeddingObjective(Objective):
         """The current tau, a number or a scalar tensor."""
         if self.log_scale is None:
             return self._temperature
-        self.constrain()
         return 1 / self.log_scale[0].exp()
 
     @torch.no_grad()  # a clamp inside the graph would stop the gradient, and tau would stay at the limit

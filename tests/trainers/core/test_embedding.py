@@ -93,6 +93,7 @@ def test_a_learned_temperature(leaves):
     torch.testing.assert_close(actual[0].double(), wanted)
     with torch.no_grad():
         objective.log_scale.fill_(9.0)
+    objective.constrain()
     assert objective.temperature.item() == pytest.approx(0.01)
     assert objective.temperature.ndim == 0
     (back,) = torch.autograd.grad(objective.total(objective(batch_of(leaves))), objective.log_scale)

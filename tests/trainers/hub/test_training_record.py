@@ -203,9 +203,9 @@ def test_no_setting_of_an_objective_counts_as_bookkeeping():
     """Their names must not look like those that are left out."""
     from transformers import TrainingArguments
 
-    from trainers.hub.training_record import BOOKKEEPING
+    from trainers.hub.training_record import is_bookkeeping
 
     common = {field.name for field in fields(TrainingArguments)}
     configs = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
     own = {field.name for config in configs for field in fields(config)} - common
-    assert {name for name in own if BOOKKEEPING.match(name)} == {"grid", "guide_cache_dir", "teacher_cache_dir"}
+    assert {name for name in own if is_bookkeeping(name)} == {"grid", "guide_cache_dir", "teacher_cache_dir"}
