@@ -101,12 +101,13 @@ class IBKDFinetuningConfig(ContrastiveConfig):
     Configuration of [`IBKDFinetuningTrainer`], in addition to the fields of [`ContrastiveConfig`].
 
     Args:
-        beta (`float`, *optional*, defaults to 0.5): Weight of HSIC, beta_2 in the paper.
+        beta (`float`, *optional*, defaults to 0.5): Weight of HSIC, beta_2 in the paper; 0 for the baseline CKD.
         hsic (`dict`, *optional*): Arguments of [`HSIC`], as JSON or a YAML mapping, such as `{normalize: true}`.
 
     The default grid is the student's full size, or the last layer at `projection_dim` dims. Other defaults are the
     paper's (Table 1, STS): `temperature` 0.05, `learning_rate` 3e-5, batches of 256, 3 epochs. The paper uses up to 8
-    hard negatives, one column each; the command `mine` finds them.
+    hard negatives, one column each; the command `mine` finds them. They are negatives of every anchor, as in the
+    released code; with `own_negatives`, of their own, as in Eq. 10.
 
     Raises:
         ValueError: if a value is out of range.

@@ -19,8 +19,8 @@ class MICConfig(MixtureConfig):
             [2605.29987](https://huggingface.co/papers/2605.29987), section 2.3 and Table 4).
 
     The other defaults are the paper's (Table 4, B.3): unsupervised, the mean over dims, texts of up to 256 tokens, 5
-    epochs, batches of 32, cosine schedule. For BERT's 12 layers, the default layers of SCR and SIR are 8 and 10, as in
-    the paper; for TinyBERT and BGE-M3 see the recipes `mic_*`.
+    epochs, batches of 32, cosine schedule. The paper gives no temperature; 0.05 is MIPIC's. For BERT's 12 layers, the
+    default layers of SCR and SIR are 8 and 10, as in the paper; for TinyBERT and BGE-M3 see the recipes `mic_*`.
 
     Raises:
         ValueError: if gamma is negative, and as [`MixtureConfig`].

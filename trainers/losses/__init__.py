@@ -1,7 +1,7 @@
 """Loss functions: one equation each, tensors in, a loss out, without model, trainer or state."""
 
 from .alignment import compression_alignment, embedding_kl, principal_map, similarity_kl
-from .contrastive import nested_info_nce
+from .contrastive import nested_info_nce, with_own_negatives
 from .false_negatives import Guide, false_negatives, guided_limits
 from .independence import gram_matrix, hsic
 from .isotropy import (
@@ -74,4 +74,5 @@ __all__ = [
     "variance_control",
     "variance_floor",
     "variance_variation",
+    "with_own_negatives",
 ]
