@@ -30,12 +30,13 @@ from .card import CardSource, render_card
 from .checkpoint import Checkpoint
 from .codes import without_learned_codes
 from .eval_results import eval_results, write_eval_results
-from .figures import TITLES, draw_all
+from .figures import draw_all
 from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
 from .router_export import export_router
 from .static_export import export_static
+from .task_words import TITLES
 from .upload import CARD, RESULTS, Publication, published_card
 
 

@@ -318,6 +318,17 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     return trainer_class(model, args, tokenizer, train, evaluation, evaluator=evaluator_of(data))
 
 
+def data_files(data: DataArguments) -> tuple[str, ...]:
+    """The files or the local folder that the training data is read from, for the record of the run."""
+    from trainers.data.preparing import read_prepared
+
+    if data.prepared_data is not None:
+        return tuple(name for name, _ in read_prepared(data.prepared_data)["settings"]["files"])
+    if data.dataset_name is not None and Path(data.dataset_name).is_dir():
+        return (data.dataset_name,)
+    return tuple(data.train_files or ())
+
+
 def resumed_checkpoint(args: Any) -> str | None:
     """
     The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`, and for `auto`
@@ -365,6 +376,7 @@ def main(arguments: list[str]) -> None:
     trainer = build(trainer_class, backbone, data, args)
     if (dataset := hub_id(data.dataset_name)) is not None:
         trainer.dataset_ids = (dataset,)
+    trainer.data_files = data_files(data)
     if checkpoint is None and args.should_save:
         remove_files(args.output_dir, TRAINED_FILES)
     trainer.train(resume_from_checkpoint=checkpoint)

@@ -48,8 +48,9 @@ class PublishingTrainer(NestedTrainer):
     """
 
     push_in_progress: Any = None
-    # Hub ids of the training data, for the record: the data itself does not always tell where it is from.
+    # Hub ids and files of the training data, for the record: the data itself does not always tell where it is from.
     dataset_ids: tuple[str, ...] = ()
+    data_files: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -119,6 +120,7 @@ class PublishingTrainer(NestedTrainer):
             steps=self.state.global_step if self.is_in_train or best is None else best,
             batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
             seed=args.seed,
+            files=list(dict.fromkeys(Path(file).name for file in self.data_files)),
         )
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:

@@ -30,7 +30,7 @@ def test_evaluate_then_choose(tiny_checkpoint, data, tmp_path, capsys):
         + ["--latency_documents", "100", "--tasks", *TASKS]
     )
     printed = capsys.readouterr().out
-    assert "| granularity | sts (1) |" in printed and "bytes per vector | ms per query |" in printed
+    assert "| granularity | sts (stsb) |" in printed and "bytes per vector | ms per query |" in printed
     results = GridResults.load(out / "results.json")
     assert results.tasks() == TASKS and results.model == tiny_checkpoint and results.latency.encoder == "m3bert"
     figures = {f"heat_map_{task_type}.png" for task_type in TASK_TYPES}

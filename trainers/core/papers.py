@@ -13,7 +13,7 @@ class Paper:
     Args:
         title (`str`): Title.
         id (`str`): arXiv identifier, `YYMM.NNNNN`. The year alone, `YYMM` with month 00, for a paper elsewhere.
-        authors (`tuple[str, ...]`): Names of the authors, as printed in the paper. `"others"` stands for the rest.
+        authors (`tuple[str, ...]`): Names of the authors, as printed in the paper.
         url (`str`, *optional*): Where to find it. Default: its page on the Hub, by the arXiv identifier.
     """
 
@@ -44,7 +44,15 @@ class Paper:
 M3BERT = Paper(
     "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder",
     "2605.19568",
-    ("Wang", "Zuo", "Hu", "Ding", "Gong", "Jiao", "Su"),
+    (
+        "Yaoxiang Wang",
+        "Simiao Zuo",
+        "Qingguo Hu",
+        "Yucheng Ding",
+        "Yeyun Gong",
+        "Jian Jiao",
+        "Jinsong Su",
+    ),
 )
 MRL = Paper(
     "Matryoshka Representation Learning",
@@ -106,7 +114,7 @@ QAMA = Paper(
     "Quantization Aware Matryoshka Adaptation: Leveraging Matryoshka Learning, Quantization, and Bitwise Operations "
     "for Reduced Storage and Improved Retrieval Speed",
     "2500",
-    ("Faizan Ahemad", "others"),
+    ("Faizan Ahemad",),
     "https://github.com/faizanahemad/embedding-binary-quantisation",
 )
 CRD = Paper(

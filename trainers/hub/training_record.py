@@ -64,6 +64,7 @@ class TrainingRecord:
         date (`str`): Day of the run, in ISO 8601.
         machine (`str`): Kind of machine.
         versions (`dict[str, str]`): Package -> version.
+        files (`list[str]`): Names of the local files of the training data, as far as they are known.
     """
 
     trainer: str
@@ -83,6 +84,7 @@ class TrainingRecord:
     date: str = field(default_factory=lambda: date.today().isoformat())
     machine: str = field(default_factory=lambda: machine_kind())
     versions: dict[str, str] = field(default_factory=lambda: {name: version(name) for name in PACKAGES})
+    files: list[str] = field(default_factory=list)
 
     def save(self, folder: str | Path) -> None:
         """Write the record into the folder of a checkpoint."""

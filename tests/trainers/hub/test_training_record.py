@@ -57,6 +57,18 @@ def test_what_is_saved_is_found_again(tmp_path, tiny_tokenizer, sentences):
         TrainingRecord.find(tmp_path)
 
 
+def test_files_of_the_data_are_on_record_by_name(tmp_path, tiny_tokenizer, sentences):
+    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences)
+    trainer.data_files = (str(tmp_path / "a" / "pairs.jsonl"), "hf://datasets/user/x/more.csv", "b/pairs.jsonl")
+    assert trainer.record().files == ["pairs.jsonl", "more.csv"]
+
+
+@pytest.mark.parametrize("paper", [its for its in vars(papers).values() if isinstance(its, papers.Paper)])
+def test_papers_are_cited_with_the_full_names_of_their_authors(paper):
+    assert all(len(name.split()) >= 2 for name in paper.authors)
+    assert f"author = {{{' and '.join(paper.authors)}}}" in paper.citation
+
+
 def test_a_second_objective_knows_the_first(tmp_path, tiny_tokenizer, sentences):
     first = contrastive_trainer(tmp_path / "first", tiny_tokenizer, sentences)
     first.base_model = "user/base"
