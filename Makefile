@@ -29,7 +29,7 @@ quickstart: .venv/installed  ## Fit exits to a real encoder, fine-tune it at 16 
 demo: .venv/installed-demo  ## Open a page to try the quickstart's encoder
 	$(BIN)/m3bert demo
 
-pretrain-mini: .venv/installed-dev  ## Pretrain a small m3BERT through its three stages on local text (up to 18 minutes)
+pretrain-mini: .venv/installed-dev  ## Pretrain a small m3BERT through its three stages on local text (about 20 minutes)
 	$(BIN)/python -m benchmarks.pretrain_mini
 
 test: .venv/installed-dev  ## Run the tests

@@ -63,6 +63,9 @@ class BackboneArguments:
     merge_adapter: bool = field(
         default=False, metadata={"help": "Merge the adapter into the model and save the whole model."}
     )
+    overwrite: bool = field(
+        default=False, metadata={"help": "Replace the model and the checkpoints that output_dir holds."}
+    )
 
 
 def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any]:

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trainers.core.compute import ComputeArguments
 
-# What a model of ours consists of: a model in the place of another one keeps none of these.
+# What a model consists of: a model in the place of another one keeps none of these.
 MODEL_FILES = (
     "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "tokenizer*.json",
-    "special_tokens_map.json", "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "1_Pooling", "2_Dense", "3_Normalize", "2_Normalize", "quantizer",
+    "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_bert_config.json",
+    "config_sentence_transformers.json", "1_Pooling", "2_Dense", "3_Normalize", "2_Normalize", "quantizer",
+    "training.json",
 )  # fmt: skip
+EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -57,7 +59,8 @@ def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None
     """
     named = [argument.partition("=")[0] for argument in rest if argument.startswith("--")]
     if named:
-        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        options = [option for action in parser._actions for option in action.option_strings]
+        known = [option for option in options if option.startswith("--") and "-" not in option[2:]]
         similar = difflib.get_close_matches(named[0], known, n=3)
         meant = f" Did you mean {' or '.join(similar)}?" if similar else " --help lists all options."
         raise ValueError(f"unknown option {named[0]}.{meant}")
@@ -135,38 +138,38 @@ def read_options(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def new_folder(name: str | Path) -> Path:
-    """The folder that a command writes to, which must be new or empty."""
-    folder = Path(name)
-    if folder.is_dir() and any(folder.iterdir()):
-        raise ValueError(f"--output_dir {folder} is not empty: name a new folder.")
-    return folder
-
-
-def check_overwriting(name: str | Path, source: str, overwrite: bool) -> None:
+def check_overwriting(
+    folder: str | Path,
+    files: Sequence[str],
+    overwrite: bool,
+    source: str | None = None,
+    instead: str = "or name another folder",
+) -> None:
     """
-    Check that a model may be written to a folder. [`remove_model`] then removes the one that is there.
+    Check that a command may write to a folder. [`remove_files`] then removes what is there.
 
     Args:
-        name (`str`): The folder.
-        source (`str`): What the new model is made of.
-        overwrite (`bool`): Whether the folder may hold a model.
+        folder (`str`): The folder.
+        files (`Sequence[str]`): Patterns of the names that the command writes.
+        overwrite (`bool`): Whether the folder may hold such files.
+        source (`str`, *optional*): What the files are made of.
+        instead (`str`, *optional*): What else the user can do.
 
     Raises:
-        ValueError: if the folder holds a model, and `overwrite` is not set or it is the source.
+        ValueError: if the folder holds such files, and `overwrite` is not set or it is the source.
     """
-    folder = Path(name)
-    if not (folder / "config.json").exists():
+    found = next((path.name for pattern in files for path in sorted(Path(folder).glob(pattern))), None)
+    if found is None:
         return
-    if folder.resolve() == Path(source).resolve():
+    if source is not None and Path(folder).resolve() == Path(source).resolve():
         raise ValueError(f"{folder} is the source: name another folder for the result.")
     if not overwrite:
-        raise ValueError(f"{folder} holds a model: pass --overwrite to replace it, or name another folder.")
+        raise ValueError(f"{folder} holds {found}: pass --overwrite to replace it, {instead}.")
 
 
-def remove_model(folder: str | Path) -> None:
-    """Remove the files that a model of ours consists of; other files stay."""
-    for pattern in MODEL_FILES:
+def remove_files(folder: str | Path, files: Sequence[str]) -> None:
+    """Remove the files and folders whose names match one of the patterns; all others stay."""
+    for pattern in files:
         for path in Path(folder).glob(pattern):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -15,7 +15,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .command import argument_parser, check_overwriting, compute_of, naming, remove_model, run_command
+from .command import (
+    MODEL_FILES,
+    argument_parser,
+    check_overwriting,
+    compute_of,
+    naming,
+    remove_files,
+    run_command,
+)
 from .fit_exits import add_exit_options, report, save_with_exits
 
 
@@ -43,10 +51,10 @@ def convert(
     """
     from trainers.hub.quantizer import find_quantizer, write_quantizer
 
-    check_overwriting(output_dir, source, overwrite)
+    check_overwriting(output_dir, MODEL_FILES, overwrite, source)
     model, tokenizer = converted(source, revision, encoder_only=encoder_only)
     if overwrite:
-        remove_model(output_dir)
+        remove_files(output_dir, MODEL_FILES)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     if model.embedding_settings is not None and (quantizer := find_quantizer(source, revision=revision)) is not None:
@@ -84,7 +92,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("source", help="folder or Hub id of a BERT, RoBERTa, XLM-R, ... encoder")
     parser.add_argument("output_dir", help="folder for the m3BERT")
     parser.add_argument("--revision", help="branch, tag or commit of the source")
-    parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
     parser.add_argument("--encoder_only", action="store_true", help="leave out pooling, projection and prompts")
     parser.add_argument(
         "--fit_exits", nargs="+", help="files with texts to fit exits to; the options below are for it"
@@ -93,7 +100,7 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.fit_exits and options.encoder_only:
         raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
-    check_overwriting(options.output_dir, options.source, options.overwrite)
+    check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
     if options.fit_exits:
         compute_of(options)  # refuses what is not there before the model is loaded
         model, tokenizer = converted(options.source, options.revision)

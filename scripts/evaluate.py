@@ -15,7 +15,10 @@ the Hub (user/name, or user/name:configuration), and is scored under its own nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -41,12 +44,16 @@ from trainers.evaluation import (
     measure_latency,
     pairs_task,
 )
+from trainers.evaluation.grid_evaluation import installed_versions
 
-from .command import parse_options, run_command
+from .command import check_overwriting, parse_options, remove_files, run_command
 from .encoder import EncoderArguments, load_encoder
 from .sources import DEFAULT_ENCODER, local_data
 
 
+# What the command writes. Results of an interrupted run are in a file whose name is made of its options.
+FILES = ("results.json", "tables.md", "heat_map_*.png", "quality_*.png", "asymmetric_search.png", "variances_*.png")
+UNFINISHED = "unfinished-{}.json"
 QUERIES = [
     "how do I join two paths",
     "what is the capital of the country with the most islands",
@@ -95,7 +102,11 @@ class EvaluationArguments:
             "help": "For retrieval: values of k for Recall@k. Those above the size of a collection are left out."
         },
     )
-    output_dir: str = field(default="runs/evaluation", metadata={"help": "Folder for results, tables and figures."})
+    output_dir: str = field(
+        default="runs/evaluation",
+        metadata={"help": "Folder for results, tables and figures. An interrupted run resumes from it."},
+    )
+    overwrite: bool = field(default=False, metadata={"help": "Replace the results that output_dir holds."})
     latency: bool = field(default=True, metadata={"help": "Measure ms per query, at each layer and dim."})
     latency_documents: int = field(
         default=100_000, metadata={"help": "Number of documents in the index whose search is timed."}
@@ -120,7 +131,7 @@ class EvaluationArguments:
         default=False,
         metadata={
             "help": "For retrieval: also measure BM25, alone and beside embeddings, with queries at each layer that "
-            "shares the space of the last one. Needs the extra `hybrid`."
+            "shares the space of the last one."
         },
     )
     embeddings_dir: str | None = field(
@@ -148,6 +159,24 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
         *(labels_task(source, columns=options.labels_columns, split=options.split) for source in options.labels),
     ]
     return [replace(task, recall=tuple(sorted({*options.recall}))) for task in tasks]
+
+
+def unfinished_file(encoder: GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
+    """
+    The file for the results of the tasks that a run has scored so far. A run with other options, weights, versions of
+    packages or own data has another one.
+    """
+    asked = {**asdict(encoding), **asdict(options), "weights": encoder.weights_fingerprint()}
+    facts = [asked, installed_versions(), [*own_files(options)]]
+    key = blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+    return Path(options.output_dir, UNFINISHED.format(key))
+
+
+def own_files(options: EvaluationArguments) -> Iterator[tuple[str, int, int]]:
+    """Name, bytes and time of change of every local file with your own data."""
+    for source in (*options.collection, *options.pairs, *options.labels):
+        for file in sorted(path for path in (Path(source), *Path(source).rglob("*")) if path.is_file()):
+            yield str(file), file.stat().st_size, file.stat().st_mtime_ns
 
 
 def write(results: GridResults, folder: Path) -> None:
@@ -179,10 +208,12 @@ def main(arguments: list[str]) -> None:
         raise ValueError("--asymmetric and --no_asymmetric exclude each other: pass one of them.")
     if options.latency_onnx and not options.latency:
         raise ValueError("--latency_onnx and --no_latency exclude each other: pass one of them.")
+    check_overwriting(options.output_dir, FILES, options.overwrite)
     set_seed(options.seed)
     encoder = load_encoder(encoding)
     # Before the work: an encoder that cannot be exported ends the run at once.
     engines = onnx_engines(encoder, options.latency_onnx) if options.latency_onnx else None
+    unfinished = unfinished_file(encoder, encoding, options)
     results = evaluate_grid(
         encoder,
         tasks,
@@ -193,6 +224,7 @@ def main(arguments: list[str]) -> None:
         hybrid=options.hybrid,
         seed=options.seed,
         verbose=True,
+        unfinished=unfinished,
     )
     # The name of the default encoder, not its folder on this machine.
     results.model = encoding.model_name_or_path or DEFAULT_ENCODER
@@ -205,7 +237,9 @@ def main(arguments: list[str]) -> None:
             seed=options.seed,
             engines=engines,
         )
+    remove_files(options.output_dir, FILES)
     write(results, Path(options.output_dir))
+    remove_files(options.output_dir, [UNFINISHED.format("*")])
     print(f"\n{task_type_table(results)}")
     if results.latency is not None:
         print(f"\n{latency_report(results.latency, results.granularities.layers)}")

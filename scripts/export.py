@@ -26,7 +26,7 @@ from hub_cards.onnx_export import OPSETS, require_onnx
 from hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
 
 from . import export_native, export_static
-from .command import parse_options, run_command
+from .command import EXPORT_FILES, check_overwriting, parse_options, remove_files, run_command
 from .encoder import EncoderArguments, load_encoder
 from .sources import default_base, local_data
 
@@ -44,6 +44,7 @@ class ExportArguments:
         default_factory=list, metadata={"help": "Granularities to export besides the full size: 2x64 4x64."}
     )
     output_dir: str = field(default="runs/onnx", metadata={"help": "Folder for the files."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
     normalize: bool | None = field(
         default=None, metadata={"help": "L2-normalise the embeddings. Default: as the model was published."}
     )
@@ -79,8 +80,11 @@ def main(arguments: list[str]) -> None:
     named = bool(options.granularities or encoding.grid)
     encoding.grid = encoding.grid or ",".join(options.granularities)
     source, folder = encoding.model_name_or_path or default_base(), Path(options.output_dir)
+    files = ["onnx"] if folder.resolve() == Path(source).resolve() else EXPORT_FILES
+    check_overwriting(folder, files, options.overwrite)
     encoder = load_encoder(encoding)
-    if folder.resolve() != Path(source).resolve():
+    remove_files(folder, files)
+    if files is EXPORT_FILES:
         write_encoder_files(encoder, folder)
     report = write_graphs(
         encoder,

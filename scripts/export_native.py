@@ -22,7 +22,7 @@ from modeling_m3bert.conversion_m3bert import hub_id
 from trainers.core.granularity import Granularity
 from trainers.hub.serving import problems_for_servers
 
-from .command import new_folder, parse_options
+from .command import EXPORT_FILES, check_overwriting, parse_options, remove_files
 
 
 @dataclass
@@ -31,6 +31,7 @@ class NativeArguments:
 
     model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT."})
     output_dir: str = field(default="runs/native", metadata={"help": "Folder for the model."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
     format: str = field(default="native", metadata={"help": "native; other formats have options of their own."})
     granularity: str | None = field(default=None, metadata={"help": "Granularity to export: 4x64."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
@@ -58,8 +59,10 @@ def checkpoint_of(name_or_path: str, revision: str | None = None) -> Checkpoint:
 def main(arguments: list[str]) -> None:
     (options,) = parse_options((NativeArguments,), __doc__, arguments)
     granularity = Granularity.parse(options.granularity) if options.granularity else None
-    output = new_folder(options.output_dir)
-    checkpoint = checkpoint_of(options.model_name_or_path, options.revision)
+    output, source = Path(options.output_dir), options.model_name_or_path
+    check_overwriting(output, EXPORT_FILES, options.overwrite, source)
+    checkpoint = checkpoint_of(source, options.revision)
+    remove_files(output, EXPORT_FILES)
     native = export_native(
         checkpoint, output, granularity, model_type=options.model_type, encoder_only=options.encoder_only
     )

@@ -12,13 +12,14 @@ Export the static table of an m3BERT, or both sides of asymmetric search, for se
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from hub_cards.router_export import export_router
 from hub_cards.static_export import DTYPES, export_static
 from trainers.core.codes import FLOAT
 from trainers.core.granularity import Granularity
 
-from .command import new_folder, parse_options
+from .command import EXPORT_FILES, check_overwriting, parse_options, remove_files
 from .export_native import checkpoint_of
 
 
@@ -28,6 +29,7 @@ class StaticArguments:
 
     model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT."})
     output_dir: str = field(default="runs/static", metadata={"help": "Folder for the model."})
+    overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
     format: str = field(default="static", metadata={"help": "static or router."})
     granularity: str | None = field(
         default=None, metadata={"help": "What embeds queries: 0x384. Default: layer 0 at all dims."}
@@ -56,8 +58,10 @@ def main(arguments: list[str]) -> None:
         raise ValueError("--model_type is for --format router: a static table has none.")
     if router and size is not None and size.layer != 0 and options.dtype != "float32":
         raise ValueError(f"--dtype {options.dtype} is for a static table, and {size} is none.")
-    folder = new_folder(options.output_dir)
-    checkpoint = checkpoint_of(options.model_name_or_path, options.revision)
+    folder, source = Path(options.output_dir), options.model_name_or_path
+    check_overwriting(folder, EXPORT_FILES, options.overwrite, source)
+    checkpoint = checkpoint_of(source, options.revision)
+    remove_files(folder, EXPORT_FILES)
     if router:
         queries, documents = export_router(
             checkpoint, folder, size, dtype=options.dtype, model_type=options.model_type

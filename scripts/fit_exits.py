@@ -18,7 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import add_compute_options, argument_parser, compute_of, remove_model, run_command
+from .command import (
+    MODEL_FILES,
+    add_compute_options,
+    argument_parser,
+    check_overwriting,
+    compute_of,
+    remove_files,
+    run_command,
+)
 
 
 if TYPE_CHECKING:
@@ -28,6 +36,7 @@ if TYPE_CHECKING:
 
 def add_exit_options(parser: ArgumentParser) -> None:
     """Add the options of a fit, which `convert` has, too."""
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
     parser.add_argument(
         "--exit_layers", type=int, nargs="+", help="layers to give an exit; default: all below the last"
     )
@@ -120,8 +129,8 @@ def save_with_exits(
     if model.dtype != kept:
         model.to(kept)
     model.embedding_settings = None  # written below, without the projection
-    if getattr(options, "overwrite", False):  # an option of `convert`
-        remove_model(output_dir)
+    if options.overwrite:
+        remove_files(output_dir, MODEL_FILES)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
     limit = longest_text(model.config, tokenizer, published.max_length)
@@ -153,6 +162,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--revision", help="branch, tag or commit of the source")
     add_exit_options(parser)
     options = parser.parse_args(arguments)
+    check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
     compute_of(options)  # refuses what is not there before the model is loaded
 
     from transformers import AutoModel, AutoTokenizer

@@ -6,6 +6,7 @@ training record and its evaluation:
         --onnx 4x64 --dry_run
     m3bert push runs/pairs user/model-small --granularity 4x64 --public
     m3bert push runs/pairs user/model-bert --granularity 4x64 --format native --base_model user/model
+    m3bert push runs/elastic user/model-asymmetric --format router
 
 A new repository is private unless you pass --public. --dry_run lists all files and pushes nothing; with --output_dir,
 it also writes them, so that you can read the card. To resume an interrupted push, run the same command again. The
@@ -20,7 +21,7 @@ from pathlib import Path
 
 from trainers.core.granularity import Granularity
 
-from .command import argument_parser, new_folder, run_command
+from .command import argument_parser, run_command
 from .sources import local_data
 
 
@@ -42,7 +43,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--format",
         default="m3bert",
-        help="m3bert, or native for a plain BERT, RoBERTa, XLM-R, ... that needs no remote code",
+        help="m3bert, or what needs no remote code: native for a plain BERT, RoBERTa, XLM-R, ..., static for the "
+        "table of layer 0, router for queries by --granularity (default: the table) and documents by all layers",
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits (torchao)")
     parser.add_argument(
@@ -69,7 +71,8 @@ def main(arguments: list[str]) -> None:
     if given.output_dir is not None:
         if not given.dry_run:
             raise ValueError("--output_dir needs --dry_run: a push writes to the Hub.")
-        new_folder(given.output_dir)
+        if given.output_dir.is_dir() and any(given.output_dir.iterdir()):
+            raise ValueError(f"--output_dir {given.output_dir} is not empty: name a new folder.")
     from hub_cards.checkpoint import Checkpoint
     from hub_cards.metadata import Statements
     from hub_cards.mteb_meta import write_mteb_meta

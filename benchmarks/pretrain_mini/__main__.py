@@ -1,5 +1,5 @@
 """
-Pretrain a small m3BERT through its three stages on local text in 35 languages, within 18 minutes on two CPU cores:
+Pretrain a small m3BERT through its three stages on local text in 35 languages, in about 20 minutes on two CPU cores:
 
     python -m benchmarks.pretrain_mini              # as `make pretrain-mini`; continues where it was interrupted
     python -m benchmarks.pretrain_mini --page       # put the tables of the results file into docs/pretrain.md

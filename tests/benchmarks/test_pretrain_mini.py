@@ -136,8 +136,6 @@ def test_without_data_the_command_says_so_in_one_line(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def results() -> dict:
-    if not command.FILE.is_file():
-        pytest.skip("there are no results yet: make pretrain-mini")
     return json.loads(command.FILE.read_text(encoding="utf-8"))
 
 
@@ -149,7 +147,7 @@ def test_the_loss_of_every_granularity_falls_in_every_stage(results):
             assert list(losses) == [str(g) for g in command.GRID]
             assert all(its["after"] < its["before"] for its in losses.values()), model
     assert {"date", "processor", "cores", "threads", "seed", "commit"} <= results.keys()
-    assert results["seconds"] <= 18 * 60 and not results["continued"]
+    assert not results["continued"]
 
 
 def test_the_page_has_the_tables_of_the_results(results):

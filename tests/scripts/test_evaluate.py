@@ -30,7 +30,7 @@ def test_evaluate_then_choose(tiny_checkpoint, data, tmp_path, capsys):
         + ["--latency_documents", "100", "--tasks", *TASKS]
     )
     printed = capsys.readouterr().out
-    assert "| granularity | sts (1) |" in printed and "bytes per vector | ms per query |" in printed
+    assert "| granularity | sts (stsb) |" in printed and "bytes per vector | ms per query |" in printed
     results = GridResults.load(out / "results.json")
     assert results.tasks() == TASKS and results.model == tiny_checkpoint and results.latency.encoder == "m3bert"
     figures = {f"heat_map_{task_type}.png" for task_type in TASK_TYPES}
@@ -66,7 +66,7 @@ def test_results_say_how_they_were_computed_and_belong_to_the_same_weights(tiny_
 def test_latency_in_onnxruntime_is_beside_that_in_torch(tiny_checkpoint, data, tmp_path, capsys):
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
     line = ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8", "--tasks", "stsb"]
-    line += ["--output_dir", str(tmp_path), "--latency_documents", "10", "--latency_onnx"]
+    line += ["--output_dir", str(tmp_path), "--overwrite", "--latency_documents", "10", "--latency_onnx"]
     evaluate.main([*line, "2"])
     assert "| layer | torch | ONNX float32 | ONNX int8 |" in capsys.readouterr().out
     results = GridResults.load(tmp_path / "results.json")
@@ -97,7 +97,7 @@ def test_an_encoder_with_exits_is_also_searched_between_layers(tiny_checkpoint, 
         out = tmp_path / "out"
         evaluate.main(
             ["--model_name_or_path", tiny_checkpoint, "--grid", "0,2,4,6x8", "--output_dir", str(out), *options]
-            + ["--latency_documents", "100", "--tasks", "cranfield", "--no_two_stages"]
+            + ["--overwrite", "--latency_documents", "100", "--tasks", "cranfield", "--no_two_stages"]
         )
         return out, GridResults.load(out / "results.json")
 
@@ -158,12 +158,20 @@ def test_data_of_ones_own_is_scored_beside_tasks(tiny_checkpoint, data, tmp_path
         "text\tlabel\n" + "".join(f"open {row} file\t{row % 2}\n" for row in range(20))
     )
     line = ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8", "--output_dir", str(out), "--no_latency"]
-    line += ["--tasks", "mrpc", "--labels", str(tmp_path / "topics.tsv"), "--collection", str(tmp_path / "mine")]
+    line += [
+        "--overwrite",
+        "--tasks",
+        "mrpc",
+        "--labels",
+        str(tmp_path / "topics.tsv"),
+        "--collection",
+        str(tmp_path / "mine"),
+    ]
     evaluate.main([*line, "--recall", "20", "5", "30", "--query_max_length", "7", "--document_max_length", "9"])
     results = GridResults.load(out / "results.json")
     assert results.tasks() == ["mrpc", "mine", "topics"]
     metrics = {score.metric for score in results.scores if score.task == "mine"}
-    assert metrics == {"recall@5", "recall@20", "recall@30", "mrr@10", "ndcg@10"}
+    assert metrics == {"recall@5", "recall@20", "recall@30", "mrr@10", "ndcg@10", "ndcg_exp@10"}
     assert results.settings["max_lengths"] == {"query": 7, "document": 9}
     assert results.settings["own_data"] == {"mine": "mine", "topics": "topics.tsv"}
     assert str(tmp_path) not in (out / "results.json").read_text().replace(tiny_checkpoint, "")

@@ -51,12 +51,12 @@ def test_the_model_type_can_be_chosen(elastic, tmp_path, minilm):
         (["--granularity", "9x64"], "output_layer=9 is not available here"),
         (["--model_type", "gpt2"], "model_type='gpt2' is unknown; legal values: bert, roberta"),
         (["--model_name_or_path", "runs/no/model"], "runs/no/model is neither a folder nor a Hub id"),
-        (["--output_dir", "FULL"], "is not empty: name a new folder"),
+        (["--output_dir", "FULL"], "full holds config.json: pass --overwrite"),
     ],
 )
 def test_bad_options_are_named(elastic, tmp_path, options, error):
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "notes.txt").touch()
+    (tmp_path / "full" / "config.json").touch()
     options = [str(tmp_path / "full") if word == "FULL" else word for word in options]
     where = [] if "--output_dir" in options else ["--output_dir", str(tmp_path / "native")]
     with pytest.raises(ValueError, match=error):

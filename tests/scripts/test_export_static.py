@@ -38,7 +38,7 @@ def test_a_folder_is_written(static, tmp_path, capsys, options, printed):
         (["--format", "static", "--model_type", "bert"], "--model_type is for --format router"),
         (["--format", "static", "--dtype", "int8"], "dtype='int8' is unknown; legal values: float32, float16"),
         (["--format", "router", "--granularity", "2x8", "--dtype", "float16"], "2x8 is none"),
-        (["--format", "router", "--output_dir", "FULL"], "is not empty: name a new folder"),
+        (["--format", "router", "--output_dir", "FULL"], "is the source: name another folder"),
     ],
 )
 def test_bad_options_are_named(static, tmp_path, options, error):

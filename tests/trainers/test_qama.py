@@ -15,7 +15,19 @@ from modeling_m3bert import EmbeddingSettings, M3BertModel, M3BertQuantizer
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.test_exits import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
-from trainers import QAMA, Contrastive, Grid, Projection, QAMAConfig, QAMATrainer, Teacher, fit_exits
+from trainers import (
+    QAMA,
+    Contrastive,
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    Grid,
+    Projection,
+    QAMAConfig,
+    QAMATrainer,
+    Teacher,
+    TeacherEmbeddings,
+    fit_exits,
+)
 from trainers.hub.quantizer import find_quantizer
 from trainers.hub.training_record import RECORD_FILE, TrainingRecord
 from trainers.qama import sample_of
@@ -72,19 +84,6 @@ def structured(rows: int, generator: torch.Generator) -> torch.Tensor:
     return topics[which] + 0.5 * torch.logspace(0.5, -1, 32) * torch.randn(rows, 32, generator=generator)
 
 
-class Ready:
-    """Embeddings in place of a teacher's cache, by text."""
-
-    def __init__(self, texts, vectors):
-        self.rows, self.vectors, self.width = {text: row for row, text in enumerate(texts)}, vectors, vectors.shape[1]
-
-    def __len__(self):
-        return len(self.vectors)
-
-    def of(self, texts):
-        return torch.from_numpy(self.vectors[[self.rows[text] for text in texts]])
-
-
 @pytest.mark.parametrize(
     ("skip", "quantized_gradient", "left"),
     [
@@ -96,7 +95,7 @@ class Ready:
 def test_codes_agree_better_with_embeddings_after_training(tiny_tokenizer, tmp_path, skip, quantized_gradient, left):
     """Those of embeddings that were not trained on, at half and full width."""
     generator, texts = torch.Generator().manual_seed(3), list(dict.fromkeys(random_texts(1200)))
-    teacher = Ready(texts, structured(len(texts), generator).numpy())
+    teacher = TeacherEmbeddings.write(texts, structured(len(texts), generator), tmp_path / "teacher.npy")
     args = QAMAConfig(**quiet(
         tmp_path, grid="6x8,16,32", max_steps=50, per_device_train_batch_size=64, learning_rate=3e-3,
         quantizer_config={"skip": skip, "intermediate_size": 64}, quantized_gradient=quantized_gradient,
@@ -321,7 +320,7 @@ def test_a_frozen_encoder_keeps_its_published_settings(tiny_tokenizer, tmp_path)
     [
         ({"pooling": "cls"}, "pooling='cls', which a frozen encoder keeps: unset pooling"),
         ({"max_length": 9}, "max_length=9, which a frozen encoder keeps: unset max_length"),
-        ({"projection": Projection(32, 32)}, "a projection, which cannot be quantised"),
+        ({"projection": Projection(32, 32)}, "with a projection. A projection is of the last layer"),
     ],
 )
 def test_settings_that_a_frozen_encoder_cannot_take_are_refused(
@@ -361,3 +360,15 @@ def test_the_loss_of_an_evaluation_is_that_of_the_training(published, tiny_token
     losses = [trainer.nested.train(mode)(**inputs) for mode in (True, False)]
     assert len(losses[1]["terms"]) > len(losses[0]["terms"]) and not objective.quantized_gradient
     torch.testing.assert_close(losses[0]["loss"], losses[1]["loss"])
+
+
+def test_other_training_says_that_the_quantizer_is_left_out(published, tiny_tokenizer, tmp_path, caplog):
+    quantized = quantizing(published, tmp_path, tiny_tokenizer, max_steps=1)
+    quantized.train()
+    quantized.save_model(str(tmp_path / "quantized"))
+    pairs = Dataset.from_dict({"anchor": TEXTS[:8], "positive": TEXTS[8:16]})
+    args = ContrastiveConfig(**quiet(tmp_path / "out", grid="6x32", per_device_train_batch_size=8))
+    for folder, said in ((published, False), (tmp_path / "quantized", True)):
+        caplog.clear()
+        ContrastiveTrainer(folder, args, train_dataset=pairs)
+        assert ("has a quantizer that fits its embeddings" in caplog.text) == said

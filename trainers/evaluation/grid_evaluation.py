@@ -225,6 +225,7 @@ def evaluate_grid(
     hybrid: bool = False,
     seed: int = 0,
     verbose: bool = False,
+    unfinished: Path | None = None,
 ) -> GridResults:
     """
     Score every granularity on every task, also in codes, with the texts of each task encoded once.
@@ -244,13 +245,17 @@ def evaluate_grid(
             same layers as in asymmetric searches with documents at the last of them.
         seed (`int`, *optional*, defaults to 0): Seed to record in the results. The evaluation itself is deterministic.
         verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
+        unfinished (`Path`, *optional*): File that gets the results after each task. Tasks that it already has are not
+            scored again, so an interrupted run resumes. The file must be from the same weights, data and arguments;
+            of these, weights and grid are checked.
 
     Returns:
         [`GridResults`]
 
     Raises:
         ValueError: if a task has no data, two tasks have one name, an embedding is not finite, all labels are equal,
-            or a metric is undefined. The message names the task.
+            a metric is undefined, or `unfinished` has results of other weights or another grid. The message names the
+            task.
     """
     tasks = list(tasks)
     names = [task.name for task in tasks]
@@ -281,11 +286,16 @@ def evaluate_grid(
             **({"quantizer": encoder.quantizer.fingerprint} if encoder.quantizer and grid_is_learned else {}),
         },
     )
+    if unfinished is not None and unfinished.exists():
+        results = _resumed(results, GridResults.load(unfinished), unfinished)
     layers = _asymmetric_layers(encoder, asymmetric)
     for task in tasks:
+        if task.name in results.seconds:
+            continue
         try:
             start = time.perf_counter()
             evaluator = evaluators.pop(task.name)
+            results.texts[task.name] = {name: len(texts) for name, texts in evaluator.texts.items()}
             embeddings = TaskEmbeddings(
                 encoder, evaluator, task.name if verbose else None, folder / task.name if folder else None
             )
@@ -301,7 +311,18 @@ def evaluate_grid(
         results.seconds[task.name] = {"encode": round(encoded - start, 2), "score": round(done - encoded, 2)}
         if verbose:
             print(f"{task.name}: encoded in {encoded - start:.1f} s, scored in {done - encoded:.1f} s", flush=True)
+        if unfinished is not None:
+            results.save(unfinished)
     return results
+
+
+def _resumed(results: GridResults, earlier: GridResults, file: Path) -> GridResults:
+    """New results with those of the tasks that an interrupted run has scored."""
+    for name in ("weights", "grid"):
+        if getattr(results, name) != getattr(earlier, name):
+            raise ValueError(f"{file} has results of another {name.rstrip('s')}: remove it.")
+    kept = ("scores", "seconds", "two_stage_searches", "rescored_searches", "asymmetric_searches", "hybrid_searches")
+    return replace(results, **{name: getattr(earlier, name) for name in (*kept, "variances", "texts")})
 
 
 def _asymmetric_layers(encoder: GridEncoder, asymmetric: bool | None) -> list[int]:

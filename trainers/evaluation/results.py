@@ -10,14 +10,16 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from ..core.codes import FLOAT, bytes_per_vector
+from ..core.durable import replacing
 from ..core.granularity import Granularity, Grid
 
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # Older version that can be read -> the fields it lacks.
 ADDED_SINCE: dict[int, dict[str, Any]] = {
-    3: {"rescored_searches": [], "hybrid_searches": []},
-    4: {"hybrid_searches": []},
+    3: {"rescored_searches": [], "hybrid_searches": [], "texts": {}},
+    4: {"hybrid_searches": [], "texts": {}},
+    5: {"texts": {}},
 }
 # What a shortlist is scored again by; "codes" are those that found it, compared with a float query.
 RESCORERS = ("codes", "int8", FLOAT)
@@ -282,6 +284,8 @@ class GridResults:
         hybrid_searches (`list[HybridSearch]`, *optional*): Measured searches with BM25 beside embeddings.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
         latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
+        texts (`dict[str, dict[str, int]]`, *optional*): Task -> name of a list of its texts (`queries`, `documents`,
+            `sentence1`, ...) -> number of texts.
         weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
         schema_version (`int`, *optional*): Version of this schema.
     """
@@ -303,12 +307,14 @@ class GridResults:
     weights: str | None = None
     rescored_searches: list[RescoredSearch] = field(default_factory=list)
     hybrid_searches: list[HybridSearch] = field(default_factory=list)
+    texts: dict[str, dict[str, int]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def save(self, file: Path) -> None:
         """Write the results to a JSON file."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        with replacing(file) as draft:
+            draft.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, file: Path) -> GridResults:

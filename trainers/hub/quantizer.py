@@ -9,6 +9,7 @@ from typing import Any
 from transformers.utils.hub import cached_file
 
 from modeling_m3bert import M3BertQuantizer, quantization_m3bert
+from modeling_m3bert.settings_m3bert import hub_id
 
 
 QUANTIZER_FOLDER = "quantizer"
@@ -24,10 +25,17 @@ def find_quantizer(name_or_path: str, **hub_options: Any) -> M3BertQuantizer | N
         name_or_path (`str`): Folder or Hub id.
         hub_options (*optional*): Options for the Hub, such as `revision`.
     """
-    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    if cached_file(name_or_path, f"{QUANTIZER_FOLDER}/config.json", **hub_options, **missing) is None:
+    if not has_quantizer(name_or_path, **hub_options):
         return None
     return M3BertQuantizer.from_pretrained(name_or_path, subfolder=QUANTIZER_FOLDER, **hub_options).eval()
+
+
+def has_quantizer(name_or_path: str, **hub_options: Any) -> bool:
+    """Whether a quantizer was published with an encoder, in a folder or on the Hub. `False` if neither is there."""
+    if not name_or_path or not (Path(name_or_path).is_dir() or hub_id(name_or_path)):
+        return False
+    missing = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return cached_file(name_or_path, f"{QUANTIZER_FOLDER}/config.json", **hub_options, **missing) is not None
 
 
 def write_quantizer(folder: str | Path, quantizer: M3BertQuantizer) -> Path:

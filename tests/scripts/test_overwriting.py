@@ -1,0 +1,127 @@
+"""Commands that write a folder: what it holds is refused or replaced, and an interrupted evaluation resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from scripts import convert, evaluate, export, fit_exits, train
+from scripts.command import EXPORT_FILES, MODEL_FILES, check_overwriting, remove_files
+from tests.evaluation_data import write_data
+from trainers.evaluation import GridEncoder, GridResults
+
+
+TRAIN = ["contrastive", "--train_files", "pairs.jsonl", "--output_dir"]
+# What runs, its arguments before the folder, and what the folder holds.
+COMMANDS = {
+    "train": (train.main, TRAIN, "config.json"),
+    "train, interrupted": (train.main, TRAIN, "checkpoint-5"),
+    "convert": (convert.main, ["model"], "config.json"),
+    "fit_exits": (fit_exits.main, ["--texts", "texts.txt", "model"], "config.json"),
+    "export": (export.main, ["--output_dir"], "onnx"),
+    "native": (export.main, ["--format", "native", "--model_name_or_path", "model", "--output_dir"], "config.json"),
+    "static": (export.main, ["--format", "static", "--model_name_or_path", "model", "--output_dir"], "modules.json"),
+    "router": (
+        export.main,
+        ["--format", "router", "--model_name_or_path", "model", "--output_dir"],
+        "router_config.json",
+    ),
+    "evaluate": (evaluate.main, ["--tasks", "stsb", "--output_dir"], "results.json"),
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_folder_that_holds_a_result_is_refused(command, tmp_path):
+    main, arguments, name = COMMANDS[command]
+    out = tmp_path / "out"
+    (out / name).mkdir(parents=True)
+    if command == "fit_exits":
+        arguments = ["model", str(out), *arguments[:2]]
+    else:
+        arguments = [*arguments, str(out)]
+    with pytest.raises(ValueError, match=f"out holds {name}: pass --overwrite to replace it, or ") as caught:
+        main(arguments)
+    assert "\n" not in str(caught.value) and [file.name for file in out.iterdir()] == [name]
+
+
+def test_only_the_files_of_a_command_are_removed(tmp_path):
+    for name in ("config.json", "model-00001-of-00002.safetensors", "notes.txt", "README.md"):
+        (tmp_path / name).touch()
+    for name in ("1_Pooling", "onnx", "data"):
+        (tmp_path / name).mkdir()
+    check_overwriting(tmp_path, ["results.json"], overwrite=False)
+    with pytest.raises(ValueError, match="is the source"):
+        check_overwriting(tmp_path, MODEL_FILES, overwrite=True, source=str(tmp_path))
+    remove_files(tmp_path, EXPORT_FILES)
+    assert {file.name for file in tmp_path.iterdir()} == {"notes.txt", "README.md", "data"}
+
+
+def test_training_replaces_a_model_or_continues_it(text_files, tiny_checkpoint, tmp_path, quick_options):
+    out = tmp_path / "out"
+    line = ["contrastive", "--model_name_or_path", tiny_checkpoint, "--train_files", str(text_files / "pairs.jsonl")]
+    line += ["--output_dir", str(out), "--grid", "6x8,32", "--save_strategy", "steps", "--save_steps", "1"]
+    line += ["--lr_scheduler_type", "constant", "--per_device_train_batch_size", "8"]
+
+    def trained(steps, *more):
+        train.main([*line, *quick_options(max_steps=steps), *more])
+        return load_file(out / "model.safetensors")["embed_tokens.weight"].clone()
+
+    weights = trained(1)
+    assert not torch.equal(trained(2, "--resume_from_checkpoint", "auto"), weights)
+    (out / "notes.txt").touch()
+    assert torch.equal(trained(1, "--overwrite"), weights)
+    assert not (out / "checkpoint-2").exists() and (out / "notes.txt").exists()
+
+
+def test_an_interrupted_evaluation_resumes(tiny_checkpoint, tmp_path, sentences, monkeypatch):
+    monkeypatch.setenv("M3BERT_DATA", str(tmp_path / "data"))
+    write_data(tmp_path / "data", sentences)
+    own = tmp_path / "own.csv"
+    rows = [f"{sentences[row]},{sentences[row + 8]},{row}\n" for row in range(8)]
+    own.write_text("sentence1,sentence2,score\n" + "".join(rows))
+    line = ["--model_name_or_path", tiny_checkpoint, "--grid", "2x8", "--tasks", "stsb", "cranfield", "--no_latency"]
+    line += ["--pairs", str(own), "--output_dir"]
+    evaluate.main([*line, str(tmp_path / "whole")])
+
+    encoded: list[str] = []
+    encode = GridEncoder.encode
+
+    def stopping(after: int):
+        def stopped(self, *arguments, description=None, **options):
+            if len(set(encoded)) == after and description not in encoded:
+                raise KeyboardInterrupt
+            encoded.append(description)
+            return encode(self, *arguments, description=description, **options)
+
+        monkeypatch.setattr(GridEncoder, "encode", stopped)
+
+    out = tmp_path / "out"
+    stopping(after=2)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main([*line, str(out)])
+    assert set(encoded) == {"stsb", "cranfield"}
+    (unfinished,) = out.iterdir()
+    assert GridResults.load(unfinished).tasks() == ["stsb", "cranfield"]
+
+    encoded.clear()
+    stopping(after=9)
+    evaluate.main([*line, str(out)])
+    assert set(encoded) == {"own"}
+    assert not list(out.glob("unfinished-*"))
+    results, whole = (GridResults.load(Path(folder, "results.json")) for folder in (out, tmp_path / "whole"))
+    assert results.scores == whole.scores and results.two_stage_searches == whole.two_stage_searches
+
+    for change in (["--pooling", "cls"], []):  # neither other options nor other data of one's own resume from these
+        again = tmp_path / f"again{len(change)}"
+        encoded.clear()
+        stopping(after=1)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate.main([*line, str(again)])
+        own.write_text(own.read_text().replace(",0\n", ",9\n") if not change else own.read_text())
+        encoded.clear()
+        stopping(after=9)
+        evaluate.main([*line, str(again), *change])
+        assert set(encoded) == {"stsb", "cranfield", "own"}
