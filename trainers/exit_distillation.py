@@ -65,7 +65,7 @@ class ExitDistillationConfig(DistillationConfig):
             layer.
         pair_temperature (`float`, *optional*, defaults to 0.05): Temperature of [`CrossDepth`].
         learning_rate (`float`, *optional*, defaults to 3e-4): Initial learning rate of AdamW.
-        table_learning_rate (`float`, *optional*, defaults to 1e-3): Initial learning rate of the static table, if the
+        table_learning_rate (`float`, *optional*, defaults to 5e-3): Initial learning rate of the static table, if the
             model has one. Its rows have no weight decay.
         per_device_train_batch_size (`int`, *optional*, defaults to 64): Rows per device and step.
 
@@ -86,7 +86,7 @@ class ExitDistillationConfig(DistillationConfig):
     pair_weight: float = 0.0
     pair_temperature: float = 0.05
     learning_rate: float = 3e-4
-    table_learning_rate: float = 1e-3
+    table_learning_rate: float = 5e-3
     per_device_train_batch_size: int = 64
 
     def __post_init__(self) -> None:
