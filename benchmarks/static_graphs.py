@@ -16,6 +16,7 @@ import os
 import platform
 import time
 from datetime import date
+from typing import Any
 
 import faiss
 import numpy as np
@@ -46,7 +47,7 @@ def measure() -> dict[str, dict[str, dict[str, list[float]]]]:
     for name in tests:
         documents = unit(vectors[name]["documents"][exits.DEPTH])
         flat = faiss.index_factory(documents.shape[1], "Flat", faiss.METRIC_INNER_PRODUCT)
-        graph = faiss.index_factory(documents.shape[1], "HNSW32", faiss.METRIC_INNER_PRODUCT)
+        graph: Any = faiss.index_factory(documents.shape[1], "HNSW32", faiss.METRIC_INNER_PRODUCT)
         graph.hnsw.efConstruction = 200
         flat.add(documents)
         graph.add(documents)
