@@ -91,7 +91,7 @@ class EmbeddingTrainer(PublishingTrainer):
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]
         columns = args.columns_of(*datasets)
-        roles = args.roles_of(columns)
+        roles, label = args.roles_of(columns), args.label_column_of(*datasets)
         for dataset in datasets:
             require_texts(dataset, columns)
         if args.unsupervised and not has_dropout(model):
@@ -118,11 +118,12 @@ class EmbeddingTrainer(PublishingTrainer):
                 max_lengths={
                     column: args.max_lengths[role] for column, role in roles.items() if role in args.max_lengths
                 },
+                label=label,
             ),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            columns=tuple(name for column in columns for name in fields_of(column)),
+            columns=(*(name for column in columns for name in fields_of(column)), *([label] if label else [])),
             mini_batch_size=args.mini_batch_size,
             projection=projection_for(encoder.config, args.projection_dim, published),
             **kwargs,

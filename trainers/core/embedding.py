@@ -493,6 +493,10 @@ class EmbeddingConfig(NestedTrainingArguments):
         except ValueError as error:
             raise ValueError(f"{error}{header_of(dataset)}") from error
 
+    def label_column_of(self, *datasets: Any) -> str | None:
+        """Hook for methods that train on scores: the column with them; `None` for all others."""
+        return None
+
     @staticmethod
     def _first(datasets: Sequence[Any]) -> tuple[Any, list[str]]:
         """The first dataset that knows its columns, and these."""

@@ -81,6 +81,28 @@ ESE = Paper(
     "2402.14776",
     ("Xianming Li", "Zongxi Li", "Jing Li", "Haoran Xie", "Qing Li"),
 )
+COSENT = Paper(
+    "CoSENT: Consistent Sentence Embedding via Similarity Ranking",
+    "2400",
+    (
+        "Xiang Huang", "Hao Peng", "Dongcheng Zou", "Zhiwei Liu", "Jianxin Li", "Kay Liu", "Jia Wu", "Jianlin Su",
+        "Philip S. Yu",
+    ),
+    "https://doi.org/10.1109/TASLP.2024.3402087",
+)  # fmt: skip
+ANGLE = Paper(
+    "AoE: Angle-optimized Embeddings for Semantic Textual Similarity", "2309.12871", ("Xianming Li", "Jing Li")
+)
+MARGIN_MSE = Paper(
+    "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+    "2010.02666",
+    ("Sebastian Hofstätter", "Sophia Althammer", "Michael Schröder", "Mete Sertkan", "Allan Hanbury"),
+)
+TIGHTLY_COUPLED = Paper(
+    "Distilling Dense Representations for Ranking using Tightly-Coupled Teachers",
+    "2010.11386",
+    ("Sheng-Chieh Lin", "Jheng-Hong Yang", "Jimmy Lin"),
+)
 STARBUCKS = Paper(
     "Starbucks: Improved Training for 2D Matryoshka Embeddings",
     "2410.13230",

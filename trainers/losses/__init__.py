@@ -26,6 +26,14 @@ from .quantization import (
     variance_control,
 )
 from .representation import critic_loss
+from .scored import (
+    cosent,
+    margin_mse,
+    nested_pair_angles,
+    nested_pair_cosines,
+    nested_pair_products,
+    score_divergence,
+)
 from .self_distillation import (
     attention_divergence,
     nested_token_counts,
@@ -42,6 +50,7 @@ __all__ = [
     "attention_divergence",
     "compression_alignment",
     "correlation_penalty",
+    "cosent",
     "cosine_matrix",
     "critic_loss",
     "embedding_kl",
@@ -50,11 +59,15 @@ __all__ = [
     "guided_limits",
     "hsic",
     "information_bottleneck",
+    "margin_mse",
     "nested_cosine_distances",
     "nested_cosines",
     "nested_cross_entropy",
     "nested_cross_entropy_and_divergence",
     "nested_info_nce",
+    "nested_pair_angles",
+    "nested_pair_cosines",
+    "nested_pair_products",
     "nested_similarity_distillation",
     "nested_token_cka",
     "nested_token_counts",
@@ -64,6 +77,7 @@ __all__ = [
     "principal_map",
     "range_penalty",
     "rank_error",
+    "score_divergence",
     "similarity_divergence",
     "similarity_error",
     "similarity_kl",

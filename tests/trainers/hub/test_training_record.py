@@ -119,6 +119,7 @@ METHODS = [
     ("Contrastive", ONE_LAYER, [(MRL, 1.0)]),
     ("Contrastive", {"grid": "6x32"}, [(("InfoNCE", []), 1.0)]),
     ("SimCSE", {"unsupervised": False}, [(("SimCSE", [papers.SIMCSE]), 1.0)]),
+    ("ScoredPairs", {"grid": "2,6x8,32"}, [(("CoSENT", [papers.COSENT]), 1.0)]),
     ("Espresso", {"grid": "2,6x8,32"}, [(("ESE", [papers.ESE]), 1.0)]),
     ("Matryoshka2d", {"grid": "2,6x8,32"}, [(("2DMSE", [papers.ESE]), 1.0)]),
     ("Starbucks", {"grid": "2x8,6x32"}, [(("Starbucks", [papers.STARBUCKS]), 1.0)]),
@@ -152,6 +153,8 @@ def trainer_of(method: str, tokenizer, sentences, folder, settings) -> Publishin
         data = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"]})
         return trainer_class(quiet_model(), args, tokenizer, data)
     data = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
+    if method == "ScoredPairs":
+        data = data.add_column("score", [float(row % 5) for row in range(len(sentences))])
     widths = {"IBKD": 20, "ExitDistillation": 20, "QAMA": 32}
     teacher = {}
     if method in widths:
