@@ -474,7 +474,7 @@ def test_a_trainers_card_is_that_of_its_run(tmp_path, tiny_tokenizer, sentences)
     trainer.save_model()
     trainer.create_model_card("user/model", license="mit", dataset=["a/b"])
     card = (tmp_path / "run" / "README.md").read_text()
-    assert "license: mit" in card and "Objective: MRL" in card and "`a/b`" in card
+    assert "license: mit" in card and "Objective: MRL" in card and "of the data set [a/b](" in card
     assert json.loads((tmp_path / "run" / "training.json").read_text())["steps"] == 2
     with pytest.raises(TypeError, match="weather"):
         trainer.create_model_card("user/model", weather="fine")

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import torch
 from transformers import TrainingArguments
 
+from .compute import has_accelerator
 from .described import described
 from .fsdp import require_accelerator
 from .granularity import Grid
@@ -56,7 +56,7 @@ class NestedTrainingArguments(TrainingArguments):
         self.fsdp: Any = switches.get(self.fsdp, self.fsdp)
         super().__post_init__()
         require_accelerator(self)
-        if not torch.accelerator.is_available():
+        if not has_accelerator():
             self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
         if self.grid is not None:
             Grid.parse(self.grid)

@@ -75,6 +75,13 @@ class ComputeArguments:
         return self.torch_device.type == "cpu"
 
 
+def has_accelerator() -> bool:
+    """Whether this machine has an accelerator (cuda, mps, xpu, npu, ...)."""
+    import torch
+
+    return torch.accelerator.is_available()
+
+
 def device_of(name: str | None = None) -> torch.device:
     """
     The device of a name. Default: the accelerator of this machine (cuda, mps, xpu, npu, ...) if there is one, else
@@ -86,7 +93,7 @@ def device_of(name: str | None = None) -> torch.device:
     import torch
 
     legal = ["cpu"]
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator() if has_accelerator() else None
     if accelerator is not None:
         kind = accelerator.type
         legal = [kind, *(f"{kind}:{index}" for index in range(torch.accelerator.device_count())), "cpu"]

@@ -59,6 +59,7 @@ def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():
         "gather_negatives",
         "guide_margin",
         "relative_guide_margin",
+        "own_negatives",
     }
     assert set(Contrastive.argument_names()) == embedding | {"reduction"}
     assert {"layers", "temperature", "token_shares"} < set(SIA.argument_names())
