@@ -360,11 +360,12 @@ def train(data: Path, seed: int, steps: int | None) -> tuple[M3BertModel, Any, d
     return model, tokenizer, taken
 
 
-def about(development: bool) -> dict[str, Any]:
-    """What identifies the study."""
+def about(development: bool, *, trained: bool = False) -> dict[str, Any]:
+    """What identifies the study of the fit, or that of the training, which has a file of its own."""
+    training = {"training": TRAINING | {"spans": QUERIES, "share of longer": 1 / LONGER_SHARE}}
     return {
         "command": f"python -m benchmarks.reproduction.exits{' --development' if development else ''}",
-        "settings": {"texts": COUNTS, "training": TRAINING | {"spans": QUERIES, "share of longer": 1 / LONGER_SHARE}},
+        "settings": {"texts": COUNTS, **(training if trained else {})},
         "metric": "Spearman correlation (STS), nDCG@10 (retrieval); run -> seed -> test -> granularity",
     }
 
@@ -445,6 +446,7 @@ def main(arguments: list[str]) -> None:
     data = data_folder()
     name = "development" if options.development else "tests"
     file = RESULTS / ("exits_development.json" if options.development else "exits.json")
+    trained_file = file.with_stem(f"{file.stem}_trained")
     if options.fit or options.train:
         tests = evaluators(data, options.development)
     if options.fit:
@@ -462,14 +464,16 @@ def main(arguments: list[str]) -> None:
         encoder = GridEncoder(model, tokenizer, grid, max_length=MAX_LENGTH)
         label = "trained" if options.steps is None else f"trained, {options.steps} steps"
         scores = {label: {str(seed): score(tests, encode_tests(encoder, tests))}}
-        add_results(file, scores, about(options.development))
+        add_results(trained_file, scores, about(options.development, trained=True))
         print(f"{label}, seed {seed}: {seconds}", flush=True)
     if options.latency:
         time_queries()
-    if options.figures:
-        draw(json.loads(file.read_text(encoding="utf-8")))
-    if options.table or options.fit or options.train:
-        print_tables(json.loads(file.read_text(encoding="utf-8")), options.development)
+    if options.table or options.fit or options.train or options.figures:
+        found = [json.loads(each.read_text(encoding="utf-8")) for each in (file, trained_file) if each.is_file()]
+        results = {"scores": {name: seeds for each in found for name, seeds in each["scores"].items()}}
+        if options.figures:
+            draw(results)
+        print_tables(results, options.development)
 
 
 if __name__ == "__main__":
