@@ -469,8 +469,8 @@ def main(arguments: list[str]) -> None:
     if options.latency:
         time_queries()
     if options.table or options.fit or options.train or options.figures:
-        found = [json.loads(each.read_text(encoding="utf-8")) for each in (file, trained_file) if each.is_file()]
-        results = {"scores": {name: seeds for each in found for name, seeds in each["scores"].items()}}
+        files = [json.loads(each.read_text(encoding="utf-8")) for each in (file, trained_file) if each.is_file()]
+        results = {"scores": {name: seeds for each in files for name, seeds in each["scores"].items()}}
         if options.figures:
             draw(results)
         print_tables(results, options.development)
