@@ -1,0 +1,268 @@
+"""
+Stitches on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), converted. No training.
+
+    python -m benchmarks.reproduction.stitches                         # fit and score every split of 1, 2 and 4 layers
+    python -m benchmarks.reproduction.stitches --development           # on the development sets
+    python -m benchmarks.reproduction.stitches --runs "default"        # some of the runs
+    python -m benchmarks.reproduction.stitches --cost                  # what a grid, a query and a fit cost
+    python -m benchmarks.reproduction.stitches --table                 # print the tables
+    python -m benchmarks.reproduction.stitches --figures               # draw the scores
+
+Texts and raw states are those of benchmarks.reproduction.exits, which has the scores of prefixes (run "static").
+Retrieval is asymmetric: queries at the stitched depth, documents at full depth. Tests: STS-B, STS13, STS16, SICK;
+Cranfield, CISI, NPL. Settings were chosen on the development sets of STS-B and SICK, and msmarco-mini.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from matplotlib.figure import Figure
+
+from benchmarks.reproduction.exits import (
+    COUNTS,
+    DEPTH,
+    DIMS,
+    FOLDER,
+    MAX_LENGTH,
+    RESULTS,
+    RETRIEVAL_TESTS,
+    WIDTH,
+    encode as encode_texts,
+    evaluators,
+    fit,
+    mean_of,
+    raw_states,
+    sources,
+    static_vectors,
+)
+from benchmarks.reproduction.study import add_results, print_table
+from modeling_m3bert import M3BertModel
+from scripts.command import run_command
+from scripts.convert import converted
+from scripts.sources import data_folder, default_base
+from trainers import Granularity, Grid, exits, fit_exits, nested_states, truncate
+from trainers.evaluation import GridEncoder, Retrieval
+from trainers.evaluation.evaluators import Evaluator
+from trainers.evaluation.readers import read_rows
+
+
+STS = ["stsb", "sts13", "sts16", "sick"]
+RUNS: dict[str, dict[str, Any]] = {
+    "prefix": {},
+    "default": {"stitches": [1, 2, 4]},
+    "0 + 2, 3 + 1": {"stitches": {2: 2, 4: 1}},
+    "1 + 3": {"stitches": {4: 3}},
+    "without the table": {"stitches": [1, 2, 4], "static": False},
+}
+THREADS = 2
+
+
+def tests_of(data: Path, development: bool) -> dict[str, Evaluator]:
+    """Name -> evaluator of each test, or of each development set."""
+    every = evaluators(data, development)
+    return every if development else {name: every[name] for name in [*STS, *RETRIEVAL_TESTS]}
+
+
+def embeddings(
+    model: M3BertModel, tokenizer: Any, layers: list[int], texts: list[str], raw: Mapping[int, torch.Tensor]
+) -> dict[int, torch.Tensor]:
+    """Layer -> embeddings of texts: stitched depths are encoded, others follow from raw states."""
+    stitched = [layer for layer in layers if layer in model.config.stitch_layers]
+    found: dict[int, torch.Tensor] = {}
+    if stitched:
+        encoder = GridEncoder(model, tokenizer, Grid.product(stitched, [WIDTH]), max_length=MAX_LENGTH)
+        found |= encode_texts(encoder, texts)
+    static = static_vectors(model, tokenizer, texts) if model.static_table is not None else None
+    with torch.no_grad():
+        prefixes = [layer for layer in layers if layer not in stitched]
+        return found | {layer: model.exit_state(layer, raw[layer], static=static) for layer in prefixes}
+
+
+def score(
+    model: M3BertModel, tokenizer: Any, layers: list[int], tests: Mapping[str, Evaluator], raw: Mapping[str, Any]
+) -> dict[str, dict[Granularity, float]]:
+    """Test -> granularity -> main metric; of retrieval tests "NAME asymmetric"."""
+    scores: dict[str, dict[Granularity, float]] = {}
+    for test, evaluator in tests.items():
+        sides = ["queries"] if isinstance(evaluator, Retrieval) else list(evaluator.texts)
+        vectors = {
+            side: embeddings(model, tokenizer, layers, list(evaluator.texts[side]), raw[test][side]) for side in sides
+        }
+        for layer in layers:
+            of_layer = {side: its[layer] for side, its in vectors.items()}
+            if not isinstance(evaluator, Retrieval):
+                for dim, values in evaluator.score_layer(of_layer, DIMS).items():
+                    scores.setdefault(test, {})[Granularity(layer, dim)] = values[evaluator.main_metric]
+                continue
+            for dim in DIMS:
+                pair = {
+                    "queries": truncate(of_layer["queries"], dim),
+                    "documents": truncate(raw[test]["documents"][DEPTH], dim),
+                }
+                found = scores.setdefault(f"{test} asymmetric", {})
+                found[Granularity(layer, dim)] = evaluator.score(pair)[evaluator.main_metric]
+    return scores
+
+
+def about(development: bool) -> dict[str, Any]:
+    """What identifies the study."""
+    return {
+        "command": f"python -m benchmarks.reproduction.stitches{' --development' if development else ''}",
+        "settings": {"texts": COUNTS, "runs": {name: str(its) for name, its in RUNS.items()}},
+        "metric": "Spearman correlation (STS), nDCG@10 (retrieval); run -> seed -> test -> granularity",
+    }
+
+
+def fit_and_score(data: Path, names: list[str], development: bool, file: Path) -> None:
+    """Fit and score some runs, one after the other, and keep each."""
+    tests, raw = tests_of(data, development), raw_states(data, "development" if development else "tests")
+    for name in names:
+        settings = RUNS[name]
+        start = time.perf_counter()
+        model, tokenizer = fit(data, **settings)
+        print(f"{name}: fitted in {time.perf_counter() - start:.0f} s", model.config.exit_fit, flush=True)
+        layers = sorted(settings.get("stitches") or [0, 1, 2, 4, DEPTH])
+        found = {"0": score(model, tokenizer, layers, tests, raw)}
+        add_results(file, {name: found}, about(development))
+        print(f"{name}: scored after {time.perf_counter() - start:.0f} s", flush=True)
+
+
+def cpu_seconds(call: Any, rounds: int = 1) -> float:
+    """Median time of a call on the processors that it uses, which other programs of the machine disturb least."""
+    taken = []
+    for _ in range(rounds):
+        start = time.process_time()
+        call()
+        taken.append(time.process_time() - start)
+    return median(taken)
+
+
+@torch.no_grad()
+def costs(data: Path) -> dict[str, Any]:
+    """
+    The cost of a grid from one encode, of a query, and of a fit, in seconds of processor time. That of a fit is
+    extrapolated to the texts of the study from fits to two smaller numbers of texts.
+    """
+    texts = [text for its in sources(data).values() for text in its]
+    model, tokenizer = converted(default_base())
+    identity = {layer: (torch.eye(WIDTH), torch.zeros(WIDTH)) for layer in (1, 2, 3, 4, 5)}
+    plain = {layer: (top, torch.eye(WIDTH), torch.zeros(WIDTH)) for layer, top in ((2, 1), (4, 2))}
+    batch = tokenizer(texts[:32], truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt")
+    model.eval().set_exits(identity, stitches=plain)
+    stitched = [cpu_seconds(lambda: nested_states(model, batch, [2, 3, 4, 6]), 1) for _ in range(1)]
+    rounds: dict[str, list[float]] = {"grid with stitches": [], "grid without": []}
+    for _ in range(9):  # in turn
+        model.set_exits(identity, stitches=plain)
+        rounds["grid with stitches"].append(cpu_seconds(lambda: nested_states(model, batch, [2, 3, 4, 6])))
+        model.set_exits(identity)
+        rounds["grid without"].append(cpu_seconds(lambda: nested_states(model, batch, [2, 3, 4, 6])))
+    del stitched
+    found: dict[str, Any] = {name: median(its) for name, its in rounds.items()}
+    found["grid"] = found["grid with stitches"] / found["grid without"]
+    queries = [row["text"] for row in read_rows(data / "cranfield" / "queries.jsonl.gz")][:50]
+    ids = [tokenizer(query, return_tensors="pt") for query in queries]
+    for layer in (2, 4):
+        taken: dict[str, list[float]] = {"stitched": [], "prefix": []}
+        for _ in range(5):
+            for name, stitches in (("stitched", plain), ("prefix", {})):
+                model.set_exits(identity, stitches=stitches)
+                taken[name].append(cpu_seconds(lambda layer=layer: [model(**it, output_layer=layer) for it in ids]))
+        found[f"query at {layer}, stitched / prefix"] = median(taken["stitched"]) / median(taken["prefix"])
+    return found | fit_costs(texts)
+
+
+def fit_costs(texts: list[str]) -> dict[str, Any]:
+    """The cost of fits with and without stitches, extrapolated to all texts."""
+    seconds: dict[str, float] = {}
+    few, more = 1000, 2000
+    for name, stitches in (("exits", []), ("exits and stitches", [2, 4])):
+        taken = {}
+        for count in (few, more):
+            share = count / len(texts)
+            with (
+                patch.object(exits, "MOST_TEXTS", int(share * exits.MOST_TEXTS)),
+                patch.object(exits, "STITCHED_TEXTS", int(share * exits.STITCHED_TEXTS)),
+            ):
+                model, tokenizer = converted(default_base())
+                chosen = texts[:: len(texts) // count][:count]
+                taken[count] = cpu_seconds(
+                    lambda m=model, t=tokenizer, c=chosen, s=stitches: fit_exits(
+                        m, t, c, stitches=s, max_length=MAX_LENGTH, cache_dir=FOLDER
+                    )
+                )
+        per_text = (taken[more] - taken[few]) / (more - few)
+        seconds[name] = taken[few] + per_text * (len(texts) - few)
+        seconds[f"{name}, {few} texts"], seconds[f"{name}, {more} texts"] = taken[few], taken[more]
+    model, tokenizer = converted(default_base())
+    tokens = [[101, token, 102] for token in range(2000, 4000)]
+    part = cpu_seconds(lambda: exits.pooled_states(model.eval(), tokenizer, "mean", 64, None, tokens, [DEPTH]))
+    seconds["vocabulary"] = part * len(tokenizer) / len(tokens)
+    ratio = (seconds["exits and stitches"] + seconds["vocabulary"]) / (seconds["exits"] + seconds["vocabulary"])
+    return {"fit": ratio, "fit, seconds": seconds}
+
+
+def print_tables(results: dict[str, Any], development: bool) -> None:
+    """The means of STS and of asymmetric retrieval, for all runs."""
+    sts = ["stsb-dev", "sick-dev"] if development else STS
+    retrieval = ["msmarco-mini"] if development else RETRIEVAL_TESTS
+    for tests in (sts, [f"{name} asymmetric" for name in retrieval]):
+        for layer in (0, 1, 2, 4, DEPTH):
+            grid = Grid.product([layer], [WIDTH])
+            names = [name for name, its in results["scores"].items() if f"{layer}x{WIDTH}" in its["0"][tests[0]]]
+            print_table(results, names, tests, grid)
+
+
+def draw(results: dict[str, Any]) -> None:
+    """Quality at full width over the number of layers that run: prefixes and stitched depths."""
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    panels = (
+        (STS, "mean Spearman correlation of four STS sets"),
+        ([f"{name} asymmetric" for name in RETRIEVAL_TESTS], "mean nDCG@10 of three, documents at layer 6"),
+    )
+    for axes, (tests, label) in zip(figure.subplots(1, 2), panels, strict=True):
+        for name, color, text in (("prefix", "grey", "prefix"), ("default", "#d95f02", "stitched")):
+            layers = (0, 1, 2, 4, DEPTH) if name == "prefix" else (1, 2, 4)
+            values = [mean_of(results, name, tests, layer, WIDTH) for layer in layers]
+            axes.plot(layers, values, "-", color=color, marker="o", label=text)
+        axes.set_xlabel("layers run")
+        axes.set_ylabel(label)
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(RESULTS / "stitches.png", dpi=120)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="runs to fit and score")
+    parser.add_argument("--development", action="store_true", help="score the development sets")
+    parser.add_argument("--cost", action="store_true", help="time a grid, a query and a fit")
+    parser.add_argument("--table", action="store_true", help="print the tables")
+    parser.add_argument("--figures", action="store_true", help="draw the figure")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(THREADS)
+    data = data_folder()
+    file = RESULTS / ("stitches_development.json" if options.development else "stitches.json")
+    if options.cost:
+        found = costs(data)
+        results = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(results | {"cost": found}, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps(found, indent=1))
+    elif not options.table and not options.figures:
+        fit_and_score(data, options.runs, options.development, file)
+    results = json.loads(file.read_text(encoding="utf-8"))
+    if options.figures:
+        draw(results)
+    print_tables(results, options.development)
+
+
+if __name__ == "__main__":
+    run_command(main)
