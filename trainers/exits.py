@@ -267,7 +267,7 @@ def fit_exits(
     read = dict(sorted((fits | joints if table is None else {0: table} | fits | joints).items()))
     fit = ExitFit(
         layers={layer: its.report for layer, its in read.items()},
-        state_only={layer: fits[layer].report for layer in joints},
+        state_only={layer: fits[layer].report for layer in joints if layer not in tops},  # no stitched native export
         pooling=pooling,
         basis=basis,
         target="last layer" if teacher is None else teacher_name,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -23,7 +24,7 @@ from .data.tokenized_texts import TokenizedText
 
 ROW = "row"  # of the static table
 MOST_TEXTS = 2500  # about 200,000 tokens, for a map of twice the width
-HELD_OUT = 10  # one text of so many chooses the penalty
+HELD_OUT = 0.1  # share of the texts that choose the penalty
 PENALTIES = tuple(10 ** (exponent / 2) for exponent in range(-12, 1))  # 1e-6, 3.2e-6, ..., 1
 Stitches = Sequence[int] | Mapping[int, int]
 
@@ -93,11 +94,12 @@ def fit_stitches(
     depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
     ends = {layer: (layer - top, depth - top) for layer, top in tops.items()}  # the states that a stitch maps
     layers = sorted({state for states in ends.values() for state in states})
-    rows = [] if table is None else [ROW]
-    pairs: list[tuple[Name, Name]] = [(one, one) for one in [*layers, *rows]]
-    pairs += [(one, last) for first, last in ends.values() for one in [first, *rows]]
-    pairs += [(first, ROW) for first, _ in ends.values() if rows]
-    sums = [Moments(dict.fromkeys([*layers, *rows], width), dict.fromkeys(pairs)) for _ in range(2)]
+    rows: list[Name] = [] if table is None else [ROW]
+    names: list[Name] = [*layers, *rows]
+    pairs = [(name, name) for name in names]
+    for first, last in ends.values():
+        pairs += [(name, last) for name in (first, *rows)] + [(first, row) for row in rows]
+    sums = [Moments(dict.fromkeys(names, width), dict.fromkeys(pairs)) for _ in range(2)]
     for held_out, states in _token_states(encoder, tokenizer, texts, layers, table, cost, compute_dtype):
         sums[held_out].add(states)
     for its in sums:
@@ -127,12 +129,10 @@ def _token_states(
     compute_dtype: torch.dtype | None,
 ) -> Iterator[tuple[bool, dict[Name, torch.Tensor]]]:
     """Whether some texts are held out, and the states of their tokens by layer `(tokens, width)`."""
-    number = 0
     for group in texts:
-        held_out = [its.ids for index, its in enumerate(group, number) if index % HELD_OUT == 0]
-        fitted = [its.ids for index, its in enumerate(group, number) if index % HELD_OUT]
-        number += len(group)
-        for held, ids in ((True, held_out), (False, fitted)):
+        chosen = [blake2b(its.text.encode(), digest_size=1).digest()[0] < HELD_OUT * 256 for its in group]
+        for held in (True, False):
+            ids = [its.ids for its, own in zip(group, chosen, strict=True) if own == held]
             for _, inputs in padded_chunks(tokenizer, ids, cost) if ids else ():
                 inputs = inputs.to(encoder.device)
                 with autocast(encoder.device, compute_dtype):
