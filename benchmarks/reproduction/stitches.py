@@ -4,7 +4,7 @@ Stitches on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), converted. No
     python -m benchmarks.reproduction.stitches                         # fit and score every split of 1, 2 and 4 layers
     python -m benchmarks.reproduction.stitches --development           # on the development sets
     python -m benchmarks.reproduction.stitches --runs "default"        # some of the runs
-    python -m benchmarks.reproduction.stitches --cost                  # what a grid, a query and a fit cost
+    python -m benchmarks.reproduction.stitches --costs grid fit        # time a grid, a query, and a fit
     python -m benchmarks.reproduction.stitches --table                 # print the tables
     python -m benchmarks.reproduction.stitches --figures               # draw the scores
 
@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import platform
 import time
 from collections.abc import Mapping
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +29,7 @@ from unittest.mock import patch
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks._measure import commit
 from benchmarks.reproduction.exits import (
     COUNTS,
     DEPTH,
@@ -64,6 +67,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "without the table": {"stitches": [1, 2, 4], "static": False},
 }
 THREADS = 2
+ROUNDS = 9
 
 
 def tests_of(data: Path, development: bool) -> dict[str, Evaluator]:
@@ -128,62 +132,55 @@ def fit_and_score(data: Path, names: list[str], development: bool, file: Path) -
     for name in names:
         settings = RUNS[name]
         start = time.perf_counter()
-        model, tokenizer = fit(data, **settings)
+        # Prefixes are not scored beside stitched depths, so only the table is fitted to whole texts.
+        layers = {"layers": [0]} if "stitches" in settings else {}
+        model, tokenizer = fit(data, **settings, **layers)
         print(f"{name}: fitted in {time.perf_counter() - start:.0f} s", model.config.exit_fit, flush=True)
-        layers = sorted(settings.get("stitches") or [0, 1, 2, 4, DEPTH])
-        found = {"0": score(model, tokenizer, layers, tests, raw)}
+        scored = sorted(settings.get("stitches") or [0, 1, 2, 4, DEPTH])
+        found = {"0": score(model, tokenizer, scored, tests, raw)}
         add_results(file, {name: found}, about(development))
         print(f"{name}: scored after {time.perf_counter() - start:.0f} s", flush=True)
 
 
-def cpu_seconds(call: Any, rounds: int = 1) -> float:
-    """Median time of a call on the processors that it uses, which other programs of the machine disturb least."""
-    taken = []
-    for _ in range(rounds):
-        start = time.process_time()
-        call()
-        taken.append(time.process_time() - start)
-    return median(taken)
+def cpu_seconds(call: Any) -> float:
+    """Time of a call on the processors that it uses, which other programs of the machine disturb least."""
+    start = time.process_time()
+    call()
+    return time.process_time() - start
 
 
 @torch.no_grad()
-def costs(data: Path) -> dict[str, Any]:
-    """
-    The cost of a grid from one encode, of a query, and of a fit, in seconds of processor time. That of a fit is
-    extrapolated to the texts of the study from fits to two smaller numbers of texts.
-    """
-    texts = [text for its in sources(data).values() for text in its]
+def grid_costs(data: Path) -> dict[str, float]:
+    """The time of a grid of four depths from one encode with and without two stitches, and of a query at a stitched
+    depth and at a prefix of as many layers, in seconds of processor time and as ratios."""
+    texts = [text for its in sources(data).values() for text in its[:8]]
     model, tokenizer = converted(default_base())
-    identity = {layer: (torch.eye(WIDTH), torch.zeros(WIDTH)) for layer in (1, 2, 3, 4, 5)}
-    plain = {layer: (top, torch.eye(WIDTH), torch.zeros(WIDTH)) for layer, top in ((2, 1), (4, 2))}
-    batch = tokenizer(texts[:32], truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt")
-    model.eval().set_exits(identity, stitches=plain)
-    stitched = [cpu_seconds(lambda: nested_states(model, batch, [2, 3, 4, 6]), 1) for _ in range(1)]
-    rounds: dict[str, list[float]] = {"grid with stitches": [], "grid without": []}
-    for _ in range(9):  # in turn
-        model.set_exits(identity, stitches=plain)
-        rounds["grid with stitches"].append(cpu_seconds(lambda: nested_states(model, batch, [2, 3, 4, 6])))
-        model.set_exits(identity)
-        rounds["grid without"].append(cpu_seconds(lambda: nested_states(model, batch, [2, 3, 4, 6])))
-    del stitched
-    found: dict[str, Any] = {name: median(its) for name, its in rounds.items()}
-    found["grid"] = found["grid with stitches"] / found["grid without"]
+    model.eval()
+    exits_of_all = {layer: (torch.eye(WIDTH), torch.zeros(WIDTH)) for layer in range(1, DEPTH)}
+    stitches = {2: (1, torch.eye(WIDTH), torch.zeros(WIDTH)), 4: (2, torch.eye(WIDTH), torch.zeros(WIDTH))}
+    batch = tokenizer(texts, truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt")
     queries = [row["text"] for row in read_rows(data / "cranfield" / "queries.jsonl.gz")][:50]
     ids = [tokenizer(query, return_tensors="pt") for query in queries]
-    for layer in (2, 4):
-        taken: dict[str, list[float]] = {"stitched": [], "prefix": []}
-        for _ in range(5):
-            for name, stitches in (("stitched", plain), ("prefix", {})):
-                model.set_exits(identity, stitches=stitches)
-                taken[name].append(cpu_seconds(lambda layer=layer: [model(**it, output_layer=layer) for it in ids]))
-        found[f"query at {layer}, stitched / prefix"] = median(taken["stitched"]) / median(taken["prefix"])
-    return found | fit_costs(texts)
+    calls: dict[str, Any] = {"grid": lambda: nested_states(model, batch, [2, 3, 4, DEPTH])}
+    calls |= {f"query at {layer}": lambda at=layer: [model(**its, output_layer=at) for its in ids] for layer in (2, 4)}
+    found: dict[str, float] = {}
+    for name, call in calls.items():
+        rounds: dict[str, list[float]] = {"stitched": [], "prefix": []}
+        for _ in range(ROUNDS):  # in turn
+            for kind, taken in rounds.items():
+                model.set_exits(exits_of_all, stitches=stitches if kind == "stitched" else None)
+                taken.append(cpu_seconds(call))
+        found |= {f"{name}, {kind}": median(taken) for kind, taken in rounds.items()}
+        found[f"{name}, stitched / prefix"] = found[f"{name}, stitched"] / found[f"{name}, prefix"]
+    return found
 
 
-def fit_costs(texts: list[str]) -> dict[str, Any]:
-    """The cost of fits with and without stitches, extrapolated to all texts."""
+def fit_costs(data: Path) -> dict[str, Any]:
+    """The time of a fit with and without stitches in seconds of processor time, extrapolated from fits to two smaller
+    numbers of texts, with the pass over the vocabulary."""
+    texts = [text for its in sources(data).values() for text in its]
     seconds: dict[str, float] = {}
-    few, more = 1000, 2000
+    few, more = 800, 1600
     for name, stitches in (("exits", []), ("exits and stitches", [2, 4])):
         taken = {}
         for count in (few, more):
@@ -193,21 +190,40 @@ def fit_costs(texts: list[str]) -> dict[str, Any]:
                 patch.object(exits, "STITCHED_TEXTS", int(share * exits.STITCHED_TEXTS)),
             ):
                 model, tokenizer = converted(default_base())
-                chosen = texts[:: len(texts) // count][:count]
-                taken[count] = cpu_seconds(
-                    lambda m=model, t=tokenizer, c=chosen, s=stitches: fit_exits(
-                        m, t, c, stitches=s, max_length=MAX_LENGTH, cache_dir=FOLDER
-                    )
+                start = time.process_time()
+                fit_exits(
+                    model,
+                    tokenizer,
+                    texts[:: len(texts) // count][:count],
+                    stitches=stitches,
+                    max_length=MAX_LENGTH,
+                    cache_dir=FOLDER,
                 )
+                taken[count] = time.process_time() - start
         per_text = (taken[more] - taken[few]) / (more - few)
         seconds[name] = taken[few] + per_text * (len(texts) - few)
-        seconds[f"{name}, {few} texts"], seconds[f"{name}, {more} texts"] = taken[few], taken[more]
+        seconds |= {f"{name}, {count} texts": value for count, value in taken.items()}
     model, tokenizer = converted(default_base())
     tokens = [[101, token, 102] for token in range(2000, 4000)]
     part = cpu_seconds(lambda: exits.pooled_states(model.eval(), tokenizer, "mean", 64, None, tokens, [DEPTH]))
     seconds["vocabulary"] = part * len(tokenizer) / len(tokens)
     ratio = (seconds["exits and stitches"] + seconds["vocabulary"]) / (seconds["exits"] + seconds["vocabulary"])
-    return {"fit": ratio, "fit, seconds": seconds}
+    return {"with / without stitches": ratio, **seconds}
+
+
+def add_costs(found: dict[str, Any]) -> None:
+    """Print times, and add them to the file of costs."""
+    file = RESULTS / "stitches_costs.json"
+    earlier = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    content = {
+        "command": "python -m benchmarks.reproduction.stitches --costs grid fit",
+        "metric": "seconds of processor time on one thread, and their ratios",
+        "machine": f"{platform.machine()}, no accelerator",
+        "date": date.today().isoformat(),
+        "commit": commit(),
+    }
+    file.write_text(json.dumps(earlier | content | found, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(found, indent=1))
 
 
 def print_tables(results: dict[str, Any], development: bool) -> None:
@@ -244,19 +260,21 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="runs to fit and score")
     parser.add_argument("--development", action="store_true", help="score the development sets")
-    parser.add_argument("--cost", action="store_true", help="time a grid, a query and a fit")
+    parser.add_argument(
+        "--costs", nargs="+", choices=("grid", "fit"), default=[], help="time a grid and a query; a fit"
+    )
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--figures", action="store_true", help="draw the figure")
     options = parser.parse_args(arguments)
     torch.set_num_threads(THREADS)
     data = data_folder()
     file = RESULTS / ("stitches_development.json" if options.development else "stitches.json")
-    if options.cost:
-        found = costs(data)
-        results = json.loads(file.read_text(encoding="utf-8"))
-        file.write_text(json.dumps(results | {"cost": found}, indent=1) + "\n", encoding="utf-8")
-        print(json.dumps(found, indent=1))
-    elif not options.table and not options.figures:
+    for kind in options.costs:
+        torch.set_num_threads(1)  # waiting threads would count
+        add_costs({kind: {"grid": grid_costs, "fit": fit_costs}[kind](data)})
+    if options.costs:
+        return
+    if not options.table and not options.figures:
         fit_and_score(data, options.runs, options.development, file)
     results = json.loads(file.read_text(encoding="utf-8"))
     if options.figures:

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from modeling_m3bert import M3BertForMaskedLM, M3BertModel, convert_to_native
 from modeling_m3bert.configuration_m3bert import layers_of, plan_of
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import WIDTH, affine, give_table, with_table
@@ -205,6 +205,12 @@ REFUSED = {
     "stitch without an exit": (
         lambda: M3BertModel(tiny_config()).set_exits({2: affine()}, stitches={4: (2, *affine())}),
         r"stitch_layers=\[4\] must be ascending and among",
+    ),
+    "native model": (
+        lambda: convert_to_native(
+            M3BertModel(tiny_config(exit_layers=[4], stitch_layers=[4], stitch_top_layers=[2], output_layer=4))
+        ),
+        "depth 4 is stitched, and no native model has a map between its layers. Export it to ONNX instead",
     ),
     "embeddings without rows": (
         lambda: with_stitches()(
