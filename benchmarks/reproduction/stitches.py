@@ -2,6 +2,7 @@
 Stitches on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), converted. No training.
 
     python -m benchmarks.reproduction.stitches                         # fit and score every split of 1, 2 and 4 layers
+    python -m benchmarks.reproduction.stitches --fit                   # fit only
     python -m benchmarks.reproduction.stitches --development           # on the development sets
     python -m benchmarks.reproduction.stitches --runs "default"        # some of the runs
     python -m benchmarks.reproduction.stitches --costs grid fit        # time a grid, a query, and a fit
@@ -28,6 +29,7 @@ from unittest.mock import patch
 
 import torch
 from matplotlib.figure import Figure
+from transformers import AutoModel, AutoTokenizer
 
 from benchmarks._measure import commit
 from benchmarks.reproduction.exits import (
@@ -39,13 +41,12 @@ from benchmarks.reproduction.exits import (
     RESULTS,
     RETRIEVAL_TESTS,
     WIDTH,
-    encode as encode_texts,
+    encode,
     evaluators,
     fit,
     mean_of,
     raw_states,
     sources,
-    static_vectors,
 )
 from benchmarks.reproduction.study import add_results, print_table
 from modeling_m3bert import M3BertModel
@@ -53,6 +54,7 @@ from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import data_folder, default_base
 from trainers import Granularity, Grid, exits, fit_exits, nested_states, truncate
+from trainers.core.exit_sums import FEATURES, TARGET, ExitSums, Fit
 from trainers.evaluation import GridEncoder, Retrieval
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import read_rows
@@ -60,14 +62,58 @@ from trainers.evaluation.readers import read_rows
 
 STS = ["stsb", "sts13", "sts16", "sick"]
 RUNS: dict[str, dict[str, Any]] = {
-    "prefix": {},
     "default": {"stitches": [1, 2, 4]},
     "0 + 2, 3 + 1": {"stitches": {2: 2, 4: 1}},
     "1 + 3": {"stitches": {4: 3}},
     "without the table": {"stitches": [1, 2, 4], "static": False},
 }
+TEXTS = {"stitches": 1000, "exits": 2500}  # fewer than fit_exits takes
 THREADS = 2
 ROUNDS = 9
+
+
+class KeptSums(ExitSums):
+    """The sums of the whole texts, which all runs with a table share: computed once, with the fit of the table."""
+
+    file = FOLDER / "sums.pt"
+
+    def add(self, texts: Any, vectors: Any) -> None:
+        if not self.file.is_file():
+            super().add(texts, vectors)
+
+    def over_ranks(self) -> None:
+        if self.file.is_file():
+            self.folds, self.rows = torch.load(self.file, weights_only=False)
+        else:
+            torch.save((self.folds, self.rows), self.file)
+
+    def fit(self, inputs: Any) -> Fit:
+        file = self.file.with_name("table.pt")
+        if not file.is_file():
+            torch.save(super().fit(inputs), file)
+        return torch.load(file, weights_only=False)
+
+
+def fitted(data: Path, name: str) -> tuple[M3BertModel, Any]:
+    """The encoder as a run fits it, and its tokenizer. A model that an earlier run has saved is not fitted again."""
+    settings, folder = RUNS[name], FOLDER / f"stitches, {name}"
+    if folder.is_dir():
+        return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    start, sums = time.perf_counter(), exits.ExitSums
+
+    def sums_of(widths: Any, texts: int) -> ExitSums:
+        return (KeptSums if set(widths) == {FEATURES, TARGET} else sums)(widths, texts)
+
+    with (
+        patch.object(exits, "ExitSums", sums_of),
+        patch.object(exits, "MOST_TEXTS", TEXTS["stitches"]),
+        patch.object(exits, "STITCHED_TEXTS", TEXTS["exits"]),
+    ):
+        model, tokenizer = fit(data, **settings, layers=[0])  # of prefixes, only the table
+    print(f"{name}: fitted in {time.perf_counter() - start:.0f} s", model.config.exit_fit, flush=True)
+    model.save_pretrained(folder, halve_table=False)
+    tokenizer.save_pretrained(folder)
+    return model, tokenizer
 
 
 def tests_of(data: Path, development: bool) -> dict[str, Evaluator]:
@@ -76,31 +122,15 @@ def tests_of(data: Path, development: bool) -> dict[str, Evaluator]:
     return every if development else {name: every[name] for name in [*STS, *RETRIEVAL_TESTS]}
 
 
-def embeddings(
-    model: M3BertModel, tokenizer: Any, layers: list[int], texts: list[str], raw: Mapping[int, torch.Tensor]
-) -> dict[int, torch.Tensor]:
-    """Layer -> embeddings of texts: stitched depths are encoded, others follow from raw states."""
-    stitched = [layer for layer in layers if layer in model.config.stitch_layers]
-    found: dict[int, torch.Tensor] = {}
-    if stitched:
-        encoder = GridEncoder(model, tokenizer, Grid.product(stitched, [WIDTH]), max_length=MAX_LENGTH)
-        found |= encode_texts(encoder, texts)
-    static = static_vectors(model, tokenizer, texts) if model.static_table is not None else None
-    with torch.no_grad():
-        prefixes = [layer for layer in layers if layer not in stitched]
-        return found | {layer: model.exit_state(layer, raw[layer], static=static) for layer in prefixes}
-
-
 def score(
     model: M3BertModel, tokenizer: Any, layers: list[int], tests: Mapping[str, Evaluator], raw: Mapping[str, Any]
 ) -> dict[str, dict[Granularity, float]]:
     """Test -> granularity -> main metric; of retrieval tests "NAME asymmetric"."""
+    encoder = GridEncoder(model, tokenizer, Grid.product(layers, [WIDTH]), max_length=MAX_LENGTH)
     scores: dict[str, dict[Granularity, float]] = {}
     for test, evaluator in tests.items():
         sides = ["queries"] if isinstance(evaluator, Retrieval) else list(evaluator.texts)
-        vectors = {
-            side: embeddings(model, tokenizer, layers, list(evaluator.texts[side]), raw[test][side]) for side in sides
-        }
+        vectors = {side: encode(encoder, list(evaluator.texts[side])) for side in sides}
         for layer in layers:
             of_layer = {side: its[layer] for side, its in vectors.items()}
             if not isinstance(evaluator, Retrieval):
@@ -121,7 +151,7 @@ def about(development: bool) -> dict[str, Any]:
     """What identifies the study."""
     return {
         "command": f"python -m benchmarks.reproduction.stitches{' --development' if development else ''}",
-        "settings": {"texts": COUNTS, "runs": {name: str(its) for name, its in RUNS.items()}},
+        "settings": {"texts": COUNTS, "stitches": TEXTS, "runs": {name: str(its) for name, its in RUNS.items()}},
         "metric": "Spearman correlation (STS), nDCG@10 (retrieval); run -> seed -> test -> granularity",
     }
 
@@ -130,16 +160,10 @@ def fit_and_score(data: Path, names: list[str], development: bool, file: Path) -
     """Fit and score some runs, one after the other, and keep each."""
     tests, raw = tests_of(data, development), raw_states(data, "development" if development else "tests")
     for name in names:
-        settings = RUNS[name]
-        start = time.perf_counter()
-        # Prefixes are not scored beside stitched depths, so only the table is fitted to whole texts.
-        layers = {"layers": [0]} if "stitches" in settings else {}
-        model, tokenizer = fit(data, **settings, **layers)
-        print(f"{name}: fitted in {time.perf_counter() - start:.0f} s", model.config.exit_fit, flush=True)
-        scored = sorted(settings.get("stitches") or [0, 1, 2, 4, DEPTH])
-        found = {"0": score(model, tokenizer, scored, tests, raw)}
+        model, tokenizer = fitted(data, name)
+        found = {"0": score(model, tokenizer, sorted(RUNS[name]["stitches"]), tests, raw)}
         add_results(file, {name: found}, about(development))
-        print(f"{name}: scored after {time.perf_counter() - start:.0f} s", flush=True)
+        print(f"{name}: scored", flush=True)
 
 
 def cpu_seconds(call: Any) -> float:
@@ -226,15 +250,21 @@ def add_costs(found: dict[str, Any]) -> None:
     print(json.dumps(found, indent=1))
 
 
+def with_prefixes(results: dict[str, Any], development: bool) -> dict[str, Any]:
+    """The results, with those of prefixes that read the table."""
+    file = RESULTS / ("exits_development.json" if development else "exits.json")
+    prefixes = json.loads(file.read_text(encoding="utf-8"))["scores"]["static"]
+    return {"scores": {"prefix": prefixes} | results["scores"]}
+
+
 def print_tables(results: dict[str, Any], development: bool) -> None:
     """The means of STS and of asymmetric retrieval, for all runs."""
     sts = ["stsb-dev", "sick-dev"] if development else STS
     retrieval = ["msmarco-mini"] if development else RETRIEVAL_TESTS
     for tests in (sts, [f"{name} asymmetric" for name in retrieval]):
         for layer in (0, 1, 2, 4, DEPTH):
-            grid = Grid.product([layer], [WIDTH])
             names = [name for name, its in results["scores"].items() if f"{layer}x{WIDTH}" in its["0"][tests[0]]]
-            print_table(results, names, tests, grid)
+            print_table(results, names, tests, Grid.product([layer], [WIDTH]))
 
 
 def draw(results: dict[str, Any]) -> None:
@@ -259,6 +289,7 @@ def draw(results: dict[str, Any]) -> None:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="runs to fit and score")
+    parser.add_argument("--fit", action="store_true", help="fit and save the runs, which are scored later")
     parser.add_argument("--development", action="store_true", help="score the development sets")
     parser.add_argument(
         "--costs", nargs="+", choices=("grid", "fit"), default=[], help="time a grid and a query; a fit"
@@ -272,11 +303,13 @@ def main(arguments: list[str]) -> None:
     for kind in options.costs:
         torch.set_num_threads(1)  # waiting threads would count
         add_costs({kind: {"grid": grid_costs, "fit": fit_costs}[kind](data)})
-    if options.costs:
+    for name in options.runs if options.fit else []:
+        fitted(data, name)
+    if options.costs or options.fit:
         return
     if not options.table and not options.figures:
         fit_and_score(data, options.runs, options.development, file)
-    results = json.loads(file.read_text(encoding="utf-8"))
+    results = with_prefixes(json.loads(file.read_text(encoding="utf-8")), options.development)
     if options.figures:
         draw(results)
     print_tables(results, options.development)
