@@ -85,7 +85,10 @@ class ExitFit:
 
         def rounded(fits: Mapping[int, LayerFit | StitchFit]) -> dict[str, dict[str, float]]:
             return {
-                str(layer): {name: float(f"{value:.4g}") for name, value in asdict(fit).items()}
+                str(layer): {
+                    name: value if isinstance(value, int) else float(f"{value:.4g}")
+                    for name, value in asdict(fit).items()
+                }
                 for layer, fit in fits.items()
             }
 

@@ -251,10 +251,12 @@ def add_costs(found: dict[str, Any]) -> None:
 
 
 def with_prefixes(results: dict[str, Any], development: bool) -> dict[str, Any]:
-    """The results, with those of prefixes that read the table."""
+    """The results, with those of prefixes that read the table, if there are any."""
     file = RESULTS / ("exits_development.json" if development else "exits.json")
-    prefixes = json.loads(file.read_text(encoding="utf-8"))["scores"]["static"]
-    return {"scores": {"prefix": prefixes} | results["scores"]}
+    prefixes = json.loads(file.read_text(encoding="utf-8"))["scores"]
+    return {
+        "scores": {"prefix": prefixes["static"], **results["scores"]} if "static" in prefixes else results["scores"]
+    }
 
 
 def print_tables(results: dict[str, Any], development: bool) -> None:
