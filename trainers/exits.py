@@ -38,7 +38,7 @@ from .stitches import MOST_TEXTS, Stitches, StitchFit, fit_stitches, top_layers_
 
 logger = logging.getLogger(__name__)
 BASES = ("last_layer", "principal")
-STITCHED_TEXTS = 7000  # for the exits of stitched depths, which are encoded once more
+STITCHED_TEXTS = 5000  # for the exits of stitched depths, which are encoded once more
 Sources = Mapping[str, Iterable[str]]
 States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
 
@@ -136,7 +136,7 @@ def fit_exits(
        state alone, which a native export uses.
     6. Stitched depth l with k last layers: a ridge regression over the tokens of 2,500 texts, from [state of layer
        l - k, row of T] to the state that the last k layers read. Its penalty is the one that explains most of the
-       tokens of held-out texts. 7,000 texts are then encoded at the stitched depths, for their exits as in 5.
+       tokens of held-out texts. 5,000 texts are then encoded at the stitched depths, for their exits as in 5.
 
     The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target
