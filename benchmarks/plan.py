@@ -54,8 +54,8 @@ def bucket_bytes(parameters: int, gpus: int, strategy: str) -> int:
 
 
 def unsharded_bytes(parameters: int, layer: int, layers: int, gpus: int, strategy: str) -> int:
-    """What FSDP holds gathered at a time: all that is outside of the layers, with its gradient, and two layers of
-    `layer` parameters, one of which is on its way, with the gradient of one."""
+    """Bytes that FSDP keeps unsharded: parameters and gradients outside of the layers, two layers of `layer`
+    parameters (one prefetched), and the gradient of one layer."""
     return FLOAT * (2 * (parameters - layers * layer) + 3 * layer) if strategy == FSDP and gpus > 1 else 0
 
 
@@ -137,7 +137,7 @@ def parameter_communication(parameters: int, gpus: int, strategy: str, forwards:
 def candidate_communication(block: float, ids: float, gpus: int, layers: int, ring: bool) -> float:
     """What a contrastive loss sends in a step, for `block` and `ids` bytes of candidates per GPU. Gathered: the
     candidates once, and an all-reduce of the gradients of all, at each layer; ids once. In a ring, at each layer:
-    candidates and ids to all other GPUs, twice, and their gradients, which also go home."""
+    candidates and ids to all other GPUs, twice, and the gradients, back to their owner."""
     others = gpus - 1
     if ring and others:
         return layers * (2 * others * (block + ids) + gpus * block)

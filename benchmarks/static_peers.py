@@ -5,7 +5,7 @@ the static table of exits (layer 0), model2vec's `distill`, BM25, and the encode
     python -m benchmarks.static_peers                  # the tests: seven STS sets; Cranfield, CISI, NPL
     python -m benchmarks.static_peers --development    # the development sets
 
-Needs `bm25s`, and `model2vec` with its extra `distill`. `benchmarks.reproduction.exits --fit` first: its states of the
+Needs `model2vec` with its extra `distill`. `benchmarks.reproduction.exits --fit` first: its states of the
 fit's texts and of the tests are read.
 """
 
@@ -159,7 +159,7 @@ def main(arguments: list[str]) -> None:
         "metric": "percent: Spearman correlation (STS), nDCG@10 (retrieval); test -> system",
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, no accelerator",
-        "versions": {name: version(name) for name in ("torch", "transformers", "model2vec", "bm25s")},
+        "versions": {name: version(name) for name in ("torch", "transformers", "model2vec")},
         "commit": commit(),
     }
     file = RESULTS / f"static_peers{'_development' if options.development else ''}.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,13 @@ from trainers.core.codes import CODES, FLOAT
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
+from trainers.evaluation.tasks import TASKS
 from trainers.hub.serving import ARCHITECTURES
 
 from .checkpoint import Checkpoint
 from .codes import code_values, quantizer_values
 from .costs import codes_shown, cost_table, costs, tokens_counted
 from .exits import exit_values, in_words
-from .figures import TITLES
 from .metadata import Statements, card_data, kept
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
@@ -29,10 +29,13 @@ from .tables import (
     asymmetric_table,
     engine_table,
     hybrid_table,
-    markdown,
+    parts_table,
+    settings_table,
     task_table,
     task_type_table,
+    tasks_table,
 )
+from .task_words import TITLES
 
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -223,9 +226,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "versions": ", ".join(f"{k} {v}" for k, v in results.versions.items()) if results else None,
         "max_length": results.settings.get("max_length") if results else None,
         "task_types": task_type_table(results) if task_types and results else None,
-        "judged": [(titled(t), results.main_metric(t), ", ".join(results.tasks(t))) for t in task_types]
-        if results
-        else [],
+        "tasks": tasks_table(results) if results else None,
         "task_tables": (
             [(t, results.main_metric(t), task_table(results, t)) for t in results.task_types()] if results else []
         ),
@@ -234,7 +235,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "record": record,
         "parts": parts_table(record.parts) if record else None,
         "several": record is not None and len(record.parts) > 1,
-        "datasets": ", ".join(f"`{name}`" for name in source.datasets),
+        "data": training_data(source) if record else None,
         "origin": origin(source),
         "settings": settings_table(record.settings) if record else None,
         "limits": limits(source),
@@ -268,12 +269,6 @@ def hybrid_values(results: GridResults) -> dict[str, Any]:
     return {"metric": results.main_metric("retrieval"), "table": hybrid_table(results)}
 
 
-def titled(task_type: str) -> str:
-    """A task type with its title, where that says more: `sts (semantic similarity)`."""
-    title = TITLES[task_type]
-    return task_type if title.startswith(task_type.replace("_", " ")) else f"{task_type} ({title})"
-
-
 def meaning_of(granularity: Granularity) -> str:
     """What a granularity such as `4x64` means, for readers who see one for the first time."""
     return f"`{granularity}` means: read layer {granularity.layer}, keep the first {granularity.dim} numbers."
@@ -293,6 +288,7 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
     inner = f", {taken_by}={depth}".replace("'", '"') if depth and small and small.layer < full.layer else ""
     return {
         "small": small is not None and (checkpoint.elastic or (checkpoint.head == "AutoModel" and checkpoint.trained)),
+        "left_out": bool(depth) and not checkpoint.elastic,
         "small_dim": small.dim if small else None,
         "small_options": ", ".join(f"{name}={value}" for name, value in options.items()),
         "small_dict": str(options).replace("'", '"'),
@@ -308,31 +304,15 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
     }
 
 
-def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
-    """One row per part of the training loss: its name, its weight where there are several, equation and papers."""
-    weights = ["weight"] if len(parts) > 1 else []
-    rows = [
-        [
-            part["name"],
-            *(f"{part['weight']:g}" for _ in weights),
-            part["equation"] or "not on record",
-            ", ".join(f"[{paper['title']}]({address_of(paper)})" for paper in part["papers"]) or "none",
-        ]
-        for part in parts
-    ]
-    header = ["loss", *weights, "what it computes", "papers"]
-    return markdown(header, rows, words=len(header))
-
-
-def address_of(paper: Mapping[str, str]) -> str:
-    """Address of a recorded paper. Older records name its arXiv identifier only."""
-    return paper.get("link") or f"https://huggingface.co/papers/{paper['id']}"
-
-
-def settings_table(settings: Mapping[str, Any]) -> str:
-    """One row per setting of a run."""
-    rows = ([f"`{name}`", f"`{value}`"] for name, value in settings.items())
-    return markdown(["setting", "value"], rows, words=2)
+def training_data(source: CardSource) -> str:
+    """The rows of the training data, and where they are from, in words."""
+    record = source.checkpoint.record
+    assert record is not None
+    rows = "a stream of rows" if record.rows is None else f"{record.rows:,} rows" if record.rows else "rows"
+    columns = f" with the columns {', '.join(f'`{name}`' for name in record.columns)}" if record.columns else ""
+    places = [f"the data set [{name}](https://huggingface.co/datasets/{name})" for name in source.datasets]
+    places += [f"the local file `{name}`" for name in record.files]
+    return f"{rows}{columns} of {', '.join(places)}" if places else f"{rows}{columns}; their source is not on record"
 
 
 def origin(source: CardSource) -> str | None:
@@ -366,6 +346,10 @@ def limits(source: CardSource) -> list[str]:
         found.append("The Dense module after the pooling makes the embedding. `AutoModel` returns what precedes it.")
     elif checkpoint.projection is not None:
         found.append("The projection belongs to the last layer. `AutoModel` returns the states before the projection.")
+    for task in results.tasks() if results is not None else ():
+        hub = TASKS[task].hub if task in TASKS else None
+        if hub is not None and hub.path in source.datasets:
+            found.append(f"It was trained on `{hub.path}`, where `{task}` is from: expect less on other texts.")
     if checkpoint.quantized:
         found.append("Loading its weights in 8 bits needs the package torchao.")
     if results is not None and results.latency is not None:
@@ -379,13 +363,15 @@ def gaps(source: CardSource) -> list[str]:
     if results is None:
         found = ["quality, at any granularity", "speed"]
     else:
-        missing = [title for task_type, title in TITLES.items() if task_type not in results.judged_task_types()]
+        missing = [TITLES[name] for name in TITLES if name not in (*results.judged_task_types(), "geometry")]
         unscored = [str(g) for g in source.checkpoint.grid if g not in results.granularities.granularities]
         found = [f"quality in {', '.join(missing)}"] if missing else []
         found += [f"the granularities {', '.join(unscored)}"] if unscored else []
         found += ["speed"] if results.latency is None else []
         found += ["languages other than those of the tasks above"]
     measured = results.granularities.codes if results else [FLOAT]
+    if results is not None and source.checkpoint.record is not None:
+        found.append("how near the training data is to the texts of the tasks")
     unmeasured = [code for code in codes_shown(results) if code not in measured]
     if unmeasured:
         found.append(f"quality of vectors in {' or '.join(unmeasured)}, although their bytes are listed")

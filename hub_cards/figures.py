@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,9 @@ from trainers.core.granularity import Granularity, Grid
 from trainers.evaluation.choice import pareto_front
 from trainers.evaluation.results import GridResults
 
+from .labels import label_points
 from .tables import has_codes, sizes_in
+from .task_words import TITLES, tasks_counted
 
 
 if TYPE_CHECKING:
@@ -25,13 +28,7 @@ if TYPE_CHECKING:
 
 
 DOTS_PER_INCH = 150
-TITLES = {
-    "sts": "semantic similarity",
-    "classification": "classification",
-    "pair_classification": "pair classification",
-    "retrieval": "retrieval",
-    "bitext": "bitext mining",
-}
+Points = Mapping[Granularity, tuple[float, float]]  # size -> its place in a panel
 # Colours that people with any colour vision tell apart (Okabe and Ito, Tol), with a marker of its own for each code.
 CODE_STYLES = {
     FLOAT: ("#000000", "o"),
@@ -52,9 +49,10 @@ def blank_figure(width: float, height: float) -> Figure:
     return require_extra("matplotlib.figure", "publish", "A figure").Figure((width, height), layout="constrained")
 
 
-def palette(count: int) -> Any:
-    """A map from 0..count-1 to colours."""
-    return require_extra("matplotlib", "publish", "A figure").colormaps["viridis"].resampled(count)
+def palette(count: int) -> list[Any]:
+    """Colours in an order that the eye sees, all of them dark enough for a white page."""
+    colormap = require_extra("matplotlib", "publish", "A figure").colormaps["viridis"]
+    return [colormap(0.85 * index / max(1, count - 1)) for index in range(count)]
 
 
 def save(figure: Figure, file: Path) -> None:
@@ -91,94 +89,113 @@ def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
     axes.set_xlabel("dims")
     axes.set_ylabel("layers")
-    count = len(results.tasks(task_type))
-    tasks = "1 task" if count == 1 else f"mean of {count} tasks"
-    axes.set_title(f"{TITLES[task_type]}: {results.main_metric(task_type)}, {tasks} (%)", fontsize="medium")
+    title = f"{TITLES[task_type]}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
+    axes.set_title(title, fontsize="medium")
     figure.colorbar(image)
     save(figure, file)
 
 
 def draw_quality(results: GridResults, cost: Callable[[Granularity], float], label: str, file: Path) -> None:
     """
-    Quality of every size in float32 against a cost: one panel per task type, one colour per layer. The Pareto front,
-    which is what no other size beats in both, is a dashed black line through circles.
+    Quality of every size in float32 against a cost: one panel per task type, one line per layer, one labelled point
+    per size. Circles are around the Pareto front, which is what no other size beats in both.
     """
     task_types, members = results.judged_task_types(), sizes_in(results)
     layers = Grid(tuple(members)).layers
-    figure, panels = _panels(task_types)
-    colors = palette(len(layers))
+    figure, panels = _panels(task_types, len(members))
+    drawn: dict[Axes, Points] = {}
     for axes, task_type in zip(panels, task_types, strict=True):
         quality = results.quality(results.tasks(task_type))
-        points = [(cost(g), 100 * quality[g]) for g in members]
-        for position, layer in enumerate(layers):
-            own = [point for g, point in zip(members, points, strict=True) if g.layer == layer]
-            axes.plot(
-                *zip(*own, strict=True), "o-", color=colors(position), linewidth=1, markersize=4, label=str(layer)
-            )
-        front = [points[index] for index in pareto_front(points)]
-        axes.plot(
-            *zip(*front, strict=True),
-            "o--",
-            color="black",
-            markerfacecolor="none",
-            markersize=9,
-            linewidth=1.2,
-            label="Pareto front",
-        )
-        _label(axes, results, task_type, label)
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, title="layers", loc="outside lower center", ncols=len(labels), fontsize="small")
-    save(figure, file)
+        drawn[axes] = points = {g: (cost(g), 100 * quality[g]) for g in members}
+        for layer, color in zip(layers, palette(len(layers)), strict=True):
+            own = [point for g, point in points.items() if g.layer == layer]
+            axes.plot(*zip(*own, strict=True), "o-", color=color, linewidth=0.6, markersize=4, label=str(layer))
+        every = list(points.values())
+        front = [every[index] for index in pareto_front(every)]
+        ring: dict[str, Any] = {"color": "black", "markerfacecolor": "none", "markersize": 8, "markeredgewidth": 0.8}
+        axes.plot(*zip(*front, strict=True), "o", **ring, label="no other is better in both")
+        _label(axes, results, task_type, label, points)
+    _finish(figure, drawn, "layers", 8, file)
 
 
 def draw_codes(results: GridResults, file: Path) -> None:
     """
     Quality against bytes per vector at the deepest layer: one panel per task type, one colour and marker per code, one
-    point per dim. A dashed line marks the quality of the widest dim in float32.
+    labelled point per dim. A dashed line marks the quality of the widest dim in float32.
     """
     task_types, grid = results.judged_task_types(), results.granularities
     layer = max(g.layer for g in grid if g.code != FLOAT)
-    figure, panels = _panels(task_types)
+    figure, panels = _panels(task_types, len([g for g in grid if g.layer == layer]))
+    drawn: dict[Axes, Points] = {}
     for axes, task_type in zip(panels, task_types, strict=True):
         quality = {g: value for g, value in results.quality(results.tasks(task_type)).items() if g.layer == layer}
+        drawn[axes] = points = {g: (bytes_per_vector(g.code, g.dim), 100 * value) for g, value in quality.items()}
         for code in (code for code in CODES if code in grid.codes):
-            points = [(bytes_per_vector(code, g.dim), 100 * value) for g, value in quality.items() if g.code == code]
-            if points:
+            own = [point for g, point in points.items() if g.code == code]
+            if own:
                 color, marker = CODE_STYLES[code]
-                axes.plot(
-                    *zip(*points, strict=True), marker=marker, color=color, linewidth=1.2, markersize=5, label=code
-                )
+                axes.plot(*zip(*own, strict=True), marker=marker, color=color, linewidth=0.6, markersize=5, label=code)
         floats = [g for g in quality if g.code == FLOAT]
         if floats:
             axes.axhline(
-                100 * quality[floats[-1]], color="black", linestyle="--", linewidth=1, label=f"{floats[-1]} in {FLOAT}"
+                100 * quality[floats[-1]],
+                color="black",
+                linestyle="--",
+                linewidth=0.8,
+                label=f"{floats[-1]} in {FLOAT}",
             )
-        _label(axes, results, task_type, f"bytes per vector (layer {layer})")
-    handles, labels = panels[0].get_legend_handles_labels()
-    columns = 4 * min(2, len(panels))  # what fits below the panels
-    figure.legend(handles, labels, title="code", loc="outside lower center", ncols=columns, fontsize="small")
-    save(figure, file)
+        _label(axes, results, task_type, "bytes per vector", points)
+    _finish(figure, drawn, "code", 4 * min(2, len(panels)), file)
 
 
-def _panels(task_types: Sequence[str]) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel per task type, two in a row."""
+def _panels(task_types: Sequence[str], points: int) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel per task type, two in a row, with room for so many labelled points in each."""
     columns = min(2, len(task_types))
     rows = math.ceil(len(task_types) / columns)
-    figure = blank_figure(5.2 * columns, 3.6 * rows)
+    figure = blank_figure(6.4 * columns, max(3.6, 2.4 + 0.08 * points) * rows)
     panels = list(figure.subplots(rows, columns, squeeze=False).flat)
     for axes in panels[len(task_types) :]:
         axes.set_visible(False)
     return figure, panels[: len(task_types)]
 
 
-def _label(axes: Axes, results: GridResults, task_type: str, cost: str) -> None:
+def _label(axes: Axes, results: GridResults, task_type: str, cost: str, points: Points) -> None:
     """Label a panel of quality against a cost."""
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    set_cost_scale(axes, [x for x, _ in points.values()])
     axes.set_xlabel(cost)
     axes.set_ylabel(f"{results.main_metric(task_type)} (%)")
-    axes.set_title(f"{TITLES[task_type]} ({len(results.tasks(task_type))})", fontsize="medium")
+    axes.set_title(f"{TITLES[task_type]}, {tasks_counted(results, task_type)}", fontsize="medium")
     axes.grid(alpha=0.3)
+    axes.margins(0.08)
+
+
+def set_cost_scale(axes: Axes, costs: Sequence[float]) -> None:
+    """A logarithmic axis for costs that differ by a factor of 4 or more. A tick is at each cost where they are few."""
+    ticker = require_extra("matplotlib.ticker", "publish", "A figure")
+    different = sorted(set(costs))
+    wide = different[-1] >= 4 * different[0] > 0
+    if wide:
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(ticker.LogLocator(10, subs=(1, 2, 5)))
+        axes.xaxis.set_minor_locator(ticker.NullLocator())
+    if len(different) <= 8 and all(high > 1.25 * low for low, high in pairwise(different)):
+        axes.set_xticks(different)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _finish(figure: Figure, drawn: Mapping[Axes, Points], title: str, columns: int, file: Path) -> None:
+    """Put the legend below the panels, say the size at each point, and write the figure."""
+    handles, labels = next(iter(drawn)).get_legend_handles_labels()
+    figure.legend(handles, labels, title=title, loc="outside lower center", ncols=columns, fontsize="small")
+    name_sizes(figure, drawn)
+    save(figure, file)
+
+
+def name_sizes(figure: Figure, drawn: Mapping[Axes, Points]) -> None:
+    """Say layers x dims at each point of the panels of a figure that is complete otherwise."""
+    figure.draw_without_rendering()  # the layout is known from here on
+    for axes, points in drawn.items():
+        label_points(axes, list(points.values()), [str(g.size) for g in points])
 
 
 def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
@@ -279,7 +296,8 @@ def draw_comparison(
     file: Path,
 ) -> None:
     """
-    Quality over bytes per vector in float32: one panel per encoder or way to search, one line per layer.
+    Quality over bytes per vector in float32: one panel per encoder or way to search, one line per layer, one labelled
+    point per size.
 
     Args:
         searches (`dict[str, dict[Granularity, dict[str, float]]]`): Title -> granularity -> metric -> value.
@@ -287,24 +305,29 @@ def draw_comparison(
         baselines (`dict[str, dict[str, float]]`): Name of a horizontal line -> metric -> value.
         file (`Path`): PNG file to write.
     """
-    figure = blank_figure(1 + 2.6 * len(searches), 4)
-    panels = figure.subplots(1, len(searches), sharey=True, squeeze=False)[0]
-    for axes, (title, scores) in zip(panels, searches.items(), strict=True):
+    columns = min(3, len(searches))
+    rows = math.ceil(len(searches) / columns)
+    figure = blank_figure(1 + 3.8 * columns, 4 * rows)
+    panels = list(figure.subplots(rows, columns, sharey=True, squeeze=False).flat)
+    drawn: dict[Axes, Points] = {}
+    for axes, (title, scores) in zip(panels, searches.items(), strict=False):
         layers = sorted({g.layer for g in scores})
-        for layer, color in zip(layers, map(palette(len(layers)), range(len(layers))), strict=True):
-            sizes = sorted(g for g in scores if g.layer == layer)
-            quality = [100 * scores[g][metric] for g in sizes]
-            axes.plot([4 * g.dim for g in sizes], quality, "o-", color=color, ms=4, label=f"layer {layer}")
-        for name, found in baselines.items():
-            axes.axhline(100 * found[metric], color="grey", linewidth=1, label=name)
+        drawn[axes] = points = {g: (4 * g.dim, 100 * found[metric]) for g, found in sorted(scores.items())}
+        for layer, color in zip(layers, palette(len(layers)), strict=True):
+            own = [point for g, point in points.items() if g.layer == layer]
+            axes.plot(*zip(*own, strict=True), "o-", color=color, linewidth=0.6, ms=4, label=f"layer {layer}")
+        for (name, found), style in zip(baselines.items(), cycle(("--", ":", "-.")), strict=False):
+            axes.axhline(100 * found[metric], color="black", linestyle=style, linewidth=0.8, label=name)
         axes.set_title(title, fontsize="small")
         axes.set_xlabel("bytes per vector")
-        axes.set_xscale("log", base=2)
+        axes.set_ylabel(f"{metric} (%)")
+        set_cost_scale(axes, [x for x, _ in points.values()])
         axes.set_ylim(0, 100)
+        axes.margins(x=0.1)
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel(f"{metric} (%)")
-    panels[0].legend(fontsize="x-small")
-    save(figure, file)
+    for axes in panels[len(searches) :]:
+        axes.set_visible(False)
+    _finish(figure, drawn, "", 8, file)
 
 
 def draw_all(results: GridResults, folder: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, get_token
+from huggingface_hub import CommitInfo, ModelCard, get_token
 from huggingface_hub.utils import validate_repo_id
 from transformers import TorchAoConfig
 
@@ -30,16 +30,19 @@ from .card import CardSource, render_card
 from .checkpoint import Checkpoint
 from .codes import without_learned_codes
 from .eval_results import eval_results, write_eval_results
-from .figures import TITLES, draw_all
+from .figures import draw_all
 from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
+from .router_export import export_router
+from .static_export import export_static
+from .task_words import TITLES
 from .upload import CARD, RESULTS, Publication, published_card
 
 
 logger = logging.getLogger(__name__)
 FIGURES = "figures"
-FORMATS = ("m3bert", "native")
+FORMATS = ("m3bert", "native", "static", "router")
 TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")
 BINARY_FILES = (".safetensors", ".onnx", ".png", ".model")
 
@@ -56,8 +59,9 @@ class Options:
         onnx (`tuple[Granularity, ...]`, *optional*): Also export the full size and these granularities as ONNX
             graphs; see [`write_graphs`]. Needs the extra `onnx`.
         statements ([`Statements`], *optional*): What a person adds to the card.
-        format (`str`, *optional*, defaults to `"m3bert"`): `"m3bert"`, or `"native"` for a plain BERT, RoBERTa, XLM-R,
-            ... that needs no remote code; see [`export_native`].
+        format (`str`, *optional*, defaults to `"m3bert"`): `"m3bert"`, or what needs no remote code: `"native"`, a
+            plain BERT, RoBERTa, XLM-R, ... ([`export_native`]), `"static"`, the table of layer 0 ([`export_static`]),
+            or `"router"`, queries by few layers or the table and documents by all ([`export_router`]).
         onnx_int8 (`bool`, *optional*, defaults to `False`): Export each granularity of `onnx` also in 8 bits.
         onnx_fp16 (`bool`, *optional*, defaults to `False`): Export each ONNX graph also in float16.
         data (`Path`, *optional*): Folder of local data sets. If STS-B is there, ONNX graphs are scored on it.
@@ -77,13 +81,20 @@ class Options:
             raise ValueError("onnx_int8 and onnx_fp16 need onnx: name a granularity, such as 4x64.")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r} is unknown; legal values: {', '.join(FORMATS)}.")
-        if self.native and self.quantize:
+        if self.format != "m3bert" and self.quantize:
             raise ValueError("quantize needs format='m3bert': servers read native weights in full precision.")
+        if self.standalone and self.onnx:
+            raise ValueError(f"onnx needs format='m3bert' or 'native', not {self.format!r}.")
 
     @property
     def native(self) -> bool:
         """Whether a plain BERT, RoBERTa, ... is published."""
         return self.format == "native"
+
+    @property
+    def standalone(self) -> bool:
+        """Whether a model of sentence-transformers is published that has no encoder of ours at its root."""
+        return self.format in ("static", "router")
 
 
 def prepare(
@@ -118,6 +129,8 @@ def prepare(
         OSError: if a file cannot be read or written.
     """
     options = options or Options()
+    if options.standalone:
+        return prepare_standalone(checkpoint, folder, repo_id, options, results, previous, token)
     files = dict(checkpoint.files())
     full = options.granularity or checkpoint.full
     misfit = checkpoint.quantizer_misfit(full) if options.granularity is not None or options.native else None
@@ -161,6 +174,40 @@ def prepare(
     describe(Checkpoint(folder), repo_id, options, results, previous, cut)
     refuse_tokens(folder, token)
     return Publication(folder, repo_id, {name: why for name, why in files.items() if why is not None})
+
+
+def prepare_standalone(
+    checkpoint: Checkpoint,
+    folder: Path,
+    repo_id: str,
+    options: Options,
+    results: GridResults | None,
+    previous: str | None,
+    token: str | None,
+) -> Publication:
+    """As [`prepare`], for a model of sentence-transformers without results. An existing card is kept as it is."""
+    if results is not None:
+        raise ValueError(f"results are scores of the encoder, not of a {options.format}: push that without results.")
+    size = options.granularity
+    if options.format == "router":
+        export_router(checkpoint, folder, size)
+    elif size is not None and size.layer != 0:
+        raise ValueError(f"format='static' publishes layer 0, not {size}.")
+    else:
+        export_static(checkpoint, folder, None if size is None else size.dim)
+    card = ModelCard(previous) if previous is not None else ModelCard((folder / CARD).read_text(encoding="utf-8"))
+    if previous is None:
+        card.text = card.text.replace("user/name", repo_id)
+    said = options.statements
+    stated = {"license": said.license, "language": list(said.languages), "datasets": list(said.datasets)}
+    stated |= {"base_model": said.base_model, "tags": [*(card.data.tags or ()), *said.tags]}
+    for name, value in stated.items():
+        if value:
+            setattr(card.data, name, value)
+    (folder / CARD).write_text(str(card), encoding="utf-8")
+    refuse_tokens(folder, token)
+    why = f"not a part of a {options.format}"
+    return Publication(folder, repo_id, {name: why for name, _ in checkpoint.files() if not (folder / name).exists()})
 
 
 def describe(
@@ -355,7 +402,7 @@ def laid_out(
     if "/" not in repo_id:
         raise ValueError(f"repo_id={repo_id!r} names no owner; write user/{repo_id}.")
     checkpoint = Checkpoint(source)
-    if results is None and not options.quantize and (source / RESULTS).is_file():
+    if results is None and not options.quantize and not options.standalone and (source / RESULTS).is_file():
         found = GridResults.load(source / RESULTS)
         results = found if found.weights == checkpoint.weights_fingerprint else None
     with tempfile.TemporaryDirectory() as folder:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from statistics import mean
+from typing import Any
 
 from trainers.core.codes import CODES, FLOAT, bytes_per_vector
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
+
+from .task_words import SCORED, TITLES, about_task, tasks_counted, texts_counted
 
 
 CODE_NOTE = (
@@ -43,11 +46,28 @@ def sizes_in(results: GridResults) -> list[Granularity]:
     return [g for g in results.granularities if g.code == FLOAT]
 
 
+def tasks_table(results: GridResults) -> str:
+    """One row per task: its type, its main metric in words, how many texts it has, and what they are."""
+
+    def row(task: str, task_type: str) -> list[str]:
+        metric = results.main_metric(task_type)
+        return [
+            f"`{task}`",
+            TITLES[task_type],
+            SCORED.get(metric, metric),
+            texts_counted(results.texts.get(task, {})),
+            about_task(results, task),
+        ]
+
+    rows = [row(task, task_type) for task_type in results.task_types() for task in results.tasks(task_type)]
+    return markdown(["task", "type", "score", "texts", "what it is"], rows, words=5)
+
+
 def task_type_table(results: GridResults) -> str:
     """One row per size in float32: the mean of each task type in percent, bytes per vector, and ms per query."""
     task_types = results.judged_task_types()
     quality = {task_type: results.quality(results.tasks(task_type)) for task_type in task_types}
-    counted = [f"{task_type} ({len(results.tasks(task_type))})" for task_type in task_types]
+    counted = [f"{task_type} ({tasks_counted(results, task_type)})" for task_type in task_types]
     header = ["granularity", *counted, "bytes per vector", *(["ms per query"] if results.latency else [])]
 
     def row(g: Granularity) -> list[str]:
@@ -314,6 +334,33 @@ def comparison_table(
     return markdown(["granularity", *searches, "ms per query", "bytes per vector"], rows)
 
 
+def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
+    """One row per part of the training loss: its name, its weight where there are several, equation and papers."""
+    weights = ["weight"] if len(parts) > 1 else []
+    rows = [
+        [
+            part["name"],
+            *(f"{part['weight']:g}" for _ in weights),
+            part["equation"] or "not on record",
+            ", ".join(f"[{paper['title']}]({address_of(paper)})" for paper in part["papers"]) or "none",
+        ]
+        for part in parts
+    ]
+    header = ["loss", *weights, "what it computes", "papers"]
+    return markdown(header, rows, words=len(header))
+
+
+def address_of(paper: Mapping[str, str]) -> str:
+    """Address of a recorded paper. Older records name its arXiv identifier only."""
+    return paper.get("link") or f"https://huggingface.co/papers/{paper['id']}"
+
+
+def settings_table(settings: Mapping[str, Any]) -> str:
+    """One row per setting of a run."""
+    rows = ([f"`{name}`", f"`{value}`"] for name, value in settings.items())
+    return markdown(["setting", "value"], rows, words=2)
+
+
 def has_codes(results: GridResults) -> bool:
     """Whether another code than float32 was measured."""
     return results.granularities.codes != [FLOAT]
@@ -326,6 +373,8 @@ def report(results: GridResults) -> str:
         f"# {results.model} over {results.grid}",
         f"{results.date}, {results.machine}, seed {results.seed}; {settings}. "
         f"{len(results.tasks())} tasks, {len(results.scores)} scores. Numbers in percent.",
+        "## Tasks",
+        tasks_table(results),
         "## Means per task type",
         task_type_table(results),
     ]

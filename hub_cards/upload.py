@@ -47,6 +47,7 @@ GENERATED_FILES = (
     "model-[0-9]*-of-[0-9]*.safetensors",
     "model.safetensors.index.json",
     f"{QUANTIZER_FOLDER}/*",
+    *("router_config.json", "query_[0-9]_*/*", "document_[0-9]_*/*"),
     *(MODULES_FILE, ENCODER_FILE, SIMILARITY_FILE, f"{POOLING_FOLDER}/*", f"{PROJECTION_FOLDER}/*"),
 )
 

@@ -25,6 +25,7 @@ COMMANDS = {
     "export": ("export", "export an encoder for servers: ONNX, one graph per granularity"),
     "demo": ("demo", "open a page to try an encoder at any depth, width and precision"),
     "example_data": ("example_data", "write small example files to try the commands with"),
+    "paper_corpus": ("paper_corpus", "write the training corpus of MIPIC and MIC"),
     "quickstart": ("quickstart", "convert, fit exits, train, evaluate and query a real encoder (5 to 10 minutes)"),
 }
 # What went -> what to use instead. A key is a command, or a command and an option, such as "train --option".

@@ -59,7 +59,8 @@ def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None
     """
     named = [argument.partition("=")[0] for argument in rest if argument.startswith("--")]
     if named:
-        known = [option for action in parser._actions for option in action.option_strings if option.startswith("--")]
+        options = [option for action in parser._actions for option in action.option_strings]
+        known = [option for option in options if option.startswith("--") and "-" not in option[2:]]
         similar = difflib.get_close_matches(named[0], known, n=3)
         meant = f" Did you mean {' or '.join(similar)}?" if similar else " --help lists all options."
         raise ValueError(f"unknown option {named[0]}.{meant}")

@@ -131,7 +131,7 @@ class EvaluationArguments:
         default=False,
         metadata={
             "help": "For retrieval: also measure BM25, alone and beside embeddings, with queries at each layer that "
-            "shares the space of the last one. Needs the extra `hybrid`."
+            "shares the space of the last one."
         },
     )
     embeddings_dir: str | None = field(

@@ -43,6 +43,9 @@ class IndexArguments:
         metadata={"help": f"{', '.join(KINDS)}: compare all vectors, or those of near clusters, or follow a graph."},
     )
     url: str | None = field(default=None, metadata={"help": "Address of a Qdrant server. Default: in the folder."})
+    hybrid: bool = field(
+        default=False, metadata={"help": "Also index the words of documents, for `m3bert search --hybrid`."}
+    )
     text_column: str = field(
         default="text",
         metadata={"help": "Column with the text; title+text joins two columns with the separator, as in training."},
@@ -79,7 +82,7 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
         options.metadata_columns,
         separator_for([options.text_column], encoder.tokenizer),
     )
-    target = Target(options.output, options.engine, options.kind, options.url)
+    target = Target(options.output, options.engine, options.kind, options.url, options.hybrid)
     name = encoding.model_name_or_path
     model = str(Path(name).resolve()) if Path(name).is_dir() else name
     with Index.build(target, plan, encoder, corpus, model=model, verbose=True) as index:

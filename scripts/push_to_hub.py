@@ -6,6 +6,7 @@ training record and its evaluation:
         --onnx 4x64 --dry_run
     m3bert push runs/pairs user/model-small --granularity 4x64 --public
     m3bert push runs/pairs user/model-bert --granularity 4x64 --format native --base_model user/model
+    m3bert push runs/elastic user/model-asymmetric --format router
 
 A new repository is private unless you pass --public. --dry_run lists all files and pushes nothing; with --output_dir,
 it also writes them, so that you can read the card. To resume an interrupted push, run the same command again. The
@@ -42,7 +43,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--format",
         default="m3bert",
-        help="m3bert, or native for a plain BERT, RoBERTa, XLM-R, ... that needs no remote code",
+        help="m3bert, or what needs no remote code: native for a plain BERT, RoBERTa, XLM-R, ..., static for the "
+        "table of layer 0, router for queries by --granularity (default: the table) and documents by all layers",
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits (torchao)")
     parser.add_argument(

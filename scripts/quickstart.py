@@ -188,7 +188,7 @@ def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], basel
 def run(options: argparse.Namespace) -> None:
     """The whole run. Raises a ValueError if a package is missing or the encoder does not suit."""
     base, compute = options.base or default_base("--base"), compute_of(options)
-    for module in ("sklearn", "matplotlib", "bm25s"):  # before the work, not after it
+    for module in ("sklearn", "matplotlib"):  # before the work, not after it
         require_extra(module, "quickstart", "The quickstart")
     folder, dtype, start = options.output_dir, compute.autocast_dtype, time.perf_counter()
     scores: dict[str, Any] = {}

@@ -60,6 +60,13 @@ class DataArguments:
     eval_split: str | None = field(
         default=None, metadata={"help": "Split of --dataset_name to evaluate on, in place of --eval_files."}
     )
+    eval_tasks: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Tasks to score the trained granularities on at each evaluation, beside --eval_files or in their "
+            "place; see `m3bert evaluate --list_tasks`. --metric_for_best_model stsb_4x64_spearman selects by one."
+        },
+    )
     prepared_data: str | None = field(
         default=None,
         metadata={
@@ -256,7 +263,16 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     else:
         train = masked_lm_data(data, args, tokenizer, evaluation=False)
     evaluation = masked_lm_data(data, args, tokenizer, evaluation=True)
-    return trainer_class(model, args, tokenizer, train, evaluation)
+    return trainer_class(model, args, tokenizer, train, evaluation, evaluator=evaluator_of(data))
+
+
+def evaluator_of(data: DataArguments) -> Any:
+    """What scores `eval_tasks`; `None` if there are none."""
+    from trainers.evaluation import GridEvaluator
+
+    from .sources import local_data
+
+    return GridEvaluator(data.eval_tasks, data=local_data()) if data.eval_tasks else None
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
@@ -299,7 +315,18 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
         if args.process_index == 0:
             print(report)
     evaluation = read_data(data, evaluation=True)
-    return trainer_class(model, args, tokenizer, train, evaluation)
+    return trainer_class(model, args, tokenizer, train, evaluation, evaluator=evaluator_of(data))
+
+
+def data_files(data: DataArguments) -> tuple[str, ...]:
+    """The files or the local folder that the training data is read from, for the record of the run."""
+    from trainers.data.preparing import read_prepared
+
+    if data.prepared_data is not None:
+        return tuple(name for name, _ in read_prepared(data.prepared_data)["settings"]["files"])
+    if data.dataset_name is not None and Path(data.dataset_name).is_dir():
+        return (data.dataset_name,)
+    return tuple(data.train_files or ())
 
 
 def resumed_checkpoint(args: Any) -> str | None:
@@ -349,12 +376,13 @@ def main(arguments: list[str]) -> None:
     trainer = build(trainer_class, backbone, data, args)
     if (dataset := hub_id(data.dataset_name)) is not None:
         trainer.dataset_ids = (dataset,)
+    trainer.data_files = data_files(data)
     if checkpoint is None and args.should_save:
         remove_files(args.output_dir, TRAINED_FILES)
     trainer.train(resume_from_checkpoint=checkpoint)
     if not backbone.merge_adapter:
         trainer.save_model()
-    if data.eval_files or data.eval_split is not None:
+    if data.eval_files or data.eval_split is not None or data.eval_tasks:
         trainer.save_metrics("eval", trainer.evaluate())
     if backbone.merge_adapter:  # last, since merging removes the adapter from the model
         save_merged(trainer)

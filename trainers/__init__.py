@@ -72,6 +72,11 @@ if TYPE_CHECKING:
     )
     from .publishing import PublishingTrainer as PublishingTrainer
     from .qama import QAMAConfig as QAMAConfig, QAMATrainer as QAMATrainer
+    from .scored_pairs import (
+        ScoredPairs as ScoredPairs,
+        ScoredPairsConfig as ScoredPairsConfig,
+        ScoredPairsTrainer as ScoredPairsTrainer,
+    )
     from .simcse import SimCSE as SimCSE, SimCSEConfig as SimCSEConfig, SimCSETrainer as SimCSETrainer
     from .starbucks import (
         Starbucks as Starbucks,
@@ -87,6 +92,7 @@ METHODS = {
     "matryoshka-distillation": "MatryoshkaDistillation",
     "contrastive": "Contrastive",
     "simcse": "SimCSE",
+    "scored-pairs": "ScoredPairs",
     "espresso": "Espresso",
     "2dmse": "Matryoshka2d",
     "starbucks": "Starbucks",

@@ -71,5 +71,15 @@ class ContrastiveConfig(EmbeddingConfig):
 
 
 class ContrastiveTrainer(EmbeddingTrainer):
-    """Trains an encoder on text pairs at every granularity of a grid, with [`Contrastive`] and a
-    [`ContrastiveConfig`]."""
+    """
+    Matryoshka fine-tuning on text pairs, with [`Contrastive`] and a [`ContrastiveConfig`]: InfoNCE with the other
+    positives of the batch and hard negatives as candidates c, at every layer l and dim d of a grid,
+
+        L = sum_l sum_d -log exp(cos(a_ld, p_ld) / tau) / sum_c exp(cos(a_ld, c_ld) / tau)
+
+    ```python
+    >>> args = ContrastiveConfig(output_dir="runs/model", grid="2,4,6x64,384")
+    >>> trainer = ContrastiveTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """

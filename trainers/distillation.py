@@ -66,6 +66,8 @@ class DistillationConfig(EmbeddingConfig):
             raise ValueError("ring has no effect here: distillation gathers its candidates from all ranks; unset it.")
         if not self.gather_negatives:
             raise ValueError("gather_negatives=False has no effect: distillation gathers its candidates; unset it.")
+        if self.own_negatives:
+            raise ValueError("own_negatives has no effect: distillation has no hard negatives; unset it.")
         if self.guide_margin is not None:
             raise ValueError("guide has no effect here: the teacher says how similar texts are; unset it.")
 

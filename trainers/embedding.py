@@ -21,7 +21,7 @@ from .core.fsdp import with_weights
 from .core.given import backbone_of, check_given
 from .core.granularity import Grid
 from .core.objective import Objective
-from .core.projection import Projection
+from .core.projection import FIT_EXITS, Projection
 from .core.states import longest_text, unwrap_encoder, width_of
 from .core.streams import streamed
 from .data.collators import TextColumnsCollator, all_texts, fields_of
@@ -54,7 +54,7 @@ class EmbeddingTrainer(PublishingTrainer):
         objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
             a [`Composition`].
         peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole encoder.
-        kwargs: Further arguments of [`NestedTrainer`].
+        kwargs: Further arguments of [`PublishingTrainer`].
 
     Raises:
         ValueError: as [`NestedTrainer`], if an argument is out of range or of another type than above, if a text is
@@ -91,7 +91,7 @@ class EmbeddingTrainer(PublishingTrainer):
         eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
         datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]
         columns = args.columns_of(*datasets)
-        roles = args.roles_of(columns)
+        roles, label = args.roles_of(columns), args.label_column_of(*datasets)
         for dataset in datasets:
             require_texts(dataset, columns)
         if args.unsupervised and not has_dropout(model):
@@ -105,7 +105,7 @@ class EmbeddingTrainer(PublishingTrainer):
         self.teacher = teacher
         super().__init__(
             model=model,
-            objective=objective or self.build_objective(args, args.grid_for(model.config)),
+            objective=objective or self.objective_for(args, model.config, published),
             args=args,
             data_collator=TextColumnsCollator(
                 processing_class,
@@ -118,11 +118,12 @@ class EmbeddingTrainer(PublishingTrainer):
                 max_lengths={
                     column: args.max_lengths[role] for column, role in roles.items() if role in args.max_lengths
                 },
+                label=label,
             ),
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            columns=tuple(name for column in columns for name in fields_of(column)),
+            columns=(*(name for column in columns for name in fields_of(column)), *([label] if label else [])),
             mini_batch_size=args.mini_batch_size,
             projection=projection_for(encoder.config, args.projection_dim, published),
             **kwargs,
@@ -145,6 +146,18 @@ class EmbeddingTrainer(PublishingTrainer):
         texts = all_texts(datasets, columns, args.field_separator, processing_class)
         return guide.embed(texts, args.guide_cache_dir, description="Guide")
 
+    def objective_for(self, args: Any, config: Any, published: EmbeddingSettings | None) -> Objective:
+        """The objective that `args` describes, for a model with a config and with settings."""
+        grid = args.grid_for(config)
+        try:
+            objective = self.build_objective(args, grid)
+            objective.validate(config)
+            return objective
+        except ValueError as error:
+            if published is None or published.projection is None:
+                raise
+            raise ValueError(f"{error} The model was published with a projection. {FIT_EXITS}") from error
+
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         """Build the objective that `args` describes."""
         return args.build_objective(grid)
@@ -152,20 +165,22 @@ class EmbeddingTrainer(PublishingTrainer):
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Write the settings of the embedding model next to the backbone, as modules of sentence-transformers."""
         super().save_modules(output_dir, state_dict)
+        self.settings(state_dict).write(output_dir, width=width_of(unwrap_encoder(self.backbone).config))
+
+    def settings(self, state_dict: Mapping[str, torch.Tensor]) -> EmbeddingSettings:
         config, args, published = unwrap_encoder(self.backbone).config, self.args, self.published
         projection, longest = self.projection, published.max_length if published else None
         if projection is not None:
             projection = with_weights(projection, part_of(state_dict, "projection."))
         if longest is not None:
             longest = max(longest, args.max_length, *args.max_lengths.values())
-        settings = replace(
+        return replace(
             published or EmbeddingSettings(),
             pooling=args.pooling,
             projection=projection,
             prompts={**(published.prompts if published else {}), **args.stated_prompts},
             max_length=longest_text(config, self.processing_class, longest),
         )
-        settings.write(output_dir, width=width_of(config))
 
     def load_modules(self, folder: str) -> None:
         super().load_modules(folder)

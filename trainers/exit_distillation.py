@@ -16,6 +16,7 @@ from .core.granularity import Grid
 from .core.objective import Identity, Objective
 from .core.parts.cross_depth import CrossDepth
 from .core.parts.teacher_space import TeacherSpace
+from .core.projection import FIT_EXITS
 from .core.states import unwrap_encoder
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
@@ -94,10 +95,7 @@ class ExitDistillationConfig(DistillationConfig):
 
     def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
         if settings is not None and settings.projection is not None:
-            raise ValueError(
-                "The model was published with a projection, which shallow layers do not have: fit exits first "
-                "(m3bert fit_exits), of which it becomes one."
-            )
+            raise ValueError(f"The model was published with a projection. {FIT_EXITS}")
         return super().with_settings(settings, limit)
 
     def grid_for(self, config: Any) -> Grid:

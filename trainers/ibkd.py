@@ -83,9 +83,17 @@ class IBKDConfig(DistillationConfig):
 
 class IBKDTrainer(DistillationTrainer):
     """
-    Distils a teacher's embeddings into a student on unlabelled texts: the first stage of IBKD
-    ([2311.05472](https://huggingface.co/papers/2311.05472), Eq. 8), and the baselines of its paper. Takes an
-    [`IBKDConfig`].
+    The first stage of IBKD ([2311.05472](https://huggingface.co/papers/2311.05472), Eq. 8), and the baselines of its
+    paper, with an [`IBKDConfig`]. Embeddings s of a student become like those of a teacher, t, and are to depend
+    little on the unlabelled texts x:
+
+        L = InfoNCE(s, t) + beta HSIC(s, x)
+
+    ```python
+    >>> args = IBKDConfig(output_dir="runs/model", teacher_name_or_path="BAAI/bge-m3", grid="6x384")
+    >>> trainer = IBKDTrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
     """
 
 
@@ -101,12 +109,13 @@ class IBKDFinetuningConfig(ContrastiveConfig):
     Configuration of [`IBKDFinetuningTrainer`], in addition to the fields of [`ContrastiveConfig`].
 
     Args:
-        beta (`float`, *optional*, defaults to 0.5): Weight of HSIC, beta_2 in the paper.
+        beta (`float`, *optional*, defaults to 0.5): Weight of HSIC, beta_2 in the paper; 0 for the baseline CKD.
         hsic (`dict`, *optional*): Arguments of [`HSIC`], as JSON or a YAML mapping, such as `{normalize: true}`.
 
     The default grid is the student's full size, or the last layer at `projection_dim` dims. Other defaults are the
     paper's (Table 1, STS): `temperature` 0.05, `learning_rate` 3e-5, batches of 256, 3 epochs. The paper uses up to 8
-    hard negatives, one column each; the command `mine` finds them.
+    hard negatives, one column each; the command `mine` finds them. They are negatives of every anchor, as in the
+    released code; with `own_negatives`, of their own, as in Eq. 10.
 
     Raises:
         ValueError: if a value is out of range.
@@ -133,7 +142,16 @@ class IBKDFinetuningConfig(ContrastiveConfig):
 
 class IBKDFinetuningTrainer(EmbeddingTrainer):
     """
-    Fine-tunes a student on labelled pairs and hard negatives with [`Contrastive`] and [`HSIC`]: the second stage of
-    IBKD ([2311.05472](https://huggingface.co/papers/2311.05472), Eqs. 9 and 10). With `projection_dim`, embeddings are
-    projected to fewer dims (Eq. 11). Takes an [`IBKDFinetuningConfig`].
+    The second stage of IBKD ([2311.05472](https://huggingface.co/papers/2311.05472), Eqs. 9 and 10), with an
+    [`IBKDFinetuningConfig`]. It fine-tunes a student on labelled pairs and hard negatives:
+
+        L = InfoNCE(s, s+) + beta HSIC(s, x)
+
+    With `projection_dim`, embeddings are projected to fewer dims (Eq. 11).
+
+    ```python
+    >>> args = IBKDFinetuningConfig(output_dir="runs/model", grid="6x384")
+    >>> trainer = IBKDFinetuningTrainer("runs/elastic", args, train_dataset=triplets)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
     """

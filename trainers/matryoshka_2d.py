@@ -106,4 +106,15 @@ class Matryoshka2dConfig(EmbeddingConfig):
 
 
 class Matryoshka2dTrainer(EmbeddingTrainer):
-    """Trains an encoder with 2DMSE ([`Matryoshka2d`]) and a [`Matryoshka2dConfig`]."""
+    """
+    2DMSE ([2402.14776v1](https://huggingface.co/papers/2402.14776)), with [`Matryoshka2d`] and a
+    [`Matryoshka2dConfig`]: with a layer n < N and a dim d < D drawn at each step,
+
+        L = sum over l in (n, N), k in (d, D) of InfoNCE(l, k) + KL weight * (KL(n, d) + KL(n, D))
+
+    ```python
+    >>> args = Matryoshka2dConfig(output_dir="runs/model", grid="2,4,6x64,384")
+    >>> trainer = Matryoshka2dTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """

@@ -27,7 +27,7 @@ class MatryoshkaDistillation(MultigranularMLM):
     [`MultigranularMLM`] plus KL divergences between the predictions of pairs of granularities, with detached teachers
     (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section 4.2, Eqs. 2 and 3): `sum of
     cross-entropies + distillation_weight * sum of divergences`. All terms are computed in one pass over the
-    vocabulary.
+    vocabulary. The bias of the head is part of the distributions, as in the cross-entropy; A.2 prints them without it.
 
     Args:
         grid ([`Grid`]): The granularities to train.

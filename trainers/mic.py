@@ -19,8 +19,8 @@ class MICConfig(MixtureConfig):
             [2605.29987](https://huggingface.co/papers/2605.29987), section 2.3 and Table 4).
 
     The other defaults are the paper's (Table 4, B.3): unsupervised, the mean over dims, texts of up to 256 tokens, 5
-    epochs, batches of 32, cosine schedule. For BERT's 12 layers, the default layers of SCR and SIR are 8 and 10, as in
-    the paper; for TinyBERT and BGE-M3 see the recipes `mic_*`.
+    epochs, batches of 32, cosine schedule. The paper gives no temperature; 0.05 is MIPIC's. For BERT's 12 layers, the
+    default layers of SCR and SIR are 8 and 10, as in the paper; for TinyBERT and BGE-M3 see the recipes `mic_*`.
 
     Raises:
         ValueError: if gamma is negative, and as [`MixtureConfig`].
@@ -44,4 +44,18 @@ class MICConfig(MixtureConfig):
 
 
 class MICTrainer(MixtureTrainer):
-    """Trains an encoder with MIC and a [`MICConfig`]."""
+    """
+    MIC ([2605.29987](https://huggingface.co/papers/2605.29987), section 2.3), with a [`MICConfig`]:
+
+        L = L_MRL + gamma (L_SCR + L_SIR)
+
+    - L_MRL is [`Contrastive`], the mean over the grid.
+    - L_SCR ([`SCR`], section 2.1): the dims behind a prefix do not repeat it, and no dim collapses.
+    - L_SIR ([`SIR`], section 2.2): the dims of a prefix vary equally, and its embeddings are spread uniformly.
+
+    ```python
+    >>> args = MICConfig(output_dir="runs/model")
+    >>> trainer = MICTrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """

@@ -22,7 +22,7 @@ class MIPICConfig(MixtureConfig):
     The other defaults are the paper's (Table 7, A.3): unsupervised, `pooling="cls"` unless the model was
     published with another one, the sum over dims, texts of up to 256 tokens, 5 epochs, batches of 16, cosine schedule.
     The default layers and chain are close to those of the paper; the recipes `mipic_*` have the exact ones. A causal
-    backbone needs `pooling="lasttoken"`, also for PIC.
+    backbone needs `pooling="lasttoken"`.
 
     Raises:
         ValueError: if alpha is not in 0..1, and as [`MixtureConfig`].
@@ -47,4 +47,20 @@ class MIPICConfig(MixtureConfig):
 
 
 class MIPICTrainer(MixtureTrainer):
-    """Trains an encoder with MIPIC and a [`MIPICConfig`]."""
+    """
+    MIPIC ([2604.24374](https://huggingface.co/papers/2604.24374), Eq. 18), with a [`MIPICConfig`]:
+
+        L = alpha L_MRL + (1 - alpha) (L_SIA + L_PIC)
+
+    - L_MRL is [`Contrastive`] over the grid.
+    - L_SIA ([`SIA`], Eqs. 6 to 13): attention between tokens and CKA of tokens, at each dim d below the full width D,
+      match those at D: `sum_l sum_d KL(A_d || A_D) + 1 - CKA(H_d, H_D)`.
+    - L_PIC ([`PIC`], Eqs. 16 and 17): along a chain of granularities from shallow to deep,
+      `sum_i InfoNCE(phi_i(z_i), z_{i+1})`.
+
+    ```python
+    >>> args = MIPICConfig(output_dir="runs/model")
+    >>> trainer = MIPICTrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """

@@ -19,6 +19,8 @@ from .embedding import EmbeddingTrainer
 
 REGULARISERS: dict[str, type[Objective]] = {"sia": SIA, "pic": PIC, "scr": SCR, "sir": SIR}
 PARTS = ("mrl", *REGULARISERS)
+# Arguments that parts take from the config where their own mapping does not name them, besides the pooling.
+SHARED = ("temperature", "mask_duplicates", "gather_negatives")
 
 
 @described
@@ -39,7 +41,8 @@ class MixtureConfig(ContrastiveConfig):
         scr (`dict`, *optional*): Arguments of [`SCR`], as JSON or a YAML mapping, such as `{threshold: 0.2}`.
         sir (`dict`, *optional*): Arguments of [`SIR`], as JSON or a YAML mapping, such as `{layers: [8, 10]}`.
 
-    The default grid is the last layer at 16, 32, 64, ... dims and the full width. The grid must include the full size.
+    Parts have the `pooling` and the `temperature` of this config unless their own arguments name others. The default
+    grid is the last layer at 16, 32, 64, ... dims and the full width. The grid must include the full size.
 
     Raises:
         ValueError: if a part or one of its arguments is unknown, or a value is out of range.
@@ -74,7 +77,8 @@ class MixtureConfig(ContrastiveConfig):
         parts: dict[str, tuple[float, Objective]] = {}
         if weights.get("mrl"):
             parts["mrl"] = (weights["mrl"], Contrastive(grid, **self.objective_arguments(Contrastive)))
-        shared = {name: getattr(self, name) for name in ("mask_duplicates", "gather_negatives")}
+        shared: dict[str, Any] = {name: getattr(self, name) for name in SHARED}
+        shared["pooling"] = self.pooling or self.default_pooling
         for name, part in REGULARISERS.items():
             if weights.get(name):
                 arguments = {key: value for key, value in shared.items() if key in part.argument_names()}
@@ -83,4 +87,12 @@ class MixtureConfig(ContrastiveConfig):
 
 
 class MixtureTrainer(EmbeddingTrainer):
-    """Trains an encoder with any mixture of MRL, SIA, PIC, SCR and SIR, and a [`MixtureConfig`]."""
+    """
+    Any weighted sum of MRL, SIA, PIC, SCR and SIR, with a [`MixtureConfig`]. MIPIC and MIC are two of them.
+
+    ```python
+    >>> args = MixtureConfig(output_dir="runs/model", grid="6x64,128,384", weights={"mrl": 1.0, "sir": 0.3})
+    >>> trainer = MixtureTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """

@@ -116,8 +116,8 @@ class MultigranularMLMConfig(NestedTrainingArguments):
 class MasksOfEpoch(TrainerCallback):
     """
     Makes the masks of a batch depend on the seed, the epoch and the batch only. Batches are made in advance, so masks
-    from torch's generator would be others in a run that was resumed. The texts of an evaluation are always masked in
-    the same way in an epoch.
+    from torch's generator would differ after resuming. The texts of an evaluation are always masked in the same way in
+    an epoch.
 
     Args:
         collator ([`MaskedLMCollator`]): What draws the masks.
@@ -135,7 +135,10 @@ class MasksOfEpoch(TrainerCallback):
 
 class MultigranularMLMTrainer(PublishingTrainer):
     """
-    Trains a masked language model at every granularity of a grid, with [`MultigranularMLM`].
+    Multigranular masked language modelling (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section
+    2.1), with [`MultigranularMLM`]: over the masked tokens t, with the first d dims of state and vocabulary matrix,
+
+        L = sum_l sum_d mean_t -log softmax(h_lt[:d] W[:, :d]^T + b)[token t]
 
     Args:
         model (`str` or [`~transformers.PreTrainedModel`]): A backbone with a masked-LM head, or its folder or Hub id.

@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate.utils import broadcast_object_list
 from huggingface_hub import HfApi
 from torch import nn
 from transformers import PreTrainedModel
 from transformers.trainer_utils import HubStrategy, has_length
 from transformers.utils import PushInProgress
 
+from modeling_m3bert import EmbeddingSettings
+
 from .core.arguments import NestedTrainingArguments
 from .core.objective import Objective
 from .core.states import unwrap_encoder
 from .core.trainer import NestedTrainer
+from .evaluation.encoding import GridEncoder
+from .evaluation.grid_evaluator import GridEvaluator, as_sentence_transformer
 from .hub.training_record import TrainingRecord, changed_settings, hub_datasets, origin_of, parts_of
 
 
@@ -31,13 +36,21 @@ class PublishingTrainer(NestedTrainer):
     publishes only what a user of the model needs: no optimizer state, no pickled arguments. A new repository is
     private unless `hub_private_repo=False`.
 
+    Args:
+        evaluator (`Callable` or `list[Callable]`, *optional*): Runs at each evaluation, after the loss of
+            `eval_dataset` or in its place: a [`GridEvaluator`], an evaluator of sentence-transformers, or what takes a
+            [`~sentence_transformers.SentenceTransformer`] of the full size and returns metrics. `eval_NAME` is logged,
+            and may be `metric_for_best_model`.
+        others, kwargs: Arguments of [`NestedTrainer`].
+
     Raises:
         ValueError: as [`NestedTrainer`], or if `push_to_hub` is set for an adapter.
     """
 
     push_in_progress: Any = None
-    # Hub ids of the training data, for the record: the data itself does not always tell where it is from.
+    # Hub ids and files of the training data, for the record: the data itself does not always tell where it is from.
     dataset_ids: tuple[str, ...] = ()
+    data_files: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -45,13 +58,46 @@ class PublishingTrainer(NestedTrainer):
         objective: Objective,
         args: NestedTrainingArguments,
         *others: Any,
+        evaluator: Any = None,
         **kwargs: Any,
     ):
         if args.push_to_hub and not isinstance(model, PreTrainedModel):  # before a repository is made
             raise ValueError("push_to_hub=True cannot publish an adapter: merge it into the model (merge_and_unload).")
         # Read before this run writes anything: it may save into the folder of the model it starts from.
         self.base_model, self.earlier_objectives = origin_of(unwrap_encoder(model).config)
+        several = isinstance(evaluator, list | tuple)
+        self.evaluators: list[Any] = [*evaluator] if several else [] if evaluator is None else [evaluator]
+        kwargs["evaluator"] = evaluator
+        first = next(iter(self.evaluators), None)
+        no_loss = args.metric_for_best_model == "loss" and kwargs.get("eval_dataset") is None
+        if isinstance(first, GridEvaluator) and no_loss:
+            args.metric_for_best_model, args.greater_is_better = first.primary_metric(objective.grid), True
         super().__init__(model, objective, args, *others, **kwargs)
+
+    def settings(self, state_dict: Mapping[str, torch.Tensor]) -> EmbeddingSettings:
+        """How the trained model embeds a text. `state_dict` has the whole weights of [`NestedModel`]."""
+        return EmbeddingSettings()
+
+    def grid_encoder(self) -> GridEncoder:
+        """The model as it is now, at the trained granularities, with the settings that it is saved with."""
+        config, state_dict = unwrap_encoder(self.backbone).config, self.nested.state_dict()
+        arguments = GridEncoder.arguments_of(self.settings(state_dict), config, self.processing_class)
+        dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
+        grid = self.nested.objective.grid
+        return GridEncoder(self.backbone, self.processing_class, grid, compute_dtype=dtype, alone=True, **arguments)
+
+    def quality(self) -> dict[str, float]:
+        """What the evaluators say of the model as it is now. The first process runs them."""
+        found: dict[str, float] = {}
+        if self.is_world_process_zero():
+            encoder, state = self.grid_encoder(), self.state
+            for evaluator in self.evaluators:
+                if isinstance(evaluator, GridEvaluator):
+                    metrics: Any = evaluator(encoder)
+                else:
+                    metrics = evaluator(as_sentence_transformer(encoder), None, state.epoch or 0, state.global_step)
+                found |= metrics if isinstance(metrics, dict) else {"evaluator": metrics}
+        return broadcast_object_list([found])[0]
 
     def record(self) -> TrainingRecord:
         """The record of this run up to now."""
@@ -74,6 +120,7 @@ class PublishingTrainer(NestedTrainer):
             steps=self.state.global_step if self.is_in_train or best is None else best,
             batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
             seed=args.seed,
+            files=list(dict.fromkeys(Path(file).name for file in self.data_files)),
         )
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:

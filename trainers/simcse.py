@@ -56,4 +56,17 @@ class SimCSEConfig(EmbeddingConfig):
 
 
 class SimCSETrainer(EmbeddingTrainer):
-    """Trains an encoder at its full size, with [`SimCSE`] and a [`SimCSEConfig`]."""
+    """
+    SimCSE ([2104.08821](https://huggingface.co/papers/2104.08821)) at the full size, with [`SimCSE`] and a
+    [`SimCSEConfig`]:
+
+        L = -log exp(cos(h_i, h_i+) / tau) / sum_j exp(cos(h_i, h_j+) / tau)
+
+    By default h_i+ is the same text with other dropout (Eq. 1), and with pairs the positive (Eq. 5).
+
+    ```python
+    >>> args = SimCSEConfig(output_dir="runs/model")
+    >>> trainer = SimCSETrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """

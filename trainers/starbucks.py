@@ -92,4 +92,15 @@ class StarbucksConfig(EmbeddingConfig):
 
 
 class StarbucksTrainer(EmbeddingTrainer):
-    """Trains an encoder with [`Starbucks`] and a [`StarbucksConfig`]."""
+    """
+    Starbucks ([2410.13230](https://huggingface.co/papers/2410.13230)), with [`Starbucks`] and a [`StarbucksConfig`]:
+    for sizes (l_i, d_i) that grow together up to the full one,
+
+        L = sum_i InfoNCE(l_i, d_i) + KL weight * sum_i KL(similarities at the full size || those at (l_i, d_i))
+
+    ```python
+    >>> args = StarbucksConfig(output_dir="runs/model", grid="2x64,4x128,6x384")
+    >>> trainer = StarbucksTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """

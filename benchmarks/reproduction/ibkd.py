@@ -229,6 +229,14 @@ def print_prefixes(data: Path, tokenizer: Any) -> None:
 
 def draw(results: dict[str, Any], data: Path, tokenizer: Any) -> None:
     """Draw the paper's Figures 4 and 5: covariances of the first dims on SNLI, alignment and uniformity on STS-B."""
+    points = {
+        name: (
+            statistics.mean(mean_of(results, name, ["uniformity"])),
+            statistics.mean(mean_of(results, name, ["alignment"])),
+        )
+        for name in results["scores"]
+    }
+    draw_alignment_and_uniformity(points, RESULTS / "ibkd_alignment_uniformity.png")
     draw_state = random.Random(0)
     sentences = draw_state.sample(sorted({row["sentence1"] for row in snli(data)}), 10_000)
     covariances = {}
@@ -238,14 +246,6 @@ def draw(results: dict[str, Any], data: Path, tokenizer: Any) -> None:
         vectors = encoder.encode(sentences).layers[STUDENT_LAYERS]
         covariances[name] = feature_covariance(vectors).numpy()
     draw_covariances(covariances, RESULTS / "ibkd_covariance.png")
-    points = {
-        name: (
-            statistics.mean(mean_of(results, name, ["uniformity"])),
-            statistics.mean(mean_of(results, name, ["alignment"])),
-        )
-        for name in results["scores"]
-    }
-    draw_alignment_and_uniformity(points, RESULTS / "ibkd_alignment_uniformity.png")
 
 
 class Study:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hub_cards.figures import blank_figure, palette, save
+from hub_cards.figures import blank_figure, save
+from hub_cards.labels import label_points
 
 
 def draw_covariances(covariances: Mapping[str, np.ndarray], file: Path, dims: int = 16) -> None:
@@ -42,14 +43,13 @@ def draw_alignment_and_uniformity(points: Mapping[str, tuple[float, float]], fil
         points (`Mapping[str, tuple[float, float]]`): Name of an encoder -> its uniformity and alignment.
         file (`Path`): PNG file to write.
     """
-    figure = blank_figure(7.6, 4.2)
+    figure = blank_figure(7.6, 4.8)
     axes = figure.subplots()
-    colors = palette(len(points))
-    for index, (name, (uniform, aligned)) in enumerate(sorted(points.items(), key=lambda point: point[1])):
-        axes.scatter(uniform, aligned, color=colors(index), s=40, label=name, edgecolors="black", linewidths=0.5)
-    axes.locator_params(nbins=6)
+    axes.plot(*zip(*points.values(), strict=True), "o", markersize=4)
+    axes.margins(0.1)
     axes.set_xlabel("uniformity (lower: texts spread)")
     axes.set_ylabel("alignment (lower: pairs close)")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="x-small", loc="upper left", bbox_to_anchor=(1, 1))
+    figure.draw_without_rendering()  # the layout is known from here on
+    label_points(axes, list(points.values()), list(points))
     save(figure, file)

@@ -33,6 +33,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.reproduction.exits import DEPTH, RETRIEVAL_TESTS, WIDTH, evaluators, raw_states, sources
 from benchmarks.reproduction.study import Run, add_results
+from hub_cards.figures import CODE_STYLES
+from hub_cards.labels import label_points
 from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from scripts.command import run_command
 from scripts.convert import converted
@@ -269,28 +271,39 @@ def share(quality: float, full: float) -> str:
 
 
 def draw(results: dict[str, Any], tests: Sequence[str]) -> None:
-    """Mean nDCG@10 over bytes per vector, one line per code."""
+    """Mean nDCG@10 over bytes per vector, one line per code, with layers x dims at each point."""
     run = [run for run in trained_runs(results) if run in STEPS][-1]
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(9, 7), layout="constrained")
     axes = figure.subplots()
-    for code in CODES:
-        sizes = [Granularity(DEPTH, dim, code) for dim in DIMS]
-        places = [bytes_per_vector(g.code, g.dim) for g in sizes]
-        axes.plot(places, [value(results, run, tests, g) for g in sizes], "o-", label=code)
-    for code in ("float32", "int8", "int4", "sign"):
-        keys = next(iter(results["scores"]["no quantizer"].values()))[tests[0]]
-        sizes = [g for g in map(Granularity.parse, keys) if g.code == code]
-        places = [bytes_per_vector(g.code, g.dim) for g in sizes]
-        axes.plot(places, [value(results, "no quantizer", tests, g) for g in sizes], "s:", label=code)
-    places = [int(size) for size in next(iter(results["scores"]["faiss PQ"].values()))[tests[0]]]
-    axes.plot(places, [value(results, "faiss PQ", tests, size) for size in places], "x--", label="faiss PQ")
+    points: dict[tuple[float, float], str] = {}
+
+    def line(
+        source: str, keys: Sequence[Any], sizes: Sequence[Granularity], places: Sequence[int], **style: Any
+    ) -> None:
+        own = [(place, value(results, source, tests, key)) for place, key in zip(places, keys, strict=True)]
+        axes.plot(*zip(*own, strict=True), linewidth=0.6, markersize=5, **style)
+        points.update(zip(own, (str(g.size) for g in sizes), strict=True))
+
+    keys = next(iter(results["scores"]["no quantizer"].values()))[tests[0]]
+    scored = [Granularity(DEPTH, dim, code) for code in CODES for dim in DIMS]
+    scored += [g for g in map(Granularity.parse, keys) if g.code in ("float32", "int8", "int4", "sign")]
+    for code in dict.fromkeys(g.code for g in scored):
+        sizes = [g for g in scored if g.code == code]
+        source, marker, dashes = (run, "o", "-") if code in CODES else ("no quantizer", "s", ":")
+        places = [bytes_per_vector(code, g.dim) for g in sizes]
+        line(source, sizes, sizes, places, label=code, color=CODE_STYLES[code][0], marker=marker, linestyle=dashes)
+    products = [int(size) for size in next(iter(results["scores"]["faiss PQ"].values()))[tests[0]]]
+    full = [Granularity(DEPTH, WIDTH)] * len(products)
+    line("faiss PQ", products, full, products, label="faiss PQ", color="red", marker="x", linestyle="--")
     axes.set_xscale("log", base=2)
     ticks = [2**power for power in range(3, 11)]
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.set_xlabel("bytes per vector")
-    axes.set_ylabel(f"mean nDCG@10 of {', '.join(tests)}")
+    axes.set_ylabel(f"mean nDCG@10 of {', '.join(tests)} (%)")
     axes.grid(alpha=0.3)
     axes.legend(ncols=2)
+    figure.draw_without_rendering()  # the layout is known from here on
+    label_points(axes, list(points), list(points.values()))
     figure.savefig(RESULTS / "qama.png", dpi=120)
 
 

@@ -1,6 +1,6 @@
 """
-MIPIC and MIC against SimCSE, MRL and ESE, with the papers' corpus and protocol at our scale: how they change the
-prefixes of an encoder's last layer.
+MIPIC and MIC against SimCSE, MRL and ESE, with the papers' sources and protocol at our scale: how they change the
+prefixes of an encoder's last layer. `m3bert paper_corpus` writes a corpus of the papers' sizes.
 
     python -m benchmarks.reproduction.regularizers --encoder reinitialised --seeds 0 1 2
     python -m benchmarks.reproduction.regularizers --encoder reinitialised --pooling cls --steps 300 --runs MRL

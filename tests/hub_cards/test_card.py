@@ -40,7 +40,7 @@ from trainers import (
 )
 from trainers.core.objective import Identity
 from trainers.core.papers import CRD, ESE, HPD, IBKD, M3BERT, MIC, MIPIC, MRL, SIMCSE, STARBUCKS, Paper
-from trainers.evaluation import GridResults
+from trainers.evaluation import GridResults, find_task
 from trainers.hub.training_record import TrainingRecord, parts_of
 
 
@@ -280,7 +280,7 @@ def test_the_card_says_what_the_run_was(published):
     text = ModelCard.load(published / "README.md").text
     for said in (
         "`ContrastiveTrainer`, 2 steps of 8 rows",
-        "24 rows with columns anchor, positive",
+        "24 rows with the columns `anchor`, `positive` of the data set [user/pairs](https://hugg",
         "huggingface.co/papers/2605.19568",
         "Eqs. 1 and 4",
         "| `learning_rate` | `0.0003` |",
@@ -294,6 +294,56 @@ def test_the_card_says_what_the_run_was(published):
         assert said in text, said
     assert "weight_decay" not in text  # a default
     assert "output_dir" not in text and str(published) not in text
+
+
+def test_the_card_says_what_every_task_is_and_how_many_texts_it_has(published, run):
+    evaluation = section((published / "README.md").read_text(), "evaluation")
+    table = {row[0]: row[1:] for row in rows(evaluation, "| task | type | score | texts | what it is |")}
+    counted = GridResults.load(run / "results.json").texts
+    assert set(table) == {f"`{task}`" for task in TASKS} and set(counted) == set(TASKS)
+    assert table["`stsb`"][2] == f"{counted['stsb']['sentence1']} pairs"
+    assert table["`cranfield`"][2] == "{queries} queries, {documents} documents".format(**counted["cranfield"])
+    assert [row[3] for row in table.values()] == [find_task(task).about for task in TASKS] and all(
+        map(all, table.values())
+    )
+
+
+def test_a_card_names_own_data_and_a_task_that_is_not_known(run):
+    results = GridResults.load(run / "results.json")
+    results.settings["own_data"] = {"stsb": "mine.csv"}
+    results = replace(results, scores=[replace(s, task=s.task.replace("cranfield", "theirs")) for s in results.scores])
+    text = section(str(render_card(CardSource("user/model", Checkpoint(run / "output"), results))), "evaluation")
+    table = {row[0]: row[1:] for row in rows(text, "| task | type | score | texts | what it is |")}
+    assert table["`stsb`"][3] == "own data: `mine.csv`" and table["`theirs`"][2:] == ["", ""]
+
+
+def test_a_card_says_that_a_task_is_of_the_data_that_was_trained_on(run):
+    results, said = GridResults.load(run / "results.json"), Statements(datasets=("mteb/banking77",))
+    text = section(str(render_card(CardSource("user/model", Checkpoint(run / "output"), results, said))), "limits")
+    assert "It was trained on `mteb/banking77`, where `banking77` is from" in text
+    assert "`stsb` is from" not in text and "how near the training data is" in text
+
+
+@pytest.mark.parametrize(
+    ("rows_read", "datasets", "files", "said"),
+    [
+        (2055, [], ["pairs.jsonl"], "2,055 rows with the columns `text` of the local file `pairs.jsonl`"),
+        (
+            None,
+            ["user/a"],
+            ["b.csv", "c.csv"],
+            "a stream of rows with the columns `text` of the data set "
+            "[user/a](https://huggingface.co/datasets/user/a), the local file `b.csv`, the local file `c.csv`",
+        ),
+        (0, [], [], "rows with the columns `text`; their source is not on record"),
+    ],
+)
+def test_the_card_names_the_training_data(checkpoint, rows_read, datasets, files, said):
+    grid = Grid.parse("6x32")
+    card_of(checkpoint, OwnLoss(grid).identity, grid)
+    replace(TrainingRecord.find(checkpoint), rows=rows_read, datasets=datasets, files=files).save(checkpoint)
+    training = section(str(render_card(CardSource("user/model", Checkpoint(checkpoint)))), "training")
+    assert f"- Data: {said}\n" in training
 
 
 def test_every_granularity_has_its_costs_and_scores(published):
@@ -358,7 +408,7 @@ def test_results_of_geometry_alone_have_no_table_of_means(run, tmp_path):
     (tmp_path / "geometry").mkdir()
     prepare(Checkpoint(run / "output"), tmp_path / "geometry", "user/model", Options(), results)
     card = (tmp_path / "geometry" / "README.md").read_text()
-    assert "None" not in card and "mean of each task type" not in card and "geometry (spearman)" in card
+    assert "None" not in card and "score of each type" not in card and "geometry (spearman)" in card
 
 
 @pytest.mark.parametrize("text", ["a: [", "- a\n- b"])

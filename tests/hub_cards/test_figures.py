@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
 import pytest
 from matplotlib.image import imread
+from matplotlib.text import Annotation, Text
 
 from hub_cards.figures import (
     CODE_STYLES,
+    blank_figure,
     draw_all,
     draw_asymmetric_searches,
     draw_codes,
     draw_comparison,
     draw_prefix_residual_correlation,
+    draw_quality,
+    set_cost_scale,
 )
 from trainers import Granularity, Grid
 from trainers.core.codes import CODES, bytes_per_vector
@@ -57,9 +62,10 @@ def test_the_figure_of_codes_has_one_line_per_code_at_the_deepest_layer(coded, t
     draw_codes(coded, tmp_path / "codes.png")
     (figure,) = figures
     by_type = {axes.get_title(): axes for axes in figure.axes}
-    assert list(by_type) == ["semantic similarity (1)", "retrieval (2)"]
+    assert list(by_type) == ["semantic similarity, stsb", "retrieval, mean of 2 tasks"]
+    retrieval = by_type["retrieval, mean of 2 tasks"]
     quality = coded.quality(["cranfield", "cisi"])
-    lines = {line.get_label(): line for line in by_type["retrieval (2)"].lines}
+    lines = {line.get_label(): line for line in retrieval.lines}
     assert list(lines) == ["float32", "int8", "qama-2", "sign", "6x16 in float32"]
     for code in ("float32", "int8", "qama-2", "sign"):
         assert list(lines[code].get_xdata()) == [bytes_per_vector(code, dim) for dim in (8, 16)]
@@ -67,7 +73,7 @@ def test_the_figure_of_codes_has_one_line_per_code_at_the_deepest_layer(coded, t
         assert list(lines[code].get_ydata()) == pytest.approx(expected)
     assert lines["6x16 in float32"].get_ydata()[0] == pytest.approx(100 * quality[Granularity(6, 16)])
     assert len({line.get_color() for code, line in lines.items() if code in CODES}) == 4
-    assert by_type["retrieval (2)"].get_xscale() == "log" and "layer 6" in by_type["retrieval (2)"].get_xlabel()
+    assert retrieval.get_xscale() == "log"
 
 
 @pytest.mark.parametrize("task_types", [("retrieval",), ("retrieval", "sts")])
@@ -102,6 +108,51 @@ def test_each_search_is_a_panel_with_a_line_per_layer(tmp_path, monkeypatch):
         assert list(lines["layer 6"].get_xdata()) == [16, 32]
         assert list(lines["layer 6"].get_ydata()) == pytest.approx([24, 48])
         assert lines["TF-IDF"].get_ydata()[0] == 50
+
+
+def named_at(axes, sizes):
+    """Size -> box of the label that says it. There is one label for each size."""
+    labels = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert sorted(label.get_text() for label in labels) == sorted(map(str, sizes))
+    return {label.get_text(): Text.get_window_extent(label) for label in labels}
+
+
+@pytest.mark.parametrize("grid", ["2,6x8,32", "0,1,2,3,4,5,6x8,16,32,64,128"])
+def test_every_point_says_layers_x_dims_and_nothing_hides_another(results, tmp_path, monkeypatch, grid):
+    figures = []
+    monkeypatch.setattr("hub_cards.figures.save", lambda figure, file: figures.append(figure))
+    grid = Grid.parse(grid)
+    results.grid = str(grid)
+    results.scores = [
+        Score("stsb", "sts", "test", "spearman", True, str(g), 0.5 + g.layer / 50 + math.log(g.dim) / 20) for g in grid
+    ]
+    draw_quality(results, lambda g: 1 + g.layer + g.dim / 64, "ms", tmp_path / "quality.png")
+    (figure,) = figures
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    boxes = list(named_at(axes, grid).values())
+    lines = [line for line in axes.lines if line.get_label().isdigit()]
+    assert [line.get_label() for line in lines] == [str(layer) for layer in grid.layers]
+    points = axes.transData.transform(np.concatenate([line.get_xydata() for line in lines]))
+    assert len(points) == len(grid) and all(axes.bbox.contains(*point) for point in points)
+    assert not any(a.overlaps(b) for row, a in enumerate(boxes) for b in boxes[:row])
+    assert not any(box.contains(*point) for box in boxes for point in points)
+    assert all(axes.bbox.contains(x, y) for box in boxes for x, y in box.corners())
+    rings = next(line for line in axes.lines if line.get_label() == "no other is better in both")
+    assert rings.get_linestyle() == "None" and rings.get_markerfacecolor() == "none"
+
+
+@pytest.mark.parametrize("costs", [[3.0, 3.5, 4.1, 4.6], [128, 256, 512, 3072], [0.2, 1.0, 7.0, 90.0], [5.0], [2, 2]])
+def test_an_axis_of_costs_can_be_read(costs):
+    axes = blank_figure(6, 4).subplots()
+    axes.plot(costs, costs, "o")
+    set_cost_scale(axes, costs)
+    axes.figure.draw_without_rendering()
+    low, high = axes.get_xlim()
+    ticks = [label for label in axes.get_xticklabels() if low <= label.get_position()[0] <= high]
+    assert len([label for label in ticks if label.get_text()]) >= min(3, len(set(costs)))
+    boxes = [label.get_window_extent() for label in ticks]
+    assert not any(a.overlaps(b) for row, a in enumerate(boxes) for b in boxes[:row])
 
 
 def test_every_code_has_a_colour_and_a_marker_of_its_own():

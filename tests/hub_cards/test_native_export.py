@@ -158,10 +158,12 @@ def test_what_cannot_be_exported_says_why(run, projected, tmp_path, minilm):
         exported(Path(minilm), tmp_path, None)
     with pytest.raises(ValueError, match="The model projects layer 6 to 12 dims; outside of it: 4x12"):
         exported(projected, tmp_path, "4x12")
-    with pytest.raises(ValueError, match="format='bert' is unknown; legal values: m3bert, native"):
+    with pytest.raises(ValueError, match="format='bert' is unknown; legal values: m3bert, native, static, router"):
         Options(format="bert")
     with pytest.raises(ValueError, match="quantize needs format='m3bert'"):
         Options(format="native", quantize=True)
+    with pytest.raises(ValueError, match="onnx needs format='m3bert' or 'native', not 'router'"):
+        Options(format="router", onnx=(Granularity(2, 8),))
 
 
 def test_it_is_published_with_its_own_card_and_the_scores_that_hold(trained, tmp_path):

@@ -258,7 +258,8 @@ RUN = """
 import torch, transformers, warnings
 warnings.simplefilter("error")
 from safetensors.torch import load_file, save_file
-batch, outputs = load_file("batch.safetensors"), {}
+torch.set_num_threads({threads})  # sums in another order have other last bits
+batch, outputs = load_file("batch.safetensors"), dict()
 for layer in (0, 2, 6):
     model = transformers.AutoModel.from_pretrained("model", trust_remote_code=True, output_layer=layer)
     with torch.no_grad():
@@ -272,7 +273,11 @@ def test_remote_code_brings_the_table_and_loading_says_nothing(tmp_path, run_bar
     model, batch = with_table(stitches=stitches, norm_position="pre"), batch_of(TEXTS)
     model.save_pretrained(tmp_path / "model")
     save_file(batch, tmp_path / "batch.safetensors")
-    said = [line for line in run_bare(RUN).splitlines() if line and "Loading weights" not in line]
+    said = [
+        line
+        for line in run_bare(RUN.format(threads=torch.get_num_threads())).splitlines()
+        if line and "Loading weights" not in line
+    ]
     assert not said
     for layer, state in load_file(tmp_path / "outputs.safetensors").items():
         with torch.no_grad():
@@ -401,7 +406,7 @@ def test_a_damaged_file_is_refused(tmp_path, change, message):
     tensors = load_file(file)
     change(tensors)
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
         AutoModel.from_pretrained(tmp_path)
 
 

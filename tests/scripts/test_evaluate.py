@@ -30,7 +30,7 @@ def test_evaluate_then_choose(tiny_checkpoint, data, tmp_path, capsys):
         + ["--latency_documents", "100", "--tasks", *TASKS]
     )
     printed = capsys.readouterr().out
-    assert "| granularity | sts (1) |" in printed and "bytes per vector | ms per query |" in printed
+    assert "| granularity | sts (stsb) |" in printed and "bytes per vector | ms per query |" in printed
     results = GridResults.load(out / "results.json")
     assert results.tasks() == TASKS and results.model == tiny_checkpoint and results.latency.encoder == "m3bert"
     figures = {f"heat_map_{task_type}.png" for task_type in TASK_TYPES}
@@ -171,7 +171,7 @@ def test_data_of_ones_own_is_scored_beside_tasks(tiny_checkpoint, data, tmp_path
     results = GridResults.load(out / "results.json")
     assert results.tasks() == ["mrpc", "mine", "topics"]
     metrics = {score.metric for score in results.scores if score.task == "mine"}
-    assert metrics == {"recall@5", "recall@20", "recall@30", "mrr@10", "ndcg@10"}
+    assert metrics == {"recall@5", "recall@20", "recall@30", "mrr@10", "ndcg@10", "ndcg_exp@10"}
     assert results.settings["max_lengths"] == {"query": 7, "document": 9}
     assert results.settings["own_data"] == {"mine": "mine", "topics": "topics.tsv"}
     assert str(tmp_path) not in (out / "results.json").read_text().replace(tiny_checkpoint, "")

@@ -54,6 +54,8 @@ def test_text_is_prepared_and_trained_on(languages, quick_options, capsys):
     assert len(logs) == 3 and set(logs[0]) >= MLM_TERMS
     assert "eval_mlm_2x8" in json.loads((languages / "out" / "eval_results.json").read_text())
     assert json.loads((languages / "out" / "training_args.json").read_text())["max_length"] == 24
+    files = {Path(name).name for name, _ in saved["settings"]["files"]}
+    assert files and set(json.loads((languages / "out" / "training.json").read_text())["files"]) == files
     assert M3BertForMaskedLM.from_pretrained(languages / "out").config.matryoshka_dims == [8, 32]
 
 

@@ -24,6 +24,10 @@ STAGES = {
     "m3bert_stage3": "contrastive",
     "m3bert_matryoshka_distillation": "matryoshka-distillation",
 }
+FINE_TUNING = {"m3bert_finetune_pairs", "m3bert_finetune_public"}
+# Tables 1 and 3: the grid of each overlay on a recipe of fine-tuning.
+TABLES_1_AND_3 = {f"m3bert_single_{layer}x{dim}": f"{layer}x{dim}" for layer in (4, 12) for dim in (32, 64, 128, 768)}
+TABLES_1_AND_3 |= {"m3bert_mrl_lite_stage2": "4x32,64,128,768", "m3bert_mrl_lite_stage3": "4x32,64,128"}
 # Section 2.3: AdamW, bfloat16, and sequences of a step on 8 devices.
 ADAMW = {"adam_beta1": 0.9, "adam_beta2": 0.999, "weight_decay": 0.01, "bf16": False, "max_length": 512}
 ALL, FEW = "4,8,12 x 32,64,128,768", "4,12 x 32,64,128"
@@ -53,8 +57,8 @@ BASELINES = {"baseline_simcse": ("simcse", "bert")} | {
     f"baseline_espresso_{name}": ("espresso", name) for name in ("tinybert", "bert", "bge_m3", "qwen3")
 }
 MRL_ONLY = {"mipic_mrl_only": "mipic_bert", "mic_mrl_only": "mic_bert"}
-OVERLAYS = {*TABLE_2, *SWITCHES, *TABLE_5, *MRL_ONLY, "m3bert_architecture", "baseline_of_mic"}
-NAMES = {*STAGES, *BASELINES, "m3bert_finetune_pairs"} | {f"ablations/{name}" for name in OVERLAYS}
+OVERLAYS = {*TABLE_2, *TABLES_1_AND_3, *SWITCHES, *TABLE_5, *MRL_ONLY, "m3bert_architecture", "baseline_of_mic"}
+NAMES = {*STAGES, *BASELINES, *FINE_TUNING} | {f"ablations/{name}" for name in OVERLAYS}
 
 # What an overlay for "any ... recipe" is tried on.
 ANY = {"MIPIC": "mipic_bert", "MIC": "mic_bert", "IBKD": "ibkd_sts", "baseline": "baseline_espresso_bert"}
@@ -134,7 +138,22 @@ def test_fine_tuning_has_the_values_of_the_paper_and_of_the_released_code(tmp_pa
     assert (args.learning_rate, args.temperature, args.per_device_train_batch_size) == (5e-4, 0.05, 1024)
     assert args.max_lengths == {"query": 16, "document": 64} and not args.gather_negatives
     assert (args.weight_decay, args.warmup_steps, args.num_train_epochs) == (0, 0.1, 5)
-    assert args.lr_scheduler_type == "linear" and str(args.grid_for(M3BertConfig())) == "4,12x32,64,128,768"
+    assert args.lr_scheduler_type == "linear" and str(args.grid_for(M3BertConfig())) == "4,12x32,64,128"
+
+
+def test_fine_tuning_on_public_data_has_the_values_of_the_paper(tmp_path):
+    args = args_of(tmp_path, "contrastive", "m3bert_finetune_public")
+    assert (args.learning_rate, args.temperature, args.per_device_train_batch_size) == (2e-5, 0.05, 32)
+    assert len(args.text_columns) == 2 and len(args.grid_for(M3BertConfig())) == 1
+
+
+@pytest.mark.parametrize("below", sorted(FINE_TUNING))
+@pytest.mark.parametrize("name", list(TABLES_1_AND_3))
+def test_granularities_of_fine_tuning(tmp_path, below, name):
+    before, after = (check(tmp_path, [below, *more]) for more in ([], [f"ablations/{name}"]))
+    changed = {key for key, value in after.to_dict().items() if before.to_dict()[key] != value}
+    assert changed - {"logging_dir"} <= {"grid"}
+    assert str(after.grid_for(M3BertConfig())) == TABLES_1_AND_3[name]
 
 
 @pytest.mark.parametrize("name", list(TABLE_2))

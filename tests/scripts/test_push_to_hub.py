@@ -20,10 +20,14 @@ import yaml
 from huggingface_hub import HfApi, constants
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
+from torch.nn.functional import normalize
 
 import modeling_m3bert
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
 from tests.published import contrastive_trainer, evaluated, save_with_exits
+from tests.static_checkpoints import save_static
+from trainers import Granularity
+from trainers.evaluation import GridEncoder
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -197,6 +201,50 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
             model = getattr(transformers, f"AutoModelFor{head}").from_pretrained(run / name).eval()
             inputs = {k: v.view(2, 2, 7) for k, v in batch.items()} if name == "choice" else batch
             assert torch.equal(outputs[name], model(**inputs)[0]), name
+
+
+def test_both_sides_of_asymmetric_search_come_back_without_code(hub, push, in_process, tmp_path, tiny_tokenizer):
+    folder = tmp_path / "exits"
+    save_static(folder, tiny_tokenizer)
+    lines = [["user/router"], ["user/native", "--granularity", "2x16"], ["user/router", "--license", "mit"]]
+    done = push(*([folder, *line, "--format", "router"] for line in lines), [
+        folder, "user/static", "--format", "static", "--granularity", "0x8"])  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert not any(
+        file.endswith(".py") for name in ("router", "native", "static") for file in hub.files(f"user/{name}")
+    )
+    loaded = in_process(
+        """
+        import json
+        from huggingface_hub import ModelCard
+        from sentence_transformers import SentenceTransformer
+        texts = ["open the file", "read a list of names"]
+        found = {}
+        for name in ("router", "native", "static"):
+            model, unit = SentenceTransformer(f"user/{name}", device="cpu"), {"normalize_embeddings": True}
+            found[name] = [model.encode_query(texts, **unit).tolist(), model.encode_document(texts, **unit).tolist()]
+        found["card"] = str(ModelCard.load("user/router"))
+        print("FOUND" + json.dumps(found))
+        """,
+        bare=True,
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    found = json.loads(loaded.stdout.rpartition("FOUND")[2])
+    encoder = GridEncoder.from_pretrained(folder, grid="0x8,0x32,6x16,6x32")
+    texts = ["open the file", "read a list of names"]
+    ours = encoder.encode(texts, role="query"), encoder.encode(texts, role="document")
+    for name, side, size in (
+        ("router", 0, "0x32"),
+        ("router", 1, "6x32"),
+        ("native", 1, "6x16"),
+        ("static", 0, "0x8"),
+    ):
+        torch.testing.assert_close(
+            torch.tensor(found[name][side]), normalize(ours[side].at(Granularity.parse(size))), atol=1e-4, rtol=1e-4
+        )
+    assert 'SentenceTransformer("user/router")' in found["card"] and "license: mit" in found["card"]
+    refused = push([folder, "user/static", "--format", "static", "--granularity", "2x8"])
+    assert "format='static' publishes layer 0, not 2x8" in error_line(refused)
 
 
 def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push, tmp_path):

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer, BertConfig, Qwen3Config, XLMRobertaConfig
+from transformers import AutoTokenizer, BertConfig, ModernBertConfig, Qwen3Config, XLMRobertaConfig
 
-from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
+from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
 from scripts import recipes, train
-from trainers import Composition
+from trainers import QAMA, Composition
 from trainers.hub.quantizer import find_quantizer
+from trainers.losses.quantization import level_weights
 
 
 def run(*arguments: object) -> None:
@@ -50,6 +51,7 @@ BACKBONES = {
     "qwen3": Qwen3Config(num_hidden_layers=28, hidden_size=1024, num_attention_heads=16),
     "qwen3_lora": Qwen3Config(num_hidden_layers=28, hidden_size=1024, num_attention_heads=16),
     "m3bert": M3BertConfig(),
+    "released": BertConfig(hidden_size=384, num_hidden_layers=12),  # MiniLM-L12, of QAMA's released code
 }
 # Layers, chain and alpha of MIPIC (2604.24374, Table 7 and A.5), layers of MIC (2605.29987, appendix D).
 MIPIC_PAPER = {
@@ -83,13 +85,22 @@ IBKD_PAPER = {
 }
 IBKD_HSIC = {"kernel": "rbf", "gamma": 0.5, "input_layer": 0}
 IBKD_OVERLAYS = {
-    "ablations/ibkd_ckd": {"method": "ckd"},
+    "ablations/ibkd_ckd": {"beta": 0},
     "ablations/ibkd_mse": {"method": "mse"},
     "ablations/ibkd_crd": {"method": "crd"},
     "ablations/ibkd_hpd": {"method": "hpd", "projection_dim": 128},
     "ablations/ibkd_linear_kernel": {"hsic": {**IBKD_HSIC, "kernel": "linear"}},
     "ablations/ibkd_imq_kernel": {"hsic": {**IBKD_HSIC, "kernel": "imq"}},
+    "ablations/ibkd_teacher_simcse_bert": {"teacher_name_or_path": "princeton-nlp/sup-simcse-bert-large-uncased"},
+    "ablations/ibkd_teacher_retromae": {"teacher_name_or_path": "Shitao/RetroMAE_MSMARCO_distill"},
     "studied/ibkd_normalised": {"hsic": {**IBKD_HSIC, "normalize": True}, "beta": 100.0},
+}
+# Overlays of the second stage, and what each leaves of the objective.
+IBKD_FINETUNING_OVERLAYS = {
+    "ablations/ibkd_ckd": ({"beta": 0}, ["contrastive"]),
+    "ablations/ibkd_own_negatives": ({"own_negatives": True}, ["contrastive", "hsic"]),
+    "ablations/ibkd_linear_kernel": ({"hsic": {**IBKD_HSIC, "kernel": "linear"}}, ["contrastive", "hsic"]),
+    "ablations/ibkd_imq_kernel": ({"hsic": {**IBKD_HSIC, "kernel": "imq"}}, ["contrastive", "hsic"]),
 }
 # QAMA, section Training and Evaluation: learning rate, epochs and clipping; of the released code: width, temperatures.
 QAMA_PAPER = {
@@ -114,8 +125,21 @@ QAMA_STEPS = {
 def test_every_recipe_is_tested():
     from tests.scripts.test_pretraining_recipes import NAMES
 
-    tested = NAMES | {"qama", "qama_paper", *(f"ablations/{step}" for step in QAMA_STEPS)}
-    tested |= {*FIRST_RECIPES, *IBKD_PAPER, *IBKD_OVERLAYS, "m3bert_matryoshka_distillation", "exit_distillation"}
+    tested = NAMES | {
+        "qama",
+        "qama_paper",
+        "qama_released",
+        "ablations/qama_modernbert",
+        *(f"ablations/{step}" for step in QAMA_STEPS),
+    }
+    tested |= {
+        *FIRST_RECIPES,
+        *IBKD_PAPER,
+        *IBKD_OVERLAYS,
+        *IBKD_FINETUNING_OVERLAYS,
+        "m3bert_matryoshka_distillation",
+        "exit_distillation",
+    }
     tested |= {f"mipic_{name}" for name in MIPIC_PAPER} | {f"mic_{name}" for name in MIC_PAPER}
     tested |= {f"ablations/{name}" for name in ABLATIONS} | {f"studied/{name}" for name in STUDIED}
     assert set(recipes.recipe_names()) == tested
@@ -272,6 +296,19 @@ def test_overlays_of_ibkd_change_what_they_say(tmp_path, overlay):
     assert {name: getattr(after, name) for name in IBKD_OVERLAYS[overlay]} == IBKD_OVERLAYS[overlay]
 
 
+@pytest.mark.parametrize("recipe", ["ibkd_sts_finetuning", "ibkd_retrieval_finetuning"])
+@pytest.mark.parametrize("overlay", list(IBKD_FINETUNING_OVERLAYS))
+def test_overlays_of_the_second_stage_of_ibkd(tmp_path, overlay, recipe):
+    """Table 4 in both stages: CKD and the kernels; and the negatives of Eq. 10."""
+    expected, parts = IBKD_FINETUNING_OVERLAYS[overlay]
+    before, after = ibkd_args(tmp_path, recipe), ibkd_args(tmp_path, recipe, overlay)
+    changed = {name for name, value in after.to_dict().items() if before.to_dict()[name] != value}
+    assert {name: getattr(after, name) for name in changed - {"logging_dir"}} == expected
+    objective = after.build_objective(after.grid_for(BertConfig()))
+    assert list(objective.members) == parts
+    assert objective.members["contrastive"].own_negatives == (overlay == "ablations/ibkd_own_negatives")
+
+
 @pytest.mark.slow
 def test_both_stages_of_ibkd_train_a_cut_of_the_teacher(real_files, minilm, quick_options):
     sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -354,6 +391,28 @@ def test_the_values_of_qama_are_the_papers(tmp_path):
     args = args_of(tmp_path, "qama", "qama_paper")
     assert {name: getattr(args, name) for name in QAMA_PAPER} == QAMA_PAPER
     assert args.frozen and args.optim.startswith("adamw") and args.weight_decay > 0 and args.warmup_steps > 0
+
+
+def test_the_weights_of_qama_released_are_the_released_codes(tmp_path):
+    args = args_of(tmp_path, "qama", "qama_released")
+    grid = args.grid_for(BACKBONES["released"])
+    config = M3BertQuantizerConfig(hidden_size=384, dims=grid.dims, layers=[12], **args.quantizer_config)
+    objective = QAMA(grid, quantizer=M3BertQuantizer(config), **args.objective_arguments(QAMA))
+    assert {g.dim: objective.level_weight(g) for g in grid} == pytest.approx(level_weights(grid.dims), rel=1e-4)
+    assert (args.num_train_epochs, args.learning_rate, args.per_device_train_batch_size) == (1, 1e-4, 2048)
+    # 0.01 x 0.01 for orthogonality; 0.01 at each of five dims for the others.
+    weights = objective.weights
+    assert weights["orthogonality"] / args.per_device_train_batch_size == pytest.approx(1e-4)
+    assert weights["quantization"] == pytest.approx(5 * 0.01) and weights["bottleneck"] == 0
+    assert weights["variance"] * 384 == pytest.approx(5 * 0.01, rel=0.01)
+    assert [weights[name] for name in ("sim", "kl", "rank", "contrast")] == [1, 1, 1, 0.01]
+
+
+def test_the_transform_for_modernbert_is_32_times_as_wide(tmp_path):
+    args = args_of(tmp_path, "qama", "qama_paper", "ablations/qama_modernbert")
+    expected = {**QAMA_PAPER, "quantizer_config": {**QAMA_PAPER["quantizer_config"], "intermediate_size": 32 * 768}}
+    assert {name: getattr(args, name) for name in expected} == expected
+    assert {384, 192} < set(args.grid_for(ModernBertConfig()).dims)
 
 
 def qama_run(real_files: Path, options: list[str], *names: str) -> tuple[Path, set[str]]:

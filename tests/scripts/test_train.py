@@ -25,6 +25,7 @@ from tests.conftest import padded_batch, tiny_config
 from tests.scripts.conftest import ROOT
 from trainers import ContrastiveConfig
 from trainers.hub.quantizer import find_quantizer
+from trainers.hub.training_record import TrainingRecord
 
 
 MLM_TERMS = {"mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32"}
@@ -69,6 +70,7 @@ def test_contrastive_of_a_checkpoint_and_resuming(text_files, tiny_checkpoint, q
     ]  # fmt: skip
     run(*arguments)
     assert "contrastive_4x16" in logged(text_files / "out")[0]
+    assert TrainingRecord.find(text_files / "out").files == ["pairs.jsonl"]
     final = M3BertModel.from_pretrained(text_files / "out").state_dict()
     run(*arguments, "--resume_from_checkpoint", text_files / "out" / "checkpoint-2")
     for name, tensor in M3BertModel.from_pretrained(text_files / "out").state_dict().items():

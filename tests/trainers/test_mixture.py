@@ -44,6 +44,24 @@ def test_every_mixture_is_a_config(tmp_path, quiet_arguments, cls, weights, kind
         assert objective.weights["sir"] == 0.3
 
 
+@pytest.mark.parametrize(
+    ("changes", "pooling", "temperature"),
+    [
+        ({}, "cls", 0.05),
+        ({"pooling": "mean", "temperature": 0.1}, "mean", 0.1),
+        ({"pooling": "mean", "temperature": 0.1, "pic": {"pooling": "cls", "temperature": 0.2}}, "cls", 0.2),
+    ],
+)
+def test_parts_share_pooling_and_temperature_unless_they_name_others(
+    tmp_path, quiet_arguments, changes, pooling, temperature
+):
+    args = MIPICConfig(**quiet_arguments(tmp_path, weights={"sir": 0.3}, **changes))
+    parts = args.build_objective(args.grid_for(TINYBERT_CONFIG)).parts
+    assert (parts["pic"].pooling, parts["pic"].temperature) == (pooling, temperature)
+    assert parts["sir"].pooling == parts["mrl"].pooling == changes.get("pooling", "cls")
+    assert parts["sia"].temperature == parts["mrl"].temperature == changes.get("temperature", 0.05)
+
+
 @pytest.mark.parametrize(("cls", "trainer_class"), [(MIPICConfig, MIPICTrainer), (MICConfig, MICTrainer)])
 @pytest.mark.parametrize("unsupervised", [True, False])
 def test_a_run_trains_every_part(tiny_tokenizer, tmp_path, sentences, cls, trainer_class, unsupervised):

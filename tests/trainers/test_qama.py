@@ -320,7 +320,7 @@ def test_a_frozen_encoder_keeps_its_published_settings(tiny_tokenizer, tmp_path)
     [
         ({"pooling": "cls"}, "pooling='cls', which a frozen encoder keeps: unset pooling"),
         ({"max_length": 9}, "max_length=9, which a frozen encoder keeps: unset max_length"),
-        ({"projection": Projection(32, 32)}, "a projection, which cannot be quantised"),
+        ({"projection": Projection(32, 32)}, "with a projection. A projection is of the last layer"),
     ],
 )
 def test_settings_that_a_frozen_encoder_cannot_take_are_refused(

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from transformers import TrainingArguments
 
 from .described import described
@@ -55,6 +56,8 @@ class NestedTrainingArguments(TrainingArguments):
         self.fsdp: Any = switches.get(self.fsdp, self.fsdp)
         super().__post_init__()
         require_accelerator(self)
+        if not torch.accelerator.is_available():
+            self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
         if self.grid is not None:
             Grid.parse(self.grid)
         for name in ("projector_learning_rate", "projector_warmup_steps", "shuffle_buffer_size"):

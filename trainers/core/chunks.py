@@ -70,17 +70,18 @@ def chunked(lengths: Sequence[int], cost: PassCost) -> list[list[int]]:
     edges = np.concatenate([[0], np.flatnonzero(np.diff(sorted_lengths)) + 1, [len(order)]])
     longest = sorted_lengths[edges[:-1]]
     rows_per_pass = np.array([cost.rows_of(int(length)) for length in longest])
-    best, begins = np.zeros(len(edges)), np.zeros(len(edges), dtype=int)
+    # min_cost[j] = min over i < j of min_cost[i] + cost(texts between edges i and j as one chunk); cut[j] is this i.
+    min_cost, cut = np.zeros(len(edges)), np.zeros(len(edges), dtype=int)
     for stop in range(1, len(edges)):
         rows = edges[stop] - edges[:stop]
         passes = -(-rows // rows_per_pass[:stop])
-        costs = best[:stop] + rows * longest[:stop] + passes * cost.overhead
-        begins[stop] = costs.argmin()
-        best[stop] = costs[begins[stop]]
+        costs = min_cost[:stop] + rows * longest[:stop] + passes * cost.overhead
+        cut[stop] = costs.argmin()
+        min_cost[stop] = costs[cut[stop]]
     chunks: list[list[int]] = []
     stop = len(edges) - 1
     while stop > 0:
-        begin = begins[stop]
+        begin = cut[stop]
         rows = order[edges[begin] : edges[stop]]
         passes = -(-len(rows) // rows_per_pass[begin])
         chunks = [part.tolist() for part in np.array_split(rows, passes)] + chunks

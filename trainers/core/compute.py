@@ -97,9 +97,8 @@ def device_of(name: str | None = None) -> torch.device:
 
 def place(model: Any, options: ComputeArguments) -> Any:
     """
-    Prepare a model as the options say, in place. Half-precision weights become float32 unless another type is asked
-    for, which changes none of their values; float32 weights stay float32, see [`autocast`]. Quantised weights keep
-    their type.
+    Prepare a model as the options say, in place. Half-precision weights are upcast to float32 (lossless) unless
+    another type is set; float32 weights stay float32, see [`autocast`]. Quantised weights keep their type.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The model, with or without a head.

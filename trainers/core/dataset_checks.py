@@ -79,6 +79,6 @@ def require_one_batch(dataset: Any, args: TrainingArguments) -> None:
     batch = args.train_batch_size * args.world_size
     if args.dataloader_drop_last and isinstance(dataset, Sized) and len(dataset) < batch:
         raise ValueError(
-            f"The training set has {len(dataset)} rows, fewer than one batch of {batch}: lower "
+            f"The training set ({len(dataset)} rows) is smaller than one batch ({batch} rows): lower "
             "per_device_train_batch_size, or pass dataloader_drop_last=False."
         )

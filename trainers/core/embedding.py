@@ -14,7 +14,7 @@ from torch import nn
 
 from modeling_m3bert import EmbeddingSettings
 
-from ..losses import Guide, nested_info_nce
+from ..losses import Guide, nested_info_nce, with_own_negatives
 from .arguments import NestedTrainingArguments
 from .columns import labels_of, text_columns_of
 from .composition import mapping_of
@@ -34,17 +34,19 @@ LARGEST_LEARNED_SCALE = 100.0
 NO_TEXT = -1
 
 
-def check_ring(ring: bool, gather_negatives: bool, guide_margin: float | None) -> None:
+def check_negatives(ring: bool, gather_negatives: bool, guide_margin: float | None, own_negatives: bool) -> None:
     """
-    Check that a ring can do what is asked for.
+    Check that the options of negatives can be combined.
 
     Raises:
-        ValueError: if it is to gather nothing, or to leave out what a guide finds.
+        ValueError: if a ring is to gather nothing, or a ring or own negatives are to leave out what a guide finds.
     """
     if ring and not gather_negatives:
         raise ValueError("ring passes the candidates of other devices around: it excludes gather_negatives=False.")
     if ring and guide_margin is not None:
         raise ValueError("ring does not pass a guide's embeddings around: unset ring, or train without a guide.")
+    if own_negatives and guide_margin is not None:
+        raise ValueError("own_negatives does not use a guide: unset own_negatives, or train without a guide.")
 
 
 def with_one_element(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
@@ -56,7 +58,8 @@ def with_one_element(module: nn.Module, state_dict: dict[str, Any], prefix: str,
 class EmbeddingObjective(Objective):
     """
     Base class of objectives that contrast pooled embeddings. The first text column holds the anchors, the second one
-    their positives. Further columns hold hard negatives, which are negatives of every anchor on every rank.
+    their positives. Further columns hold hard negatives, which are negatives of every anchor on every rank, as in the
+    released code of IBKD, or with `own_negatives` of the anchor in their row alone, as in its Eq. 10.
 
     Args:
         grid ([`Grid`]): The granularities to train.
@@ -78,10 +81,13 @@ class EmbeddingObjective(Objective):
             as the `teacher` of a batch. Default: there is no guide.
         relative_guide_margin (`bool`, *optional*, defaults to `False`): Whether the margin is a share of the
             similarity to the positive.
+        own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row
+            ([`with_own_negatives`]), not for all.
 
     Raises:
-        ValueError: if an argument is out of range, or a ring is to leave out what a guide finds or to gather nothing;
-            in forward, for a batch of one pair without hard negatives, or without the embeddings of a guide.
+        ValueError: if an argument is out of range, `ring` is combined with a guide or without `gather_negatives`, or
+            `own_negatives` is combined with a guide; in forward, for a batch of one pair without hard negatives,
+            without the embeddings of a guide, or with `own_negatives` and no hard negatives.
     """
 
     pooling: Pooling
@@ -99,14 +105,15 @@ class EmbeddingObjective(Objective):
         gather_negatives: bool = True,
         guide_margin: float | None = None,
         relative_guide_margin: bool = False,
+        own_negatives: bool = False,
     ):
         super().__init__(grid)
-        check_ring(ring, gather_negatives, guide_margin)
+        check_negatives(ring, gather_negatives, guide_margin, own_negatives)
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be above 0.")
         check_pooling(pooling)
         self.pooling, self.symmetric, self.mask_duplicates, self.ring = pooling, symmetric, mask_duplicates, ring
-        self.gather_negatives = gather_negatives
+        self.gather_negatives, self.own_negatives = gather_negatives, own_negatives
         self.guide_margin, self.relative_guide_margin = guide_margin, relative_guide_margin
         self._temperature = temperature
         # One element, since FSDP refuses parameters without dims.
@@ -118,7 +125,6 @@ class EmbeddingObjective(Objective):
         """The current tau, a number or a scalar tensor."""
         if self.log_scale is None:
             return self._temperature
-        self.constrain()
         return 1 / self.log_scale[0].exp()
 
     @torch.no_grad()  # a clamp inside the graph would stop the gradient, and tau would stay at the limit
@@ -136,10 +142,13 @@ class EmbeddingObjective(Objective):
         The positives and text ids of a batch, which are the same for every granularity.
 
         Raises:
-            ValueError: if there are fewer than two text columns, or no embeddings of a guide that is needed.
+            ValueError: if there are fewer than two text columns, three for `own_negatives`, or no embeddings of a
+                guide that is needed.
         """
         if len(batch.texts) < 2:
             raise ValueError(f"A contrastive loss needs two text columns or more; got {', '.join(batch.texts)}.")
+        if self.own_negatives and len(batch.texts) < 3:
+            raise ValueError(f"own_negatives needs a column of hard negatives; got {', '.join(batch.texts)}.")
         first = next(iter(batch.texts.values())).layers[self.layers[0]]
         rows = RankRows.of(len(first), first.device) if self.gather_negatives else RankRows((len(first),))
         targets = torch.arange(len(first), device=first.device) + rows.offset
@@ -148,6 +157,10 @@ class EmbeddingObjective(Objective):
             return Matches(rows, targets, guide=guide, backward_guide=backward_guide)
         anchors, positives, *negatives = batch.text_ids.values()
         anchor_ids = torch.stack([positives, anchors], dim=1)
+        if self.own_negatives:
+            equal = torch.stack([ids == positives for ids in negatives], dim=1)
+            pair_ids = anchor_ids if self.ring else rows.gather(anchor_ids)
+            return Matches(rows, targets, anchor_ids, pair_ids, pair_ids, equal_negatives=equal)
         without_anchor = [torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1) for ids in negatives]
         if self.ring:  # ids go around with their candidates
             return Matches(rows, targets, anchor_ids, anchor_ids, torch.cat([anchor_ids, *without_anchor]))
@@ -181,7 +194,18 @@ class EmbeddingObjective(Objective):
             `torch.Tensor` of shape `(len(dims),)`: means over the batch; see [`RankRows.mean`].
         """
         anchors, *others = (vectors[:, : dims[-1]] for vectors in embeddings)
-        losses = self.info_nce(anchors, others, dims, matches, matches.candidate_ids, matches.guide)
+        candidates = others[:1] if self.own_negatives else others
+        losses = self.info_nce(anchors, candidates, dims, matches, matches.candidate_ids, matches.guide)
+        if self.own_negatives:
+            losses = with_own_negatives(
+                losses,
+                anchors,
+                others[0],
+                torch.stack(others[1:], dim=1),
+                dims=dims,
+                temperature=self.temperature,
+                left_out=matches.equal_negatives,
+            )
         if not self.symmetric:
             return matches.rows.mean(losses)
         backwards = self.info_nce(others[0], [anchors], dims, matches, matches.pair_ids, matches.backward_guide)
@@ -283,6 +307,8 @@ class EmbeddingConfig(NestedTrainingArguments):
             margin. Default: 0 with a guide.
         relative_guide_margin (`bool`, *optional*, defaults to `False`): `guide_margin` is a share of the similarity to
             the positive, rather than a difference.
+        own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row, as
+            in Eq. 10 of IBKD, not for all anchors. Excludes a guide.
         guide_cache_dir (`str`, *optional*, defaults to `"runs/teachers"`): Folder for the guide's embeddings.
         learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
@@ -331,6 +357,7 @@ class EmbeddingConfig(NestedTrainingArguments):
     guide: dict | str | None = None
     guide_margin: float | None = None
     relative_guide_margin: bool = False
+    own_negatives: bool = False
     guide_cache_dir: str = "runs/teachers"
     learning_rate: float = 2e-5
     per_device_train_batch_size: int = 32
@@ -343,7 +370,7 @@ class EmbeddingConfig(NestedTrainingArguments):
         if self.guide is not None:
             self.guide = mapping_of("guide", self.guide)
             self.guide_margin = 0.0 if self.guide_margin is None else self.guide_margin
-        check_ring(self.ring, self.gather_negatives, self.guide_margin)
+        check_negatives(self.ring, self.gather_negatives, self.guide_margin, self.own_negatives)
         for role, length in self.max_lengths.items():
             if length < 1:
                 raise ValueError(f"{role}_max_length={length} must be 1 or more.")
@@ -465,6 +492,10 @@ class EmbeddingConfig(NestedTrainingArguments):
             return text_columns_of(found)
         except ValueError as error:
             raise ValueError(f"{error}{header_of(dataset)}") from error
+
+    def label_column_of(self, *datasets: Any) -> str | None:
+        """Hook for methods that train on scores: the column with them; `None` for all others."""
+        return None
 
     @staticmethod
     def _first(datasets: Sequence[Any]) -> tuple[Any, list[str]]:

@@ -27,6 +27,8 @@ class Matches:
             anchor.
         guide ([`Guide`], *optional*): Finds false negatives among all candidates.
         backward_guide ([`Guide`], *optional*): Finds false negatives of the positives among all anchors.
+        equal_negatives (`torch.Tensor` of shape `(batch, hard negatives)`, *optional*): Mask of the own hard negatives
+            of each anchor of this rank that are equal to its positive.
     """
 
     rows: RankRows
@@ -36,3 +38,4 @@ class Matches:
     candidate_ids: torch.Tensor | None = None
     guide: Guide | None = None
     backward_guide: Guide | None = None
+    equal_negatives: torch.Tensor | None = None

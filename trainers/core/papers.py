@@ -13,7 +13,7 @@ class Paper:
     Args:
         title (`str`): Title.
         id (`str`): arXiv identifier, `YYMM.NNNNN`. The year alone, `YYMM` with month 00, for a paper elsewhere.
-        authors (`tuple[str, ...]`): Names of the authors, as printed in the paper. `"others"` stands for the rest.
+        authors (`tuple[str, ...]`): Names of the authors, as printed in the paper.
         url (`str`, *optional*): Where to find it. Default: its page on the Hub, by the arXiv identifier.
     """
 
@@ -44,7 +44,15 @@ class Paper:
 M3BERT = Paper(
     "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder",
     "2605.19568",
-    ("Wang", "Zuo", "Hu", "Ding", "Gong", "Jiao", "Su"),
+    (
+        "Yaoxiang Wang",
+        "Simiao Zuo",
+        "Qingguo Hu",
+        "Yucheng Ding",
+        "Yeyun Gong",
+        "Jian Jiao",
+        "Jinsong Su",
+    ),
 )
 MRL = Paper(
     "Matryoshka Representation Learning",
@@ -72,6 +80,28 @@ ESE = Paper(
     "ESE: Espresso Sentence Embeddings",
     "2402.14776",
     ("Xianming Li", "Zongxi Li", "Jing Li", "Haoran Xie", "Qing Li"),
+)
+COSENT = Paper(
+    "CoSENT: Consistent Sentence Embedding via Similarity Ranking",
+    "2400",
+    (
+        "Xiang Huang", "Hao Peng", "Dongcheng Zou", "Zhiwei Liu", "Jianxin Li", "Kay Liu", "Jia Wu", "Jianlin Su",
+        "Philip S. Yu",
+    ),
+    "https://doi.org/10.1109/TASLP.2024.3402087",
+)  # fmt: skip
+ANGLE = Paper(
+    "AoE: Angle-optimized Embeddings for Semantic Textual Similarity", "2309.12871", ("Xianming Li", "Jing Li")
+)
+MARGIN_MSE = Paper(
+    "Improving Efficient Neural Ranking Models with Cross-Architecture Knowledge Distillation",
+    "2010.02666",
+    ("Sebastian Hofstätter", "Sophia Althammer", "Michael Schröder", "Mete Sertkan", "Allan Hanbury"),
+)
+TIGHTLY_COUPLED = Paper(
+    "Distilling Dense Representations for Ranking using Tightly-Coupled Teachers",
+    "2010.11386",
+    ("Sheng-Chieh Lin", "Jheng-Hong Yang", "Jimmy Lin"),
 )
 STARBUCKS = Paper(
     "Starbucks: Improved Training for 2D Matryoshka Embeddings",
@@ -106,7 +136,7 @@ QAMA = Paper(
     "Quantization Aware Matryoshka Adaptation: Leveraging Matryoshka Learning, Quantization, and Bitwise Operations "
     "for Reduced Storage and Improved Retrieval Speed",
     "2500",
-    ("Faizan Ahemad", "others"),
+    ("Faizan Ahemad",),
     "https://github.com/faizanahemad/embedding-binary-quantisation",
 )
 CRD = Paper(

@@ -13,6 +13,13 @@ from .objective import Objective
 from .states import width_of
 
 
+# What to do where an objective reads what a published projection does not give.
+FIT_EXITS = (
+    "A projection is of the last layer only: fit exits first (m3bert fit_exits). It becomes one of them, and "
+    "every layer gets its own."
+)
+
+
 class Projection(nn.Linear):
     """
     `S' = W S`, from the last layer's pooled embedding to fewer dims (IBKD,
@@ -63,7 +70,7 @@ class Projection(nn.Linear):
                 f"A projection reads the full width: unset output_dim={config.output_dim} in the model's config."
             )
         if objective.reads_token_states:
-            raise ValueError(f"{type(objective).__name__} reads token states, which a projection does not have.")
+            raise ValueError(f"{type(objective).__name__} reads token states. {FIT_EXITS}")
         self.validate_grid(objective.grid, config)
 
     def validate_grid(self, grid: Grid, config: Any) -> None:
@@ -77,5 +84,6 @@ class Projection(nn.Linear):
         outside = [str(g) for g in grid if g.layer != depth or g.dim > self.out_features]
         if outside:
             raise ValueError(
-                f"The model projects layer {depth} to {self.out_features} dims; outside of it: {', '.join(outside)}."
+                f"The model projects layer {depth} to {self.out_features} dims; outside of it: {', '.join(outside)}. "
+                f"{FIT_EXITS}"
             )

@@ -25,7 +25,7 @@ class ReaderState:
     Where a worker stands.
 
     Args:
-        batches (`int`, *optional*, defaults to 0): Batches that it has passed, those of others included.
+        batches (`int`, *optional*, defaults to 0): Batches read so far, including other workers'.
         position ([`Position`], *optional*): The position after them.
     """
 
@@ -161,8 +161,7 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Any]:
         reader = StreamReader(self.stream, self.collator, self.layout, tuple(self.states), self.next_worker)
-        # A generator of its own: the data loader draws a seed, and a resumed run must draw nothing that the run before
-        # did not.
+        # The data loader draws its seed from here, so that resuming leaves the global generator unchanged.
         loader = DataLoader(reader, batch_size=None, generator=torch.Generator(), **self.options)
         for batch in loader:
             if batch.problem is not None:

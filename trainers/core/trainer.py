@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -65,6 +67,8 @@ class NestedTrainer(Trainer):
         mini_batch_size (`int`, *optional*): See [`NestedModel`].
         projection ([`Projection`], *optional*): See [`NestedModel`]. Saved with the backbone, as a module of
             sentence-transformers.
+        evaluator (`Any`, *optional*): What [`~NestedTrainer.quality`] runs at each evaluation, beside or in place of
+            `eval_dataset`.
 
     Raises:
         ValueError: if a dataset is empty or lacks a column; if the pooling is not that of the model's exits; if the
@@ -90,6 +94,7 @@ class NestedTrainer(Trainer):
         columns: tuple[str, ...] = (),
         mini_batch_size: int | None = None,
         projection: Projection | None = None,
+        evaluator: Any = None,
     ):
         config = unwrap_encoder(model).config
         if projection is not None:
@@ -118,11 +123,16 @@ class NestedTrainer(Trainer):
             args=args,
             data_collator=data_collator,
             train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
+            eval_dataset="evaluator" if eval_dataset is None and evaluator is not None else eval_dataset,
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        self.eval_dataset, self.evaluator = eval_dataset, evaluator
+        if self.is_fsdp_enabled and evaluator is not None:
+            raise ValueError(
+                "An evaluator needs the whole model on one process, which fsdp divides: evaluate it later."
+            )
         if self.is_fsdp_enabled:
             plugin = self.accelerator.state.fsdp_plugin
             check_fsdp(args, plugin, mini_batch_size)
@@ -279,6 +289,16 @@ class NestedTrainer(Trainer):
             self.state.epoch = float(self._stream_loader.epoch)
         super().log(logs, start_time)
 
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        if eval_dataset is None and self.eval_dataset is None and self.evaluator is not None:
+            # No loss is evaluated. The loader draws a seed, which must not come from the generator of the training.
+            return DataLoader([], generator=torch.Generator())  # type: ignore[arg-type]
+        return super().get_eval_dataloader(eval_dataset)
+
+    def quality(self) -> dict[str, float]:
+        """Hook that runs the evaluator: name -> value, the same on all processes."""
+        return {}
+
     def prediction_step(
         self,
         model: nn.Module,
@@ -299,6 +319,11 @@ class NestedTrainer(Trainer):
         if broken:
             raise ValueError(f"The evaluation loss is not finite (terms: {', '.join(broken)}).")
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in means.items()})
+        names = [f"eval_{name}" for name in self.eval_dataset] if isinstance(self.eval_dataset, dict) else []
+        if self.evaluator is not None and metric_key_prefix not in names[1:]:  # once, not for each data set
+            prefix, start = "eval" if metric_key_prefix in names else metric_key_prefix, time.perf_counter()
+            found = {**self.quality(), "evaluator_runtime": time.perf_counter() - start}
+            output.metrics.update({f"{prefix}_{name}": value for name, value in found.items()})
         return output
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import BatchEncoding, DataCollatorForLanguageModeling, PreTrainedTokenizerBase
+from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
 from ..core.packed_rows import DOCUMENTS
 from .packing import DOCUMENT_LENGTHS, Frame
@@ -92,10 +92,11 @@ class TextColumnsCollator:
         prompts (`dict[str, str]`, *optional*): Column -> prompt before its texts.
         max_lengths (`dict[str, int]`, *optional*): Column -> maximum length of its texts in tokens, with the prompt.
             Default: `max_length`.
+        label (`str`, *optional*): Column with numbers, or lists of as many numbers, which become `labels`.
 
     Raises:
         ValueError: if a column joins fields and there is no separator; on a call, if a row lacks a field, or the field
-            is not text or is empty.
+            is not text or is empty, or if labels are not finite numbers.
     """
 
     def __init__(
@@ -108,16 +109,17 @@ class TextColumnsCollator:
         teacher: TeacherEmbeddings | None = None,
         prompts: Mapping[str, str] = {},
         max_lengths: Mapping[str, int] = {},
+        label: str | None = None,
     ):
         self.tokenizer = tokenizer
         self.columns = tuple(columns)
         self.max_length = max_length
         self.separator = separator_for(self.columns, tokenizer) if separator is None else separator
         self.views, self.teacher = views, teacher
-        self.prompts, self.max_lengths = dict(prompts), dict(max_lengths)
+        self.prompts, self.max_lengths, self.label = dict(prompts), dict(max_lengths), label
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, BatchEncoding]:
-        batch = {}
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = {}
         for column in self.columns:
             texts = [joined_text(row, column, self.separator) for row in rows]
             if not all(text and not text.isspace() for text in texts):
@@ -135,7 +137,23 @@ class TextColumnsCollator:
                 encoded["teacher"] = self.teacher.of(texts)
             for view in range(self.views):
                 batch[column if view == 0 else f"{column} (view {view + 1})"] = encoded
+        if self.label is not None:
+            batch["labels"] = self.labels(rows)
         return batch
+
+    def labels(self, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
+        """The labels of rows, in float32: `(rows,)`, or `(rows, numbers)` for lists."""
+        found = [row.get(self.label or "") for row in rows]
+        try:
+            labels = torch.tensor(found, dtype=torch.float32)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"Column {self.label!r} must have a number in each row, or equally long lists of them; got "
+                f"{', '.join(map(repr, found[:3]))}."
+            ) from error
+        if not torch.isfinite(labels).all():
+            raise ValueError(f"Column {self.label!r} of a row is not a finite number.")
+        return labels
 
 
 @dataclass

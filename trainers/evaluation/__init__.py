@@ -25,6 +25,10 @@ if TYPE_CHECKING:
         score_vectors as score_vectors,
         tfidf_scores as tfidf_scores,
     )
+    from .grid_evaluator import (
+        GridEvaluator as GridEvaluator,
+        as_sentence_transformer as as_sentence_transformer,
+    )
     from .hybrid import (
         bm25_search as bm25_search,
         fuse_ranks as fuse_ranks,

@@ -79,6 +79,7 @@ class GridEncoder:
         normalize (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises its embeddings, after the
             cut to a size.
         similarity (`str`, *optional*, defaults to `"cosine"`): How the model's embeddings are compared, for MTEB.
+        alone (`bool`, *optional*, defaults to `False`): Whether one of several processes encodes by itself, in memory.
 
     These defaults are not read from anywhere: [`~GridEncoder.from_pretrained`] takes the settings that a model was
     published with.
@@ -108,6 +109,7 @@ class GridEncoder:
     quantizer: M3BertQuantizer | None = None
     normalize: bool = False
     similarity: str = "cosine"
+    alone: bool = False
 
     @classmethod
     def from_pretrained(
@@ -256,7 +258,7 @@ class GridEncoder:
         """
         if not texts:
             raise ValueError("There is no text to encode.")
-        if world_size() > 1 and folder is None:
+        if world_size() > 1 and folder is None and not self.alone:
             raise ValueError("Several processes need a folder to encode into: pass folder.")
         texts = [self.prompts.get(role, "") + text for text in texts]
         grid = self.encoded_grid

@@ -142,7 +142,7 @@ class Evaluator(ABC):
             types.
 
         Raises:
-            ValueError: if bm25s is not installed.
+            ValueError: if SQLite has no full-text search.
         """
         return []
 
@@ -396,7 +396,7 @@ class Retrieval(Evaluator):
             `dict[str, float]`: metric -> value.
 
         Raises:
-            ValueError: if bm25s is not installed.
+            ValueError: if SQLite has no full-text search.
         """
         depth = max([*self.cutoffs, 10])
         ranked = self._words.rows[:, :depth]

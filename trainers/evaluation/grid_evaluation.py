@@ -295,6 +295,7 @@ def evaluate_grid(
         try:
             start = time.perf_counter()
             evaluator = evaluators.pop(task.name)
+            results.texts[task.name] = {name: len(texts) for name, texts in evaluator.texts.items()}
             embeddings = TaskEmbeddings(
                 encoder, evaluator, task.name if verbose else None, folder / task.name if folder else None
             )
@@ -321,7 +322,7 @@ def _resumed(results: GridResults, earlier: GridResults, file: Path) -> GridResu
         if getattr(results, name) != getattr(earlier, name):
             raise ValueError(f"{file} has results of another {name.rstrip('s')}: remove it.")
     kept = ("scores", "seconds", "two_stage_searches", "rescored_searches", "asymmetric_searches", "hybrid_searches")
-    return replace(results, **{name: getattr(earlier, name) for name in (*kept, "variances")})
+    return replace(results, **{name: getattr(earlier, name) for name in (*kept, "variances", "texts")})
 
 
 def _asymmetric_layers(encoder: GridEncoder, asymmetric: bool | None) -> list[int]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.extras import require_extra
+from .words import Words
 
 
 CANDIDATES = 1000  # documents per query that each search gives
@@ -34,31 +34,32 @@ class Ranking:
     rows: np.ndarray
 
 
-def bm25_search(
-    queries: Sequence[str], documents: Sequence[str], k: int = CANDIDATES, *, k1: float = 1.2, b: float = 0.75
-) -> Ranking:
+def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDIDATES) -> Ranking:
     """
-    Search documents with BM25 over their lower-case words without English stop words, by the library bm25s.
+    Search documents by BM25 over their words ([`Words`]).
 
     Args:
         queries (`Sequence[str]`): Queries.
         documents (`Sequence[str]`): Documents.
-        k (`int`, *optional*, defaults to 1000): Number of documents to find per query; all if there are fewer.
-        k1 (`float`, *optional*, defaults to 1.2): Saturation of the count of a word.
-        b (`float`, *optional*, defaults to 0.75): Weight of the document's length.
+        k (`int`, *optional*, defaults to 1000): Number of documents to find per query; all if there are fewer. Those
+            without a word of the query have the score 0.
 
     Returns:
         [`Ranking`]
 
     Raises:
-        ValueError: if bm25s is not installed.
+        ValueError: if SQLite has no full-text search.
     """
-    bm25s = require_extra("bm25s", "hybrid", "BM25")
-    index = bm25s.BM25(k1=k1, b=b)
-    index.index(bm25s.tokenize(list(documents), show_progress=False), show_progress=False)
-    words = bm25s.tokenize(list(queries), show_progress=False, return_ids=False)
-    rows, scores = index.retrieve(words, k=min(k, len(documents)), show_progress=False, backend_selection="numpy")
-    return Ranking(np.asarray(scores, np.float64), np.asarray(rows, np.int64))
+    words, k = Words(), min(k, len(documents))
+    words.add(enumerate(documents))
+    rows, scores = np.empty((len(queries), k), np.int64), np.zeros((len(queries), k))
+    for query, text in enumerate(queries):
+        found = words.search(text, k)
+        keys = [key for key, _ in found]
+        others = np.setdiff1d(np.arange(len(documents)), keys)
+        rows[query] = [*keys, *others[: k - len(keys)]]
+        scores[query, : len(keys)] = [score for _, score in found]
+    return Ranking(scores, rows)
 
 
 def fuse_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WEIGHT) -> np.ndarray:
@@ -75,6 +76,11 @@ def fuse_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WE
     Returns:
         `np.ndarray` of shape `(queries, k)`: rows of documents, best first; fewer if fewer were found for some query.
     """
+    return fused_by_scores(first, second, k, weight).rows
+
+
+def fused_by_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WEIGHT) -> Ranking:
+    """As [`fuse_scores`], with the fused scores."""
     found = [
         (rows, _standardised(one) + weight * _standardised(other))
         for rows, one, other in _unions(first.rows, first.scores, second.rows, second.scores)
@@ -91,7 +97,7 @@ def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_C
         np.broadcast_to(1 / (constant + 1 + np.arange(its.rows.shape[1])), its.rows.shape) for its in (first, second)
     ]
     found = [(rows, one + other) for rows, one, other in _unions(first.rows, values[0], second.rows, values[1])]
-    return _best(found, k)
+    return _best(found, k).rows
 
 
 FUSIONS = {"scores": fuse_scores, "ranks": fuse_ranks}
@@ -116,7 +122,9 @@ def _standardised(scores: np.ndarray) -> np.ndarray:
     return (scores - scores.mean()) / (scores.std() or 1.0)
 
 
-def _best(found: list[tuple[np.ndarray, np.ndarray]], k: int) -> np.ndarray:
+def _best(found: list[tuple[np.ndarray, np.ndarray]], k: int) -> Ranking:
     """The best `k` rows of each query. Of equal values, the first rows."""
     k = min([k, *(len(rows) for rows, _ in found)])
-    return np.stack([rows[np.argsort(-values, kind="stable")[:k]] for rows, values in found])
+    orders = [np.argsort(-values, kind="stable")[:k] for _, values in found]
+    scores = np.stack([values[order] for (_, values), order in zip(found, orders, strict=True)])
+    return Ranking(scores, np.stack([rows[order] for (rows, _), order in zip(found, orders, strict=True)]))

@@ -14,11 +14,12 @@ from ..core.durable import replacing
 from ..core.granularity import Granularity, Grid
 
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # Older version that can be read -> the fields it lacks.
 ADDED_SINCE: dict[int, dict[str, Any]] = {
-    3: {"rescored_searches": [], "hybrid_searches": []},
-    4: {"hybrid_searches": []},
+    3: {"rescored_searches": [], "hybrid_searches": [], "texts": {}},
+    4: {"hybrid_searches": [], "texts": {}},
+    5: {"texts": {}},
 }
 # What a shortlist is scored again by; "codes" are those that found it, compared with a float query.
 RESCORERS = ("codes", "int8", FLOAT)
@@ -283,6 +284,8 @@ class GridResults:
         hybrid_searches (`list[HybridSearch]`, *optional*): Measured searches with BM25 beside embeddings.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
         latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
+        texts (`dict[str, dict[str, int]]`, *optional*): Task -> name of a list of its texts (`queries`, `documents`,
+            `sentence1`, ...) -> number of texts.
         weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
         schema_version (`int`, *optional*): Version of this schema.
     """
@@ -304,6 +307,7 @@ class GridResults:
     weights: str | None = None
     rescored_searches: list[RescoredSearch] = field(default_factory=list)
     hybrid_searches: list[HybridSearch] = field(default_factory=list)
+    texts: dict[str, dict[str, int]] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 
     def save(self, file: Path) -> None:

@@ -231,7 +231,8 @@ def ranking_scores(
 
     Returns:
         `dict[str, float]`: `recall@k`, the share of the relevant documents among the first k; `mrr@10`, the reciprocal
-        rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains.
+        rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains, as
+        in trec_eval; `ndcg_exp@10`, with the gains `2^grade - 1`, as in QAMA's text.
 
     Raises:
         ValueError: if a query has no relevant document, which leaves its metrics undefined.

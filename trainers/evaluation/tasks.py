@@ -53,6 +53,7 @@ class Task:
             [`pairs_task`] and [`labels_task`].
         recall (`tuple[int, ...]`, *optional*, defaults to `(1, 10, 100)`): For retrieval: values of k for Recall@k.
             Those above the size of the collection are left out.
+        about (`str`, *optional*): What its texts are, in a few words, for cards.
     """
 
     name: str
@@ -65,60 +66,106 @@ class Task:
     builtin: bool = False
     read: Callable[[str], list[dict[str, Any]]] | None = None
     recall: tuple[int, ...] = (1, 10, 100)
+    about: str = ""
 
 
-def _sts(name: str, hub: str | None = None, benchmark: str | None = None, **options: Any) -> Task:
-    return Task(name, "sts", hub=HubData(hub, benchmark=benchmark) if hub else None, **options)
+def _sts(name: str, about: str, hub: str | None = None, benchmark: str | None = None, **options: Any) -> Task:
+    return Task(name, "sts", hub=HubData(hub, benchmark=benchmark) if hub else None, about=about, **options)
+
+
+def _retrieval(name: str, about: str, *, benchmark: str | None = None, on_hub: bool = False) -> Task:
+    hub = HubData(f"mteb/{name}", columns=BEIR_COLUMNS, benchmark=benchmark) if on_hub else None
+    return Task(name, "retrieval", hub=hub, about=about)
 
 
 ENTAILED_OR_CONTRADICTED = {0: 1, 2: 0}  # neutral pairs are left out
 NLI_COLUMNS = {"sentence1": "premise", "sentence2": "hypothesis"}
 BEIR_COLUMNS = {"id": "_id"}
+SEMEVAL = "pairs of sentences with a similarity score (SemEval 20{year})"
+SICK_PAIRS = "pairs of sentences about images and videos, with a relatedness score"
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        _sts("stsb", "mteb/stsbenchmark-sts", "STSBenchmark"),
-        *(_sts(f"sts{year}", f"mteb/sts{year}-sts", f"STS{year}") for year in (12, 13, 14, 15, 16)),
-        _sts("sick"),
-        _sts("sickr", folder="sick", splits=("train", "dev", "test")),
-        Task("banking77", "classification", hub=HubData("mteb/banking77")),
-        Task("emotion", "classification", hub=HubData("mteb/emotion")),
-        Task("tweeteval-emotion", "classification", hub=HubData("cardiffnlp/tweet_eval", "emotion")),
+        _sts(
+            "stsb",
+            "pairs of sentences from news, captions and forums, with a similarity score (STS Benchmark)",
+            "mteb/stsbenchmark-sts",
+            "STSBenchmark",
+        ),
+        *(
+            _sts(f"sts{year}", SEMEVAL.format(year=year), f"mteb/sts{year}-sts", f"STS{year}")
+            for year in (12, 13, 14, 15, 16)
+        ),
+        _sts("sick", f"{SICK_PAIRS} (SICK, its test split)"),
+        _sts("sickr", f"{SICK_PAIRS} (SICK, all splits)", folder="sick", splits=("train", "dev", "test")),
+        Task("banking77", "classification", hub=HubData("mteb/banking77"), about="77 intents of a bank's customers"),
+        Task("emotion", "classification", hub=HubData("mteb/emotion"), about="6 emotions in tweets"),
+        Task(
+            "tweeteval-emotion",
+            "classification",
+            hub=HubData("cardiffnlp/tweet_eval", "emotion"),
+            about="4 emotions in tweets (TweetEval)",
+        ),
         # The local files have the texts from which the official training texts were drawn, not the official ones.
         Task(
             "tweeteval-sentiment",
             "classification",
             train_split="train_reconstructed",
             hub=HubData("cardiffnlp/tweet_eval", "sentiment", splits={"train_reconstructed": "train"}),
+            about="3 sentiments of tweets (TweetEval)",
         ),
-        Task("tweet-sentiment-extraction", "classification", hub=HubData("mteb/tweet_sentiment_extraction")),
-        Task("mrpc", "pair_classification", hub=HubData("nyu-mll/glue", "mrpc")),
-        Task("wic", "pair_classification"),
+        Task(
+            "tweet-sentiment-extraction",
+            "classification",
+            hub=HubData("mteb/tweet_sentiment_extraction"),
+            about="3 sentiments of tweets (Kaggle's Tweet Sentiment Extraction)",
+        ),
+        Task(
+            "mrpc",
+            "pair_classification",
+            hub=HubData("nyu-mll/glue", "mrpc"),
+            about="whether two sentences of the news are paraphrases (MRPC)",
+        ),
+        Task("wic", "pair_classification", about="whether a word has one meaning in two sentences (WiC)"),
         Task(
             "scitail",
             "pair_classification",
             hub=HubData("allenai/scitail", "tsv_format", NLI_COLUMNS, {"entails": 1, "neutral": 0}),
+            about="whether a sentence supports an answer to a question of school science (SciTail)",
         ),
         Task(
             "snli",
             "pair_classification",
             labels=ENTAILED_OR_CONTRADICTED,
             hub=HubData("stanfordnlp/snli", None, NLI_COLUMNS, ENTAILED_OR_CONTRADICTED),
+            about="whether a sentence follows from a caption of an image or contradicts it (SNLI)",
         ),
-        *(Task(name, "retrieval") for name in ("cranfield", "cisi", "npl", "msmarco-mini")),
+        _retrieval("cranfield", "abstracts on aerodynamics, searched by questions"),
+        _retrieval("cisi", "abstracts on library science, searched by questions"),
+        _retrieval("npl", "abstracts on electronics, searched by short descriptions"),
+        _retrieval("msmarco-mini", "5,000 passages of web pages, searched by queries of a search engine (MS MARCO)"),
+        _retrieval("scifact", "abstracts of papers, searched by scientific claims", benchmark="SciFact", on_hub=True),
+        _retrieval(
+            "nfcorpus", "abstracts on medicine, searched by questions on nutrition", benchmark="NFCorpus", on_hub=True
+        ),
         # MTEB removes documents with the id of the query from the results of FiQA and ArguAna: other scores than ours.
-        *(
-            Task(name, "retrieval", hub=HubData(f"mteb/{name}", columns=BEIR_COLUMNS, benchmark=benchmark))
-            for name, benchmark in (
-                ("scifact", "SciFact"),
-                ("nfcorpus", "NFCorpus"),
-                ("fiqa", None),
-                ("arguana", None),
-            )
+        _retrieval("fiqa", "answers to questions on finance", on_hub=True),
+        _retrieval("arguana", "arguments of debates, searched by the arguments that they counter", on_hub=True),
+        Task(
+            "stdlib",
+            "retrieval",
+            builtin=True,
+            about="documentation of Python's standard library: the first line of a docstring finds the text below it. "
+            "`m3bert example_data` and `m3bert quickstart` write, fit and train on texts of other modules of the same "
+            "library, so a model that was made with them is tested here on texts much like those it has seen",
         ),
-        # Documentation of Python's standard library: summary lines are the queries, the text below them the documents.
-        Task("stdlib", "retrieval", builtin=True),
-        Task("stsb-geometry", "geometry", folder="stsb", hub=HubData("mteb/stsbenchmark-sts")),
+        Task(
+            "stsb-geometry",
+            "geometry",
+            folder="stsb",
+            hub=HubData("mteb/stsbenchmark-sts"),
+            about="the sentences of STS Benchmark",
+        ),
     )
 }
 BITEXT_LANGUAGES = ("ara", "bul", "cmn", "deu", "ell", "fra", "hin", "rus", "spa", "swh", "tha", "tur", "urd", "vie")
@@ -158,11 +205,15 @@ def find_task(name: str) -> Task:
             "tatoeba",
             (pair,),
             hub=HubData("mteb/tatoeba-bitext-mining", pair, splits={pair: "test"}),
+            about=f"sentences in the language `{language}` and their English translations (Tatoeba)",
         )
     if collection == "xnli" and language:
         split = f"{language}-dev"
         hub = HubData("facebook/xnli", language, NLI_COLUMNS, ENTAILED_OR_CONTRADICTED, {split: "validation"})
-        return Task(name, "pair_classification", "xnli", (split,), labels=ENTAILED_OR_CONTRADICTED, hub=hub)
+        about = f"whether a sentence in the language `{language}` follows from another or contradicts it (XNLI)"
+        return Task(
+            name, "pair_classification", "xnli", (split,), labels=ENTAILED_OR_CONTRADICTED, hub=hub, about=about
+        )
     raise ValueError(
         f"There is no task {name!r}. Tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE; "
         f"groups: {', '.join(GROUPS)}."

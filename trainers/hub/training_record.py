@@ -24,11 +24,15 @@ from ..core.objective import Identity
 RECORD_FILE = "training.json"
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft")
 # Settings of logging, saving and hardware, which do not change what a run computes.
-BOOKKEEPING = re.compile(
-    r"(output_dir|run_name|project|report_to|disable_tqdm|prediction_loss_only|resume_from_checkpoint|local_rank|debug"
-    r"|ignore_data_skip|accelerator_config|parallelism_config|restore_callback_states.*|skip_memory.*|enable_jit_.*|grid|seed|use_cpu"
-    r"|(hub|push|log|logging|save|eval|trackio|do|ddp|dataloader|label)_.*|.*_cache_dir|.*_on_each_node)$"
+BOOKKEEPING = frozenset(
+    "output_dir run_name project report_to disable_tqdm prediction_loss_only resume_from_checkpoint local_rank debug "
+    "ignore_data_skip accelerator_config parallelism_config grid seed use_cpu".split()
 )
+BOOKKEEPING_STARTS = tuple(
+    "hub_ push_ log_ logging_ save_ eval_ trackio_ do_ ddp_ dataloader_ label_ restore_callback_states skip_memory "
+    "enable_jit_".split()
+)
+BOOKKEEPING_ENDS = ("_cache_dir", "_on_each_node")
 COUNTED = ("dataloader_drop_last", "label_smoothing_factor")  # exceptions, which do change it
 ABSOLUTE_PATH = re.compile(r"(?<!\w)/\S*/")  # without its last part
 # Settings that are recorded even at their defaults.
@@ -60,6 +64,7 @@ class TrainingRecord:
         date (`str`): Day of the run, in ISO 8601.
         machine (`str`): Kind of machine.
         versions (`dict[str, str]`): Package -> version.
+        files (`list[str]`): Names of the local files of the training data, as far as they are known.
     """
 
     trainer: str
@@ -79,6 +84,7 @@ class TrainingRecord:
     date: str = field(default_factory=lambda: date.today().isoformat())
     machine: str = field(default_factory=lambda: machine_kind())
     versions: dict[str, str] = field(default_factory=lambda: {name: version(name) for name in PACKAGES})
+    files: list[str] = field(default_factory=list)
 
     def save(self, folder: str | Path) -> None:
         """Write the record into the folder of a checkpoint."""
@@ -140,10 +146,15 @@ def changed_settings(args: TrainingArguments) -> dict[str, Any]:
         default = plain(setting.default if setting.default_factory is MISSING else setting.default_factory())
         # Some arguments turn None into False or an empty mapping; all of them mean off.
         off = value in (None, False, {}) and default in (None, False)
-        counted = name in COUNTED or not BOOKKEEPING.match(name)
-        if name in ALWAYS_SHOWN or (counted and not off and value != default):
+        if name in ALWAYS_SHOWN or (not is_bookkeeping(name) and not off and value != default):
             changed[name] = value
     return changed
+
+
+def is_bookkeeping(setting: str) -> bool:
+    """Whether a setting is about logging, saving or hardware, which do not change what a run computes."""
+    named = setting in BOOKKEEPING or setting.startswith(BOOKKEEPING_STARTS) or setting.endswith(BOOKKEEPING_ENDS)
+    return named and setting not in COUNTED
 
 
 def plain(value: Any) -> Any:

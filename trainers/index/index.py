@@ -15,6 +15,7 @@ import torch
 from tqdm.auto import tqdm
 
 from ..evaluation.encoding import GridEncoder
+from ..evaluation.hybrid import CANDIDATES, Ranking, fused_by_scores
 from .corpus import Corpus, Document, chunks, digest_of, is_of_type, require_types
 from .engine import Engine, find_engine
 from .layout import Layout
@@ -55,12 +56,14 @@ class Target:
         engine (`str`): One of [`~index.engine.ENGINES`].
         kind (`str`, *optional*): One of [`~index.layout.KINDS`]. Default: the first one that the engine has.
         url (`str`, *optional*): Address of the server, for an engine that is one.
+        words (`bool`, *optional*, defaults to `False`): Whether to index the words of documents, for hybrid search.
     """
 
     folder: Path
     engine: str
     kind: str | None = None
     url: str | None = None
+    words: bool = False
 
 
 class Index:
@@ -137,6 +140,10 @@ class Index:
                 )
         index = cls(target.folder, manifest, encoder)
         try:
+            if target.words and index.store.words is None and not index.store.next_key:
+                index.store.index_words()
+            if target.words != (index.store.words is not None):
+                raise ValueError(f"{target.folder} holds an index {'without' if target.words else 'with'} words.")
             if index.pending is not None:
                 index._read(corpus, verbose)
         except BaseException:
@@ -210,7 +217,9 @@ class Index:
         self.engine.delete(numbers)
         self.store.delete(numbers)
 
-    def search(self, queries: Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None) -> list[list[Hit]]:
+    def search(
+        self, queries: Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None, *, hybrid: bool = False
+    ) -> list[list[Hit]]:
         """
         Find documents.
 
@@ -219,17 +228,50 @@ class Index:
             k (`int`, *optional*, defaults to 10): Number of documents to find per query.
             where (`dict[str, Any]`, *optional*): Metadata that documents must have: column -> a value, or a list of
                 values of which they must have one.
+            hybrid (`bool`, *optional*, defaults to `False`): Whether to search by words (BM25), too, and to fuse the
+                scores of both ([`fuse_scores`]). The index needs words.
 
         Returns:
             `list[list[Hit]]`: documents per query, best first.
 
         Raises:
-            ValueError: if the index has no encoder or is not finished, or a column is unknown.
+            ValueError: if the index has no encoder, is not finished or lacks words that are needed, or a column is
+                unknown.
         """
+        if hybrid and self.store.words is None:
+            raise ValueError(f"{self.folder} has no words to search by: build it with --hybrid.")
         if self.encoder is None:
             raise ValueError("Searching needs an encoder: open the index with one.")
         embeddings = self.encoder.encode(list(queries), role="query").require_finite()
-        return self.search_vectors(embeddings.widest(self.plan.query.layer), k, where)
+        vectors = embeddings.widest(self.plan.query.layer)
+        if not hybrid:
+            return self.search_vectors(vectors, k, where)
+        depth = max(k, CANDIDATES)
+        near = self.search_vectors(vectors, depth, where)
+        allowed = self._allowed(where)
+        return [self._fused(query, hits, allowed, k) for query, hits in zip(queries, near, strict=True)]
+
+    def _allowed(self, where: Mapping[str, Any] | None) -> set[int] | None:
+        """Keys of the documents with this metadata; `None` if all have it."""
+        filters = self._filters(where or {})
+        return {*self.store.keys_where(filters).tolist()} if filters else None
+
+    def _fused(self, query: str, near: list[Hit], allowed: set[int] | None, k: int) -> list[Hit]:
+        """The documents near a query and those with its words, by the sum of their standardised scores."""
+        assert self.store.words is not None
+        found = self.store.words.search(query, CANDIDATES if allowed is None else len(self))
+        found = [(key, score) for key, score in found if allowed is None or key in allowed][:CANDIDATES]
+        if not found or not near:
+            return near[:k]
+        keys = self.store.keys_of([hit.id for hit in near])
+        by_vectors = Ranking(np.array([[hit.score for hit in near]]), np.array([[keys[hit.id] for hit in near]]))
+        by_words = Ranking(np.array([[score for _, score in found]]), np.array([[key for key, _ in found]]))
+        fused = fused_by_scores(by_vectors, by_words, k)
+        documents = self.store.documents(fused.rows[0])
+        return [
+            Hit(documents[key][0], score, *documents[key][1:])
+            for score, key in zip(fused.scores[0].tolist(), fused.rows[0].tolist(), strict=True)
+        ]
 
     def search_vectors(
         self, queries: torch.Tensor, k: int = 10, where: Mapping[str, Any] | None = None

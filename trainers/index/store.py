@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.codes import bytes_per_vector
 from ..core.durable import sync_folder
+from ..evaluation.words import Words
 from .durable import append, writing
 from .layout import Layout
 
@@ -58,6 +59,9 @@ class Store:
     Args:
         folder (`Path`): Folder of the index.
         layout ([`Layout`]): Codes of the vectors.
+
+    Attributes:
+        words ([`Words`], *optional*): The words of the documents, if they are indexed.
     """
 
     def __init__(self, folder: Path, layout: Layout):
@@ -67,6 +71,11 @@ class Store:
         # LanceDB reads batches in a thread of its own, for which the caller waits.
         self._connection = sqlite3.connect(folder / "documents.sqlite", check_same_thread=False)
         self._connection.executescript(TABLES)
+        self.words = Words(self._connection) if Words.are_in(self._connection) else None
+
+    def index_words(self) -> None:
+        """Also index the words of all documents, for a search by them. It is made before the first document."""
+        self.words = Words(self._connection)
 
     def close(self) -> None:
         self._connection.close()
@@ -98,6 +107,8 @@ class Store:
                 "INSERT INTO documents VALUES (?, ?, ?, ?)",
                 zip(batch.keys.tolist(), batch.ids, batch.texts, metadata, strict=True),
             )
+            if self.words is not None:
+                self.words.add(zip(batch.keys.tolist(), batch.texts, strict=True))
             values = {"next_key": str(end + len(batch)), **state}
             transaction.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", values.items())
 
@@ -117,6 +128,8 @@ class Store:
     def delete(self, keys: np.ndarray) -> None:
         """Remove documents."""
         with self._transaction() as transaction:
+            if self.words is not None:
+                self.words.remove((key, text) for key, (_, text, _) in self.documents(keys).items())
             transaction.executemany("DELETE FROM documents WHERE key = ?", [(key,) for key in keys.tolist()])
 
     def keys(self, first: int = 0) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Loss functions: one equation each, tensors in, a loss out, without model, trainer or state."""
 
 from .alignment import compression_alignment, embedding_kl, principal_map, similarity_kl
-from .contrastive import nested_info_nce
+from .contrastive import nested_info_nce, with_own_negatives
 from .false_negatives import Guide, false_negatives, guided_limits
 from .independence import gram_matrix, hsic
 from .isotropy import (
@@ -26,6 +26,14 @@ from .quantization import (
     variance_control,
 )
 from .representation import critic_loss
+from .scored import (
+    cosent,
+    margin_mse,
+    nested_pair_angles,
+    nested_pair_cosines,
+    nested_pair_products,
+    score_divergence,
+)
 from .self_distillation import (
     attention_divergence,
     nested_token_counts,
@@ -42,6 +50,7 @@ __all__ = [
     "attention_divergence",
     "compression_alignment",
     "correlation_penalty",
+    "cosent",
     "cosine_matrix",
     "critic_loss",
     "embedding_kl",
@@ -50,11 +59,15 @@ __all__ = [
     "guided_limits",
     "hsic",
     "information_bottleneck",
+    "margin_mse",
     "nested_cosine_distances",
     "nested_cosines",
     "nested_cross_entropy",
     "nested_cross_entropy_and_divergence",
     "nested_info_nce",
+    "nested_pair_angles",
+    "nested_pair_cosines",
+    "nested_pair_products",
     "nested_similarity_distillation",
     "nested_token_cka",
     "nested_token_counts",
@@ -64,6 +77,7 @@ __all__ = [
     "principal_map",
     "range_penalty",
     "rank_error",
+    "score_divergence",
     "similarity_divergence",
     "similarity_error",
     "similarity_kl",
@@ -74,4 +88,5 @@ __all__ = [
     "variance_control",
     "variance_floor",
     "variance_variation",
+    "with_own_negatives",
 ]

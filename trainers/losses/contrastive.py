@@ -91,6 +91,46 @@ def nested_info_nce(
     return NestedInfoNCE.apply(anchors, candidates, scale, targets, anchor_ids, candidate_ids, dims, tile_size, guide)
 
 
+def with_own_negatives(
+    losses: torch.Tensor,
+    anchors: torch.Tensor,
+    positives: torch.Tensor,
+    negatives: torch.Tensor,
+    *,
+    dims: Sequence[int],
+    temperature: float | torch.Tensor,
+    left_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    r"""
+    InfoNCE with hard negatives that belong to one anchor each (IBKD,
+    [2311.05472](https://huggingface.co/papers/2311.05472), Eq. 10), from InfoNCE without them:
+    `log( exp(losses[i, k]) + sum_n exp(s_k(i, n) - s_k(i, i+)) )`, where n are the anchor's own negatives, i+ is its
+    positive, and `s_k` are cosines at d_k dims, divided by the temperature.
+
+    Args:
+        losses (`torch.Tensor` of shape `(batch, len(dims))`): [`nested_info_nce`] of the anchors among positives.
+        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): Embeddings; need not be normalised. Carries gradient.
+        positives (`torch.Tensor` of shape `(batch, hidden_size)`): The positive of each anchor. Carries gradient.
+        negatives (`torch.Tensor` of shape `(batch, negatives, hidden_size)`): The negatives of each anchor. Carries
+            gradient.
+        dims (`Sequence[int]`): Prefix dims of `losses`.
+        temperature (`float` or scalar `torch.Tensor`): Cosines are divided by it. A tensor carries gradient.
+        left_out (`torch.Tensor` of shape `(batch, negatives)`, *optional*): Mask of negatives that are not used.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, len(dims))`
+    """
+    anchors, others = precise(anchors), precise(torch.cat([positives[:, None], negatives], dim=1))
+    columns = []
+    for loss, dim in zip(losses.unbind(dim=1), dims, strict=True):
+        scores = nn.functional.cosine_similarity(anchors[:, None, :dim], others[..., :dim], dim=2) / temperature
+        differences = scores[:, 1:] - scores[:, :1]
+        if left_out is not None:
+            differences = differences.masked_fill(left_out, -torch.inf)
+        columns.append(torch.cat([loss[:, None], differences], dim=1).logsumexp(dim=1))
+    return torch.stack(columns, dim=1)
+
+
 def check_number_of_candidates(number: int) -> None:
     """
     Check that an anchor can have a negative.

@@ -58,6 +58,7 @@ OBJECTIVES = {
     "symmetric": lambda: Contrastive(Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
     "ring": lambda: Contrastive(Grid.parse("2,3x4,8"), ring=True, symmetric=True, learn_temperature=True),
     "guided": lambda: Contrastive(Grid.parse("2,3x4,8"), guide_margin=0.1, symmetric=True),
+    "own negatives": lambda: Contrastive(Grid.parse("2,3x4,8"), own_negatives=True, symmetric=True),
     "temperature": lambda: Contrastive(Grid.parse("2,3x4,8"), learn_temperature=True, mask_duplicates=False),
     "espresso": lambda: Espresso(Grid.parse("2,3x4,8")),
     "2dmse": lambda: Matryoshka2d(Grid.parse("1,2,3x2,4,8")),

@@ -22,6 +22,10 @@ from trainers import (
 )
 
 
+# As EQUAL_TEXTS, but the negative of the last row is its own positive.
+OWN_TEXTS = EQUAL_TEXTS | {"negative": [30, 31, 32, 33, 24]}
+
+
 def test_the_order_of_dims_and_layers_does_not_matter(leaves):
     for make in (Contrastive, Espresso, Matryoshka2d):
         terms = []
@@ -53,6 +57,32 @@ def test_equal_texts_are_no_negatives(leaves):
     ):
         found = named(Contrastive(Grid.parse("3x8"), temperature=TAU, **changes)(batch))["contrastive_3x8"]
         torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize(("ids", "equal"), [(None, []), (OWN_TEXTS, [(0, 3), (3, 0), (1, 2), (2, 1), (4, 9)])])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_own_negatives_are_those_of_their_row_alone(leaves, ids, equal, symmetric):
+    """Also in a ring, and not those that equal the positive; they play no part in the other direction."""
+    others = [(row, 5 + other) for row, other in itertools.permutations(range(5), 2)]
+    expected = info_nce(leaves[3], 8, others + equal)
+    if symmetric:
+        expected = (expected + info_nce(leaves[3][1::-1], 8, equal[:4])) / 2
+    inputs = leaves[3]
+    wanted = torch.autograd.grad(expected, inputs)
+    for ring in (False, True):
+        options = {"own_negatives": True, "symmetric": symmetric, "ring": ring}
+        objective = Contrastive(Grid.parse("3x8"), temperature=TAU, **options)
+        loss = objective.total(objective(batch_of(leaves, ids)))
+        torch.testing.assert_close(loss, expected)
+        for one, other in zip(torch.autograd.grad(loss, inputs), wanted, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_own_negatives_need_hard_negatives(leaves):
+    batch = batch_of(leaves)
+    batch.texts.pop("negative")
+    with pytest.raises(ValueError, match="own_negatives needs a column of hard negatives; got anchor, positive"):
+        Contrastive(Grid.parse("3x8"), own_negatives=True)(batch)
 
 
 @pytest.mark.parametrize("relative", [False, True])
@@ -93,6 +123,7 @@ def test_a_learned_temperature(leaves):
     torch.testing.assert_close(actual[0].double(), wanted)
     with torch.no_grad():
         objective.log_scale.fill_(9.0)
+    objective.constrain()
     assert objective.temperature.item() == pytest.approx(0.01)
     assert objective.temperature.ndim == 0
     (back,) = torch.autograd.grad(objective.total(objective(batch_of(leaves))), objective.log_scale)
@@ -111,6 +142,7 @@ def test_a_learned_temperature(leaves):
         (lambda: Espresso(Grid.parse("3x8"), layer_weighting="linear"), "legal values: log, uniform"),
         (lambda: Contrastive(Grid.parse("3x8"), ring=True, guide_margin=0.0), "ring does not pass a guide's embedd"),
         (lambda: Contrastive(Grid.parse("3x8"), ring=True, gather_negatives=False), "excludes gather_negatives=False"),
+        (lambda: Contrastive(Grid.parse("3x8"), own_negatives=True, guide_margin=0.0), "own_negatives does not use a"),
     ],
 )
 def test_wrong_arguments_are_refused(make, message):

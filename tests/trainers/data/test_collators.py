@@ -15,7 +15,7 @@ def test_fields_are_joined_by_the_separator_token(tiny_tokenizer):
     data = [
         {"query": "open", "title": "file", "text": "read it"},
         {"query": "open", "title": "", "text": "read"},
-        {"query": "", "title": None, "text": "read"},
+        {"query": "read", "title": None, "text": "read"},
     ]
     batch = collator(data)
     assert list(batch) == ["query", "title+text"]
@@ -33,7 +33,7 @@ def test_fields_are_joined_by_the_separator_token(tiny_tokenizer):
 
 
 def test_text_ids_are_equal_for_equal_tokens_only(tiny_tokenizer):
-    texts = ["open the file", "Open the  file", "open the file read", "", "open"]
+    texts = ["open the file", "Open the  file", "open the file read", "a name", "open"]
     collator = TextColumnsCollator(tiny_tokenizer, ["a", "b"], max_length=5)
     batch = collator([{"a": text, "b": text} for text in texts])
     ids = batch["a"]["text_ids"].tolist()
@@ -47,7 +47,7 @@ def test_text_ids_are_equal_for_equal_tokens_only(tiny_tokenizer):
 
 def test_prompts_and_lengths_of_columns_are_those_of_hand_made_texts(tiny_tokenizer):
     """Equal to texts that begin with the prompt, cut by themselves; equal texts of a column keep equal ids."""
-    rows = [{"a": "open the file", "b": "read it " * 9}, {"a": "open", "b": "a name"}, {"a": "open", "b": ""}]
+    rows = [{"a": "open the file", "b": "read it " * 9}, {"a": "open", "b": "a name"}, {"a": "open", "b": "it"}]
     prompts, lengths = {"a": "list: ", "b": "do "}, {"a": 6}
     collator = TextColumnsCollator(tiny_tokenizer, ["a", "b"], 7, prompts=prompts, max_lengths=lengths)
     batch = collator(rows)
@@ -81,10 +81,12 @@ def test_a_collator_refuses_what_it_cannot_join(tiny_tokenizer):
 
 def test_collator_keeps_columns_apart(tiny_tokenizer):
     collator = TextColumnsCollator(tiny_tokenizer, ["query", "answer"], max_length=6)
-    rows = [{"query": "open the file", "answer": "read", "id": 1}, {"query": "", "answer": "a " * 50, "id": 2}]
+    rows = [{"query": "open the file", "answer": "read", "id": 1}, {"query": "open", "answer": "a " * 50, "id": 2}]
     batch = collator(rows)
     assert list(batch) == ["query", "answer"]
-    assert batch["query"]["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
+    assert batch["query"]["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]]
     assert batch["answer"]["input_ids"].shape == (2, 6)
     with pytest.raises(ValueError, match="Column 'answer' of a row is not text: None; the row has query"):
         collator([{"query": "a"}])
+    with pytest.raises(ValueError, match="Column 'answer' of a row has no text"):
+        collator([{"query": "a", "answer": "  "}])

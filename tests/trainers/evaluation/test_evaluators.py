@@ -113,7 +113,7 @@ def test_classification_equals_sentence_transformers(bert, sentence_transformer,
 
 
 def test_retrieval_equals_sentence_transformers(bert, sentence_transformer, data):
-    """Their gain knows no grades: all relevant documents have the same."""
+    """Their gain knows no grades: all relevant documents have the same, and both kinds of gains are equal."""
     from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 
     graded = load_task(find_task("cranfield"), data)
@@ -129,7 +129,7 @@ def test_retrieval_equals_sentence_transformers(bert, sentence_transformer, data
     theirs = library(sentence_transformer)
     ours = score_grid(bert, evaluator)[Granularity(2, 8)]
     for name, value in ours.items():
-        assert value == pytest.approx(theirs[f"cosine_{name}"], abs=1e-6), name
+        assert value == pytest.approx(theirs[f"cosine_{name.replace('_exp', '')}"], abs=1e-6), name
 
 
 def sentence_transformer_cosine(first, second):

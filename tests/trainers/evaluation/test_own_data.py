@@ -373,12 +373,12 @@ def test_recall_at_any_k_is_the_share_of_the_relevant_documents_found(encoder, d
     assert "Task 'cranfield': recall@1000 is left out: the collection has 40 documents." in caplog.messages
     vectors = {name: encoder.encode(texts).at(encoder.grid.full) for name, texts in evaluator.texts.items()}
     found = evaluator.score(vectors)
-    assert list(found) == ["recall@3", "recall@25", "mrr@10", "ndcg@10"]
+    assert list(found) == ["recall@3", "recall@25", "mrr@10", "ndcg@10", "ndcg_exp@10"]
     ranked = exact_search(vectors["queries"], vectors["documents"], 40)
     assert found == pytest.approx(ranking_scores(ranked, evaluator.relevant, (3, 25)))
     usual = load_task(find_task("cranfield"), data).score(vectors)
     assert usual["ndcg@10"] == found["ndcg@10"] and "recall@10" in usual
     only = replace(evaluator, cutoffs=(2,)).score(vectors)
-    assert list(only) == ["recall@2", "mrr@10", "ndcg@10"] and only["ndcg@10"] == found["ndcg@10"]
+    assert list(only) == ["recall@2", "mrr@10", "ndcg@10", "ndcg_exp@10"] and only["ndcg@10"] == found["ndcg@10"]
     with pytest.raises(ValueError, match="Recall@0 is not defined: k must be 1 or more"):
         replace(evaluator, cutoffs=(0,))

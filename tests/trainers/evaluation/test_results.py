@@ -69,15 +69,17 @@ def test_a_file_without_engines_and_quantile_holds_medians(results_of_pairs, tmp
 
 def test_a_file_of_the_schema_before_codes_is_read(results_of_pairs, tmp_path):
     content = asdict(results_of_pairs) | {"schema_version": 3}
-    del content["rescored_searches"], content["hybrid_searches"]
+    del content["rescored_searches"], content["hybrid_searches"], content["texts"]
     (tmp_path / "results.json").write_text(json.dumps(content))
     assert GridResults.load(tmp_path / "results.json") == results_of_pairs
     del content["two_stage_searches"]
     (tmp_path / "results.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="results.json lacks two_stage_searches"):
         GridResults.load(tmp_path / "results.json")
-    (tmp_path / "results.json").write_text(json.dumps(content | {"schema_version": 5}))
-    with pytest.raises(ValueError, match="results.json lacks hybrid_searches, rescored_searches, two_stage_searches"):
+    (tmp_path / "results.json").write_text(json.dumps(content | {"schema_version": 6}))
+    with pytest.raises(
+        ValueError, match="results.json lacks hybrid_searches, rescored_searches, texts, two_stage_searches"
+    ):
         GridResults.load(tmp_path / "results.json")
 
 

@@ -13,15 +13,17 @@ from trainers.evaluation.search import ExactIndex, products_share
 
 
 def naive_ranking(ranked, relevant, cutoffs):
-    totals = {f"recall@{k}": 0.0 for k in cutoffs} | {"mrr@10": 0.0, "ndcg@10": 0.0}
+    totals = {f"recall@{k}": 0.0 for k in cutoffs} | {"mrr@10": 0.0, "ndcg@10": 0.0, "ndcg_exp@10": 0.0}
     for rows, grades in zip(ranked, relevant, strict=True):
         for k in cutoffs:
             totals[f"recall@{k}"] += len(set(rows[:k]) & set(grades)) / len(grades)
         hits = [rank for rank, row in enumerate(rows[:10], 1) if row in grades]
         totals["mrr@10"] += 1 / hits[0] if hits else 0.0
-        gain = sum(grades.get(row, 0) / math.log2(rank + 1) for rank, row in enumerate(rows[:10], 1))
-        ideal = sorted(grades.values(), reverse=True)[:10]
-        totals["ndcg@10"] += gain / sum(grade / math.log2(rank + 1) for rank, grade in enumerate(ideal, 1))
+        for name, gain_of in (("ndcg@10", lambda grade: grade), ("ndcg_exp@10", lambda grade: 2**grade - 1)):
+            found = [gain_of(grades.get(row, 0)) for row in rows[:10]]
+            ideal = sorted(map(gain_of, grades.values()), reverse=True)[:10]
+            gain, best = (sum(g / math.log2(rank + 1) for rank, g in enumerate(gs, 1)) for gs in (found, ideal))
+            totals[name] += gain / best
     return {name: total / len(ranked) for name, total in totals.items()}
 
 
@@ -39,7 +41,7 @@ def test_ranking_scores_are_what_they_mean(length, cutoffs):
 
 def test_a_perfect_list_scores_one_and_an_empty_query_is_refused():
     scores = ranking_scores(np.array([[3, 1, 0]]), [{3: 2.0, 1: 1.0}])
-    assert scores == {"recall@1": 0.5, "mrr@10": 1.0, "ndcg@10": 1.0}
+    assert scores == {"recall@1": 0.5, "mrr@10": 1.0, "ndcg@10": 1.0, "ndcg_exp@10": 1.0}
     with pytest.raises(ValueError, match="leave them out"):
         ranking_scores(np.array([[0]]), [{}])
 

@@ -19,3 +19,9 @@ def test_an_unknown_name_lists_what_there_is():
         find_tasks(["bleu"])
     with pytest.raises(ValueError, match="There is no task 'tatoeba-'"):
         find_task("tatoeba-")
+
+
+def test_every_task_says_what_it_is():
+    named = [*TASKS.values(), find_task("tatoeba-deu"), find_task("xnli-de")]
+    assert [task.name for task in named if not task.about] == []
+    assert "m3bert example_data" in find_task("stdlib").about

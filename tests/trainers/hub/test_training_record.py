@@ -57,6 +57,18 @@ def test_what_is_saved_is_found_again(tmp_path, tiny_tokenizer, sentences):
         TrainingRecord.find(tmp_path)
 
 
+def test_files_of_the_data_are_on_record_by_name(tmp_path, tiny_tokenizer, sentences):
+    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences)
+    trainer.data_files = (str(tmp_path / "a" / "pairs.jsonl"), "hf://datasets/user/x/more.csv", "b/pairs.jsonl")
+    assert trainer.record().files == ["pairs.jsonl", "more.csv"]
+
+
+@pytest.mark.parametrize("paper", [its for its in vars(papers).values() if isinstance(its, papers.Paper)])
+def test_papers_are_cited_with_the_full_names_of_their_authors(paper):
+    assert all(len(name.split()) >= 2 for name in paper.authors)
+    assert f"author = {{{' and '.join(paper.authors)}}}" in paper.citation
+
+
 def test_a_second_objective_knows_the_first(tmp_path, tiny_tokenizer, sentences):
     first = contrastive_trainer(tmp_path / "first", tiny_tokenizer, sentences)
     first.base_model = "user/base"
@@ -107,6 +119,7 @@ METHODS = [
     ("Contrastive", ONE_LAYER, [(MRL, 1.0)]),
     ("Contrastive", {"grid": "6x32"}, [(("InfoNCE", []), 1.0)]),
     ("SimCSE", {"unsupervised": False}, [(("SimCSE", [papers.SIMCSE]), 1.0)]),
+    ("ScoredPairs", {"grid": "2,6x8,32"}, [(("CoSENT", [papers.COSENT]), 1.0)]),
     ("Espresso", {"grid": "2,6x8,32"}, [(("ESE", [papers.ESE]), 1.0)]),
     ("Matryoshka2d", {"grid": "2,6x8,32"}, [(("2DMSE", [papers.ESE]), 1.0)]),
     ("Starbucks", {"grid": "2x8,6x32"}, [(("Starbucks", [papers.STARBUCKS]), 1.0)]),
@@ -140,6 +153,8 @@ def trainer_of(method: str, tokenizer, sentences, folder, settings) -> Publishin
         data = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"]})
         return trainer_class(quiet_model(), args, tokenizer, data)
     data = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
+    if method == "ScoredPairs":
+        data = data.add_column("score", [float(row % 5) for row in range(len(sentences))])
     widths = {"IBKD": 20, "ExitDistillation": 20, "QAMA": 32}
     teacher = {}
     if method in widths:
@@ -191,9 +206,9 @@ def test_no_setting_of_an_objective_counts_as_bookkeeping():
     """Their names must not look like those that are left out."""
     from transformers import TrainingArguments
 
-    from trainers.hub.training_record import BOOKKEEPING
+    from trainers.hub.training_record import is_bookkeeping
 
     common = {field.name for field in fields(TrainingArguments)}
     configs = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
     own = {field.name for config in configs for field in fields(config)} - common
-    assert {name for name in own if BOOKKEEPING.match(name)} == {"grid", "guide_cache_dir", "teacher_cache_dir"}
+    assert {name for name in own if is_bookkeeping(name)} == {"grid", "guide_cache_dir", "teacher_cache_dir"}

@@ -15,7 +15,7 @@ import torch
 from tests.trainers.index.collection import quantizer_for
 from tests.trainers.index.test_engines import MODULES
 from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
+from trainers.evaluation import GridEncoder, bm25_search
 from trainers.evaluation.coding import PackedIndex
 from trainers.evaluation.search import exact_search, rerank
 from trainers.index import ENGINES, Corpus, Index, Plan, Target, index as module, manifest
@@ -291,3 +291,49 @@ def test_embeddings_that_are_not_finite_are_refused(tmp_path, encoder, corpus, e
         tiny_model.layers[0].mlp.down_proj.weight.fill_(float("nan"))
     with pytest.raises(ValueError, match="row 1: the embedding is not finite"):
         Index.build(Target(tmp_path / "index", engine), Plan(Granularity(6, 32)), encoder, corpus)
+
+
+def naive_hybrid(encoder: GridEncoder, sentences: list[str], k: int) -> list[list[str]]:
+    """Exact search by vectors and BM25, fused document by document."""
+    documents = torch.nn.functional.normalize(encoder.encode(sentences, role="document").widest(6))
+    queries = torch.nn.functional.normalize(encoder.encode(QUERIES, role="query").widest(6))
+    found, words = [], bm25_search(QUERIES, sentences)
+    for near, rows, scores in zip((queries @ documents.T).double().numpy(), words.rows, words.scores, strict=True):
+        by_words = np.empty(len(sentences))
+        by_words[rows] = scores
+        by_words[by_words == 0] = min(by_words[by_words > 0], default=0)  # the lowest score that the search gave
+        fused = (near - near.mean()) / near.std() + 0.5 * (by_words - by_words.mean()) / (by_words.std() or 1)
+        found.append([f"d{row}" for row in np.argsort(-fused, kind="stable")[:k]])
+    return found
+
+
+@pytest.mark.parametrize("engine", INSTALLED)
+def test_a_hybrid_search_is_that_of_an_evaluation(engine, encoder, corpus, sentences, tmp_path):
+    """After a build, and after documents came and went."""
+    plan = Plan(Granularity(6, 32))
+    with Index.build(Target(tmp_path / "index", engine, words=True), plan, encoder, corpus) as index:
+        found = [[hit.id for hit in hits] for hits in index.search(QUERIES, 10, hybrid=True)]
+        assert found == naive_hybrid(encoder, sentences, 10)
+        index.delete([f"d{row}" for row in range(20, 48)])
+        index.add(Corpus([write(tmp_path / "more.jsonl", sentences[20:30], first=100)]))
+        kept = {f"d{row}" for row in (*range(20), *range(100, 110))}
+        some = [[hit.id for hit in hits] for hits in index.search(QUERIES, 30, hybrid=True)]
+        assert all(set(hits) == kept for hits in some)
+    rest = [*sentences[:20], *sentences[20:30]]
+    names = [*(f"d{row}" for row in range(20)), *(f"d{row}" for row in range(100, 110))]
+    again = Corpus([write(tmp_path / "again.jsonl", rest)])
+    with Index.build(Target(tmp_path / "fresh", engine, words=True), plan, encoder, again) as fresh:
+        expected = [[names[int(hit.id[1:])] for hit in hits] for hits in fresh.search(QUERIES, 30, hybrid=True)]
+    assert some == expected
+    with Index.open(tmp_path / "index", encoder) as index:
+        years = index.search(QUERIES, 30, {"year": 1991}, hybrid=True)
+        assert all({hit.metadata["year"] for hit in hits} == {1991} for hits in years)
+
+
+def test_words_are_searched_only_where_they_are_indexed(encoder, corpus, tmp_path):
+    target = Target(tmp_path / "index", "faiss")
+    with Index.build(target, Plan(Granularity(6, 32)), encoder, corpus) as index:
+        with pytest.raises(ValueError, match="has no words to search by: build it with --hybrid"):
+            index.search(QUERIES, hybrid=True)
+    with pytest.raises(ValueError, match="holds an index without words"):
+        Index.build(replace(target, words=True), Plan(Granularity(6, 32)), encoder, corpus)

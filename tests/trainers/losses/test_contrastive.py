@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.losses.naive import assert_computed_in_float32
-from trainers.losses import nested_info_nce
+from trainers.losses import nested_info_nce, with_own_negatives
 
 
 def naive(anchors, candidates, *, dims, temperature, targets, anchor_ids=None, candidate_ids=None):
@@ -71,6 +71,28 @@ def test_equals_the_matrices(batch, num_candidates, width, dims, tile_size, mask
     actual = nested_info_nce(anchors, candidates, tile_size=tile_size, **arguments)
     assert actual.shape == (batch, len(dims))
     assert_equal_with_gradients(actual, naive(anchors, candidates, **arguments), (anchors, candidates, temperature))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_own_negatives_are_added_to_the_denominator_of_their_anchor(masked):
+    """IBKD, Eq. 10, an anchor at a time. All negatives of an anchor may be left out."""
+    (anchors, positives), dims, tau = random_inputs(4, 4, 7), (1, 3, 7), 0.2
+    negatives = torch.randn(4, 2, 7, dtype=torch.float64, requires_grad=True)
+    left_out = torch.tensor([[False, True], [False, False], [True, True], [True, False]]) if masked else None
+    losses = []
+    for i in range(4):
+        used = [negative for k, negative in enumerate(negatives[i]) if not (masked and left_out[i, k])]
+        candidates = torch.stack([*positives, *used])
+        options = {"dims": dims, "temperature": tau, "targets": torch.tensor([i])}
+        losses.append(naive(anchors[i : i + 1], candidates, **options)[0])
+    without = nested_info_nce(anchors, positives, dims=dims, temperature=tau)
+    found = with_own_negatives(without, anchors, positives, negatives, dims=dims, temperature=tau, left_out=left_out)
+    assert_equal_with_gradients(found, torch.stack(losses), [anchors, positives, negatives])
+    options = {"dims": dims, "temperature": tau, "left_out": left_out}
+    assert_computed_in_float32(
+        lambda *vectors: with_own_negatives(without.detach().float(), *vectors, **options),
+        [anchors, positives, negatives],
+    )
 
 
 def test_the_first_candidates_are_the_positives_by_default():

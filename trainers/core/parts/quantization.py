@@ -13,7 +13,7 @@ from ...losses.quantization import (
     added_dims_overlap,
     cosine_matrix,
     information_bottleneck,
-    level_weights,
+    level_weights as released_level_weights,
     ramp,
     range_penalty,
     rank_error,
@@ -31,7 +31,8 @@ from ..states import Pooling, truncate
 from .teacher import RepresentationDistillation, TaughtTexts
 
 
-# As in the paper's released code, where bottleneck and variance are means over dims, not sums: 0.01 / 384 dims.
+# Our choice, after the released code. As our level weights sum to 1 (there to 20.5 for dims 48 to 384), terms that are
+# not similarities weigh about 20 times more than there. Bottleneck and variance are sums over dims: about 0.01 / 384.
 WEIGHTS = {"sim": 1.0, "kl": 1.0, "rank": 1.0, "contrast": 0.01, "orthogonality": 1e-4, "quantization": 0.01}
 WEIGHTS |= {"bottleneck": 3e-5, "variance": 3e-5}
 
@@ -64,6 +65,8 @@ class QAMA(RepresentationDistillation):
         rank_texts (`int`, *optional*, defaults to 8): Texts per batch in the rank loss, which costs batch^2 numbers
             per text.
         weights (`dict[str, float]`, *optional*): Name of a term -> weight, in place of [`WEIGHTS`].
+        level_weights (`dict[int, float]`, *optional*): Nested dim -> weight of its similarity losses, for every dim of
+            the grid. Default: [`level_weights`] of the released code, divided by their sum.
         pooling (`str`, *optional*, defaults to `"mean"`): Pooling of the encoder's states.
 
     Raises:
@@ -93,6 +96,7 @@ class QAMA(RepresentationDistillation):
         mask_duplicates: bool = True,
         rank_texts: int = 8,
         weights: Mapping[str, float] | None = None,
+        level_weights: Mapping[int, float] | None = None,
         pooling: Pooling = "mean",
     ):
         super().__init__(grid, teacher_dim=quantizer.config.hidden_size, pooling=pooling)
@@ -100,6 +104,10 @@ class QAMA(RepresentationDistillation):
             raise ValueError(f"weights has unknown terms: {', '.join(unknown)}; legal: {', '.join(WEIGHTS)}.")
         if grid.dims != quantizer.config.dims:
             raise ValueError(f"The grid {grid} must have the nested dims of the quantizer, {quantizer.config.dims}.")
+        if level_weights and (set(level_weights) != set(grid.dims) or min(level_weights.values()) < 0):
+            raise ValueError(
+                f"level_weights={dict(level_weights)} needs a weight of 0 or more for each of the dims {grid.dims}."
+            )
         if min(temperature, contrast_temperature) <= 0 or rank_texts < 1:
             raise ValueError("Temperatures must be above 0, and rank_texts 1 or more.")
         if not codes:
@@ -112,7 +120,7 @@ class QAMA(RepresentationDistillation):
         self.regularization, self.variance_control = regularization, variance_control
         self.temperature, self.contrast_temperature = temperature, contrast_temperature
         self.mask_duplicates, self.rank_texts = mask_duplicates, rank_texts
-        self.weights = WEIGHTS | dict(weights or {})
+        self.weights, self.level_weights = WEIGHTS | dict(weights or {}), dict(level_weights or {})
         self.progress = 0.0  # share of the training that is done, set by the trainer
 
     @property
@@ -185,7 +193,9 @@ class QAMA(RepresentationDistillation):
         """Weight of the similarities at one granularity."""
         if granularity.code != FLOAT and not self.quantized_gradient:
             return 0.0  # reported in an evaluation, whose loss is to be that of the training
-        weights = level_weights(self.dims(granularity.layer))
+        if self.level_weights:
+            return self.level_weights[granularity.dim]
+        weights = released_level_weights(self.dims(granularity.layer))
         return weights[granularity.dim] / sum(weights.values())
 
     def contrast(self, own: torch.Tensor, candidates: torch.Tensor, taught: TaughtTexts, columns: int) -> torch.Tensor:

@@ -30,8 +30,9 @@ class SIA(FullWidthObjective):
     """
     Self-distilled intra-relational alignment (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), section
     3.2): at every layer and every dim below the full width, [`attention_divergence`] plus [`nested_token_cka`], summed
-    over layers and dims, averaged over the texts of all columns. The anchor token and padding are not compared; the
-    loss of a text without other tokens is 0.
+    over layers and dims, averaged over the texts of all columns. The anchor token and padding are not compared, and m,
+    of which `token_shares` are shares, does not count them; the loss of a text without other tokens is 0. Eqs. 6 and
+    13 both sum over the dims; we read them as one sum.
 
     Args:
         grid ([`Grid`]): Layers x dims. The largest dim is the teacher and must be the backbone's full width.

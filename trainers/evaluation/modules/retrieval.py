@@ -1,4 +1,4 @@
-"""Recall@k, MRR@10 and nDCG@10 of ranked lists."""
+"""Recall@k, MRR@10 and nDCG@10 of ranked lists, the last with two kinds of gains."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Args:
 class RankingScores(evaluate.Metric):
     """
     Means over queries of `recall@k`, the share of the relevant documents among the first k; `mrr@10`, the reciprocal
-    rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains. A
+    rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains, as in
+    trec_eval; `ndcg_exp@10`, with the gains `2^grade - 1`, as in QAMA's text. Both are the same if all grades are 1. A
     ValueError says that a query has no relevant document.
     """
 
@@ -64,5 +65,6 @@ class RankingScores(evaluate.Metric):
         gains = np.concatenate([found, missed], axis=1)
         order = np.broadcast_to(-np.arange(gains.shape[1]), gains.shape)
         metrics = require_extra("sklearn.metrics", "evaluation", "Retrieval")
-        scores["ndcg@10"] = float(metrics.ndcg_score(gains, order, k=10, ignore_ties=True))
+        for name, values in (("ndcg@10", gains), ("ndcg_exp@10", np.exp2(gains) - 1)):
+            scores[name] = float(metrics.ndcg_score(values, order, k=10, ignore_ties=True))
         return scores

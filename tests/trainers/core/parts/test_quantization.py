@@ -159,6 +159,17 @@ def test_weights_may_be_changed():
     torch.testing.assert_close(objective.total(terms), objective.total(whole) + more - less)
 
 
+def test_levels_have_their_own_weights():
+    """The weight of a similarity is that of its dim times that of its kind; other terms have that of their kind."""
+    levels = {2: 3.0, 4: 0.5, 8: 7.0}
+    for term in qama(level_weights=levels, quantized_gradient=True)(make_batch()):
+        level = levels[term.granularity.dim] if is_similarity(f"{term.name}_") else 1.0
+        assert term.weight == pytest.approx(WEIGHTS[term.name] * level)
+    for wrong in ({8: 1.0}, {**levels, 3: 1.0}, dict.fromkeys(DIMS, -1.0)):
+        with pytest.raises(ValueError, match="needs a weight of 0 or more for each of the dims"):
+            qama(level_weights=wrong)
+
+
 def test_a_frozen_encoder_is_not_run_and_learns_nothing():
     model = quiet_model().model.double()
     quantizer = make_quantizer(32, dims=[16, 32])

@@ -1,0 +1,142 @@
+"""Training on scores: the objective over a grid, two processes, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from datasets import Dataset
+
+from modeling_m3bert import M3BertModel
+from tests.conftest import quiet
+from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
+from trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
+from trainers.losses import cosent, margin_mse, nested_pair_angles, nested_pair_cosines, nested_pair_products
+
+
+GRID = "2,6x8,32"
+
+
+def step(folder, batch_size, tokenizer=None, sentences=None, **changes):
+    """A trainer of one step of plain gradient descent on 16 pairs."""
+    if tokenizer is None:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(folder / "tokenizer")
+        sentences = (folder / "sentences.txt").read_text().splitlines()
+    values = {"grid": GRID, "max_steps": 1, "per_device_train_batch_size": batch_size, "optim": "sgd"}
+    values |= {"learning_rate": 0.01, "max_grad_norm": 0.0, "train_sampling_strategy": "sequential"}
+    args = ScoredPairsConfig(**quiet(folder / "out", **{**values, **changes}))
+    columns = {"sentence1": sentences[:16], "sentence2": sentences[16:32], "score": [row % 6 for row in range(16)]}
+    if args.loss in ("margin_mse", "kl"):
+        columns = {"query": sentences[:16], "positive": sentences[16:32], "negative": sentences[32:48]}
+        columns["scores"] = [[row % 4, row % 3 - 1.5] for row in range(16)]
+    return ScoredPairsTrainer(quiet_model().model, args, tokenizer, Dataset.from_dict(columns))
+
+
+@pytest.mark.parametrize("loss", ["cosent", "angle", "margin_mse", "kl"])
+@pytest.mark.parametrize("mini_batch_size", [None, 3])
+def test_every_loss_trains_every_granularity(tiny_tokenizer, sentences, tmp_path, loss, mini_batch_size):
+    trainer = step(tmp_path, 8, tiny_tokenizer, sentences, loss=loss, mini_batch_size=mini_batch_size, logging_steps=1)
+    trainer.train()
+    logged = {name for entry in trainer.state.log_history for name in entry}
+    assert {f"scored_{loss}_{g}" for g in Grid.parse(GRID)} <= logged
+    assert not quiet_model().model.embed_tokens.weight.equal(trainer.backbone.embed_tokens.weight)
+
+
+@pytest.mark.parametrize(
+    ("loss", "similarity", "measure"),
+    [
+        ("cosent", "cosine", nested_pair_cosines),
+        ("angle", "cosine", nested_pair_angles),
+        ("margin_mse", "dot", nested_pair_products),
+    ],
+)
+def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_path, loss, similarity, measure):
+    trainer = step(tmp_path, 16, tiny_tokenizer, sentences, loss=loss, similarity=similarity, reduction="mean")
+    inputs = trainer.data_collator([trainer.train_dataset[row] for row in range(16)])
+    outputs = trainer.nested(**inputs)
+    losses = []
+    for layer in (2, 6):
+        names = ("input_ids", "attention_mask")
+        states = [
+            trainer.backbone(**{name: inputs[column][name] for name in names}, output_layer=layer)
+            for column in list(inputs)[:-1]
+        ]
+        masks = [inputs[column]["attention_mask"][..., None] for column in list(inputs)[:-1]]
+        first, *others = (
+            (state.last_hidden_state * mask).sum(dim=1) / mask.sum(dim=1)
+            for state, mask in zip(states, masks, strict=True)
+        )
+        similarities = torch.stack([measure(first, other, (8, 32)) for other in others], dim=-1)
+        if loss == "margin_mse":
+            losses.append(margin_mse(similarities, inputs["labels"]))
+        else:
+            losses.append(cosent(similarities[..., 0], inputs["labels"], temperature=0.05))
+    torch.testing.assert_close(outputs["loss"], torch.cat(losses).mean(), rtol=1e-4, atol=1e-5)
+
+
+STEP_OF_TWO = """
+import sys
+from pathlib import Path
+from tests.trainers.test_scored_pairs import step
+
+folder = Path(sys.argv[1])
+for loss in ("cosent", "kl"):
+    trainer = step(folder, 8, loss=loss)
+    trainer.train()
+    trainer.save_model(str(folder / loss))
+"""
+
+
+def test_a_step_of_two_processes_is_that_of_the_big_batch(tiny_tokenizer, sentences, tmp_path):
+    tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "sentences.txt").write_text("\n".join(sentences))
+    run_two(tmp_path, STEP_OF_TWO)
+    for loss in ("cosent", "kl"):
+        trainer = step(tmp_path, 16, tiny_tokenizer, sentences, loss=loss)
+        trainer.train()
+        assert_same_weights(M3BertModel.from_pretrained(tmp_path / loss), trainer.backbone)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss": "mse"}, "loss='mse' is unknown; legal values: cosent, angle, margin_mse, kl"),
+        ({"similarity": "euclidean"}, "similarity='euclidean' is unknown; legal values: cosine, dot"),
+        ({"score_temperature": 0.0}, r"score_temperature=0\.0 must be above 0"),
+    ],
+)
+def test_arguments_out_of_range_are_named(values, message):
+    with pytest.raises(ValueError, match=message):
+        ScoredPairs(Grid.parse("6x32"), **values)
+
+
+@pytest.mark.parametrize(
+    ("columns", "changes", "message"),
+    [
+        (["sentence1", "sentence2"], {}, "needs one column with scores; found: none. Name it in score_column"),
+        (["sentence1", "sentence2", "score", "label"], {}, "found: score, label. Name it in score_column"),
+        (["query", "positive", "negative", "score"], {}, "loss='cosent' needs two text columns; found: query, pos"),
+        (["query", "positive", "score"], {"loss": "kl"}, "loss='kl' needs three text columns or more; found: query"),
+        (["sentence1", "sentence2", "score"], {"ring": True}, "ring is for contrastive training; unset it"),
+    ],
+)
+def test_what_cannot_be_trained_on_is_refused_before_training(tiny_tokenizer, tmp_path, columns, changes, message):
+    data = Dataset.from_dict({name: ["a"] * 2 if name not in ("score", "label") else [0.5] * 2 for name in columns})
+    with pytest.raises(ValueError, match=message):
+        args = ScoredPairsConfig(**quiet(tmp_path, grid="6x32", per_device_train_batch_size=2, **changes))
+        ScoredPairsTrainer(quiet_model().model, args, tiny_tokenizer, data)
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ([None, 1.0], "Column 'score' must have a number in each row, or equally long lists of them; got None, 1"),
+        ([[1.0], [1.0, 2.0]], "equally long lists"),
+        ([float("nan"), 1.0], "Column 'score' of a row is not a finite number"),
+    ],
+)
+def test_scores_that_are_no_numbers_are_refused(tiny_tokenizer, scores, message):
+    collator = TextColumnsCollator(tiny_tokenizer, ["a"], 8, label="score")
+    with pytest.raises(ValueError, match=message):
+        collator([{"a": "open", "score": score} for score in scores])

@@ -1,0 +1,198 @@
+"""Texts with scores: CoSENT and AnglE on scored pairs, MarginMSE and KL divergence on the scores of a reranker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .core import papers
+from .core.columns import labels_of
+from .core.described import described
+from .core.distributed import RankRows
+from .core.embedding import EmbeddingConfig
+from .core.granularity import Granularity, Grid
+from .core.objective import Identity, NestedBatch, Objective, Terms, require_reduction
+from .core.states import Pooling, check_pooling
+from .embedding import EmbeddingTrainer
+from .losses import cosent, margin_mse, nested_pair_angles, nested_pair_cosines, nested_pair_products, score_divergence
+
+
+SIMILARITIES = {"cosine": nested_pair_cosines, "dot": nested_pair_products, "angle": nested_pair_angles}
+# Loss -> its name, what it computes, and papers.
+LOSSES = {
+    "cosent": ("CoSENT", "CoSENT: more similar pairs have higher scores", (papers.COSENT,)),
+    "angle": ("AnglE", "CoSENT with the angle similarity of AnglE", (papers.ANGLE, papers.COSENT)),
+    "margin_mse": ("MarginMSE", "squared error to a reranker's margins", (papers.MARGIN_MSE,)),
+    "kl": ("KL divergence", "KL divergence from a reranker's scores", (papers.TIGHTLY_COUPLED,)),
+}
+PAIR_LOSSES = ("cosent", "angle")
+
+
+class ScoredPairs(Objective):
+    """
+    A loss on texts with scores at every granularity of a grid, summed or averaged over it. Pairs with a similarity:
+    [`cosent`], also with the angles of AnglE. A query, its positive and its negatives with the scores of a reranker:
+    [`margin_mse`] or [`score_divergence`]. The batch is that of all ranks.
+
+    Args:
+        grid ([`Grid`]): The granularities to train.
+        loss (`str`, *optional*, defaults to `"cosent"`): `"cosent"`, `"angle"`, `"margin_mse"` or `"kl"`.
+        similarity (`str`, *optional*, defaults to `"cosine"`): `"cosine"` or `"dot"`; `"angle"` has its own.
+        temperature (`float`, *optional*, defaults to 0.05): Temperature of the similarities; not for MarginMSE.
+        score_temperature (`float`, *optional*, defaults to 1.0): Temperature of the reranker's scores, for `"kl"`.
+        pooling (`str`, *optional*, defaults to `"mean"`): `"mean"`, `"cls"` or `"lasttoken"`.
+        reduction (`str`, *optional*, defaults to `"sum"`): `"sum"` or `"mean"` over the grid.
+
+    Raises:
+        ValueError: if an argument is out of range; in forward, if the batch has no scores, or not as many as the loss
+            needs.
+    """
+
+    name = "scored"
+    tags = ("scored-pairs", "matryoshka", "sentence-similarity")
+    pooling: Pooling
+
+    def __init__(
+        self,
+        grid: Grid,
+        *,
+        loss: str = "cosent",
+        similarity: str = "cosine",
+        temperature: float = 0.05,
+        score_temperature: float = 1.0,
+        pooling: Pooling = "mean",
+        reduction: str = "sum",
+    ):
+        super().__init__(grid)
+        if loss not in LOSSES:
+            raise ValueError(f"loss={loss!r} is unknown; legal values: {', '.join(LOSSES)}.")
+        if similarity not in ("cosine", "dot"):
+            raise ValueError(f"similarity={similarity!r} is unknown; legal values: cosine, dot.")
+        for name, value in (("temperature", temperature), ("score_temperature", score_temperature)):
+            if value <= 0:
+                raise ValueError(f"{name}={value} must be above 0.")
+        check_pooling(pooling)
+        self.loss, self.pooling, self.reduction = loss, pooling, require_reduction(reduction)
+        self.similarity = "angle" if loss == "angle" else similarity
+        self.temperature, self.score_temperature = temperature, score_temperature
+
+    @property
+    def identity(self) -> Identity:
+        """That of the loss."""
+        title, equation, cited = LOSSES[self.loss]
+        return Identity(title, f"{equation}, at every granularity", cited, self.tags)
+
+    def forward(self, batch: NestedBatch) -> Terms:
+        anchors, *others = batch.texts.values()
+        rows = RankRows.of(len(anchors.layers[self.layers[0]]), anchors.layers[self.layers[0]].device)
+        scores = rows.gather(self.scores(batch, len(others)))
+        weight = 1 / len(self.grid) if self.reduction == "mean" else 1.0
+        terms: Terms = {}
+        for layer in self.layers:
+            dims = self.grid.dims_of(layer)
+            first = anchors.pooled(layer, self.pooling)
+            measure = SIMILARITIES[self.similarity]
+            measured = [measure(first, each.pooled(layer, self.pooling), dims) for each in others]
+            similarities = rows.gather(torch.stack(measured, dim=-1).transpose(0, 1)).transpose(0, 1)
+            for dim, loss in zip(dims, self.losses(similarities, scores).unbind(), strict=True):
+                terms[self.term(Granularity(layer, dim), self.loss, weight=weight)] = loss
+        return {term: terms[term] for term in (self.term(g, self.loss, weight=weight) for g in self.grid)}
+
+    def scores(self, batch: NestedBatch, candidates: int) -> torch.Tensor:
+        """The scores of this rank's rows: `(batch,)` for pairs, else `(batch, scores)`."""
+        scores = batch.labels
+        if scores is None:
+            raise ValueError("Training on scores needs the scores of the texts, as labels.")
+        if self.loss in PAIR_LOSSES:
+            if candidates != 1 or scores.ndim != 1:
+                raise ValueError(f"{self.loss} needs two text columns and one score per row.")
+            return scores
+        scores = scores[:, None] if scores.ndim == 1 else scores
+        legal = (candidates,) if self.loss == "kl" else (candidates, candidates - 1)
+        if candidates < 2 or scores.shape[1] not in legal:
+            raise ValueError(
+                f"{self.loss} needs a query, a positive and negatives, and per row {' or '.join(map(str, legal))} "
+                f"scores of these {candidates} texts; got {scores.shape[1]}."
+            )
+        return scores
+
+    def losses(self, similarities: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Loss at each dim, from similarities `(dims, batch, candidates)`."""
+        if self.loss in PAIR_LOSSES:
+            return cosent(similarities[..., 0], scores, temperature=self.temperature)
+        if self.loss == "margin_mse":
+            return margin_mse(similarities, scores)
+        return score_divergence(
+            similarities, scores, temperature=self.temperature, score_temperature=self.score_temperature
+        )
+
+
+@described
+@dataclass
+class ScoredPairsConfig(EmbeddingConfig):
+    """
+    Configuration of [`ScoredPairsTrainer`], in addition to the fields of [`EmbeddingConfig`].
+
+    Args:
+        loss (`str`, *optional*, defaults to `"cosent"`): `cosent` or `angle` for pairs with a similarity; `margin_mse`
+            or `kl` for a query, a positive and negatives with the scores of a reranker.
+        similarity (`str`, *optional*, defaults to `"cosine"`): `cosine` or `dot`. Scores of rerankers are rather like
+            dot products: MarginMSE is usually trained with `dot`.
+        score_column (`str`, *optional*): Column with the score of a pair, or with a list of scores: of the positive
+            and the negatives, or for `margin_mse` the margins. Default: `score`, `scores`, `label` or `labels`.
+        score_temperature (`float`, *optional*, defaults to 1.0): Temperature of the reranker's scores, for `kl`.
+        reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `sum` or `mean`.
+
+    Raises:
+        ValueError: if an argument is out of range, or is for contrastive training.
+    """
+
+    objective_class = ScoredPairs
+
+    loss: str = "cosent"
+    similarity: str = "cosine"
+    score_column: str | None = None
+    score_temperature: float = 1.0
+    reduction: str = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, off in (("unsupervised", False), ("symmetric", False), ("learn_temperature", False), ("ring", False),
+                          ("own_negatives", False), ("gather_negatives", True), ("guide_margin", None)):  # fmt: skip
+            if getattr(self, name) != off:
+                raise ValueError(f"{name} is for contrastive training; unset it for training on scores.")
+
+    def columns_of(self, *datasets: Any) -> list[str]:
+        columns = self.named_columns(*datasets)
+        wanted = "two text columns" if self.loss in PAIR_LOSSES else "three text columns or more"
+        if len(columns) < 2 or (len(columns) == 2) != (self.loss in PAIR_LOSSES):
+            raise ValueError(f"loss={self.loss!r} needs {wanted}; found: {', '.join(columns) or 'none'}.")
+        return columns
+
+    def label_column_of(self, *datasets: Any) -> str:
+        if self.score_column is not None:
+            return self.score_column
+        found = labels_of(self._first(datasets)[1])
+        if len(found) != 1:
+            raise ValueError(
+                f"Training on scores needs one column with scores; found: {', '.join(found) or 'none'}. Name it in "
+                "score_column."
+            )
+        return found[0]
+
+
+class ScoredPairsTrainer(EmbeddingTrainer):
+    """
+    Trains on texts with scores, with [`ScoredPairs`] and a [`ScoredPairsConfig`]. On pairs with a similarity, over the
+    pairs i, j of a batch whose scores are in this order, and summed over the granularities of a grid:
+
+        L = log(1 + sum over score_i < score_j of exp((cos_i - cos_j) / tau))
+
+    ```python
+    >>> args = ScoredPairsConfig(output_dir="runs/model", grid="2,4,6x64,384")
+    >>> trainer = ScoredPairsTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
+    >>> trainer.train()  # doctest: +SKIP
+    ```
+    """
