@@ -737,10 +737,9 @@ class M3BertModel(M3BertPreTrainedModel):
         mask = self.make_attention_mask(hidden_states, attention_mask, kwargs.get("cu_seq_lens_q"))
         kwargs |= {"attention_mask": mask, "position_embeddings": position_embeddings}
         bottoms = {depth: depth - self.config.stitches[depth] for depth in stitched}
-        kept = {}
-        for number in range(first_layers + 1):
-            if number > 0:
-                hidden_states = self.layers[number - 1](hidden_states, **kwargs)
+        kept = {0: hidden_states} if 0 in bottoms.values() else {}
+        for number, layer in enumerate(self.layers[:first_layers], start=1):
+            hidden_states = layer(hidden_states, **kwargs)
             if number in bottoms.values():
                 kept[number] = hidden_states
         for depth, bottom in bottoms.items():
