@@ -31,13 +31,15 @@ def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
     fit, layer = checkpoint.config.exit_fit, query_layer(checkpoint)
     static = checkpoint.config.static_layers
     cheapest = "the static table only" if 0 in static else "the embedding layer only"
-    joint = [one for one in static if one > 0]
+    stitches = checkpoint.config.stitches
+    joint = [one for one in static if one > 0 and one not in stitches]
     return {
         "below": layers_in_words(checkpoint.query_layers) if checkpoint.query_layers else None,
         "embeddings": 0 in checkpoint.query_layers and 0 not in static,
         "static": 0 in checkpoint.query_layers and 0 in static,
         "router": without_native(checkpoint.config) is None,
         "joint": layers_in_words(joint) if joint else None,
+        "stitched": [stitch_in_words(depth, top, depth in static) for depth, top in stitches.items()],
         "query_layer": layer,
         "query_words": cheapest if layer == 0 else f"{layer} of {checkpoint.full.layer} layers",
         "fit": fit,
@@ -47,6 +49,13 @@ def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
         "table": exit_table(checkpoint) if fit else None,
         "index_stays_valid": index_stays_valid(checkpoint),
     }
+
+
+def stitch_in_words(depth: int, top: int, reads_table: bool) -> str:
+    """Which layers a stitched depth runs."""
+    first = f"the first {depth - top}" if depth > top else "none of the first"
+    row = " and the token's row of the static table" if reads_table else ""
+    return f"Depth {depth} runs {first}, a map of each token's state{row}, and the last {top}."
 
 
 def exit_table(checkpoint: Checkpoint) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
@@ -77,6 +77,12 @@ class M3BertConfig(PreTrainedConfig):
             of the vocabulary, whose mean over a text is the embedding of layer 0, and beside the state the input of
             the exit of a deeper layer. Default: none, and there is no table.
         static_ignored_ids (`list[int]`, *optional*): Token ids that this mean leaves out, ascending. Default: none.
+        stitch_layers (`list[int]`, *optional*): Exit layers that are stitched, ascending. A stitched depth l runs l
+            layers, too, but not the first l: the first l - k, an affine map from each token's state into what the last
+            k layers read, and these. If it is among `static_layers`, the map also reads the token's row of the static
+            table. Default: none.
+        stitch_top_layers (`list[int]`, *optional*): The number k of last layers of each stitched depth. `None`
+            selects `max(1, l // 2)`.
         exit_fit (`dict`, *optional*): How the exits were fitted: pooling, basis, texts, and the quality of each exit.
         converted_from (`str`, *optional*): Hub id of the encoder that the weights were converted from.
         native_model_type (`str`, *optional*): Model type of that encoder, such as `"xlm-roberta"`.
@@ -131,6 +137,8 @@ class M3BertConfig(PreTrainedConfig):
     exit_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     static_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     static_ignored_ids: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    stitch_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
+    stitch_top_layers: list[int] = None  # type: ignore[assignment]  # `__post_init__` replaces None
     exit_fit: dict | None = None
     converted_from: str | None = None
     native_model_type: str | None = None
@@ -146,9 +154,11 @@ class M3BertConfig(PreTrainedConfig):
         depth, width = self.num_hidden_layers, self.hidden_size
         if self.matryoshka_layers is None:
             self.matryoshka_layers = [depth // 3, 2 * depth // 3, depth] if depth % 3 == 0 else [depth]
-        for name in ("exit_layers", "static_layers", "static_ignored_ids"):
+        for name in ("exit_layers", "static_layers", "static_ignored_ids", "stitch_layers"):
             if getattr(self, name) is None:
                 setattr(self, name, [])
+        if self.stitch_top_layers is None:
+            self.stitch_top_layers = [default_top_layers(layer) for layer in self.stitch_layers]
         if self.matryoshka_dims is None:
             self.matryoshka_dims = [dim for dim in (32, 64, 128) if dim < width] + [width]
         super().__post_init__(**kwargs)
@@ -181,9 +191,16 @@ class M3BertConfig(PreTrainedConfig):
         ):
             if sorted(set(values)) != list(values) or any(not smallest <= value <= largest for value in values):
                 raise ValueError(f"{name}={values} must be ascending and within {smallest}..{largest}.")
-        if self.static_layers != [layer for layer in self.exit_layers if layer in self.static_layers]:
+        for name, values in (("static_layers", self.static_layers), ("stitch_layers", self.stitch_layers)):
+            if values != [layer for layer in self.exit_layers if layer in values]:
+                raise ValueError(f"{name}={values} must be ascending and among exit_layers={self.exit_layers}.")
+        tops = self.stitch_top_layers
+        if len(tops) != len(self.stitch_layers) or any(
+            not 1 <= top <= layer for layer, top in zip(self.stitch_layers, tops, strict=True)
+        ):
             raise ValueError(
-                f"static_layers={self.static_layers} must be ascending and among exit_layers={self.exit_layers}."
+                f"stitch_top_layers={tops} must have a number of last layers for each of stitch_layers="
+                f"{self.stitch_layers}, from 1 to the layer."
             )
 
     @property
@@ -250,13 +267,24 @@ class M3BertConfig(PreTrainedConfig):
             chosen.append(value)
         return chosen[0], chosen[1]
 
+    @property
+    def stitches(self) -> dict[int, int]:
+        """Stitched depth -> its number of last layers."""
+        return dict(zip(self.stitch_layers, self.stitch_top_layers, strict=True))
+
     def declare_exits(
-        self, layers: Iterable[int], static_layers: Iterable[int] = (), static_ignored_ids: Iterable[int] = ()
+        self,
+        layers: Iterable[int],
+        static_layers: Iterable[int] = (),
+        static_ignored_ids: Iterable[int] = (),
+        stitches: Mapping[int, int] | None = None,
     ) -> None:
-        """Set `exit_layers`, those of them that read the static table, and the ids that it ignores. Without an exit,
-        the embedding layer is no output layer."""
+        """Set `exit_layers`, those of them that read the static table, the ids that it ignores, and `stitches`.
+        Without an exit, the embedding layer is no output layer."""
         self.exit_layers, self.static_layers = sorted(layers), sorted(static_layers)
         self.static_ignored_ids = sorted(static_ignored_ids) if self.static_layers else []
+        self.stitch_layers = sorted(stitches or {})
+        self.stitch_top_layers = [(stitches or {})[layer] for layer in self.stitch_layers]
         if 0 not in self.exit_layers:
             self.matryoshka_layers = [layer for layer in self.matryoshka_layers if layer > 0]
 
@@ -264,7 +292,7 @@ class M3BertConfig(PreTrainedConfig):
         """
         Reduce the depth to `output_layer`. Models are built from the result and saved with it. A cut keeps the exit of
         its last layer and no other, so layers whose exit is gone are no longer legal; it keeps the static table if
-        this exit reads it.
+        this exit reads it, and the stitch if this depth is stitched. Its layers are then those of [`layers_of`].
 
         Returns:
             [`M3BertConfig`]: a shallower copy, or this config if it has no deeper layers.
@@ -274,27 +302,69 @@ class M3BertConfig(PreTrainedConfig):
             return self
         config = copy.deepcopy(self)
         config.num_hidden_layers = depth
-        config.exit_layers, config.static_layers = (
-            [layer for layer in layers if layer == depth] for layers in (self.exit_layers, self.static_layers)
+        config.exit_layers, config.static_layers, config.stitch_layers = (
+            [layer for layer in layers if layer == depth]
+            for layers in (self.exit_layers, self.static_layers, self.stitch_layers)
         )
+        config.stitch_top_layers = [self.stitches[layer] for layer in config.stitch_layers]
         config.static_ignored_ids = self.static_ignored_ids if config.static_layers else []
-        gone = {*self.exit_layers} - {depth}
-        # Without lost exits, an empty list goes on meaning that every layer is legal.
+        # Between the first layers and the stitch, a state of the cut is not the one of this model.
+        gone = {*self.exit_layers, *range(depth - self.stitches.get(depth, 0) + 1, depth)} - {depth}
+        # Without lost layers, an empty list goes on meaning that every layer is legal.
         layers = [layer for layer in self.legal_layers if layer not in gone] if gone else self.matryoshka_layers
         config.matryoshka_layers = [layer for layer in layers if layer <= depth]
+        config._stored_layers = layers_of(depth, self)
         return config
 
     def to_dict(self) -> dict[str, Any]:
         """As in the base class, with the properties that serving engines read and without unused RoPE parameters."""
         values = super().to_dict()
+        values.pop("_stored_layers", None)  # only for the model that is built from this config
         if self.position_embedding_type != "rope":
             values.pop("rope_parameters", None)
         if not self.exit_layers:
             del values["exit_layers"], values["exit_fit"]
         if not self.static_layers:
             del values["static_layers"], values["static_ignored_ids"]
+        if not self.stitch_layers:
+            del values["stitch_layers"], values["stitch_top_layers"]
         derived = {"is_matryoshka": self.is_matryoshka, "matryoshka_dimensions": self.matryoshka_dimensions}
         return {**values, **derived}
+
+
+def default_top_layers(depth: int) -> int:
+    """How many of the layers of a stitched depth are the model's last ones, unless it is said."""
+    return max(1, depth // 2)
+
+
+def layers_of(depth: int, config: M3BertConfig) -> list[int]:
+    """
+    The layers that a depth runs, counted from 0, in their order: the first ones, and if the depth is stitched, the
+    first and the last ones.
+
+    Args:
+        depth (`int`): In 0..num_hidden_layers.
+        config ([`M3BertConfig`]): Config of the model that has the layers.
+    """
+    top, last = config.stitches.get(depth, 0), config.num_hidden_layers
+    return [*range(depth - top), *range(last - top, last)]
+
+
+def plan_of(depths: Iterable[int], config: M3BertConfig) -> tuple[int, list[int]]:
+    """
+    How to run several depths at once.
+
+    Args:
+        depths (`Iterable[int]`): In 0..num_hidden_layers.
+        config ([`M3BertConfig`]): Config of the model.
+
+    Returns:
+        `tuple[int, list[int]]`: the number of first layers to run, and the stitched depths whose last layers run after
+        them, one depth after another.
+    """
+    ordered = sorted(set(depths))
+    stitched = [depth for depth in ordered if depth in config.stitch_layers]
+    return max(depth - config.stitches.get(depth, 0) for depth in ordered), stitched
 
 
 def _legal(trained: Iterable[int], largest: int) -> list[int]:
@@ -307,4 +377,4 @@ def _spell(values: list[int]) -> str:
 
 M3BertConfig.register_for_auto_class()
 
-__all__ = ["AUTO_MAP", "M3BertConfig"]
+__all__ = ["AUTO_MAP", "M3BertConfig", "default_top_layers", "layers_of", "plan_of"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -28,7 +29,11 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 from transformers.utils.output_capturing import capture_outputs
 
-from .configuration_m3bert import M3BertConfig
+from .configuration_m3bert import M3BertConfig, layers_of, plan_of
+
+
+# Whether a model is built to read a file. Its layers then have the names that they have there until they are read.
+_READING: ContextVar[bool] = ContextVar("_READING", default=False)
 
 
 def make_norm(config: M3BertConfig) -> nn.Module:
@@ -79,6 +84,20 @@ class M3BertStaticExit(nn.Module):
         # The static state is the same for all tokens of a text, so it is mapped once.
         of_state, of_static = self.joint["weight"][:dim].split(x.shape[-1], dim=1)
         return nn.functional.linear(x, of_state) + nn.functional.linear(static, of_static, self.joint["bias"][:dim])
+
+
+class M3BertStitch(nn.Linear):
+    """
+    The stitch of a depth: an affine map from a token's state, and its row of the static table beside it if the depth
+    reads the table, to the state that the last layers expect. It starts as the identity of the state.
+    """
+
+    def __init__(self, config: M3BertConfig, reads_table: bool):
+        super().__init__(config.hidden_size * (2 if reads_table else 1), config.hidden_size)
+
+    def reset_parameters(self) -> None:
+        nn.init.eye_(self.weight)
+        nn.init.zeros_(self.bias)
 
 
 class M3BertRotaryEmbedding(nn.Module):
@@ -272,7 +291,7 @@ class M3BertPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, M3BertExit | M3BertStaticExit):
+        if isinstance(module, M3BertExit | M3BertStaticExit | M3BertStitch):
             for affine in (module, module.joint) if isinstance(module, M3BertStaticExit) else (module,):
                 init.eye_(affine.weight)
                 init.zeros_(affine.bias)
@@ -343,6 +362,7 @@ class M3BertPreTrainedModel(PreTrainedModel):
             config = copy.deepcopy(kwargs["config"])
             config.update(chosen)
             kwargs = {name: value for name, value in kwargs.items() if name not in chosen} | {"config": config}
+        reading = _READING.set(True)
         try:
             # The library's error for mismatched shapes names no tensor, so the check follows below.
             model, info = super().from_pretrained(
@@ -350,6 +370,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
             )
         except SafetensorError as error:
             raise ValueError(f"The weights in {pretrained_model_name_or_path} cannot be read: {error}.") from error
+        finally:
+            _READING.reset(reading)
         encoder = {
             name for name, _ in model.named_parameters() if model.base_model is model or name.startswith("model.")
         }
@@ -368,6 +390,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
                 f"{pretrained_model_name_or_path} has tensors whose shape differs from the config's: "
                 f"{_list_first(mismatched)}. Pass ignore_mismatched_sizes=True to initialise them randomly."
             )
+        if model.config.num_hidden_layers in model.config.stitch_layers:
+            model.base_model.layers = nn.ModuleList(model.base_model.layers)  # numbered in the order in which they run
         return (model, info) if return_info else model
 
 
@@ -391,17 +415,21 @@ class M3BertModel(M3BertPreTrainedModel):
                 self.rotary_emb = M3BertRotaryEmbedding(config)
             self.input_norm = make_norm(config)
         self.dropout = nn.Dropout(config.embedding_dropout)
-        self.layers = nn.ModuleList([M3BertLayer(config, index) for index in range(config.num_hidden_layers)])
+        stored = config.__dict__.pop("_stored_layers", None)  # only a stitched cut has gaps
+        numbers = stored if stored is not None and _READING.get() else [*range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList()
+        for index, number in enumerate(numbers):
+            self.layers.add_module(str(number), M3BertLayer(config, index))
         has_norm = config.norm_position == "pre" and not config.is_static
         self.norm = make_norm(config) if has_norm else nn.Identity()
-        self.exits = self.make_exits()
+        self.exits, self.stitches = self.make_exits(), self.make_stitches()
         self.static_table = nn.Embedding(config.vocab_size, config.hidden_size) if config.static_layers else None
         if config.is_static:
             self._input_embed_layer = "static_table"  # the library's getter and setter of the embeddings read it
         self.gradient_checkpointing = False
         if config.output_layer is not None:
             # The caller limited the depth, so loading should not report what this depth lacks and the checkpoint has.
-            parts = {"layers": range(config.num_hidden_layers), "exits": config.exit_layers}
+            parts = {"layers": numbers, "exits": config.exit_layers, "stitches": config.stitch_layers}
             left_out = [rf"^(model\.)?{part}\.(?!({'|'.join(map(str, built))})\.)" for part, built in parts.items()]
             if not config.static_layers:
                 left_out.append(r"^(model\.)?static_table\.")
@@ -418,6 +446,13 @@ class M3BertModel(M3BertPreTrainedModel):
             {str(layer): (M3BertStaticExit if layer in static else M3BertExit)(self.config) for layer in with_exit}
         )
 
+    def make_stitches(self) -> nn.ModuleDict:
+        """New stitches for the stitched depths of the config."""
+        config = self.config
+        return nn.ModuleDict(
+            {str(depth): M3BertStitch(config, depth in config.static_layers) for depth in config.stitch_layers}
+        )
+
     @can_return_tuple
     def forward(
         self,
@@ -429,6 +464,8 @@ class M3BertModel(M3BertPreTrainedModel):
         output_layer: int | None = None,
         output_dim: int | None = None,
         static_states: torch.Tensor | None = None,
+        static_rows: torch.Tensor | None = None,
+        nested_layers: Sequence[int] | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
         r"""
@@ -440,27 +477,39 @@ class M3BertModel(M3BertPreTrainedModel):
                 instead of `input_ids`.
             token_type_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): All zeros, as BERT's tokenizer
                 returns for a single text. m3BERT has no token types.
-            output_layer (`int`, *optional*): Output layer; deeper layers do not run. Defaults to the config's.
+            output_layer (`int`, *optional*): Output layer, the number of layers that run: the first ones, or for a
+                stitched depth those of [`layers_of`]. Defaults to the config's.
             output_dim (`int`, *optional*): Number of dimensions to return. Defaults to the config's.
             static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
                 [`~M3BertModel.static_states`], for an output layer that reads the static table. By default, it is
                 computed from `input_ids`.
+            static_rows (`torch.Tensor` of shape `(batch, tokens, hidden_size)`, *optional*): Each token's row of the
+                static table, for a stitched depth that reads it. By default, they are looked up by `input_ids`.
+            nested_layers (`list[int]`, *optional*): Depths to run at once, some of them stitched, in place of
+                `output_layer` and whether they are legal or not. The first layers run once, up to the deepest that one
+                of them needs; then each stitched depth runs its last layers, in ascending order. The output is that of
+                the last. [`plan_of`] says where in `hidden_states` the others are.
             kwargs: `output_hidden_states`, `output_attentions` (with eager attention) and `return_dict`. Flattened
                 input (several texts in one row, without padding) needs `cu_seq_lens_q`, `cu_seq_lens_k`,
                 `max_length_q` and `max_length_k`, as returned by [`~transformers.DataCollatorWithFlattening`].
 
         Returns:
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
-            output_dim)`, after the exit of the output layer if it has one. In `hidden_states`, entry 0 is the
-            embeddings after `input_norm` and entry l the raw output of layer l, all at full width and before any
-            exit; the last entry is normalised. Layer 0 as a static table runs nothing else and has no hidden states.
+            output_dim)`, after the exit of the output layer if it has one. In `hidden_states`, entry 0 is the input
+            of the first layer that runs, the embeddings after `input_norm` (stitched, if only last layers run), and
+            entry l the raw output of the l-th layer that runs, all at full width and before any exit; the last entry
+            is normalised. Layer 0 as a static table runs nothing else and has no hidden states.
 
         Raises:
             ValueError: if the granularity is not legal, the input is longer than `max_position_embeddings`, both or
                 neither of `input_ids` and `inputs_embeds` are given, a token type is not 0, or the output layer reads
-                the static table and there are neither `input_ids` nor `static_states`.
+                the static table and there are neither `input_ids` nor `static_states` (and `static_rows`, if it is
+                stitched).
         """
-        depth, dim = self.config.resolve_granularity(output_layer, output_dim)
+        depth, dim = self.config.resolve_granularity(None if nested_layers else output_layer, output_dim)
+        first_layers, stitched = plan_of(nested_layers or [depth], self.config)
+        if nested_layers:
+            depth = stitched[-1] if stitched else first_layers
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
         if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
@@ -477,8 +526,23 @@ class M3BertModel(M3BertPreTrainedModel):
         if depth == 0 and static_states is not None and 0 in self.config.static_layers:
             texts, tokens = (inputs_embeds[..., 0] if input_ids is None else input_ids).shape  # type: ignore[index]
             return BaseModelOutput(last_hidden_state=static_states[..., :dim].expand(texts, tokens, -1))
+        if static_rows is None and not {*stitched}.isdisjoint(self.config.static_layers):
+            if input_ids is None or self.static_table is None:
+                raise ValueError(
+                    f"The stitched depths {stitched} read the static table by token ids: pass input_ids, or "
+                    "static_rows beside inputs_embeds."
+                )
+            static_rows = self.static_table(input_ids)
         outputs = self.run_layers(
-            depth, input_ids, attention_mask, position_ids, inputs_embeds, return_dict=True, **kwargs
+            first_layers,
+            stitched,
+            static_rows,
+            input_ids,
+            attention_mask,
+            position_ids,
+            inputs_embeds,
+            return_dict=True,
+            **kwargs,
         )
         outputs.last_hidden_state = self.exit_state(depth, outputs.last_hidden_state, dim, static_states)
         return outputs
@@ -570,9 +634,10 @@ class M3BertModel(M3BertPreTrainedModel):
         joints: Mapping[int, tuple[torch.Tensor, torch.Tensor]] | None = None,
         static_table: torch.Tensor | None = None,
         static_ignored_ids: Iterable[int] = (),
+        stitches: Mapping[int, tuple[int, torch.Tensor, torch.Tensor]] | None = None,
     ) -> None:
         """
-        Replace all exits of the model, and its static table.
+        Replace all exits of the model, its static table and its stitches.
 
         Args:
             exits (`Mapping[int, tuple[torch.Tensor, torch.Tensor]]`): Layer -> weight `(hidden_size, hidden_size)` and
@@ -583,21 +648,29 @@ class M3BertModel(M3BertPreTrainedModel):
             static_table (`torch.Tensor` of shape `(vocab_size, hidden_size)`, *optional*): The table. It is the exit
                 of layer 0 unless `exits` has one.
             static_ignored_ids (`Iterable[int]`, *optional*): Token ids that the static states leave out.
+            stitches (`Mapping[int, tuple[int, torch.Tensor, torch.Tensor]]`, *optional*): Depth with an exit -> its
+                number of last layers, and weight `(hidden_size, inputs)` and bias `(hidden_size,)` of its stitch. The
+                inputs are the `hidden_size` of the state, or if `joints` has the depth `2 * hidden_size`: the state,
+                and the token's row of the table.
 
         Raises:
             ValueError: if a layer is outside the model, the table has another shape, or maps and table do not go
                 together.
         """
-        joints = joints or {}
+        joints, stitches = joints or {}, stitches or {}
         table_layers = [] if static_table is None or 0 in exits else [0]
         self._check_static(exits, joints, static_table)
-        declared = [*exits, *table_layers], [*table_layers, *joints], static_ignored_ids
+        tops = {depth: top for depth, (top, _, _) in stitches.items()}
+        declared = [*exits, *table_layers], [*table_layers, *joints], static_ignored_ids, tops
         config = copy.deepcopy(self.config)
         config.declare_exits(*declared)
         config.validate_architecture()
         like = self.get_input_embeddings().weight
         self.config.declare_exits(*declared)
-        self.exits = self.make_exits()
+        self.exits, self.stitches = self.make_exits(), self.make_stitches()
+        for depth, (_, weight, bias) in stitches.items():
+            self.stitches[str(depth)].load_state_dict({"weight": weight, "bias": bias})
+        self.stitches.to(device=like.device, dtype=like.dtype)
         for layer, (weight, bias) in exits.items():
             joint = zip(("joint.weight", "joint.bias"), joints.get(layer, ()), strict=False)
             self.exits[str(layer)].load_state_dict({"weight": weight, "bias": bias, **dict(joint)})
@@ -624,19 +697,25 @@ class M3BertModel(M3BertPreTrainedModel):
             raise ValueError(f"static_table has shape {tuple(static_table.shape)} instead of {shape}.")
 
     def drop_exits(self, layers: Iterable[int]) -> None:
-        """Remove the exits of some layers, and the static table if no other layer reads it."""
+        """Remove the exits of some layers with their stitches, and the static table if no other layer reads it."""
         config, dropped = self.config, {*layers}
         kept, static = (
             [layer for layer in each if layer not in dropped] for each in (config.exit_layers, config.static_layers)
         )
-        config.declare_exits(kept, static, config.static_ignored_ids)
-        self.exits = nn.ModuleDict({name: module for name, module in self.exits.items() if int(name) in kept})
+        stitches = {depth: top for depth, top in config.stitches.items() if depth not in dropped}
+        config.declare_exits(kept, static, config.static_ignored_ids, stitches)
+        self.exits, self.stitches = (
+            nn.ModuleDict({name: module for name, module in modules.items() if int(name) in kept})
+            for modules in (self.exits, self.stitches)
+        )
         self.static_table = self.static_table if static else None
 
     @capture_outputs
     def run_layers(
         self,
-        depth: int,
+        first_layers: int,
+        stitched: Sequence[int],
+        static_rows: torch.Tensor | None,
         input_ids: torch.LongTensor | None,
         attention_mask: torch.Tensor | None,
         position_ids: torch.LongTensor | None,
@@ -644,23 +723,48 @@ class M3BertModel(M3BertPreTrainedModel):
         **kwargs: Any,
     ) -> BaseModelOutput:
         """
-        Run the first `depth` layers; the arguments are those of `forward`.
+        Run the first layers, and then the last layers of each stitched depth; the other arguments are those of
+        `forward`.
 
         Returns:
-            [`~transformers.modeling_outputs.BaseModelOutput`]: the raw state of the last of these layers as
-            `last_hidden_state`, of shape `(batch, tokens, hidden_size)`.
+            [`~transformers.modeling_outputs.BaseModelOutput`]: the state of the last of these layers, normalised, as
+            `last_hidden_state` of shape `(batch, tokens, hidden_size)`.
         """
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
 
         hidden_states, position_embeddings = self.embed(inputs_embeds, position_ids)
         mask = self.make_attention_mask(hidden_states, attention_mask, kwargs.get("cu_seq_lens_q"))
-        for layer in self.layers[:depth]:
-            hidden_states = layer(
-                hidden_states, attention_mask=mask, position_embeddings=position_embeddings, **kwargs
-            )
-        # The embeddings are normalised already.
-        return BaseModelOutput(last_hidden_state=self.norm(hidden_states) if depth else hidden_states)
+        kwargs |= {"attention_mask": mask, "position_embeddings": position_embeddings}
+        bottoms = {depth: depth - self.config.stitches[depth] for depth in stitched}
+        kept = {0: hidden_states} if 0 in bottoms.values() else {}
+        for number, layer in enumerate(self.layers[:first_layers], start=1):
+            hidden_states = layer(hidden_states, **kwargs)
+            if number in bottoms.values():
+                kept[number] = hidden_states
+        for depth, bottom in bottoms.items():
+            hidden_states = self.stitch_state(depth, kept[bottom], static_rows)
+            for index in layers_of(depth, self.config)[bottom:]:
+                hidden_states = self.layers[index](hidden_states, **kwargs)
+        if first_layers or stitched:  # the embeddings are normalised already
+            hidden_states = self.norm(hidden_states)
+        return BaseModelOutput(last_hidden_state=hidden_states)
+
+    def stitch_state(self, depth: int, state: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        """
+        Apply the stitch of a depth.
+
+        Args:
+            depth (`int`): A stitched depth.
+            state (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Raw output of its last bottom layer.
+            rows (`torch.Tensor` of the same shape, *optional*): Each token's row of the static table.
+        """
+        if rows is not None and depth in self.config.static_layers:
+            state = torch.cat([state, rows], dim=-1)
+        for name, stitch in self.stitches.items():
+            if int(name) == depth:  # torch.compile cannot make a name out of a depth that varies between calls
+                return stitch(state)
+        raise ValueError(f"Depth {depth} is not stitched.")
 
     def embed(
         self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor | None

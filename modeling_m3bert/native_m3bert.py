@@ -83,6 +83,11 @@ def refuse_without_native(model: PreTrainedModel, model_type: str = "bert") -> N
             f"{name} has no native equivalent: {OTHER_HEADS[name]}. Load it with remote code, or export its encoder."
         )
     layer = model.config.resolve_granularity()[0]
+    if layer in model.config.stitch_layers:
+        raise ValueError(
+            f"{name} has no native equivalent: depth {layer} is stitched, and no native model has a map between its "
+            "layers. Export it to ONNX instead: `m3bert export`, or fit its exit without a stitch and export that."
+        )
     if layer in model.config.static_layers:
         if layer == 0:
             raise ValueError(

@@ -40,6 +40,14 @@ def add_exit_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--exit_layers", type=int, nargs="+", help="layers to give an exit; default: all below the last"
     )
+    parser.add_argument(
+        "--stitches",
+        nargs="+",
+        default=[],
+        metavar="DEPTH",
+        help="depths that end in the model's last layers: 2, or 4=1 for 4 layers of which 1 is the last; default: "
+        "half of them are",
+    )
     parser.add_argument("--text_column", default="text", help="column with the texts, for files with columns")
     parser.add_argument(
         "--basis",
@@ -58,6 +66,21 @@ def add_exit_options(parser: ArgumentParser) -> None:
     parser.add_argument("--max_length", type=int, help="longest text in tokens; default: the model's limit")
     parser.add_argument("--batch_size", type=int, default=64, help="texts of 128 tokens per batch; more short ones")
     add_compute_options(parser)
+
+
+def stitches_of(values: list[str]) -> dict[int, int]:
+    """Stitched depth -> its number of last layers, from `DEPTH` or `DEPTH=NUMBER`."""
+    from modeling_m3bert.configuration_m3bert import default_top_layers
+
+    found = {}
+    for value in values:
+        depth, _, top = value.partition("=")
+        if not depth.isdecimal() or not (top or depth).isdecimal():
+            raise ValueError(
+                f"--stitches {value} is neither a depth nor a depth and its number of last layers: 4, 4=1."
+            )
+        found[int(depth)] = int(top) if top else default_top_layers(int(depth))
+    return found
 
 
 def save_with_exits(
@@ -115,6 +138,7 @@ def save_with_exits(
         layers=options.exit_layers,
         pooling=published.pooling,
         static=not options.no_static,
+        stitches=stitches_of(options.stitches),
         basis=options.basis,
         projection=Projection.of(published.projection) if teacher is None else None,
         teacher=teacher,
@@ -148,6 +172,11 @@ def report(fit: ExitFit) -> str:
     lines += [
         f"{layer:>5}  {its.penalty:>7.2g}  {its.r_squared:>12.3f}  {its.cosine:>25.3f}  {its.agreement:>16.3f}"
         for layer, its in fit.layers.items()
+    ]
+    lines += [
+        f"Depth {depth} runs {depth - its.top_layers} first and {its.top_layers} last layers; its stitch explains "
+        f"{its.r_squared:.3f} of what the last layers read (penalty {its.penalty:.2g})."
+        for depth, its in fit.stitches.items()
     ]
     if fit.state_only:
         lines.append("Layer 0 is the static table; deeper layers read it beside their state.")

@@ -50,13 +50,18 @@ def evaluated(folder: Path, data: Path, sentences: Sequence[str], latency: bool 
 
 
 def save_with_exits(
-    folder: Path, tokenizer: Any, sentences: Sequence[str], static: bool = True, **changes: Any
+    folder: Path,
+    tokenizer: Any,
+    sentences: Sequence[str],
+    static: bool = True,
+    stitches: Sequence[int] = (),
+    **changes: Any,
 ) -> M3BertModel:
     """A tiny model with fitted exits at layers 0, 1, 2 and 4 of 6 and a rotated last layer, saved with its tokenizer
     and modules; `changes` are arguments of its config."""
     model = M3BertModel(tiny_config(**changes)).eval()
     sources = {"words.txt": sentences[:24], "names.txt": sentences[24:]}
-    fit_exits(model, tokenizer, sources, layers=[0, 1, 2, 4], basis="principal", static=static)
+    fit_exits(model, tokenizer, sources, layers=[0, 1, 2, 4], basis="principal", static=static, stitches=stitches)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_modules(folder, width=model.config.hidden_size, max_length=model.config.max_position_embeddings)

@@ -33,10 +33,12 @@ from .data.teacher import TeacherEmbeddings
 from .data.text_chunks import TOKENS_PER_TEXT, padded_chunks
 from .data.token_features import TokenFeatures, check_tokenizer, token_embeddings
 from .data.tokenized_texts import TokenizedText, TokenizedTexts
+from .stitches import MOST_TEXTS, Stitches, StitchFit, fit_stitches, top_layers_of
 
 
 logger = logging.getLogger(__name__)
 BASES = ("last_layer", "principal")
+STITCHED_TEXTS = 5000  # for the exits of stitched depths, which are encoded once more
 Sources = Mapping[str, Iterable[str]]
 States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
 
@@ -61,6 +63,7 @@ class ExitFit:
         prompts (`list[str]`): Prompts that were put before the texts in turn.
         features (`int`): Number of features of a token that the static table was fitted from; 0 without a table. With
             fewer texts than features, a fit relies on its penalty.
+        stitches (`dict[int, StitchFit]`): Stitched depth -> the fit of its stitch. `layers` has that of its exit.
     """
 
     layers: Mapping[int, LayerFit]
@@ -75,17 +78,25 @@ class ExitFit:
     max_length: int
     prompts: Sequence[str]
     features: int
+    stitches: Mapping[int, StitchFit]
 
     def record(self) -> dict[str, Any]:
         """The fit as JSON values."""
 
-        def rounded(fits: Mapping[int, LayerFit]) -> dict[str, dict[str, float]]:
+        def rounded(fits: Mapping[int, LayerFit | StitchFit]) -> dict[str, dict[str, float]]:
             return {
-                str(layer): {name: float(f"{value:.4g}") for name, value in asdict(fit).items()}
+                str(layer): {
+                    name: value if isinstance(value, int) else float(f"{value:.4g}")
+                    for name, value in asdict(fit).items()
+                }
                 for layer, fit in fits.items()
             }
 
-        values = asdict(replace(self, layers={}, state_only={})) | {"prompts": list(self.prompts)}
+        values = asdict(replace(self, layers={}, state_only={}, stitches={})) | {"prompts": list(self.prompts)}
+        if self.stitches:
+            values["stitches"] = rounded(self.stitches)
+        else:
+            del values["stitches"]
         return values | {"layers": rounded(self.layers), "state_only": rounded(self.state_only)}
 
 
@@ -98,6 +109,7 @@ def fit_exits(
     layers: Sequence[int] | None = None,
     pooling: Pooling | None = None,
     static: bool = True,
+    stitches: Stitches = (),
     basis: str = "last_layer",
     projection: Projection | None = None,
     teacher: TeacherEmbeddings | None = None,
@@ -122,6 +134,9 @@ def fit_exits(
        last layer. It gives the static table T, one row per token: layer 0 of a text is the mean of its tokens' rows.
     5. Layer l: a ridge regression from [pooled state of l, mean of T] to the same target; beside it, one from the
        state alone, which a native export uses.
+    6. Stitched depth l with k last layers: a ridge regression over the tokens of 2,500 texts, from [state of layer
+       l - k, row of T] to the state that the last k layers read. Its penalty is the one that explains most of the
+       tokens of held-out texts. 5,000 texts are then encoded at the stitched depths, for their exits as in 5.
 
     The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target
@@ -138,6 +153,9 @@ def fit_exits(
             mean.
         static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
             tokenizer, and a pass over its vocabulary.
+        stitches (`Sequence[int]` or `Mapping[int, int]`, *optional*): Depths below the last to stitch, or depth -> its
+            number of last layers, by default half of them, and at least 1. The exit of a stitched depth is that of its
+            stitched state.
         basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the
             last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-width
             cosines do not change, and the rotation is stored as the exit of the last layer.
@@ -160,7 +178,7 @@ def fit_exits(
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
         on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
             layer, their pooled states before any exit `(texts, width)`, until it has had all texts of this rank. An
-            index of the texts then needs no second pass.
+            index of the texts then needs no second pass. Stitched depths are not among the layers.
 
     Returns:
         [`ExitFit`]
@@ -182,6 +200,8 @@ def fit_exits(
     if projection is not None and teacher is not None:
         raise ValueError("The exits predict a teacher or a projection of the last layer: pass one of them.")
     depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
+    tops = top_layers_of(stitches, depth)
+    layers = [layer for layer in layers if layer not in tops]
 
     sources = texts if isinstance(texts, Mapping) else {"texts": texts}
     tokenized = TokenizedTexts(sources, tokenizer, max_length, prompts)
@@ -202,13 +222,15 @@ def fit_exits(
         widths: dict[Name, int] = {**dict.fromkeys(mapped, width), TARGET: _target_width(width, projection, teacher)}
         if tokens is not None:
             widths[FEATURES] = tokens.width
-        sums = ExitSums(widths, len(tokenized))
-        for group, pooled in _encoded(tokenized, encode, [*layers, depth], description):
+        sums, targets = ExitSums(widths, len(tokenized)), []
+        for group, pooled in _encoded(tokenized, len(tokenized), encode, [*layers, depth], description):
             rows: dict[Name, torch.Tensor] = {layer: pooled[layer] for layer in mapped}
             rows[TARGET] = _targets(group, pooled[depth], projection, teacher)
             if tokens is not None:
                 rows[FEATURES] = tokens.means([its.ids for its in group]).to(pooled[depth].device)
             sums.add([its.text for its in group], rows)
+            if tops:
+                targets.append(_sampled(rows[TARGET], tokenized, STITCHED_TEXTS))
             if on_states is not None:
                 on_states([its.text for its in group], pooled)
     sums.over_ranks()
@@ -216,10 +238,23 @@ def fit_exits(
     rotation = _rotation(sums.target_axes, basis, width)
     to_space = torch.nn.functional.pad(rotation.T, (0, width - len(rotation)))  # of the exits: the model's width
     fits = {layer: sums.fit([layer]) for layer in mapped}
-    table, joints = None, {}
+    table, joints, static_maps = None, {}, None
     if tokens is not None:
         table = sums.fit([FEATURES])
-        joints = _joint_maps(sums, table, [layer for layer in mapped if layer < depth], to_space)
+        static_maps = _static_maps(sums, table, to_space)
+        joints = _joint_maps(sums, static_maps, [layer for layer in mapped if layer < depth], to_space)
+    static_table = None if table is None or tokens is None else tokens.table(table.affine @ to_space)
+    ignored = sorted(set(tokenizer.all_special_ids)) if static else ()
+    stitched: dict[int, tuple[StitchFit, torch.Tensor]] = {}
+    if tops:
+        stitched = _install_stitches(
+            encoder, tokenizer, tokenized, tops, static_table, ignored, batch_size, compute_dtype
+        )
+        label = description and f"{description} of stitched depths"
+        own = _stitched_sums(encoder, tokenized, tokens, [*tops], targets, encode, label)
+        fits |= {layer: own.fit([layer]) for layer in tops}
+        if static_maps is not None:
+            joints |= _joint_maps(own, static_maps, [*tops], to_space)
 
     exits = {layer: fit.affine @ to_space for layer, fit in fits.items()}
     if teacher is None and (basis != "last_layer" or projection is not None):
@@ -228,13 +263,14 @@ def fit_exits(
     encoder.set_exits(
         {layer: _weight_and_bias(affine) for layer, affine in exits.items()},
         joints={layer: _weight_and_bias(joint.affine) for layer, joint in joints.items()},
-        static_table=None if table is None or tokens is None else tokens.table(table.affine @ to_space),
-        static_ignored_ids=sorted(set(tokenizer.all_special_ids)) if static else (),
+        static_table=static_table,
+        static_ignored_ids=ignored,
+        stitches={layer: (its.top_layers, *_weight_and_bias(affine)) for layer, (its, affine) in stitched.items()},
     )
-    read = fits | joints if table is None else {0: table} | fits | joints
+    read = dict(sorted((fits | joints if table is None else {0: table} | fits | joints).items()))
     fit = ExitFit(
         layers={layer: its.report for layer, its in read.items()},
-        state_only={layer: fits[layer].report for layer in joints},
+        state_only={layer: fits[layer].report for layer in joints if layer not in tops},  # no stitched native export
         pooling=pooling,
         basis=basis,
         target="last layer" if teacher is None else teacher_name,
@@ -245,8 +281,9 @@ def fit_exits(
         max_length=max_length,
         prompts=list(prompts),
         features=0 if tokens is None else tokens.width,
+        stitches={layer: its for layer, (its, _) in stitched.items()},
     )
-    _declare(encoder, fit, [*layers, depth])
+    _declare(encoder, fit, sorted([*layers, *tops, depth]))
     if published is not None:  # the exits hold the projection now
         longest = longest_text(encoder.config, tokenizer, published.max_length)
         encoder.embedding_settings = replace(published, pooling=pooling, projection=None, max_length=longest)
@@ -293,15 +330,21 @@ def _checked(
 
 
 @contextmanager
-def _raw_states(encoder: M3BertModel) -> Iterator[None]:
-    """Evaluation mode without exits; all is restored afterwards."""
-    exits, static_layers, training = encoder.exits, encoder.config.static_layers, encoder.training
-    encoder.exits, encoder.config.static_layers = torch.nn.ModuleDict(), []
+def _raw_states(encoder: M3BertModel, stitched: bool = False) -> Iterator[None]:
+    """Evaluation mode without exits, and with stitches on request only; all is restored afterwards."""
+    config, exits, training = encoder.config, encoder.exits, encoder.training
+    hidden = () if stitched else ("static_layers", "stitch_layers", "stitch_top_layers")
+    kept = {name: getattr(config, name) for name in hidden}
+    encoder.exits = torch.nn.ModuleDict()
+    for name in hidden:
+        setattr(config, name, [])
     encoder.eval()
     try:
         yield
     finally:
-        encoder.exits, encoder.config.static_layers = exits, static_layers
+        encoder.exits = exits
+        for name, value in kept.items():
+            setattr(config, name, value)
         encoder.train(training)
 
 
@@ -343,12 +386,16 @@ def _token_features(
 
 
 def _encoded(
-    tokenized: TokenizedTexts, encode: Callable[..., States], layers: Sequence[int], description: str | None
+    groups: Iterable[list[TokenizedText]],
+    total: int,
+    encode: Callable[..., States],
+    layers: Sequence[int],
+    description: str | None,
 ) -> Iterator[tuple[list[TokenizedText], States]]:
     """Groups of texts with their pooled states. Raises a ValueError if a state is not finite."""
     quiet = description is None or rank() > 0
-    with tqdm(total=len(tokenized), desc=description, unit=" texts", disable=quiet, leave=False) as bar:
-        for group in tokenized:
+    with tqdm(total=total, desc=description, unit=" texts", disable=quiet, leave=False) as bar:
+        for group in groups:
             pooled = encode([its.ids for its in group], layers)
             for layer, vectors in pooled.items():
                 wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
@@ -390,20 +437,86 @@ def _rotation(axes: torch.Tensor, basis: str, width: int) -> torch.Tensor:
     return axes[:width]
 
 
-def _joint_maps(sums: ExitSums, table: Fit, layers: Sequence[int], to_space: torch.Tensor) -> dict[int, Fit]:
+def _static_maps(sums: ExitSums, table: Fit, to_space: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """The maps from features to the static state in the target's space, one per fold and one of all texts, and the
+    map from the static state of the model to it."""
+    # Of a target wider than the model, only what the model keeps.
+    kept = _rotation(sums.target_axes, "last_layer", to_space.shape[1]).T
+    return [affine @ kept for affine in sums.tables(table.report)], to_space.T @ kept
+
+
+def _joint_maps(
+    sums: ExitSums, static_maps: tuple[list[torch.Tensor], torch.Tensor], layers: Sequence[int], to_space: torch.Tensor
+) -> dict[int, Fit]:
     """
     Layer -> the map from its state and the static state to the space of the exits. It is fitted in the target's space,
     so that the basis of the exits does not change it.
     """
-    width = to_space.shape[1]
-    kept = _rotation(sums.target_axes, "last_layer", width).T  # of a target wider than the model: what the model keeps
-    of_folds = [affine @ kept for affine in sums.tables(table.report)]
-    from_space = to_space.T @ kept  # static state of the model -> that of the fit
+    width, (of_folds, from_space) = to_space.shape[1], static_maps
     joints = {layer: sums.fit_with_table(layer, of_folds) for layer in layers}
     return {
         layer: Fit(report, torch.cat([affine[: 1 + width], from_space @ affine[1 + width :]]) @ to_space)
         for layer, (report, affine) in joints.items()
     }
+
+
+def _sampled(rows: Any, tokenized: TokenizedTexts, most: int) -> Any:
+    """At most this number of texts, or of their rows, spread over all sources."""
+    return rows[:: max(1, -(-len(tokenized) // most))]
+
+
+def _install_stitches(
+    encoder: M3BertModel,
+    tokenizer: PreTrainedTokenizerBase,
+    tokenized: TokenizedTexts,
+    tops: Mapping[int, int],
+    static_table: torch.Tensor | None,
+    ignored: Sequence[int],
+    batch_size: int,
+    compute_dtype: torch.dtype | None,
+) -> dict[int, tuple[StitchFit, torch.Tensor]]:
+    """Fit the stitches, and install them with identities as exits."""
+    groups = (_sampled(group, tokenized, MOST_TEXTS) for group in tokenized)
+    cost = PassCost.on(encoder.device).limited(batch_size * TOKENS_PER_TEXT)
+    with _raw_states(encoder):
+        found = fit_stitches(encoder, tokenizer, groups, tops, static_table, cost=cost, compute_dtype=compute_dtype)
+    width = encoder.config.hidden_size
+    identities = {layer: (torch.eye(width), torch.zeros(width)) for layer in tops}
+    joints = {layer: (torch.eye(width, 2 * width), torch.zeros(width)) for layer in tops}
+    encoder.set_exits(
+        identities,
+        joints=None if static_table is None else joints,
+        static_table=static_table,
+        static_ignored_ids=ignored,
+        stitches={layer: (its.top_layers, *_weight_and_bias(affine)) for layer, (its, affine) in found.items()},
+    )
+    return found
+
+
+def _stitched_sums(
+    encoder: M3BertModel,
+    tokenized: TokenizedTexts,
+    tokens: TokenFeatures | None,
+    depths: Sequence[int],
+    targets: Sequence[torch.Tensor],
+    encode: Callable[..., States],
+    description: str | None,
+) -> ExitSums:
+    """What the exits of stitched depths are fitted from; `targets` are those of the groups' sampled texts."""
+    widths: dict[Name, int] = dict.fromkeys(depths, encoder.config.hidden_size) | {TARGET: targets[0].shape[1]}
+    if tokens is not None:
+        widths[FEATURES] = tokens.width
+    sums = ExitSums(widths, len(tokenized))  # the same folds and held-out texts as those of the table
+    groups = [_sampled(group, tokenized, STITCHED_TEXTS) for group in tokenized]
+    with _raw_states(encoder, stitched=True):
+        encoded = _encoded(groups, sum(map(len, groups)), encode, depths, description)
+        for (group, pooled), target in zip(encoded, targets, strict=True):
+            rows: dict[Name, torch.Tensor] = {layer: pooled[layer] for layer in depths} | {TARGET: target}
+            if tokens is not None:
+                rows[FEATURES] = tokens.means([its.ids for its in group]).to(target.device)
+            sums.add([its.text for its in group], rows)
+    sums.over_ranks()
+    return sums
 
 
 def _weight_and_bias(affine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -238,8 +238,8 @@ def fit(
     encode = exits.pooled_states
 
     def remembered(*settings: Any) -> States:
-        *_, ids, layers = settings
-        if tuple(ids[0]) not in known:  # the vocabulary
+        encoder, *_, ids, layers = settings
+        if tuple(ids[0]) not in known or encoder.config.stitch_layers:  # the vocabulary, and stitched depths
             return encode(*settings)
         found = [known[tuple(its)] for its in ids]
         return {layer: torch.stack([states[source][layer][row] for source, row in found]) for layer in layers}

@@ -328,19 +328,21 @@ def test_a_graph_has_the_exit_of_its_layer_and_no_other(tiny_tokenizer, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("granularity", "pooling"),
+    ("granularity", "pooling", "stitches"),
     [
-        (Granularity(0, 8), "mean"),
-        (Granularity(0, 32), "cls"),
-        (Granularity(2, 8), "mean"),
-        (Granularity(2, 32), "cls"),
-        (Granularity(3, 20), "lasttoken"),
+        (Granularity(0, 8), "mean", {}),
+        (Granularity(0, 32), "cls", {}),
+        (Granularity(2, 8), "mean", {}),
+        (Granularity(2, 32), "cls", {}),
+        (Granularity(2, 8), "mean", {2: 1}),
+        (Granularity(2, 32), "cls", {2: 2}),
+        (Granularity(3, 20), "lasttoken", {}),
     ],
     ids=str,
 )
-def test_a_graph_reads_the_static_table(tiny_tokenizer, tmp_path, granularity, pooling):
+def test_a_graph_reads_the_static_table(tiny_tokenizer, tmp_path, granularity, pooling, stitches):
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
-    give_table(model, layers=(0, 2, 3))
+    give_table(model, layers=(0, 2, 3), stitches=stitches)
     encoder = GridEncoder(model, tiny_tokenizer, Grid((granularity,)), pooling=pooling)
     file = export_onnx(encoder, granularity, tmp_path / "model.onnx")
     assert_equal(encoder, file, TEXTS)

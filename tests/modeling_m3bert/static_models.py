@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from modeling_m3bert import M3BertModel
@@ -22,21 +24,33 @@ def halves(*shape: int) -> torch.Tensor:
     return torch.randn(*shape).half().float()
 
 
-def give_table(encoder: M3BertModel, layers: tuple[int, ...] = (0, 2, 4), ignored: tuple[int, ...] = IGNORED) -> None:
-    """Give an encoder random exits at some layers, all of which read a random static table."""
+def give_table(
+    encoder: M3BertModel,
+    layers: tuple[int, ...] = (0, 2, 4),
+    ignored: tuple[int, ...] = IGNORED,
+    stitches: Mapping[int, int] | None = None,
+) -> None:
+    """Give an encoder random exits at some layers, all of which read a random static table, as do random stitches of
+    some of these depths (depth -> number of last layers)."""
     above = [layer for layer in layers if layer > 0]
     encoder.set_exits(
         {layer: affine() for layer in above} | ({} if 0 in layers else {0: affine()}),
         joints={layer: affine(2 * WIDTH) for layer in above},
         static_table=halves(VOCABULARY, WIDTH),
         static_ignored_ids=ignored,
+        stitches={layer: (top, *affine(2 * WIDTH)) for layer, top in (stitches or {}).items()},
     )
 
 
-def with_table(model_class: type = M3BertModel, layers: tuple[int, ...] = (0, 2, 4), **changes):
+def with_table(
+    model_class: type = M3BertModel,
+    layers: tuple[int, ...] = (0, 2, 4),
+    stitches: Mapping[int, int] | None = None,
+    **changes,
+):
     """A tiny model with a static table; layers 2 and 4, and by default 0, read it."""
     model = model_class(tiny_config(**changes)).eval()
-    give_table(model.base_model, layers)
+    give_table(model.base_model, layers, stitches=stitches)
     return model
 
 

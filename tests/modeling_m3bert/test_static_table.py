@@ -25,6 +25,9 @@ from tests.modeling_m3bert.test_native_m3bert import random_m3bert
 TEXTS = [[5, 7, 9, 9, 30], [98], [0, 7, 2], [], [2, 11, 12, 0, 13, 14]]
 
 
+STITCHES = pytest.mark.parametrize("stitches", [{}, {2: 1, 4: 2}], ids=["prefixes", "stitched"])
+
+
 def batch_of(texts: list[list[int]], left: bool = False, padding: int = 1) -> dict[str, torch.Tensor]:
     longest = max(map(len, texts))
     ids, mask = torch.full((len(texts), longest), padding), torch.zeros(len(texts), longest, dtype=torch.long)
@@ -83,9 +86,10 @@ def test_a_layer_reads_its_state_and_that_of_the_text(switches):
             torch.testing.assert_close(found[real], expected[..., :dim][real], rtol=1e-12, atol=1e-12)
 
 
+@STITCHES
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_flattened_texts_are_those_of_a_padded_batch(attention):
-    model, texts = with_table().double(), [text for text in TEXTS if text]
+def test_flattened_texts_are_those_of_a_padded_batch(attention, stitches):
+    model, texts = with_table(stitches=stitches).double(), [text for text in TEXTS if text]
     model.set_attn_implementation(attention)
     batch = batch_of(texts)
     with torch.no_grad():
@@ -106,9 +110,10 @@ def test_half_precision_sums_in_single_precision(dtype):
     assert model(**batch, output_layer=4).last_hidden_state.dtype == dtype
 
 
+@STITCHES
 @pytest.mark.parametrize("switches", SWITCHES[:3], ids=lambda s: ",".join(s) or "paper")
-def test_a_cut_equals_the_whole_bit_for_bit_and_has_what_it_reads(tmp_path, switches):
-    whole, batch = with_table(**switches), batch_of(TEXTS)
+def test_a_cut_equals_the_whole_bit_for_bit_and_has_what_it_reads(tmp_path, switches, stitches):
+    whole, batch = with_table(stitches=stitches, **switches), batch_of(TEXTS)
     whole.save_pretrained(tmp_path / "whole")
     for layer, dim in itertools.product((0, 2, 4, 6), (8, 32)):
         cut = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer, output_dim=dim)
@@ -203,11 +208,12 @@ def test_given_static_states_replace_the_look_up():
     model(**embedded, output_layer=6)  # does not read it
 
 
-def test_gradients_are_the_same_with_gradient_checkpointing():
+@STITCHES
+def test_gradients_are_the_same_with_gradient_checkpointing(stitches):
     found = []
     for checkpointing in (False, True):
         torch.manual_seed(1)
-        model = with_table(embedding_dropout=0.0, attention_dropout=0.0).train()
+        model = with_table(stitches=stitches, embedding_dropout=0.0, attention_dropout=0.0).train()
         if checkpointing:
             model.activation_checkpointing_enable()
         model(**batch_of(TEXTS), output_layer=4).last_hidden_state.square().sum().backward()
@@ -219,8 +225,9 @@ def test_gradients_are_the_same_with_gradient_checkpointing():
 
 
 @pytest.mark.slow
-def test_a_compiled_model_computes_the_same():
-    model, batch = with_table(), batch_of(TEXTS)
+@STITCHES
+def test_a_compiled_model_computes_the_same(stitches):
+    model, batch = with_table(stitches=stitches), batch_of(TEXTS)
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
         for layer in (0, 2):
@@ -261,8 +268,9 @@ save_file(outputs, "outputs.safetensors")
 """
 
 
-def test_remote_code_brings_the_table_and_loading_says_nothing(tmp_path, run_bare):
-    model, batch = with_table(norm_position="pre"), batch_of(TEXTS)
+@STITCHES
+def test_remote_code_brings_the_table_and_loading_says_nothing(tmp_path, run_bare, stitches):
+    model, batch = with_table(stitches=stitches, norm_position="pre"), batch_of(TEXTS)
     model.save_pretrained(tmp_path / "model")
     save_file(batch, tmp_path / "batch.safetensors")
     said = [
@@ -276,9 +284,10 @@ def test_remote_code_brings_the_table_and_loading_says_nothing(tmp_path, run_bar
             assert torch.equal(state, model(**batch, output_layer=int(layer)).last_hidden_state)
 
 
-def test_a_head_reads_the_encoder_of_a_cut_without_a_warning(tmp_path, caplog, monkeypatch):
+@STITCHES
+def test_a_head_reads_the_encoder_of_a_cut_without_a_warning(tmp_path, caplog, monkeypatch, stitches):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model = with_table(M3BertForTokenClassification)
+    model = with_table(M3BertForTokenClassification, stitches=stitches)
     model.save_pretrained(tmp_path)
     batch = batch_of(TEXTS)
     for layer in (0, 2):

@@ -53,6 +53,14 @@ def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path
     assert EmbeddingSettings.read(str(tmp_path / "once")).pooling == "cls"
 
 
+def test_stitches_are_fitted_on_request_and_the_report_says_which_layers_run(source, files, tmp_path, capsys):
+    convert([source, str(tmp_path / "model"), "--fit_exits", files[0], "--exit_layers", "1", "--stitches", "2=2"])
+    assert "Depth 2 runs 0 first and 2 last layers; its stitch explains" in capsys.readouterr().out
+    assert AutoModel.from_pretrained(tmp_path / "model", output_layer=2).config.stitches == {2: 2}
+    with pytest.raises(ValueError, match="--stitches two is neither a depth nor a depth and its number"):
+        convert([source, str(tmp_path / "other"), "--fit_exits", files[0], "--stitches", "two"])
+
+
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
     convert([source, str(tmp_path / "plain")])
     line = [str(tmp_path / "plain"), "--texts", files[0], "--device", "cpu", "--exit_layers", "1", "2"]

@@ -138,6 +138,20 @@ class Regression:
         return torch.cat([(affine[0] + means @ (affine[1:] - weight))[None], weight])
 
 
+def explained_variance(affine: torch.Tensor, fit: Regression, targets: Regression) -> float:
+    """
+    Share of the targets' variance over some rows that a map explains (R^2), from the sums over these rows.
+
+    Args:
+        affine (`torch.Tensor` of shape `(1 + inputs, targets)`): The map.
+        fit ([`Regression`]): Sums of inputs and targets.
+        targets ([`Regression`]): Sums of the targets, which are its inputs.
+    """
+    squares = targets.products.diagonal()[1:].sum()
+    error = squares - 2 * (affine * fit.cross_products).sum() + (affine * (fit.products @ affine)).sum()
+    return float(1 - error / (squares - targets.products[0, 1:].square().sum() / targets.products[0, 0]))
+
+
 def apply_affine(affine: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     """Map inputs `(..., inputs)` to `(..., targets)`."""
     return inputs @ affine[1:].to(inputs) + affine[0].to(inputs)

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+from modeling_m3bert.configuration_m3bert import plan_of
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
 from modeling_m3bert.settings_m3bert import POOLINGS, Pooling
 
@@ -337,13 +339,14 @@ def nested_states(
 ) -> NestedStates:
     """
     Run a backbone once and return its states at several layers. With flash attention, the texts are flattened into one
-    row without padding.
+    row without padding. Beside this one run, each stitched depth runs its last layers.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
         inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer: `input_ids`, `attention_mask`, ... Packed rows
             have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding. If it has
-            `static_states` of shape `(batch, 1, hidden_size)`, layers that read the static table read these.
+            `static_states` of shape `(batch, 1, hidden_size)`, layers that read the static table read these; without
+            `input_ids`, stitched ones also need `static_rows` of shape `(batch, tokens, hidden_size)`.
         layers (`Iterable[int]`): Layers to read, in 0..depth. 0 is the embedding layer; its state is its output,
             without the final norm.
         state_only (`bool`, *optional*, defaults to `False`): Also apply the state-only maps of these layers.
@@ -360,8 +363,12 @@ def nested_states(
         raise ValueError(f"layers={layers} must be within 0..{depth}; 0 is the embedding layer.")
 
     options: dict[str, Any] = {"use_cache": False} if spec.caches else {}
+    places: dict[int, int] = {}  # in the hidden states, of stitched depths
     if encoder.config.model_type == "m3bert":
-        if layers[-1] in encoder.config.legal_layers:
+        places = stitched_places(encoder.config, layers)
+        if places:
+            options["nested_layers"], depth = layers, max(places)
+        elif layers[-1] in encoder.config.legal_layers:
             depth = options["output_layer"] = layers[-1]
         options["output_dim"] = encoder.config.hidden_size
     packed, mask = DOCUMENTS in inputs, inputs.get("attention_mask")
@@ -385,20 +392,21 @@ def nested_states(
         elif flattened is not None:
             static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
         options["static_states"] = static
-    outputs = encoder(**arguments, **options, output_hidden_states=layers, return_dict=True)
+    outputs = encoder(**arguments, **options, output_hidden_states=bool(places) or layers, return_dict=True)
 
     norm = encoder.get_submodule(spec.final_norm) if spec.final_norm is not None else nn.Identity()
     # transformers applies the final norm to the last hidden state only.
-    states = {layer: outputs.hidden_states[layer] for layer in layers if layer < depth}
+    states = {layer: outputs.hidden_states[places.get(layer, layer)] for layer in layers if layer != depth}
     states = {layer: norm(state) if layer else state for layer, state in states.items()}
     alone: dict[int, torch.Tensor] = {}
     if state_only:  # the last hidden state is normalised, and without the exit
-        raw = states | {layer: outputs.hidden_states[layer] for layer in layers if layer == depth}
+        raw = states | {layer: outputs.hidden_states[places.get(layer, layer)] for layer in layers if layer == depth}
         alone = {layer: encoder.exits[str(layer)](raw[layer]) for layer in state_only_layers(encoder.config, layers)}
     if encoder.config.model_type == "m3bert":
         states = {layer: encoder.exit_state(layer, state, static=static) for layer, state in states.items()}
-    if layers[-1] == depth:
+    if depth in layers:
         states[depth] = outputs.last_hidden_state
+    states = {layer: states[layer] for layer in layers}
     if flattened is not None:
         states = {layer: flattened.padded(state) for layer, state in states.items()}
         alone = {layer: flattened.padded(state) for layer, state in alone.items()}
@@ -407,6 +415,13 @@ def nested_states(
             outputs.last_hidden_state.shape[:2], dtype=torch.long, device=outputs.last_hidden_state.device
         )
     return (PackedStates if packed else NestedStates)(states, mask, spec.causal, alone)
+
+
+def stitched_places(config: Any, layers: Iterable[int]) -> dict[int, int]:
+    """Stitched depth among some layers -> where its state is in the hidden states of a run of all of them."""
+    first_layers, stitched = plan_of(layers, config)
+    ends = accumulate((config.stitches[depth] for depth in stitched), initial=first_layers)
+    return dict(zip(stitched, list(ends)[1:], strict=True))
 
 
 def static_states(

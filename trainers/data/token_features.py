@@ -187,10 +187,10 @@ def token_embeddings(
 
 
 def _digest(encoder: M3BertModel) -> str:
-    """Digest of the weights, without exits."""
+    """Digest of the weights, without exits and stitches."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(encoder.state_dict().items()):
-        if not name.startswith(("exits.", "static_table.")):
+        if not name.startswith(("exits.", "stitches.", "static_table.")):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -96,7 +96,7 @@ class GranularityModel(AbsEncoder):
 def parameters_at(model: nn.Module, layer: int) -> int:
     """Number of parameters of an encoder without the layers after `layer`."""
     count = sum(parameter.numel() for parameter in unwrap_encoder(model).parameters())
-    left_out = transformer_layers(model)[layer:]
+    left_out = transformer_layers(model)[layer:]  # a stitched depth leaves out as many, of the same size
     return count - sum(parameter.numel() for cut in left_out for parameter in cut.parameters())
 
 

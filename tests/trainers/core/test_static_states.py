@@ -25,6 +25,7 @@ from trainers.core.chunks import PassCost
 
 
 GRID = Grid.parse("0,2,4x8,32")
+STITCHES = pytest.mark.parametrize("stitches", [{}, {2: 1, 4: 2}], ids=["prefixes", "stitched"])
 
 
 @pytest.fixture(autouse=True)
@@ -33,9 +34,10 @@ def _many_chunks(monkeypatch):
     monkeypatch.setattr(PassCost, "on", classmethod(lambda cls, device: cls(2, 30)))
 
 
+@STITCHES
 @pytest.mark.parametrize("left", [False, True])
-def test_states_of_several_layers_are_those_of_each_alone(left):
-    model, batch = with_table(), padded_batch(lengths=(7, 3, 0, 5))
+def test_states_of_several_layers_are_those_of_each_alone(left, stitches):
+    model, batch = with_table(stitches=stitches), padded_batch(lengths=(7, 3, 0, 5))
     if left:
         batch = {name: value.flip(1) for name, value in batch.items()}
     with torch.no_grad():
@@ -45,10 +47,11 @@ def test_states_of_several_layers_are_those_of_each_alone(left):
             torch.testing.assert_close(state, alone)
 
 
+@STITCHES
 @pytest.mark.parametrize("mini_batch_size", [None, 2])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
-def test_a_step_in_chunks_is_that_of_each_column_on_its_own(pooling, mini_batch_size, monkeypatch):
-    model, batch = with_table().double(), columns()
+def test_a_step_in_chunks_is_that_of_each_column_on_its_own(pooling, mini_batch_size, stitches, monkeypatch):
+    model, batch = with_table(stitches=stitches).double(), columns()
     objective = Contrastive(GRID, pooling=pooling).double()
     expected = plain(model, objective, batch)
     calls, look_ups = encoder_calls(model), []
@@ -90,8 +93,9 @@ def test_a_step_of_the_table_alone():
     assert_same_step(model, NestedModel(model, objective)(**batch)["loss"], expected, 1e-12)
 
 
-def test_flattened_texts_make_the_same_step(monkeypatch):
-    model, batch = with_table().double(), columns()
+@STITCHES
+def test_flattened_texts_make_the_same_step(stitches, monkeypatch):
+    model, batch = with_table(stitches=stitches).double(), columns()
     objective = Contrastive(GRID).double()
     expected = plain(model, objective, batch)
     gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
@@ -106,12 +110,13 @@ def test_flattened_texts_make_the_same_step(monkeypatch):
                 torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
+@STITCHES
 @pytest.mark.parametrize("own_rows", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_packed_document_reads_its_own_tokens_only(attention, own_rows, monkeypatch):
+def test_a_packed_document_reads_its_own_tokens_only(attention, own_rows, stitches, monkeypatch):
     monkeypatch.setattr("trainers.core.column_states.encodes_own_rows", lambda encoder: own_rows)
     model = M3BertForMaskedLM._from_config(tiny_config(), attn_implementation=attention).double().eval()
-    give_table(model.model)
+    give_table(model.model, stitches=stitches)
     batch = packed_batch()
     layers = [0, 2, 4]
     states = column_states.column_states(model, {"text": batch}, layers)["text"]
