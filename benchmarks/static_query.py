@@ -53,6 +53,7 @@ def with_table(folder: Path) -> Checkpoint:
 
 def measure(run: Run) -> dict[str, float]:
     from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Normalize
     from sentence_transformers.sentence_transformer.modules import StaticEmbedding
 
     draw = random.Random(SEED)
@@ -63,7 +64,8 @@ def measure(run: Run) -> dict[str, float]:
         exported = SentenceTransformer(str(Path(folder, "static")), device="cpu")
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder)  # of its own, as the export has
     own = StaticEmbedding(tokenizer, embedding_weights=encoder.model.static_table.weight.detach().clone())
-    library = SentenceTransformer(modules=[own], device="cpu")
+    # This encoder normalises, so both sides do.
+    library = SentenceTransformer(modules=[own, Normalize()], device="cpu")
     words = sorted(word for word in checkpoint.tokenizer.get_vocab() if word.isalpha())
     queries = [" ".join(draw.choices(words, k=draw.randint(4, 12))) for _ in range(QUERIES)]
 
