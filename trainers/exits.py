@@ -247,11 +247,12 @@ def fit_exits(
     ignored = sorted(set(tokenizer.all_special_ids)) if static else ()
     stitched: dict[int, tuple[StitchFit, torch.Tensor]] = {}
     if tops:
-        stitched = _install_stitches(
-            encoder, tokenizer, tokenized, tops, static_table, ignored, batch_size, compute_dtype
-        )
-        label = description and f"{description} of stitched depths"
-        own = _stitched_sums(encoder, tokenized, tokens, [*tops], targets, encode, label)
+        with _restored_on_error(encoder):
+            stitched = _install_stitches(
+                encoder, tokenizer, tokenized, tops, static_table, ignored, batch_size, compute_dtype
+            )
+            label = description and f"{description} of stitched depths"
+            own = _stitched_sums(encoder, tokenized, tokens, [*tops], targets, encode, label)
         fits |= {layer: own.fit([layer]) for layer in tops}
         if static_maps is not None:
             joints |= _joint_maps(own, static_maps, [*tops], to_space)
@@ -368,6 +369,21 @@ def pooled_states(
         for layer in layers:
             vectors[layer].append(states.pooled(layer, pooling))
     return {layer: in_row_order(parts, chunks) for layer, parts in vectors.items()}
+
+
+@contextmanager
+def _restored_on_error(encoder: M3BertModel) -> Iterator[None]:
+    """Give an encoder back the exits, stitches and static table that it had if the block fails or is interrupted."""
+    config, modules = encoder.config, (encoder.exits, encoder.stitches, encoder.static_table)
+    names = ("exit_layers", "static_layers", "static_ignored_ids", "stitch_layers", "stitch_top_layers")
+    kept = {name: getattr(config, name) for name in (*names, "matryoshka_layers")}
+    try:
+        yield
+    except BaseException:
+        encoder.exits, encoder.stitches, encoder.static_table = modules
+        for name, value in kept.items():
+            setattr(config, name, value)
+        raise
 
 
 def _token_features(

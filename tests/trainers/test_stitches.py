@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from transformers import AutoModel
@@ -47,6 +49,21 @@ def test_a_stitch_is_the_ridge_regression_over_tokens(model, tiny_tokenizer, sta
         found = model.stitches[str(depth)](state).detach().double()
         torch.testing.assert_close(found, expected, atol=2e-3, rtol=1e-3)
         assert 0 < fit.stitches[depth].r_squared < 1
+
+
+def test_an_interrupted_fit_leaves_the_model_as_it_was(model, tiny_tokenizer, monkeypatch):
+    texts = random_texts(120)
+    fit_exits(model, tiny_tokenizer, texts, layers=[2, 4], stitches=[4])
+    weights, config = copy.deepcopy(model.state_dict()), model.config.to_dict()
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exits, "_stitched_sums", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit_exits(model, tiny_tokenizer, texts, layers=[1], stitches=[2], static=False)
+    assert model.config.to_dict() == config and model.state_dict().keys() == weights.keys()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in model.state_dict().items())
 
 
 def test_an_exact_stitch_is_found(model, tiny_tokenizer, tmp_path):

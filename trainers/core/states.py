@@ -307,8 +307,11 @@ def reads_table(config: Any, layers: Iterable[int] | None = None) -> bool:
 
 
 def state_only_layers(config: Any, layers: Iterable[int]) -> list[int]:
-    """Those of these layers whose exit has a state-only map beside the one that reads the static table."""
-    return [layer for layer in layers if layer > 0 and layer in getattr(config, "static_layers", ())]
+    """Those of these layers whose exit has a state-only map beside the one that reads the static table, for native
+    exports. Stitched depths have no native export."""
+    stitched = getattr(config, "stitch_layers", ())
+    static = getattr(config, "static_layers", ())
+    return [layer for layer in layers if layer > 0 and layer in static and layer not in stitched]
 
 
 def max_positions(config: Any) -> int:

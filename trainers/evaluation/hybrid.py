@@ -56,7 +56,7 @@ def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDI
     for query, text in enumerate(queries):
         found = words.search(text, k)
         keys = [key for key, _ in found]
-        others = np.setdiff1d(np.arange(len(documents)), keys)
+        others = np.setdiff1d(np.arange(k), keys)  # the first ones that were not found are among the first k
         rows[query] = [*keys, *others[: k - len(keys)]]
         scores[query, : len(keys)] = [score for _, score in found]
     return Ranking(scores, rows)

@@ -85,6 +85,13 @@ def test_state_only_maps_are_the_exits_of_a_model_without_the_table(layers, pool
             assert all(part.any() for part in torch.autograd.grad(vectors.sum(), own, retain_graph=True))
 
 
+def test_a_stitched_depth_has_no_state_only_map_to_train():
+    """Native exports have these maps, and a stitched depth has no native export."""
+    model, batch = with_table(stitches={4: 2}), next(iter(columns().values()))
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    assert nested_states(model, inputs, [0, 2, 4, 6], state_only=True).state_only.keys() == {2}
+
+
 def test_a_step_of_the_table_alone():
     config = tiny_config(exit_layers=[0], static_layers=[0], static_ignored_ids=[7, 8], output_layer=0)
     model, batch = M3BertModel(config).double(), columns()
