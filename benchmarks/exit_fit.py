@@ -23,8 +23,9 @@ from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
 from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import default_base
-from trainers import exits, fit_exits
+from trainers import fit_exits
 from trainers.data.stdlib_docs import stdlib_pairs
+from trainers.exits import fit as exits
 
 
 BOUNDS: Bounds = {"fit_vs_encode": at_most(0.05)}

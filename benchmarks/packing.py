@@ -36,9 +36,9 @@ from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
 from trainers import Grid, MultigranularMLM, NestedModel
-from trainers.core import column_states
-from trainers.core.chunks import PassCost
-from trainers.core.packed_rows import OwnRows
+from trainers.core.encoding import batch as column_states
+from trainers.core.encoding.chunking import PassCost
+from trainers.core.encoding.packed_rows import OwnRows
 from trainers.data.collators import MaskedLMCollator
 from trainers.data.files import load_files
 from trainers.data.packing import DOCUMENT_LENGTHS, Frame, packed_rows

@@ -18,7 +18,7 @@ from transformers.dynamic_module_utils import get_relative_import_files
 import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from trainers.core.compute import device_of
+from trainers.core.device import device_of
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
 from trainers.core.states import Pooling, longest_text

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from modeling_m3bert import convert_to_m3bert
 from trainers.core.composition import mapping_of
-from trainers.core.compute import ATTENTIONS, set_attention
+from trainers.core.device import ATTENTIONS, set_attention
 from trainers.data.vocabulary import transfer_vocabulary
 
 from .command import naming

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from trainers.core.compute import ComputeArguments
+    from trainers.core.device import ComputeArguments
 
 # What a model consists of: a model in the place of another one keeps none of these.
 MODEL_FILES = (
@@ -72,7 +72,7 @@ def add_compute_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of [`ComputeArguments`] to a parser; [`compute_of`] reads them."""
     from dataclasses import fields
 
-    from trainers.core.compute import ComputeArguments
+    from trainers.core.device import ComputeArguments
 
     for option in fields(ComputeArguments):
         text = option.metadata["help"]
@@ -89,7 +89,7 @@ def compute_of(options: argparse.Namespace) -> ComputeArguments:
     Raises:
         ValueError: as [`ComputeArguments`].
     """
-    from trainers.core.compute import ComputeArguments
+    from trainers.core.device import ComputeArguments
 
     return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
 

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from modeling_m3bert import M3BertConfig
 from trainers import Granularity, Grid
 from trainers.core.codes import CODES, Code, bytes_per_vector, code_of, stored_bits
-from trainers.core.compute import ComputeArguments
+from trainers.core.device import ComputeArguments
 from trainers.core.extras import require_extra, require_sentence_transformers
 from trainers.core.states import unwrap_encoder
 from trainers.data.stdlib_docs import split_by_module, stdlib_pairs

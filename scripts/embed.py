@@ -29,7 +29,7 @@ from datasets import Dataset, Features, List, Value
 
 from trainers import Granularity, truncate
 from trainers.core.dataset_checks import require_columns
-from trainers.core.streams import Stream
+from trainers.core.streams.stream import Stream
 from trainers.data.collators import fields_of, joined_text, separator_for
 from trainers.data.files import load_files, stream_files
 from trainers.evaluation import GridEmbeddings

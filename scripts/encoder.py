@@ -10,7 +10,7 @@ import torch
 
 from trainers import Grid
 from trainers.core.codes import CODES
-from trainers.core.compute import ComputeArguments
+from trainers.core.device import ComputeArguments
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.encoding import Role
 

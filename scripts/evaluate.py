@@ -29,7 +29,7 @@ from hub_cards.onnx_latency import onnx_engines
 from hub_cards.tables import latency_report, report, task_type_table
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
-from trainers.core.compute import ComputeArguments, place
+from trainers.core.device import ComputeArguments, place
 from trainers.core.states import unwrap_encoder
 from trainers.evaluation import (
     GROUPS,

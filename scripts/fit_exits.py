@@ -31,7 +31,7 @@ from .command import (
 
 if TYPE_CHECKING:
     from modeling_m3bert import M3BertModel
-    from trainers.exits import ExitFit
+    from trainers.exits.fit import ExitFit
 
 
 def add_exit_options(parser: ArgumentParser) -> None:
@@ -109,13 +109,13 @@ def save_with_exits(
         ValueError: as [`fit_exits`], or if a file cannot be read or lacks the column.
     """
     from modeling_m3bert import EmbeddingSettings
-    from trainers.core.compute import place
     from trainers.core.dataset_checks import require_columns
+    from trainers.core.device import place
     from trainers.core.projection import Projection
     from trainers.core.states import longest_text, width_of
     from trainers.data.files import load_files
     from trainers.data.teacher import Teacher
-    from trainers.exits import fit_exits
+    from trainers.exits.fit import fit_exits
 
     compute, kept = compute_of(options), model.dtype
     datasets = {file: load_files([file], streaming=True) for file in files}

@@ -20,8 +20,8 @@ import numpy as np
 from datasets import Dataset
 
 from trainers import Teacher
-from trainers.core.compute import ComputeArguments
 from trainers.core.dataset_checks import require_columns
+from trainers.core.device import ComputeArguments
 from trainers.core.extras import require_extra, require_sentence_transformers
 from trainers.data.files import load_files
 

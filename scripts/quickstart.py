@@ -44,7 +44,7 @@ from trainers import (
     TeacherEmbeddings,
     fit_exits,
 )
-from trainers.core.compute import ComputeArguments, place
+from trainers.core.device import ComputeArguments, place
 from trainers.core.extras import require_extra
 from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from trainers.evaluation import (

@@ -233,7 +233,7 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
 
 def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
     """The rows to train on, or to evaluate on; `None` if there are none."""
-    from trainers.core.streams import streamed
+    from trainers.core.streams.stream import streamed
     from trainers.data.files import load_files, stream_files
     from trainers.data.hub_data import load_hub
 

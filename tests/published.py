@@ -14,7 +14,7 @@ from tests.conftest import quiet, tiny_config, write_modules
 from tests.evaluation_data import write_data
 from trainers import ContrastiveConfig, ContrastiveTrainer, Grid
 from trainers.evaluation import GridResults, evaluate_grid, find_tasks, measure_latency
-from trainers.exits import fit_exits
+from trainers.exits.fit import fit_exits
 
 
 GRID = "2,4,6x8,16,32"

@@ -142,7 +142,7 @@ def test_a_line_trains_in_two_processes(folder):
 
 @pytest.mark.parametrize("name", ["fsdp2", "fsdp2-accelerate"])
 def test_a_line_that_shards_is_understood(monkeypatch, name):
-    """CPUs do not run it: tests/trainers/core/test_fsdp.py runs what it turns on."""
+    """CPUs do not run it: tests/trainers/core/parallel/test_fsdp.py runs what it turns on."""
     words = shlex.split(LINES[name].replace("\\\n", " "))
     options = words[words.index("contrastive") + 1 :]
     with pytest.raises(ValueError, match="fsdp needs GPUs"):

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from .core.face import face
+from .core.lazy import face
 
 
 if TYPE_CHECKING:
@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from .core.model import NestedModel as NestedModel
     from .core.objective import Identity as Identity, NestedBatch as NestedBatch, Objective as Objective, Term as Term
     from .core.papers import Paper as Paper
-    from .core.parts.cross_depth import CrossDepth as CrossDepth
-    from .core.parts.hsic import HSIC as HSIC
-    from .core.parts.pic import PIC as PIC
-    from .core.parts.quantization import QAMA as QAMA
-    from .core.parts.scr import SCR as SCR
-    from .core.parts.sia import SIA as SIA
-    from .core.parts.sir import SIR as SIR
-    from .core.parts.teacher import (
-        CRD as CRD,
-        HPD as HPD,
-        TeacherContrast as TeacherContrast,
-        TeacherMSE as TeacherMSE,
-    )
-    from .core.parts.teacher_space import TeacherSpace as TeacherSpace
     from .core.projection import Projection as Projection
     from .core.states import NestedStates as NestedStates, nested_states as nested_states, truncate as truncate
     from .core.trainer import NestedTrainer as NestedTrainer
@@ -45,7 +31,7 @@ if TYPE_CHECKING:
         ExitDistillationConfig as ExitDistillationConfig,
         ExitDistillationTrainer as ExitDistillationTrainer,
     )
-    from .exits import ExitFit as ExitFit, fit_exits as fit_exits
+    from .exits.fit import ExitFit as ExitFit, fit_exits as fit_exits
     from .ibkd import (
         IBKDConfig as IBKDConfig,
         IBKDFinetuningConfig as IBKDFinetuningConfig,
@@ -70,6 +56,20 @@ if TYPE_CHECKING:
         MultigranularMLMConfig as MultigranularMLMConfig,
         MultigranularMLMTrainer as MultigranularMLMTrainer,
     )
+    from .objectives.cross_depth import CrossDepth as CrossDepth
+    from .objectives.hsic import HSIC as HSIC
+    from .objectives.pic import PIC as PIC
+    from .objectives.quantization import QAMA as QAMA
+    from .objectives.scr import SCR as SCR
+    from .objectives.sia import SIA as SIA
+    from .objectives.sir import SIR as SIR
+    from .objectives.teacher import (
+        CRD as CRD,
+        HPD as HPD,
+        TeacherContrast as TeacherContrast,
+        TeacherMSE as TeacherMSE,
+    )
+    from .objectives.teacher_space import TeacherSpace as TeacherSpace
     from .publishing import PublishingTrainer as PublishingTrainer
     from .qama import QAMAConfig as QAMAConfig, QAMATrainer as QAMATrainer
     from .scored_pairs import (

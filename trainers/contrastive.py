@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .core import papers
-from .core.described import described
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Grid
+from .core.help_texts import described
 from .core.objective import Identity, NestedBatch, Terms, require_reduction
 from .embedding import EmbeddingTrainer
 

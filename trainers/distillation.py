@@ -12,9 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
 
-from .core.described import described
 from .core.embedding import EmbeddingConfig
 from .core.granularity import Grid
+from .core.help_texts import described
 from .core.objective import Objective
 from .data.collators import all_texts
 from .data.teacher import Teacher, TeacherEmbeddings, teacher_from

@@ -17,13 +17,13 @@ from modeling_m3bert.settings_m3bert import PROJECTION_FOLDER
 
 from .core.checkpoints import part_of
 from .core.embedding import EmbeddingConfig
-from .core.fsdp import with_weights
 from .core.given import backbone_of, check_given
 from .core.granularity import Grid
 from .core.objective import Objective
+from .core.parallel.fsdp import with_weights
 from .core.projection import FIT_EXITS, Projection
 from .core.states import longest_text, unwrap_encoder, width_of
-from .core.streams import streamed
+from .core.streams.stream import streamed
 from .data.collators import TextColumnsCollator, all_texts, fields_of
 from .data.files import require_texts
 from .data.teacher import Teacher, TeacherEmbeddings, teacher_from

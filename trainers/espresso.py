@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from .core import papers
-from .core.described import described
-from .core.distributed import sum_over_ranks
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Granularity, Grid
+from .core.help_texts import described
 from .core.objective import NestedBatch, Terms
+from .core.parallel.ranks import sum_over_ranks
 from .core.states import truncate
 from .embedding import EmbeddingTrainer
 from .losses import compression_alignment, principal_map

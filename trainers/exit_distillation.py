@@ -11,16 +11,16 @@ from torch import nn
 from modeling_m3bert import EmbeddingSettings
 
 from .core.composition import Composition
-from .core.described import described
 from .core.granularity import Grid
+from .core.help_texts import described
 from .core.objective import Identity, Objective
 from .core.optimization import set_apart
-from .core.parts.cross_depth import CrossDepth
-from .core.parts.teacher_space import TeacherSpace
 from .core.projection import FIT_EXITS
 from .core.states import unwrap_encoder
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
+from .objectives.cross_depth import CrossDepth
+from .objectives.teacher_space import TeacherSpace
 
 
 class ExitDistillation(TeacherSpace):

@@ -7,14 +7,14 @@ from typing import Any
 
 from .contrastive import Contrastive, ContrastiveConfig
 from .core.composition import Composition, part_arguments
-from .core.described import described
 from .core.granularity import Grid
+from .core.help_texts import described
 from .core.objective import Objective
-from .core.parts.hsic import HSIC
-from .core.parts.teacher import CRD, HPD, TeacherContrast, TeacherMSE
 from .data.teacher import TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
 from .embedding import EmbeddingTrainer
+from .objectives.hsic import HSIC
+from .objectives.teacher import CRD, HPD, TeacherContrast, TeacherMSE
 
 
 METHODS = ("ibkd", "ckd", "mse", "crd", "hpd")

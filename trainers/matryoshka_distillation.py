@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from .core.described import described
 from .core.granularity import Granularity, Grid
+from .core.help_texts import described
 from .core.objective import NestedBatch, Terms
 from .losses import nested_cross_entropy_and_divergence
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer

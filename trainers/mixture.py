@@ -7,14 +7,14 @@ from typing import Any
 
 from .contrastive import Contrastive, ContrastiveConfig
 from .core.composition import Composition, mapping_of, part_arguments
-from .core.described import described
 from .core.granularity import Grid
+from .core.help_texts import described
 from .core.objective import Objective
-from .core.parts.pic import PIC
-from .core.parts.scr import SCR
-from .core.parts.sia import SIA
-from .core.parts.sir import SIR
 from .embedding import EmbeddingTrainer
+from .objectives.pic import PIC
+from .objectives.scr import SCR
+from .objectives.sia import SIA
+from .objectives.sir import SIR
 
 
 REGULARISERS: dict[str, type[Objective]] = {"sia": SIA, "pic": PIC, "scr": SCR, "sir": SIR}

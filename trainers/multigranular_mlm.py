@@ -10,12 +10,12 @@ from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase, TrainerC
 
 from .core import papers
 from .core.arguments import NestedTrainingArguments
-from .core.described import described
+from .core.encoding.packed_rows import check_packable
 from .core.given import backbone_of, check_given
+from .core.help_texts import described
 from .core.objective import NestedBatch, Objective, Terms
-from .core.packed_rows import check_packable
 from .core.states import unwrap_encoder
-from .core.streams import Stream
+from .core.streams.stream import Stream
 from .data.collators import MaskedLMCollator
 from .data.packing import DOCUMENT_LENGTHS
 from .losses import nested_cross_entropy

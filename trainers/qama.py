@@ -16,18 +16,18 @@ from modeling_m3bert import EmbeddingSettings, M3BertQuantizer, M3BertQuantizerC
 
 from .core.checkpoints import part_of
 from .core.composition import mapping_of
-from .core.described import described
-from .core.fsdp import whole_root, with_weights
 from .core.given import backbone_of, check_given
 from .core.granularity import Granularity, Grid
+from .core.help_texts import described
 from .core.objective import Objective
-from .core.parts.quantization import QAMA
+from .core.parallel.fsdp import whole_root, with_weights
 from .core.projection import FIT_EXITS
 from .core.states import shared_layers, unwrap_encoder, width_of
 from .data.teacher import Teacher, TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
 from .hub.quantizer import write_quantizer
 from .hub.training_record import RECORD_FILE, TrainingRecord
+from .objectives.quantization import QAMA
 
 
 CALIBRATION_TEXTS = 20_000

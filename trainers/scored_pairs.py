@@ -9,11 +9,11 @@ import torch
 
 from .core import papers
 from .core.columns import labels_of
-from .core.described import described
-from .core.distributed import RankRows
 from .core.embedding import EmbeddingConfig
 from .core.granularity import Granularity, Grid
+from .core.help_texts import described
 from .core.objective import Identity, NestedBatch, Objective, Terms, require_reduction
+from .core.parallel.ranks import RankRows
 from .core.states import Pooling, check_pooling
 from .embedding import EmbeddingTrainer
 from .losses import cosent, margin_mse, nested_pair_angles, nested_pair_cosines, nested_pair_products, score_divergence

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from .core import papers
-from .core.described import described
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Grid
+from .core.help_texts import described
 from .core.objective import NestedBatch, Terms
 from .embedding import EmbeddingTrainer
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from .core import papers
-from .core.described import described
 from .core.embedding import EmbeddingConfig, EmbeddingObjective
 from .core.granularity import Grid
+from .core.help_texts import described
 from .core.objective import NestedBatch, Terms
 from .core.states import truncate
 from .embedding import EmbeddingTrainer

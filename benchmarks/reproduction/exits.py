@@ -52,15 +52,15 @@ from trainers import (
     Granularity,
     Grid,
     TeacherEmbeddings,
-    exits,
     fit_exits,
     truncate,
 )
-from trainers.core.chunks import PassCost
+from trainers.core.encoding.chunking import PassCost
 from trainers.data.text_chunks import tokenized_chunks
 from trainers.evaluation import GridEncoder, Retrieval, find_tasks, measure_latency
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import load_task, read_rows
+from trainers.exits import fit as exits
 
 
 DEPTH, WIDTH, MAX_LENGTH = 6, 384, 128

@@ -67,10 +67,10 @@ from trainers import (
     SimCSETrainer,
     TextColumnsCollator,
 )
-from trainers.core.parts.pic import default_chain
 from trainers.core.states import Pooling
 from trainers.evaluation import GridEncoder, Task, evaluate_grid, find_tasks
 from trainers.evaluation.readers import read_rows
+from trainers.objectives.pic import default_chain
 
 
 DIMS = [16, 32, 64, 128, 256, 384]

@@ -53,11 +53,12 @@ from modeling_m3bert import M3BertModel
 from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import data_folder, default_base
-from trainers import Granularity, Grid, exits, fit_exits, nested_states, truncate
-from trainers.core.exit_sums import FEATURES, TARGET, ExitSums, Fit
+from trainers import Granularity, Grid, fit_exits, nested_states, truncate
 from trainers.evaluation import GridEncoder, Retrieval
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import read_rows
+from trainers.exits import fit as exits
+from trainers.exits.sums import FEATURES, TARGET, ExitSums, Fit
 
 
 STS = ["stsb", "sts13", "sts16", "sick"]

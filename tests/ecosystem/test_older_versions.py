@@ -25,7 +25,7 @@ from hub_cards.onnx_graphs import write_graphs
 from tests.conftest import write_modules
 from tests.ecosystem.conftest import LONGEST
 from trainers import Granularity, Grid
-from trainers.exits import fit_exits
+from trainers.exits.fit import fit_exits
 
 
 pytestmark = pytest.mark.slow

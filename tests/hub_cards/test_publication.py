@@ -24,7 +24,7 @@ from tests.evaluation_data import write_data
 from tests.published import save_with_exits
 from trainers import Granularity, Grid
 from trainers.evaluation import AsymmetricSearch, GridResults, evaluate_grid, find_tasks
-from trainers.exits import fit_exits
+from trainers.exits.fit import fit_exits
 
 
 def lay_out(source: Path, folder: Path, results: GridResults | None = None, **options):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from scripts.command import add_compute_options, argument_parser, compute_of, parse_options, run_command
-from trainers.core.compute import ComputeArguments
+from trainers.core.device import ComputeArguments
 
 
 @dataclass

@@ -9,7 +9,7 @@ from transformers import AutoModel
 from scripts import choose, evaluate
 from tests.evaluation_data import write_data
 from trainers import Granularity, Grid
-from trainers.core.compute import ComputeArguments
+from trainers.core.device import ComputeArguments
 from trainers.evaluation import GridEncoder, GridResults
 
 

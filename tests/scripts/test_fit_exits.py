@@ -12,7 +12,7 @@ from modeling_m3bert import EmbeddingSettings
 from scripts.convert import main as convert
 from scripts.fit_exits import main as fit_exits
 from tests.conftest import write_modules
-from tests.trainers.test_exits import pooled, random_texts
+from tests.trainers.exits.test_fit import pooled, random_texts
 
 
 @pytest.fixture

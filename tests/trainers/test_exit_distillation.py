@@ -11,7 +11,7 @@ from transformers import AutoModel
 
 from modeling_m3bert import M3BertModel
 from tests.conftest import quiet, tiny_config, write_modules
-from tests.trainers.test_exits import pooled, random_texts
+from tests.trainers.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights, run_two
 from trainers import ExitDistillationConfig, ExitDistillationTrainer, fit_exits, truncate
 

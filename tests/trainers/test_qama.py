@@ -13,7 +13,7 @@ from transformers import AutoModel
 
 from modeling_m3bert import EmbeddingSettings, M3BertModel, M3BertQuantizer
 from tests.conftest import quiet, tiny_config, write_modules
-from tests.trainers.test_exits import pooled, random_texts
+from tests.trainers.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 from trainers import (
     QAMA,

@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 
 from transformers import TrainingArguments
 
-from .compute import has_accelerator
-from .described import described
-from .fsdp import require_accelerator
+from .device import has_accelerator
 from .granularity import Grid
+from .help_texts import described
 from .objective import Objective
+from .parallel.fsdp import require_accelerator
 
 
 @described

@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from transformers import TrainingArguments
 
-from .streams import Stream
+from .streams.stream import Stream
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,12 @@ from .arguments import NestedTrainingArguments
 from .columns import labels_of, text_columns_of
 from .composition import mapping_of
 from .dataset_checks import header_of
-from .described import described
-from .distributed import RankRows
 from .granularity import Grid
+from .help_texts import described
 from .matches import Matches
 from .objective import NestedBatch, Objective, Terms
-from .ring import ring_info_nce
+from .parallel.ranks import RankRows
+from .parallel.ring import ring_info_nce
 from .states import Pooling, check_pooling
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..losses import Guide
-from .distributed import RankRows
+from .parallel.ranks import RankRows
 
 
 @dataclass(frozen=True)

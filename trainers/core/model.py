@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from .column_states import column_states
-from .fsdp import is_sharded
+from .encoding.batch import column_states
 from .objective import NestedBatch, Objective
+from .parallel.fsdp import is_sharded
 from .projection import Projection
 from .states import ProjectedStates, TextStates, transformer_layers
 

@@ -21,8 +21,8 @@ from modeling_m3bert.configuration_m3bert import plan_of
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
 from modeling_m3bert.settings_m3bert import POOLINGS, Pooling
 
-from .chunks import Flattened
-from .packed_rows import DOCUMENTS, check_packable, flattened_documents, packed_arguments
+from .encoding.chunking import Flattened
+from .encoding.packed_rows import DOCUMENTS, check_packable, flattened_documents, packed_arguments
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from .distributed import sum_over_ranks, world_size
+from .encoding.packed_rows import DOCUMENTS
 from .model import NestedModel
-from .packed_rows import DOCUMENTS
+from .parallel.ranks import sum_over_ranks, world_size
 from .states import transformer_layers, unwrap_encoder
 
 

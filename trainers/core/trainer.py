@@ -21,15 +21,15 @@ from transformers.trainer_utils import EvalLoopOutput
 from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of
 from .dataset_checks import require_columns, require_one_batch
-from .distributed import equal_on_all_ranks, rank, world_size
-from .fsdp import check_checkpoint, check_fsdp, precision_policy
 from .model import NestedModel
 from .objective import Objective, Term
 from .optimization import OWN_GROUP, reshape_loaded_state, set_apart, warm_up_apart
+from .parallel.fsdp import check_checkpoint, check_fsdp, precision_policy
+from .parallel.ranks import equal_on_all_ranks, rank, world_size
 from .projection import Projection
 from .states import check_pooling, reads_table, unwrap_encoder
-from .stream_loader import Layout, StreamLoader
-from .streams import Stream, streamed
+from .streams.loader import Layout, StreamLoader
+from .streams.stream import Stream, streamed
 from .term_meter import TermMeter
 from .throughput import ThroughputMeter
 from .trained_grid import declare_grid, drop_stale_exits

@@ -13,7 +13,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from ..core.packed_rows import DOCUMENTS
+from ..core.encoding.packed_rows import DOCUMENTS
 from .packing import DOCUMENT_LENGTHS, Frame
 from .teacher import TeacherEmbeddings
 

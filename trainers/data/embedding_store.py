@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.distributed import rank, wait_for_all_ranks, world_size
 from ..core.durable import replacing
+from ..core.parallel.ranks import rank, wait_for_all_ranks, world_size
 
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
 from ..core.dataset_checks import ORIGINS, Origin, place_of, require_columns
-from ..core.streams import DatasetShard, Stream
+from ..core.streams.stream import DatasetShard, Stream
 from .collators import fields_of, joined_text
 
 

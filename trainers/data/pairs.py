@@ -11,7 +11,7 @@ import numpy as np
 from datasets import Dataset, IterableDataset
 
 from ..core.dataset_checks import require_columns
-from ..core.streams import DatasetShard, Row, Shard, Stream, streamed
+from ..core.streams.stream import DatasetShard, Row, Shard, Stream, streamed
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..core.dataset_checks import require_columns
 from ..core.durable import replacing
-from ..core.packed_rows import check_packable
+from ..core.encoding.packed_rows import check_packable
 from ..core.states import max_positions
 from .files import FORMATS, load_files, suffix_of
 from .languages import mix_languages, smoothed_probabilities

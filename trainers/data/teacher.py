@@ -18,9 +18,9 @@ import torch
 from tqdm.auto import tqdm
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from ..core.compute import ComputeArguments, autocast, place
-from ..core.distributed import rank, wait_for_all_ranks
+from ..core.device import ComputeArguments, autocast, place
 from ..core.extras import require_sentence_transformers
+from ..core.parallel.ranks import rank, wait_for_all_ranks
 from .embedding_store import EmbeddingStore, fingerprint_of
 
 

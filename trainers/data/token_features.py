@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import M3BertModel
 
-from ..core.distributed import rank, wait_for_all_ranks, world_size
+from ..core.parallel.ranks import rank, wait_for_all_ranks, world_size
 from .embedding_store import EmbeddingStore
 from .packing import Frame
 

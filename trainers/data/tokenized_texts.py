@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from ..core.distributed import rank, sum_over_ranks, world_size
+from ..core.parallel.ranks import rank, sum_over_ranks, world_size
 from .embedding_store import fingerprint_of
 
 

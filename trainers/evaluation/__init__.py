@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..core.face import face
+from ..core.lazy import face
 
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ import torch
 from ..core.durable import replacing
 from ..core.embedding import Role
 from ..core.granularity import Granularity, Grid
-from ..core.streams import Row, Shard, Stream
+from ..core.streams.stream import Row, Shard, Stream
 from ..data.collators import fields_of, joined_text, separator_for
 from .encoding import GridEncoder
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.trainers.core.parts.token_texts import CHAIN, GRID, gradients, make_batch
+from tests.trainers.objectives.token_texts import CHAIN, GRID, gradients, make_batch
 from tests.trainers.tiny_run import named
 from trainers import PIC, SIR, Composition, Contrastive, Granularity, Grid, Term
 from trainers.core import papers

@@ -11,17 +11,17 @@ from transformers import AttentionInterface
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import give_table, with_table
-from tests.trainers.core.test_column_states import (
+from tests.trainers.core.encoding.test_batch import (
     assert_same_step,
     attention_of_flattened_texts,
     columns,
     encoder_calls,
     plain,
 )
-from tests.trainers.core.test_packed_rows import documents, packed_batch
+from tests.trainers.core.encoding.test_packed_rows import documents, packed_batch
 from trainers import Contrastive, Grid, NestedModel, nested_states
-from trainers.core import column_states
-from trainers.core.chunks import PassCost
+from trainers.core.encoding import batch as column_states
+from trainers.core.encoding.chunking import PassCost
 
 
 GRID = Grid.parse("0,2,4x8,32")
@@ -121,7 +121,7 @@ def test_flattened_texts_make_the_same_step(stitches, monkeypatch):
 @pytest.mark.parametrize("own_rows", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_a_packed_document_reads_its_own_tokens_only(attention, own_rows, stitches, monkeypatch):
-    monkeypatch.setattr("trainers.core.column_states.encodes_own_rows", lambda encoder: own_rows)
+    monkeypatch.setattr("trainers.core.encoding.batch.encodes_own_rows", lambda encoder: own_rows)
     model = M3BertForMaskedLM._from_config(tiny_config(), attn_implementation=attention).double().eval()
     give_table(model.model, stitches=stitches)
     batch = packed_batch()

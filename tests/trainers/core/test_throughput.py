@@ -13,8 +13,8 @@ from tests.conftest import tiny_config
 from tests.trainers.tiny_run import GRID, masked_dataset, mlm_trainer, quiet_model
 from trainers import Contrastive, Grid, MultigranularMLM
 from trainers.core import throughput
+from trainers.core.encoding.packed_rows import DOCUMENTS
 from trainers.core.model import NestedModel
-from trainers.core.packed_rows import DOCUMENTS
 from trainers.core.throughput import ModelCost, ThroughputMeter, peak_of, sizes_of
 
 

@@ -10,7 +10,7 @@ from itertools import islice
 import pytest
 from datasets import Dataset, IterableDataset
 
-from trainers.core.streams import DatasetShard, Position, Reading, Stream
+from trainers.core.streams.stream import DatasetShard, Position, Reading, Stream
 from trainers.data.files import stream_files
 from trainers.data.pairs import clean_pairs
 

@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset
 
 from trainers import Granularity, Grid
-from trainers.core.streams import Row
+from trainers.core.streams.stream import Row
 from trainers.data.files import stream_files
 from trainers.evaluation import GridEncoder, bulk
 from trainers.evaluation.bulk import GridEmbedder, embed_part, is_embedded, share_of, spark_schema

@@ -1,0 +1,84 @@
+"""Lazy packages: what type checkers see, what `__all__` names and what is there are the same."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import trainers
+import trainers.evaluation
+from tests.trainers.tiny_run import ROOT
+from trainers.core.lazy import face
+
+
+PACKAGES = [trainers, trainers.evaluation]
+
+
+def seen_by_type_checkers(package) -> dict[str, str]:
+    """Public name -> module that the block `if TYPE_CHECKING:` imports it from."""
+    tree = ast.parse(Path(package.__file__).read_text(encoding="utf-8"))
+    (block,) = [
+        statement
+        for statement in tree.body
+        if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING"
+    ]
+    found: dict[str, str] = {}
+    for line in block.body:
+        assert isinstance(line, ast.ImportFrom), "imports, and nothing else"
+        for alias in line.names:
+            name = alias.asname or alias.name
+            assert name not in found, f"{name} is imported twice"
+            found[name] = importlib.util.resolve_name("." * line.level + (line.module or ""), package.__name__)
+    return found
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_all_sides_name_the_same(package):
+    seen = seen_by_type_checkers(package)
+    assert package.__all__ == sorted(seen) == dir(package)
+    for name, module in seen.items():
+        assert getattr(package, name) is getattr(importlib.import_module(module), name)
+    with pytest.raises(AttributeError, match=f"module '{package.__name__}' has no attribute 'nothing'"):
+        _ = package.nothing
+    everything: dict = {}
+    exec(f"from {package.__name__} import *", everything)
+    assert set(package.__all__) <= set(everything)
+
+
+def test_the_public_names_of_trainers_are_no_helpers():
+    """Objectives, their configs and trainers, and what one's own objective is written with."""
+    written_with = {"Granularity", "Grid", "Identity", "NestedBatch", "NestedModel", "NestedStates", "Paper"}
+    written_with |= {"Projection", "Teacher", "TeacherEmbeddings", "Term", "TextColumnsCollator"}
+    written_with |= {"nested_states", "truncate", "NestedTrainingArguments", "fit_exits", "ExitFit"}
+    for name in trainers.__all__:
+        thing = getattr(trainers, name)
+        is_objective = inspect.isclass(thing) and issubclass(thing, trainers.Objective | nn.Module)
+        assert is_objective or name.endswith(("Config", "Trainer")) or name in written_with, name
+    assert not [name for name in trainers.__all__ if name.startswith("_") or name.startswith(("check_", "require_"))]
+
+
+def test_importing_a_face_imports_nothing_heavy():
+    code = (
+        "import sys, trainers, trainers.evaluation; print(sorted({'torch', 'transformers', 'faiss'} & {*sys.modules}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_face_is_read_from_its_file(tmp_path):
+    file = tmp_path / "__init__.py"
+    file.write_text(
+        "if TYPE_CHECKING:\n    from .parts.one import First as First\n    from ..two import b as Second\n"
+    )
+    get, list_names, names = face("package.inner", str(file))
+    assert names == list_names() == ["First", "Second"]
+    with pytest.raises(AttributeError, match="module 'package.inner' has no attribute 'Third'"):
+        get("Third")

@@ -1,0 +1,104 @@
+"""HSIC against a loop over texts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from tests.trainers.objectives.taught_texts import (
+    COLUMNS,
+    GRID,
+    assert_autocast_stays_close,
+    assert_same_as_a_loop,
+    make_batch,
+)
+from tests.trainers.tiny_run import quiet_model
+from trainers import HSIC, Grid, NestedBatch, NestedModel
+from trainers.core.states import PooledStates
+
+
+def naive_hsic(objective, batch, layer, dim):
+    values = []
+    for name in COLUMNS:
+        x, s = batch.texts[name].layers[objective.input_layer], batch.texts[name].layers[layer][:, :dim]
+        if objective.detach_input:
+            x = x.detach()
+        if objective.normalize:
+            x, s = nn.functional.normalize(x, dim=1), nn.functional.normalize(s, dim=1)
+        n = len(x)
+        h = torch.eye(n, dtype=x.dtype) - 1 / n
+        grams = [
+            torch.stack([torch.stack([torch.exp(-objective.gamma * (a - b).square().sum()) for b in v]) for a in v])
+            for v in (x, s)
+        ]
+        values.append(torch.trace(grams[0] @ h @ grams[1] @ h) / n**2)
+    return torch.stack(values).mean()
+
+
+OBJECTIVES = {
+    "hsic": lambda: HSIC(GRID, gamma=0.1),
+    "of an input without gradient": lambda: HSIC(GRID, gamma=0.1, detach_input=True),
+    "normalised, of layer 1": lambda: HSIC(GRID, normalize=True, input_layer=1),
+}
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_terms_and_gradients_are_those_of_a_loop_over_texts(name, repeats):
+    assert_same_as_a_loop(OBJECTIVES[name], naive_hsic, repeats)
+
+
+@pytest.mark.parametrize("name", list(OBJECTIVES))
+def test_bfloat16_and_autocast_stay_close(name):
+    assert_autocast_stays_close(OBJECTIVES[name])
+
+
+def test_hsic_reads_the_embedding_layer_and_a_mean(tiny_tokenizer):
+    """X is the mean over real tokens of what goes into the first layer."""
+    model = quiet_model().model.eval()
+    batch = tiny_tokenizer(
+        ["open the file", "read a list of text or name", "a name"], padding=True, return_tensors="pt"
+    )
+    objective = HSIC(Grid.parse("6x8"), gamma=0.1, pooling="cls")
+    nested = NestedModel(model, objective)
+    loss = nested(**batch)["loss"]
+    outputs = model(**batch, output_hidden_states=True)
+    mask = batch["attention_mask"][:, :, None]
+    x = (outputs.hidden_states[0] * mask).sum(dim=1) / mask.sum(dim=1)
+    s = outputs.last_hidden_state[:, 0, :8]
+    texts = {"text": PooledStates({0: x, 6: s}, "mean")}
+    (expected,) = HSIC(Grid.parse("6x8"), gamma=0.1)(NestedBatch(texts=texts)).values()
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    assert model.embed_tokens.weight.grad.any()
+    with pytest.raises(ValueError, match="HSIC reads token states: its gradients cannot be cached"):
+        NestedModel(model, objective, mini_batch_size=2)
+
+
+def test_hsic_with_cached_gradients_is_that_of_the_whole_batch(tiny_tokenizer):
+    texts = ["open the file", "read a list of text or name", "a name", "not for the file"]
+    batch = tiny_tokenizer(texts, padding=True, return_tensors="pt")
+    found = []
+    for mini_batch_size in (None, 1, 3):
+        model = quiet_model().model
+        NestedModel(model, HSIC(Grid.parse("4,6x8,32"), gamma=0.1), mini_batch_size)(**batch)["loss"].backward()
+        found.append(model.embed_tokens.weight.grad)
+    for gradient in found[1:]:
+        torch.testing.assert_close(gradient, found[0], atol=1e-7, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: HSIC(GRID, kernel="cubic"), "kernel='cubic' is unknown; legal values: rbf, linear, imq"),
+        (lambda: HSIC(GRID, gamma=0.0), "gamma=0.0 must be above 0"),
+        (lambda: HSIC(GRID, pooling="max"), "pooling='max' is unknown"),
+        (lambda: HSIC(GRID, input_layer=2), "input_layer=2 must be below the trained layers"),
+        (lambda: HSIC(GRID, input_layer=-1), "input_layer=-1 must be below"),
+        (lambda: HSIC(GRID)(make_batch(rows=1)), "HSIC needs two texts or more; this is a batch of one"),
+    ],
+)
+def test_bad_arguments_say_what_is_legal(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

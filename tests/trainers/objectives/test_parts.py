@@ -1,0 +1,83 @@
+"""What SIA, PIC, SCR and SIR have in common."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.trainers.objectives.token_texts import CHAIN, GRID, LAYERS, MASKS, WIDTH, gradients, make_batch
+from trainers import PIC, SCR, SIA, SIR, Grid, NestedBatch, NestedStates
+from trainers.core.states import PooledStates
+
+
+@pytest.mark.parametrize("objective", [SIA(GRID), PIC(CHAIN), SCR(GRID), SIR(GRID)], ids=lambda part: part.name)
+def test_empty_and_one_token_texts_do_no_harm(objective):
+    batch = make_batch({"text": torch.tensor([[0, 0, 0], [1, 0, 0], [0, 0, 0]])})
+    objective = objective.double()
+    loss = objective.total(objective(batch))
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(gradient).all() for gradient in gradients(objective, batch, loss).values())
+
+
+@pytest.mark.parametrize("objective", [SIA(GRID), PIC(CHAIN), SCR(GRID), SIR(GRID)], ids=lambda part: part.name)
+def test_half_precision_is_computed_in_single(objective):
+    batch = make_batch()
+    rounded = {
+        name: {layer: state.detach().bfloat16() for layer, state in text.layers.items()}
+        for name, text in batch.texts.items()
+    }
+    objective = objective.float()
+    losses = []
+    for dtype in (torch.bfloat16, torch.float32):
+        texts = {
+            name: NestedStates({layer: state.to(dtype) for layer, state in states.items()}, MASKS[name])
+            for name, states in rounded.items()
+        }
+        losses.append(objective.total(objective(NestedBatch(texts))))
+    assert losses[0].dtype == torch.float32
+    torch.testing.assert_close(*losses)
+
+
+@pytest.mark.parametrize("objective", [PIC(CHAIN), SIR(GRID)], ids=lambda part: part.name)
+def test_a_batch_of_one_is_refused(objective):
+    with pytest.raises(ValueError, match="batch of (one|1) has no"):
+        objective.float()(
+            NestedBatch({"text": PooledStates({layer: torch.randn(1, WIDTH) for layer in LAYERS}, objective.pooling)})
+        )
+
+
+@pytest.mark.parametrize("objective", [SIA, SCR])
+def test_pooled_embeddings_are_refused_where_tokens_are_read(objective):
+    pooled = PooledStates({layer: torch.randn(2, WIDTH) for layer in LAYERS}, "mean")
+    with pytest.raises(ValueError, match="reads token states"):
+        objective(GRID)(NestedBatch({"text": pooled}))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PIC(Grid.parse("1x5,2x2")), "chain=1x5,2x2 must have two or more granularities, each deeper"),
+        (lambda: PIC(Grid.parse("2x2,2x5")), "each deeper than the one before"),
+        (lambda: PIC(Grid.parse("2x2")), "two or more"),
+        (lambda: PIC(CHAIN, temperature=0.0), "temperature=0.0 of PIC must be above 0"),
+        (lambda: PIC(CHAIN, pooling="max"), "pooling='max' is unknown"),
+        (lambda: SIA(GRID, token_shares=[0.2, 0.3, 0.4]), r"3 values for 2 dims below the full width: \[2, 5\]"),
+        (lambda: SIA(GRID, token_shares=[0.7, 0.2]), "ascending"),
+        (lambda: SIA(GRID, token_shares=[0.2, 1.2]), "at most 1"),
+        (lambda: SIA(GRID, temperature=-1.0), "temperature=-1.0 of SIA must be above 0"),
+        (lambda: SIA(GRID, attention_weight=0.0, cka_weight=0.0), "SIA needs weights of 0 or more, and one above 0"),
+        (lambda: SIA(GRID, smallest_token_count=0), "smallest_token_count=0"),
+        (lambda: SIA(Grid.parse("2x12")), "SIA needs a grid of layers x dims with the full width"),
+        (lambda: SCR(Grid.parse("2x5,3x12")), "layers x dims"),
+        (lambda: SCR(GRID, threshold=1.5), r"threshold=1.5 of SCR is a correlation and must be in 0\.\.1"),
+        (lambda: SIR(GRID, scale=0.0), "scale=0.0 of SIR must be above 0"),
+        (lambda: SIR(GRID, pooling="max"), "pooling='max' is unknown"),
+        (
+            lambda: SIR(GRID, variation_weight=0.0, uniformity_weight=0.0),
+            "SIR needs weights of 0 or more, and one above 0",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()

@@ -1,0 +1,33 @@
+"""SCR as its paper says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.trainers.losses.naive import naive_correlation, naive_penalty, naive_standardized
+from tests.trainers.objectives.token_texts import DIMS, GRID, assert_same, make_batch
+from trainers import SCR, NestedBatch
+
+
+def naive_scr(batch: NestedBatch, threshold: float, weight: float) -> torch.Tensor:
+    """Section 2.1 and 2.3 of MIC, a text and a pair of dims at a time."""
+    total = 0
+    for layer in (2, 3):
+        columns = [naive_standardized(text.layers[layer], text.attention_mask) for text in batch.texts.values()]
+        masks, deviation = [text.attention_mask for text in batch.texts.values()], [own for _, own in columns]
+        deviation = torch.cat(deviation).mean(dim=0)
+        for dim in DIMS:
+            matrices = [naive_correlation(states, mask, dim) for (states, _), mask in zip(columns, masks, strict=True)]
+            floors = [(1 - part.mean()).clamp(min=0) for part in (deviation[:dim], deviation[dim:])]
+            total = total + naive_penalty(sum(matrices) / len(matrices), threshold)
+            total = total + weight * (floors[0] + 0.5 * floors[1])
+    return total / (2 * (len(DIMS) + 1))
+
+
+@pytest.mark.parametrize(("threshold", "weight"), [(0.1, 0.1), (0.0, 1.0), (0.4, 0.0)])
+def test_scr_equals_its_equations(threshold, weight):
+    objective, batch = SCR(GRID, threshold=threshold, variance_weight=weight), make_batch()
+    found = assert_same(objective, batch, naive_scr(batch, threshold, weight))
+    assert not found["view 1 2"][2].any(), "one token has no correlation"
+    assert not found["view 1 1"].any()

@@ -1,0 +1,1 @@
+"""How a batch is encoded: texts, chunks and packed rows, and gradients that are cached between."""

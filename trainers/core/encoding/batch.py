@@ -1,0 +1,164 @@
+"""The states of all text columns of a training batch, encoded together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..parallel.ranks import smallest_on_all_ranks
+from ..states import (
+    NestedStates,
+    PackedStates,
+    PooledStates,
+    Pooling,
+    TextStates,
+    backbone_spec,
+    nested_states,
+    reads_table,
+    unwrap_encoder,
+)
+from .chunking import (
+    PassCost,
+    TextRows,
+    chunked,
+    in_row_order,
+    merged,
+    padded_in_row_order,
+    with_shared_embeddings,
+)
+from .gradient_caching import Reading, cached_vectors, pooled_reading, readings
+from .packed_rows import DOCUMENTS, OwnRows, check_packable
+
+
+Columns = Mapping[str, Mapping[str, torch.Tensor]]
+
+
+def column_states(
+    model: Any,
+    columns: Columns,
+    layers: Iterable[int],
+    pooling: Pooling | None = None,
+    mini_batch_size: int | None = None,
+    same_passes: bool = False,
+    state_only: bool = False,
+) -> dict[str, TextStates]:
+    """
+    Encode the texts of all columns together, in chunks of similar length ([`chunked`]). Values and gradients are those
+    of [`nested_states`] of each column. Every text is in one chunk, so that its dropout masks are drawn once.
+
+    A compiled step without cached gradients encodes each column as it is, because every new shape would be compiled.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
+        columns (`Mapping[str, Mapping[str, torch.Tensor]]`): Text column -> output of the tokenizer.
+        layers (`Iterable[int]`): Layers to read.
+        pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token states.
+        mini_batch_size (`int`, *optional*): Cache gradients ([`cached_vectors`]), with at most as many tokens at a
+            time as this number of the longest texts has. Needs `pooling`.
+        same_passes (`bool`, *optional*, defaults to `False`): Make as many passes on every rank, as a sharded model
+            needs: each pass exchanges its parameters.
+        state_only (`bool`, *optional*, defaults to `False`): Also read the state-only maps of these layers. Needs
+            `pooling`.
+
+    Returns:
+        `dict[str, TextStates]`: text column -> [`PooledStates`], or [`NestedStates`] without a pooling.
+
+    Raises:
+        ValueError: as [`nested_states`] and [`cached_vectors`], or if gradients are to be cached for rows that hold
+            several texts, or for columns with different kinds of tensors.
+    """
+    layers = sorted(set(layers))
+    compiled = torch.compiler.is_compiling() and mini_batch_size is None
+    texts = None if compiled else TextRows.of(columns.values())
+    if texts is None and mini_batch_size is not None:
+        raise ValueError("Gradients can be cached for one text per row, and with the same tensors in all columns.")
+    if texts is None:
+        return {name: states_of_rows(model, inputs, layers, state_only) for name, inputs in columns.items()}
+    width = texts.inputs["attention_mask"].shape[1]
+    cost = PassCost.on(texts.inputs["attention_mask"].device)
+    if mini_batch_size is not None:
+        cost = cost.limited(mini_batch_size * max(texts.lengths))
+    chunks = chunked(texts.lengths, cost)
+    if same_passes:
+        chunks = merged(chunks, smallest_on_all_ranks(len(chunks), texts.inputs["attention_mask"].device))
+    rows = [texts.take(chunk) for chunk in chunks]
+    if mini_batch_size is not None and pooling is not None:
+        cached = cached_vectors(model, rows, layers, pooling, state_only)
+        return pooled_columns(columns, texts, chunks, {key: [value] for key, value in cached.items()}, pooling)
+
+    if len(rows) > 1 and not texts.padded_left and "input_ids" in texts.inputs:
+        encoder = unwrap_encoder(model)
+        rows = with_shared_embeddings(encoder, rows, static=reads_table(encoder.config, layers))
+    states = [nested_states(model, inputs, layers, state_only) for inputs in rows]
+    if pooling is not None:
+        keys = readings(model, layers, state_only)
+        vectors = {key: [pooled_reading(each, key, pooling) for each in states] for key in keys}
+        return pooled_columns(columns, texts, chunks, vectors, pooling)
+    padded = {
+        layer: texts.split(padded_in_row_order([each.layers[layer] for each in states], chunks, width))
+        for layer in layers
+    }
+    return {
+        name: NestedStates(
+            {layer: narrowed(padded[layer][index], tokens) for layer in layers},
+            columns[name]["attention_mask"],
+            states[0].causal,
+        )
+        for index, (name, (_, tokens)) in enumerate(zip(columns, texts.shapes, strict=True))
+    }
+
+
+def states_of_rows(
+    model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int], state_only: bool = False
+) -> NestedStates:
+    """
+    The states of a column whose rows stay as they are, except that the documents of packed rows may be encoded in
+    chunks of similar length.
+
+    Raises:
+        ValueError: as [`nested_states`].
+    """
+    encoder = unwrap_encoder(model)
+    if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
+        return nested_states(model, inputs, layers, state_only)
+    check_packable(encoder.config)
+    rows = OwnRows.of(inputs[DOCUMENTS])
+    padding = encoder.config.pad_token_id or 0
+    states = column_states(model, {"text": rows.inputs(inputs, padding)}, layers)["text"]
+    packed = {layer: rows.pack(state) for layer, state in states.layers.items()}
+    return PackedStates(packed, rows.packed.long(), backbone_spec(encoder.config).causal)
+
+
+def encodes_own_rows(encoder: Any) -> bool:
+    """
+    Whether the documents of packed rows are encoded faster in rows of their own. On two cores, with 6 layers of width
+    384 and rows of 512 tokens of short documents, a step took 0.4 of the time that it takes with a mask.
+    """
+    masked = encoder.config._attn_implementation in ("eager", "sdpa")
+    return masked and encoder.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def narrowed(states: torch.Tensor, tokens: int) -> torch.Tensor:
+    """The first tokens of states `(texts, width, hidden_size)`. A slice of all of them would copy the gradient."""
+    return states if states.shape[1] == tokens else states[:, :tokens]
+
+
+def pooled_columns(
+    columns: Columns,
+    texts: TextRows,
+    chunks: Sequence[Sequence[int]],
+    vectors: Mapping[Reading, Sequence[torch.Tensor]],
+    pooling: Pooling,
+) -> dict[str, TextStates]:
+    """The embeddings of each column, from those of each chunk (reading -> one tensor per chunk)."""
+    split = {key: texts.split(in_row_order(parts, chunks)) for key, parts in vectors.items()}
+
+    def of_column(index: int, state_only: bool) -> dict[int, torch.Tensor]:
+        return {layer: parts[index] for (layer, alone), parts in split.items() if alone == state_only}
+
+    return {
+        name: PooledStates(of_column(index, False), pooling, of_column(index, True))
+        for index, name in enumerate(columns)
+    }

@@ -1,0 +1,224 @@
+"""
+Gradient caching: train on batches whose activations do not fit in memory (GradCache,
+[2101.06983](https://huggingface.co/papers/2101.06983)).
+
+A contrastive loss needs the embeddings of the whole batch, but not the activations of the encoder. Three steps:
+
+1. Encode mini-batches without a graph and keep only their embeddings.
+2. Compute the loss and the gradients of the embeddings.
+3. Encode each mini-batch again with the same random state, and backpropagate its gradients into the encoder.
+
+All mini-batches are one autograd function of the encoder's parameters. Activation checkpointing per mini-batch would
+keep one graph per mini-batch, so memory would still grow with the batch. One backward pass per mini-batch would reduce
+every gradient once per mini-batch under data parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.func import functional_call
+from torch.utils.checkpoint import get_device_states, set_device_states
+
+from ..states import Pooling, TextStates, nested_states, state_only_layers, unwrap_encoder
+from .chunking import Rows
+
+
+Reading = tuple[int, bool]  # a layer, and whether it is read by its state-only map
+
+
+def readings(model: Any, layers: Sequence[int], state_only: bool) -> list[Reading]:
+    """The layers, and on request those that have a state-only map once more."""
+    alone = state_only_layers(unwrap_encoder(model).config, layers) if state_only else []
+    return [(layer, False) for layer in layers] + [(layer, True) for layer in alone]
+
+
+def pooled_reading(states: TextStates, reading: Reading, pooling: Pooling) -> torch.Tensor:
+    """The embeddings of a reading, `(texts, hidden_size)`."""
+    layer, alone = reading
+    return (states.without_table() if alone else states).pooled(layer, pooling)
+
+
+def cached_vectors(
+    model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling, state_only: bool = False
+) -> dict[Reading, torch.Tensor]:
+    """
+    Pooled states of mini-batches at several layers. Values and gradients are those of encoding all texts at once. The
+    memory is that of the activations of one mini-batch; the cost is one more forward pass.
+
+    The gradients of all mini-batches are added in place, to the gradients that the parameters already have. Only
+    `.grad` itself is ever held, and every parameter's gradient hooks run once, with the sum.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or peft model): The encoder. Its trainable parameters must be leaf
+            tensors; sharded parameters (FSDP) are not.
+        batches (`Sequence[dict[str, torch.Tensor]]`): Mini-batches: outputs of the tokenizer, one text per row.
+        layers (`Iterable[int]`): Layers to read.
+        pooling (`str`): `"mean"`, `"cls"` or `"lasttoken"`.
+        state_only (`bool`, *optional*, defaults to `False`): Also read the state-only maps of these layers.
+
+    Returns:
+        `dict[Reading, torch.Tensor]`: reading -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
+
+    Raises:
+        ValueError: as [`nested_states`], or if the encoder uses re-entrant activation checkpointing.
+    """
+    keys = readings(model, sorted(set(layers)), state_only)
+    encoder = _PooledEncoder(model, keys, pooling)
+    if len(batches) == 1 or not torch.is_grad_enabled():
+        return dict(zip(keys, _concatenated(map(encoder, batches)), strict=True))
+    # The graph of the first mini-batch shows which parameters are used; the others must not get a gradient.
+    replay = _Replay(batches[0])
+    with_graph = encoder(batches[0])
+    leaves = {id(leaf) for leaf in _leaves(with_graph)}
+    names, parameters = [], []
+    for name, parameter in encoder.named_parameters():
+        if id(parameter) in leaves:
+            names.append(name)
+            parameters.append(parameter)
+    first = tuple(output.detach() for output in with_graph)
+    del with_graph
+    if not parameters:
+        outputs = _concatenated([first, *map(encoder, batches[1:])])
+    else:
+        outputs = _CachedEncode.apply(encoder, batches, names, parameters, first, replay, *parameters)
+    return dict(zip(keys, outputs, strict=True))
+
+
+class _PooledEncoder(nn.Module):
+    """Pooled states of a mini-batch, one tensor per reading, and their backward pass."""
+
+    def __init__(self, model: nn.Module, keys: Sequence[Reading], pooling: Pooling) -> None:
+        super().__init__()
+        self.model, self.keys, self.pooling = model, keys, pooling
+
+    def forward(
+        self, rows: Rows, replay: _Replay | None = None, grads: Sequence[torch.Tensor] = ()
+    ) -> tuple[torch.Tensor, ...]:
+        if replay is None:
+            return self.pooled(rows)
+        with torch.enable_grad(), replay.again():
+            outputs = self.pooled(rows)
+        torch.autograd.backward(outputs, grads)  # not under autocast, as in any training step
+        return outputs
+
+    def pooled(self, rows: Rows) -> tuple[torch.Tensor, ...]:
+        layers, state_only = {layer for layer, _ in self.keys}, any(alone for _, alone in self.keys)
+        states = nested_states(self.model, rows, layers, state_only)
+        return tuple(pooled_reading(states, key, self.pooling) for key in self.keys)
+
+
+class _CachedEncode(torch.autograd.Function):
+    """The pooled states of all mini-batches as one function of the parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        encoder: _PooledEncoder,
+        batches: Sequence[Rows],
+        names: list[str],
+        parameters: list[nn.Parameter],
+        first: tuple[torch.Tensor, ...],
+        replay: _Replay,
+        *inputs: torch.Tensor,
+    ) -> tuple[torch.Tensor, ...]:
+        ctx.encoder, ctx.batches, ctx.replays = encoder, batches, [replay]
+        ctx.names, ctx.parameters = names, parameters
+        outputs = [first]
+        for rows in batches[1:]:
+            ctx.replays.append(_Replay(rows))
+            outputs.append(encoder(rows))
+        return _concatenated(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        sizes = [len(next(iter(rows.values()))) for rows in ctx.batches]
+        parts = zip(*(grad.split(sizes) for grad in grads), strict=True)
+        with _gathering_gradients(ctx.parameters) as gathered:
+            stand_ins = dict(zip(ctx.names, gathered, strict=True))
+            for rows, replay, part in zip(ctx.batches, ctx.replays, parts, strict=True):
+                functional_call(ctx.encoder, stand_ins, (rows, replay, part))
+            totals = [stand_in.grad for stand_in in gathered]
+        return (*[None] * 6, *totals)
+
+
+@contextmanager
+def _gathering_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[list[torch.Tensor]]:
+    """
+    Stand-ins of the parameters, which share their values. Gradients that accumulate in a stand-in do not run the hooks
+    of its parameter, such as those of data parallelism, which must see one gradient per step.
+
+    A stand-in starts with the gradient that its parameter has from earlier steps, and the parameter's is `None` from
+    then on: autograd then stores the sum, which the caller returns, as the parameter's gradient, without a copy. A
+    parameter with hooks on its gradient keeps it, because such a hook must see the new gradient alone.
+    """
+    stand_ins = [parameter.detach().requires_grad_() for parameter in parameters]
+    taken = [not parameter._backward_hooks for parameter in parameters]
+    for parameter, stand_in, take in zip(parameters, stand_ins, taken, strict=True):
+        if take:
+            stand_in.grad, parameter.grad = parameter.grad, None
+    try:
+        yield stand_ins
+    except BaseException:
+        for parameter, stand_in, take in zip(parameters, stand_ins, taken, strict=True):
+            if take:
+                parameter.grad = stand_in.grad
+        raise
+    for stand_in in stand_ins:
+        stand_in.grad = None  # the caller's is then the only reference, and autograd need not copy
+
+
+class _Replay:
+    """Records the current random state and autocast setting, and restores them in [`again`]."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.host = torch.get_rng_state()
+        self.devices, self.states = get_device_states(rows)
+        self.device_type = next(iter(rows.values())).device.type
+        self.autocast: dict[str, Any] = {
+            "enabled": torch.is_autocast_enabled(self.device_type),
+            "dtype": torch.get_autocast_dtype(self.device_type),
+        }
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        with torch.random.fork_rng(devices=self.devices), torch.autocast(self.device_type, **self.autocast):
+            torch.set_rng_state(self.host)
+            if self.devices:
+                set_device_states(self.devices, self.states, device_type=self.device_type)
+            yield
+
+
+def _leaves(outputs: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """
+    The leaf tensors of a graph, which accumulate gradients.
+
+    Raises:
+        ValueError: if re-entrant activation checkpointing hides the leaves.
+    """
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    seen, leaves = set(waiting), []
+    while waiting:
+        node = waiting.pop()
+        if type(node).__name__ == "CheckpointFunctionBackward":
+            raise ValueError(
+                "Gradient caching needs activation checkpointing that is not re-entrant: "
+                "gradient_checkpointing_kwargs={'use_reentrant': False}."
+            )
+        if hasattr(node, "variable"):  # only AccumulateGrad nodes have it
+            leaves.append(node.variable)
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return leaves
+
+
+def _concatenated(outputs: Iterable[tuple[torch.Tensor, ...]]) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.cat(parts) for parts in zip(*outputs, strict=True))

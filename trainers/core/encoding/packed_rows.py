@@ -1,0 +1,159 @@
+"""
+Packed rows: several documents one after another in a row of tokens, each encoded as if it were alone.
+
+The positions of every document start anew, and its tokens attend to each other only. Flash attention reads where the
+documents begin; other implementations get a mask with one block per document. A CPU computes all of such a mask, also
+outside of the blocks, so that documents are faster in rows of their own there ([`OwnRows`]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import nn
+from transformers.masking_utils import (
+    create_bidirectional_mask,
+    create_bidirectional_sliding_window_mask,
+    packed_sequence_mask_function,
+)
+
+from .chunking import Flattened
+
+
+DOCUMENTS = "document_ids"  # tensor of a batch of packed rows; see `packed_arguments`
+DISENTANGLED = "its attention and its embeddings read one mask, which cannot keep documents apart"
+# Model type -> why a document in a packed row would not be encoded as it is alone.
+REFUSED = {
+    "deberta": DISENTANGLED,
+    "deberta-v2": f"{DISENTANGLED}, and its convolution reads across their borders",
+    "gemma3_text": "its bidirectional window cannot be combined with a mask of documents",
+}
+
+
+def check_packable(config: Any) -> None:
+    """
+    Check that a backbone encodes every document of a packed row as it does alone.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Config of the backbone.
+
+    Raises:
+        ValueError: if it does not.
+    """
+    if config.model_type in REFUSED:
+        raise ValueError(
+            f"model_type={config.model_type!r} cannot read packed rows: {REFUSED[config.model_type]}. Train it on "
+            "--train_files, one document per row."
+        )
+
+
+def document_positions(document_ids: torch.Tensor) -> torch.Tensor:
+    """
+    The position of every token in its document, counted from 0. Padding counts as a document.
+
+    Args:
+        document_ids (`torch.LongTensor` of shape `(rows, tokens)`): Tokens of one document are adjacent and have the
+            same number.
+
+    Returns:
+        `torch.LongTensor` of shape `(rows, tokens)`
+    """
+    index = torch.arange(document_ids.shape[1], device=document_ids.device).expand_as(document_ids)
+    begins = nn.functional.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
+    return index - (index * begins).cummax(dim=1).values
+
+
+def packed_arguments(
+    config: Any, inputs: Mapping[str, torch.Tensor], *, first_position: int, causal: bool, dtype: torch.dtype
+) -> dict[str, Any]:
+    """
+    The arguments with which an encoder reads packed rows, with an attention implementation that takes a mask.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Config of the encoder.
+        inputs (`Mapping[str, torch.Tensor]`): `document_ids` of shape `(rows, tokens)`, 1, 2, ... for the documents
+            of a row and 0 for padding, and further tensors of this shape: `input_ids`, ...
+        first_position (`int`): Row of the position embeddings that the first token of a document reads.
+        causal (`bool`): Whether the encoder is causal.
+        dtype (`torch.dtype`): Type of the encoder's weights.
+
+    Returns:
+        `dict[str, Any]`: `position_ids`, `attention_mask` and the other inputs.
+
+    Raises:
+        ValueError: as [`check_packable`].
+    """
+    document_ids = inputs[DOCUMENTS]
+    rest: dict[str, Any] = token_tensors(inputs)
+    rest["position_ids"] = document_positions(document_ids) + first_position
+    if causal:  # transformers finds documents in the positions of a causal model, if there is no mask
+        return {**rest, "attention_mask": None}
+    like = torch.empty(*document_ids.shape, 0, dtype=dtype, device=document_ids.device)
+    options = {"and_mask_function": packed_sequence_mask_function(document_ids), "attention_mask": None}
+    mask: Any = create_bidirectional_mask(config, like, **options)
+    if config.model_type == "modernbert":
+        window = create_bidirectional_sliding_window_mask(config, like, **options)
+        mask = {"full_attention": mask, "sliding_attention": window}
+    return {**rest, "attention_mask": mask}
+
+
+def flattened_documents(inputs: Mapping[str, torch.Tensor], first_position: int) -> Flattened:
+    """
+    The documents of all packed rows in one row without padding, for flash attention.
+
+    Args:
+        inputs (`Mapping[str, torch.Tensor]`): As for [`packed_arguments`].
+        first_position (`int`): Row of the position embeddings that the first token of a document reads.
+    """
+    real = inputs[DOCUMENTS] > 0
+    positions = document_positions(inputs[DOCUMENTS])[real]
+    boundaries = nn.functional.pad((positions == 0).nonzero().flatten(), (0, 1), value=len(positions))
+    return Flattened.with_boundaries(token_tensors(inputs), real, boundaries, positions + first_position)
+
+
+def token_tensors(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The inputs that say what the tokens are, not where they are."""
+    return {name: value for name, value in inputs.items() if name not in (DOCUMENTS, "attention_mask")}
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """
+    The documents of packed rows in rows of their own, padded to the longest, and the way back.
+
+    Args:
+        packed (`torch.BoolTensor` of shape `(rows, tokens)`): The real tokens in packed rows.
+        own (`torch.BoolTensor` of shape `(documents, longest)`): The same tokens, in the same order, in own rows.
+    """
+
+    packed: torch.Tensor
+    own: torch.Tensor
+
+    @classmethod
+    def of(cls, document_ids: torch.Tensor) -> Self:
+        """The documents of packed rows, `(rows, tokens)`."""
+        packed = document_ids > 0
+        positions = document_positions(document_ids)[packed]
+        begins = (positions == 0).nonzero().flatten()
+        lengths = nn.functional.pad(begins, (0, 1), value=len(positions)).diff()
+        longest = torch.arange(int(lengths.max()), device=document_ids.device)
+        return cls(packed, longest < lengths[:, None])
+
+    def unpack(self, values: torch.Tensor, padding: int) -> torch.Tensor:
+        """Values of tokens, `(rows, tokens)`, as `(documents, longest)`."""
+        rows = values.new_full(self.own.shape, padding)
+        rows[self.own] = values[self.packed]
+        return rows
+
+    def inputs(self, inputs: Mapping[str, torch.Tensor], padding: int) -> dict[str, torch.Tensor]:
+        """Inputs of packed rows as those of one document per row, with an `attention_mask`."""
+        rows = {name: self.unpack(value, padding) for name, value in token_tensors(inputs).items()}
+        return {**rows, "attention_mask": self.own.long()}
+
+    def pack(self, states: torch.Tensor) -> torch.Tensor:
+        """States of tokens, `(documents, longest, hidden_size)`, as `(rows, tokens, hidden_size)`."""
+        rows = states.new_zeros(*self.packed.shape, states.shape[2])
+        return rows.masked_scatter(self.packed.unsqueeze(2), states[self.own])

@@ -1,0 +1,1 @@
+"""Work shared by several processes: gathering over ranks, the ring, and FSDP."""

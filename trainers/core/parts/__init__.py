@@ -1,1 +1,0 @@
-"""Objectives that methods combine. Each is one part of MIPIC, MIC or IBKD, with its own arguments."""

@@ -1,0 +1,1 @@
+"""Data sets without a length, which are read as they arrive."""

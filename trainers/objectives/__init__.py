@@ -1,0 +1,1 @@
+"""The terms of the methods: what the papers add to, or put in place of, a contrastive loss."""
