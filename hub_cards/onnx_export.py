@@ -23,7 +23,7 @@ from torch import nn
 from torch.onnx import OnnxExporterError
 
 from trainers.core.granularity import Granularity, Grid
-from trainers.core.states import ProjectedStates, TextStates, nested_states, truncate, unwrap_encoder
+from trainers.core.states import TextStates, nested_states, truncate, unwrap_encoder
 from trainers.evaluation.encoding import GridEncoder
 from trainers.hub.training_record import origin_of
 
@@ -69,7 +69,7 @@ class TextEmbedder(nn.Module):
         if self.projection is None:
             tokens = truncate(states.layers[layer], dim)
         else:
-            tokens, states = states.layers[layer], ProjectedStates(states, self.projection, layer)
+            tokens, states = states.layers[layer], states.projected(layer, self.projection)
         return tokens, truncate(states.pooled(layer, self.pooling), dim, self.normalize)
 
 

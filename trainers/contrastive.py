@@ -51,7 +51,7 @@ class Contrastive(EmbeddingObjective):
 
     def forward(self, batch: NestedBatch) -> Terms:
         weight = 1 / len(self.grid) if self.reduction == "mean" else 1.0
-        return self.contrast_grid(batch, self.matches(batch), weight)
+        return self.contrast_grid(batch, self.contrast_targets(batch), weight)
 
 
 @described

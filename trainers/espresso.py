@@ -60,12 +60,12 @@ class Espresso(EmbeddingObjective):
         self.layer_weighting, self.alignment_weight = layer_weighting, alignment_weight
 
     def forward(self, batch: NestedBatch) -> Terms:
-        matches = self.matches(batch)
+        targets = self.contrast_targets(batch)
         terms: Terms = {}
         for layer in self.layers:
             embeddings, dims = self.embeddings(batch, layer), self.grid.dims_of(layer)
             weight = self.layer_weight(layer)
-            for dim, loss in zip(dims, self.contrast(embeddings, dims, matches).unbind(), strict=True):
+            for dim, loss in zip(dims, self.contrast(embeddings, dims, targets).unbind(), strict=True):
                 terms[self.term(Granularity(layer, dim), weight=weight)] = loss
             everything, short = torch.cat(embeddings), [dim for dim in dims if dim < self.grid.full.dim]
             if not short:
@@ -75,7 +75,7 @@ class Espresso(EmbeddingObjective):
             for dim in short:
                 distances = compression_alignment(truncate(everything, dim), truncate(components, dim))
                 term = self.term(Granularity(layer, dim), "align", weight=weight * self.alignment_weight)
-                terms[term] = matches.rows.mean(distances)
+                terms[term] = targets.rows.mean(distances)
         return terms
 
     def layer_weight(self, layer: int) -> float:

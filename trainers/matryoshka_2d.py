@@ -56,7 +56,7 @@ class Matryoshka2d(EmbeddingObjective):
         self.kl_weight, self.kl_temperature = kl_weight, kl_temperature
 
     def forward(self, batch: NestedBatch) -> Terms:
-        matches, choices = self.matches(batch), self.choices()
+        targets, choices = self.contrast_targets(batch), self.choices()
         (*_, last), full = self.layers, self.grid.full.dim
         last_embeddings = self.embeddings(batch, last)
         teacher = torch.cat(last_embeddings).detach()
@@ -64,13 +64,13 @@ class Matryoshka2d(EmbeddingObjective):
         for layer, dim in choices:
             prior_embeddings = self.embeddings(batch, layer)
             student = torch.cat(prior_embeddings)
-            last_prefix, last_full = self.contrast(last_embeddings, (dim, full), matches)
-            prior_prefix, prior_full = self.contrast(prior_embeddings, (dim, full), matches)
+            last_prefix, last_full = self.contrast(last_embeddings, (dim, full), targets)
+            prior_prefix, prior_full = self.contrast(prior_embeddings, (dim, full), targets)
             distances = sum(
                 embedding_kl(truncate(student, width), truncate(teacher, width), temperature=self.kl_temperature)
                 for width in (dim, full)
             )
-            values = (last_full, last_prefix, prior_full, prior_prefix, matches.rows.mean(torch.as_tensor(distances)))
+            values = (last_full, last_prefix, prior_full, prior_prefix, targets.rows.mean(torch.as_tensor(distances)))
             sums = {part: sums[part] + value for part, value in zip(self.parts, values, strict=True)}
         weights = {"align": self.kl_weight}
         return {

@@ -38,7 +38,7 @@ class SimCSE(EmbeddingObjective):
         super().__init__(grid, **kwargs)
 
     def forward(self, batch: NestedBatch) -> Terms:
-        return self.contrast_grid(batch, self.matches(batch))
+        return self.contrast_grid(batch, self.contrast_targets(batch))
 
 
 @described

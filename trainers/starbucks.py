@@ -52,25 +52,25 @@ class Starbucks(EmbeddingObjective):
         self.kl_weight = kl_weight
 
     def forward(self, batch: NestedBatch) -> Terms:
-        matches = self.matches(batch)
+        targets = self.contrast_targets(batch)
         terms: Terms = {}
         full = self.grid.full
         teacher_anchors, *others = (vectors.detach() for vectors in self.embeddings(batch, full.layer))
-        teacher_candidates = torch.cat([matches.rows.gather(vectors) for vectors in others])
+        teacher_candidates = torch.cat([targets.rows.gather(vectors) for vectors in others])
         for g in self.grid:
             embeddings = self.embeddings(batch, g.layer)
-            (terms[self.term(g)],) = self.contrast(embeddings, (g.dim,), matches)
+            (terms[self.term(g)],) = self.contrast(embeddings, (g.dim,), targets)
             if g == full:
                 continue
             anchors, *others = (truncate(vectors, g.dim) for vectors in embeddings)
             divergences = similarity_kl(
                 anchors,
-                torch.cat([matches.rows.gather(vectors) for vectors in others]),
+                torch.cat([targets.rows.gather(vectors) for vectors in others]),
                 teacher_anchors,
                 teacher_candidates,
                 temperature=self.temperature,
             )
-            terms[self.term(g, "kl", weight=self.kl_weight)] = matches.rows.mean(divergences)
+            terms[self.term(g, "kl", weight=self.kl_weight)] = targets.rows.mean(divergences)
         return terms
 
 

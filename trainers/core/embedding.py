@@ -21,7 +21,6 @@ from .composition import mapping_of
 from .dataset_checks import header_of
 from .granularity import Grid
 from .help_texts import described
-from .matches import Matches
 from .objective import NestedBatch, Objective, Terms
 from .parallel.ranks import RankRows
 from .parallel.ring import ring_info_nce
@@ -32,6 +31,37 @@ logger = logging.getLogger(__name__)
 Role = Literal["query", "document"]
 LARGEST_LEARNED_SCALE = 100.0
 NO_TEXT = -1
+
+
+@dataclass(frozen=True)
+class ContrastTargets:
+    """
+    The positive of each anchor in a batch, and the text ids that keep equal texts from being negatives.
+
+    Args:
+        rows ([`RankRows`]): How the pairs are distributed over ranks.
+        positives (`torch.Tensor` of shape `(batch,)`): Row of each anchor's positive among the positives of all ranks.
+        anchor_ids (`torch.Tensor` of shape `(batch, 2)`, *optional*): Text ids of each pair of this rank: positive,
+            anchor.
+        pair_ids (`torch.Tensor` of shape `(pairs of all ranks, 2)`, *optional*): The same for the pairs of all ranks;
+            in a ring, of this rank.
+        candidate_ids (`torch.Tensor` of shape `(candidates of all ranks, 2)`, *optional*): The same for all
+            candidates; in a ring, for those of this rank. The second id of a hard negative is -1, because it has no
+            anchor.
+        guide ([`Guide`], *optional*): Finds false negatives among all candidates.
+        backward_guide ([`Guide`], *optional*): Finds false negatives of the positives among all anchors.
+        equal_negatives (`torch.Tensor` of shape `(batch, hard negatives)`, *optional*): Mask of the own hard negatives
+            of each anchor of this rank that are equal to its positive.
+    """
+
+    rows: RankRows
+    positives: torch.Tensor
+    anchor_ids: torch.Tensor | None = None
+    pair_ids: torch.Tensor | None = None
+    candidate_ids: torch.Tensor | None = None
+    guide: Guide | None = None
+    backward_guide: Guide | None = None
+    equal_negatives: torch.Tensor | None = None
 
 
 def check_negatives(ring: bool, gather_negatives: bool, guide_margin: float | None, own_negatives: bool) -> None:
@@ -137,7 +167,7 @@ class EmbeddingObjective(Objective):
         """Pooled embeddings of this rank's texts at a layer, one tensor `(batch, hidden_size)` per text column."""
         return [text.pooled(layer, self.pooling) for text in batch.texts.values()]
 
-    def matches(self, batch: NestedBatch) -> Matches:
+    def contrast_targets(self, batch: NestedBatch) -> ContrastTargets:
         """
         The positives and text ids of a batch, which are the same for every granularity.
 
@@ -151,51 +181,53 @@ class EmbeddingObjective(Objective):
             raise ValueError(f"own_negatives needs a column of hard negatives; got {', '.join(batch.texts)}.")
         first = next(iter(batch.texts.values())).layers[self.layers[0]]
         rows = RankRows.of(len(first), first.device) if self.gather_negatives else RankRows((len(first),))
-        targets = torch.arange(len(first), device=first.device) + rows.offset
-        guide, backward_guide = self.guides(batch, rows, targets)
+        own = torch.arange(len(first), device=first.device) + rows.offset
+        guide, backward_guide = self.guides(batch, rows, own)
         if batch.text_ids is None or not self.mask_duplicates:
-            return Matches(rows, targets, guide=guide, backward_guide=backward_guide)
+            return ContrastTargets(rows, own, guide=guide, backward_guide=backward_guide)
         anchors, positives, *negatives = batch.text_ids.values()
         anchor_ids = torch.stack([positives, anchors], dim=1)
         if self.own_negatives:
             equal = torch.stack([ids == positives for ids in negatives], dim=1)
             pair_ids = anchor_ids if self.ring else rows.gather(anchor_ids)
-            return Matches(rows, targets, anchor_ids, pair_ids, pair_ids, equal_negatives=equal)
+            return ContrastTargets(rows, own, anchor_ids, pair_ids, pair_ids, equal_negatives=equal)
         without_anchor = [torch.stack([ids, torch.full_like(ids, NO_TEXT)], dim=1) for ids in negatives]
         if self.ring:  # ids go around with their candidates
-            return Matches(rows, targets, anchor_ids, anchor_ids, torch.cat([anchor_ids, *without_anchor]))
+            return ContrastTargets(rows, own, anchor_ids, anchor_ids, torch.cat([anchor_ids, *without_anchor]))
         pair_ids = rows.gather(anchor_ids)
         candidate_ids = torch.cat([pair_ids, *map(rows.gather, without_anchor)])
-        return Matches(rows, targets, anchor_ids, pair_ids, candidate_ids, guide, backward_guide)
+        return ContrastTargets(rows, own, anchor_ids, pair_ids, candidate_ids, guide, backward_guide)
 
-    def guides(self, batch: NestedBatch, rows: RankRows, targets: torch.Tensor) -> tuple[Guide | None, Guide | None]:
-        """The guide and the backward guide of [`Matches`] for a batch; `None` if there is none."""
+    def guides(self, batch: NestedBatch, rows: RankRows, positives: torch.Tensor) -> tuple[Guide | None, Guide | None]:
+        """The guide and the backward guide of [`ContrastTargets`] for a batch; `None` if there is none."""
         if self.guide_margin is None:
             return None, None
         if batch.teacher is None:
             raise ValueError("guide_margin needs the embeddings of a guide for all texts: name one in guide.")
         anchors, *others = batch.teacher.values()
         margin: dict[str, Any] = {"margin": self.guide_margin, "relative": self.relative_guide_margin}
-        forward = Guide.of(anchors, torch.cat([rows.gather(each) for each in others]), targets, **margin)
+        forward = Guide.of(anchors, torch.cat([rows.gather(each) for each in others]), positives, **margin)
         if not self.symmetric:
             return forward, None
-        return forward, Guide.of(others[0], rows.gather(anchors), targets, **margin)
+        return forward, Guide.of(others[0], rows.gather(anchors), positives, **margin)
 
-    def contrast(self, embeddings: Sequence[torch.Tensor], dims: Sequence[int], matches: Matches) -> torch.Tensor:
+    def contrast(
+        self, embeddings: Sequence[torch.Tensor], dims: Sequence[int], targets: ContrastTargets
+    ) -> torch.Tensor:
         """
         InfoNCE of one layer's embeddings at several dims, with the candidates of all ranks.
 
         Args:
             embeddings (`Sequence[torch.Tensor]`): One tensor of shape `(batch, hidden_size)` per text column.
             dims (`Sequence[int]`): Prefix dims, ascending.
-            matches ([`Matches`]): Result of [`~EmbeddingObjective.matches`] for the batch.
+            targets ([`ContrastTargets`]): Result of [`~EmbeddingObjective.contrast_targets`] for the batch.
 
         Returns:
             `torch.Tensor` of shape `(len(dims),)`: means over the batch; see [`RankRows.mean`].
         """
         anchors, *others = (vectors[:, : dims[-1]] for vectors in embeddings)
         candidates = others[:1] if self.own_negatives else others
-        losses = self.info_nce(anchors, candidates, dims, matches, matches.candidate_ids, matches.guide)
+        losses = self.info_nce(anchors, candidates, dims, targets, targets.candidate_ids, targets.guide)
         if self.own_negatives:
             losses = with_own_negatives(
                 losses,
@@ -204,19 +236,19 @@ class EmbeddingObjective(Objective):
                 torch.stack(others[1:], dim=1),
                 dims=dims,
                 temperature=self.temperature,
-                left_out=matches.equal_negatives,
+                left_out=targets.equal_negatives,
             )
         if not self.symmetric:
-            return matches.rows.mean(losses)
-        backwards = self.info_nce(others[0], [anchors], dims, matches, matches.pair_ids, matches.backward_guide)
-        return matches.rows.mean((losses + backwards) / 2)
+            return targets.rows.mean(losses)
+        backwards = self.info_nce(others[0], [anchors], dims, targets, targets.pair_ids, targets.backward_guide)
+        return targets.rows.mean((losses + backwards) / 2)
 
     def info_nce(
         self,
         anchors: torch.Tensor,
         columns: Sequence[torch.Tensor],
         dims: Sequence[int],
-        matches: Matches,
+        targets: ContrastTargets,
         candidate_ids: torch.Tensor | None,
         guide: Guide | None,
     ) -> torch.Tensor:
@@ -228,28 +260,28 @@ class EmbeddingObjective(Objective):
                 columns,
                 dims=dims,
                 temperature=self.temperature,
-                rows=matches.rows,
-                anchor_ids=matches.anchor_ids,
+                rows=targets.rows,
+                anchor_ids=targets.anchor_ids,
                 candidate_ids=candidate_ids,
             )
         return nested_info_nce(
             anchors,
-            torch.cat([matches.rows.gather(vectors) for vectors in columns]),
+            torch.cat([targets.rows.gather(vectors) for vectors in columns]),
             dims=dims,
             temperature=self.temperature,
-            targets=matches.targets,
-            anchor_ids=matches.anchor_ids,
+            targets=targets.positives,
+            anchor_ids=targets.anchor_ids,
             candidate_ids=candidate_ids,
             guide=guide,
         )
 
-    def contrast_grid(self, batch: NestedBatch, matches: Matches, weight: float = 1.0) -> Terms:
+    def contrast_grid(self, batch: NestedBatch, targets: ContrastTargets, weight: float = 1.0) -> Terms:
         """InfoNCE terms, one per granularity of the grid, all with this weight."""
         losses = {}
         for layer in self.layers:
             dims = self.grid.dims_of(layer)
             losses[layer] = dict(
-                zip(dims, self.contrast(self.embeddings(batch, layer), dims, matches).unbind(), strict=True)
+                zip(dims, self.contrast(self.embeddings(batch, layer), dims, targets).unbind(), strict=True)
             )
         return {self.term(g, weight=weight): losses[g.layer][g.dim] for g in self.grid}
 

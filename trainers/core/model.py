@@ -10,9 +10,9 @@ from torch import nn
 
 from .encoding.batch import column_states
 from .objective import NestedBatch, Objective
-from .parallel.fsdp import is_sharded
+from .parallel.ranks import is_sharded
 from .projection import Projection
-from .states import ProjectedStates, TextStates, transformer_layers
+from .states import TextStates, transformer_layers
 
 
 NOT_INPUTS = ("text_ids", "teacher")  # entries of a text column that the encoder does not read
@@ -119,7 +119,7 @@ class NestedModel(nn.Module):
         if self.projection is None:
             return states
         depth = self.config.num_hidden_layers
-        return {name: ProjectedStates(text, self.projection, depth) for name, text in states.items()}
+        return {name: text.projected(depth, self.projection) for name, text in states.items()}
 
 
 def of_all(columns: Mapping[str, Mapping[str, torch.Tensor]], name: str) -> dict[str, torch.Tensor] | None:

@@ -47,6 +47,30 @@ Terms = dict[Term, torch.Tensor]
 REDUCTIONS = ("sum", "mean")  # of losses over a grid
 
 
+class TermMeter:
+    """Running means of terms. The sums stay on the device until [`pop`] reads them."""
+
+    def __init__(self) -> None:
+        self.sums: dict[Term, torch.Tensor] = {}
+        self.count = 0
+        self.last_step: int | None = None
+
+    def add(self, terms: Mapping[Term, torch.Tensor], scale: float = 1.0, step: int | None = None) -> None:
+        """Add terms. All calls with the same `step` (its accumulated batches) count as one."""
+        for term, value in terms.items():
+            self.sums[term] = self.sums.get(term, 0.0) + value * scale
+        if step is None or step != self.last_step:
+            self.count += 1
+        self.last_step = step
+
+    def pop(self, accelerator: Any) -> dict[str, float]:
+        """Return name of each term -> mean over steps and processes, and reset the sums."""
+        reduced = accelerator.reduce(self.sums, reduction="mean") if self.sums else {}
+        means = {str(term): (value / self.count).item() for term, value in reduced.items()}
+        self.sums, self.count, self.last_step = {}, 0, None
+        return means
+
+
 @dataclass(frozen=True)
 class Identity:
     """
@@ -77,7 +101,7 @@ class NestedBatch:
 
     Args:
         texts (`Mapping[str, NestedStates]`): Text column -> states, in the order of the columns. [`PooledStates`] if
-            gradients are cached, [`ProjectedStates`] if the model has a projection.
+            the objective reads only embeddings of one pooling.
         text_ids (`Mapping[str, torch.Tensor]`, *optional*): Text column -> one number per text `(batch,)`; equal
             texts have equal numbers.
         teacher (`Mapping[str, torch.Tensor]`, *optional*): Text column -> the teacher's embeddings of the texts,

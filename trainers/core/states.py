@@ -8,7 +8,7 @@ granularity is a prefix of one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -21,8 +21,7 @@ from modeling_m3bert.configuration_m3bert import plan_of
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
 from modeling_m3bert.settings_m3bert import POOLINGS, Pooling
 
-from .encoding.chunking import Flattened
-from .encoding.packed_rows import DOCUMENTS, check_packable, flattened_documents, packed_arguments
+from .encoding.packed_rows import DOCUMENTS, Flattened, check_packable, flattened_documents, packed_arguments
 
 
 @dataclass(frozen=True)
@@ -101,16 +100,24 @@ class NestedStates:
         causal (`bool`, *optional*, defaults to `False`): Whether the backbone is causal.
         state_only (`dict[int, torch.Tensor]`, *optional*): Layer that reads the static table -> what its state-only
             map makes of its state.
+        projections (`dict[int, nn.Module]`, *optional*): Layer -> projection of its pooled embedding.
+        packed (`bool`, *optional*, defaults to `False`): Whether the rows are packed, each with several texts.
     """
 
     layers: Mapping[int, torch.Tensor]
     attention_mask: torch.Tensor
     causal: bool = False
     state_only: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    projections: Mapping[int, nn.Module] = field(default_factory=dict)
+    packed: bool = False
 
     def without_table(self) -> NestedStates:
         """The states of the state-only maps."""
         return replace(self, layers=self.state_only, state_only={})
+
+    def projected(self, layer: int, projection: nn.Module) -> NestedStates:
+        """The states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled embedding."""
+        return replace(self, projections={layer: projection})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
@@ -126,9 +133,15 @@ class NestedStates:
 
         Raises:
             ValueError: if the pooling is unknown, or is `"cls"` for a causal backbone, whose first token attends to
-                no other token.
+                no other token, or if the rows are packed.
         """
         check_pooling(pooling)
+        if self.packed:
+            raise ValueError("A packed row holds several texts, which are not pooled: use one text per row.")
+        vectors = self._pooled(layer, pooling)
+        return self.projections[layer](vectors) if layer in self.projections else vectors
+
+    def _pooled(self, layer: int, pooling: Pooling) -> torch.Tensor:
         state = self.layers[layer]
         # A mean over hundreds of tokens loses precision in float16 and bfloat16.
         state = state.to(torch.promote_types(state.dtype, torch.float32))
@@ -159,19 +172,6 @@ class NestedStates:
         return self.last_positions() if self.causal else self.first_positions()
 
 
-class PackedStates(NestedStates):
-    """The states of packed rows, which hold several texts each: token states only."""
-
-    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
-        """
-        Not defined.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("A packed row holds several texts, which are not pooled: use one text per row.")
-
-
 @dataclass(frozen=True)
 class PooledStates:
     """
@@ -191,6 +191,10 @@ class PooledStates:
         """The embeddings of the state-only maps."""
         return replace(self, layers=self.state_only, state_only={})
 
+    def projected(self, layer: int, projection: nn.Module) -> PooledStates:
+        """Same as [`NestedStates.projected`]."""
+        return replace(self, layers={**self.layers, layer: projection(self.layers[layer])})
+
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
         Same as [`NestedStates.pooled`].
@@ -203,40 +207,8 @@ class PooledStates:
         return self.layers[layer]
 
 
-@dataclass(frozen=True)
-class ProjectedStates:
-    """
-    States of a model with a projection: the pooled embedding of the last layer is projected.
-
-    Args:
-        states ([`NestedStates`] or [`PooledStates`]): States of the backbone.
-        projection (`nn.Module`): Maps `(batch, hidden_size)` to `(batch, dim)`.
-        depth (`int`): The layer whose pooled embedding is projected. Other layers are not changed.
-    """
-
-    states: TextStates
-    projection: nn.Module
-    depth: int
-
-    @property
-    def layers(self) -> Mapping[int, torch.Tensor]:
-        return self.states.layers
-
-    @property
-    def state_only(self) -> Mapping[int, torch.Tensor]:
-        return self.states.state_only
-
-    def without_table(self) -> TextStates:
-        """The states of the state-only maps, all below the projected layer."""
-        return self.states.without_table()
-
-    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
-        """Same as [`NestedStates.pooled`], with the projection applied at the last layer."""
-        vectors = self.states.pooled(layer, pooling)
-        return self.projection(vectors) if layer == self.depth else vectors
-
-
-TextStates = NestedStates | PooledStates | ProjectedStates
+TextStates = NestedStates | PooledStates
+Reading = tuple[int, bool]  # a layer, and whether it is read by its state-only map
 
 
 def truncate(vectors: torch.Tensor, dim: int, normalize: bool = False) -> torch.Tensor:
@@ -314,6 +286,18 @@ def state_only_layers(config: Any, layers: Iterable[int]) -> list[int]:
     return [layer for layer in layers if layer > 0 and layer in static and layer not in stitched]
 
 
+def readings(model: Any, layers: Sequence[int], state_only: bool) -> list[Reading]:
+    """The layers, and on request those that have a state-only map once more."""
+    alone = state_only_layers(unwrap_encoder(model).config, layers) if state_only else []
+    return [(layer, False) for layer in layers] + [(layer, True) for layer in alone]
+
+
+def pooled_reading(states: TextStates, reading: Reading, pooling: Pooling) -> torch.Tensor:
+    """The embeddings of a reading, `(texts, hidden_size)`."""
+    layer, alone = reading
+    return (states.without_table() if alone else states).pooled(layer, pooling)
+
+
 def max_positions(config: Any) -> int:
     """The longest text, in tokens, that a backbone of this config reads."""
     return config.max_position_embeddings - first_position(config)
@@ -355,7 +339,7 @@ def nested_states(
         state_only (`bool`, *optional*, defaults to `False`): Also apply the state-only maps of these layers.
 
     Returns:
-        [`NestedStates`]; [`PackedStates`] for packed rows.
+        [`NestedStates`]
 
     Raises:
         ValueError: if a layer is outside the model, or the model type is not supported, or not for packed rows.
@@ -417,7 +401,7 @@ def nested_states(
         mask = torch.ones(
             outputs.last_hidden_state.shape[:2], dtype=torch.long, device=outputs.last_hidden_state.device
         )
-    return (PackedStates if packed else NestedStates)(states, mask, spec.causal, alone)
+    return NestedStates(states, mask, spec.causal, alone, packed=packed)
 
 
 def stitched_places(config: Any, layers: Iterable[int]) -> dict[int, int]:

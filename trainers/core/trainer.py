@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import os
 import time
@@ -21,8 +22,9 @@ from transformers.trainer_utils import EvalLoopOutput
 from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of
 from .dataset_checks import require_columns, require_one_batch
+from .granularity import Grid
 from .model import NestedModel
-from .objective import Objective, Term
+from .objective import Objective, Term, TermMeter
 from .optimization import OWN_GROUP, reshape_loaded_state, set_apart, warm_up_apart
 from .parallel.fsdp import check_checkpoint, check_fsdp, precision_policy
 from .parallel.ranks import equal_on_all_ranks, rank, world_size
@@ -30,9 +32,10 @@ from .projection import Projection
 from .states import check_pooling, reads_table, unwrap_encoder
 from .streams.loader import Layout, StreamLoader
 from .streams.stream import Stream, streamed
-from .term_meter import TermMeter
 from .throughput import ThroughputMeter
-from .trained_grid import declare_grid, drop_stale_exits
+
+
+logger = logging.getLogger(__name__)
 
 
 OBJECTIVE_FILE = "objective.safetensors"
@@ -402,3 +405,28 @@ class NestedTrainer(Trainer):
             super()._load_best_model()
         else:
             self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+def declare_grid(config: Any, grid: Grid) -> None:
+    """
+    Write the trained grid into a model's config, under the names that m3BERT and serving engines read.
+
+    Raises:
+        ValueError: if the config's default granularity is not in the grid.
+    """
+    config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims
+    if config.model_type == "m3bert":
+        config.resolve_granularity()
+    else:  # m3BERT derives these two
+        config.is_matryoshka, config.matryoshka_dimensions = True, grid.dims
+
+
+def drop_stale_exits(encoder: PreTrainedModel, grid: Grid) -> None:
+    """Remove the exits of layers outside the grid: training moves the states that they were fitted to."""
+    stale = sorted({*getattr(encoder.config, "exit_layers", ())} - {*grid.layers})
+    if stale:
+        logger.warning(
+            f"The exits of layers {', '.join(map(str, stale))} are dropped: the grid {grid} does not train them. "
+            "To fit them again after training, use `m3bert fit_exits`."
+        )
+        encoder.drop_exits(stale)

@@ -27,7 +27,6 @@ from ..core.projection import Projection
 from ..core.states import (
     NestedStates,
     Pooling,
-    ProjectedStates,
     TextStates,
     check_pooling,
     longest_text,
@@ -332,7 +331,7 @@ class GridEncoder:
         states: TextStates = self.states(inputs, self.grid.layers)
         if self.projection is not None:
             projection = self.projection.to(inputs["input_ids"].device)
-            states = ProjectedStates(states, projection, self.grid.layers[-1])
+            states = states.projected(self.grid.layers[-1], projection)
         return {
             layer: truncate(states.pooled(layer, self.pooling), grid.dims_of(layer)[-1], self.normalize)
             for layer in grid.layers

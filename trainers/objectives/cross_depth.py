@@ -63,12 +63,12 @@ class CrossDepth(EmbeddingObjective):
             )
 
     def forward(self, batch: NestedBatch) -> Terms:
-        matches, losses = self.matches(batch), {}
+        targets, losses = self.contrast_targets(batch), {}
         anchors, *others = batch.texts.values()
         documents = [text.pooled(self.document_layer, self.pooling) for text in others]
         for layer in self.grid.layers:
             dims = self.grid.dims_of(layer)
             queries = anchors.pooled(layer, self.pooling)
-            losses[layer] = dict(zip(dims, self.contrast([queries, *documents], dims, matches).unbind(), strict=True))
+            losses[layer] = dict(zip(dims, self.contrast([queries, *documents], dims, targets).unbind(), strict=True))
         weight = 1 / len(self.grid) if self.reduction == "mean" else 1.0
         return {self.term(g, weight=weight): losses[g.layer][g.dim] for g in self.grid}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,25 +11,28 @@ import torch
 from ..parallel.ranks import smallest_on_all_ranks
 from ..states import (
     NestedStates,
-    PackedStates,
     PooledStates,
     Pooling,
+    Reading,
     TextStates,
     backbone_spec,
     nested_states,
+    pooled_reading,
+    readings,
     reads_table,
     unwrap_encoder,
 )
 from .chunking import (
     PassCost,
-    TextRows,
+    Rows,
     chunked,
     in_row_order,
     merged,
     padded_in_row_order,
+    text_lengths,
     with_shared_embeddings,
 )
-from .gradient_caching import Reading, cached_vectors, pooled_reading, readings
+from .gradient_caching import cached_vectors
 from .packed_rows import DOCUMENTS, OwnRows, check_packable
 
 
@@ -128,7 +132,7 @@ def states_of_rows(
     padding = encoder.config.pad_token_id or 0
     states = column_states(model, {"text": rows.inputs(inputs, padding)}, layers)["text"]
     packed = {layer: rows.pack(state) for layer, state in states.layers.items()}
-    return PackedStates(packed, rows.packed.long(), backbone_spec(encoder.config).causal)
+    return NestedStates(packed, rows.packed.long(), backbone_spec(encoder.config).causal, packed=True)
 
 
 def encodes_own_rows(encoder: Any) -> bool:
@@ -138,6 +142,68 @@ def encodes_own_rows(encoder: Any) -> bool:
     """
     masked = encoder.config._attn_implementation in ("eager", "sdpa")
     return masked and encoder.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+@dataclass(frozen=True)
+class TextRows:
+    """
+    The texts of several columns as rows of the same tensors, padded on the right to the longest column.
+
+    Args:
+        inputs (`dict[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them `attention_mask`.
+        shapes (`tuple[tuple[int, int], ...]`): Number of texts and width of each column.
+        lengths (`tuple[int, ...]`): Number of tokens of each text ([`text_lengths`]).
+        padded_left (`bool`): Whether a text has padding on the left.
+    """
+
+    inputs: Rows
+    shapes: tuple[tuple[int, int], ...]
+    lengths: tuple[int, ...]
+    padded_left: bool
+
+    @classmethod
+    def of(cls, columns: Iterable[Mapping[str, torch.Tensor]]) -> TextRows | None:
+        """
+        Join columns. `None` if they cannot be joined: a column is not one text per row, or columns have different
+        kinds of tensors.
+        """
+        columns = list(columns)
+        shapes = []
+        for column in columns:
+            shape = next(iter(column.values())).shape[:2]
+            if column.keys() != columns[0].keys() or "attention_mask" not in column or len(shape) < 2:
+                return None
+            if any(value.shape[:2] != shape for value in column.values()):
+                return None
+            shapes.append((shape[0], shape[1]))
+        width = max(tokens for _, tokens in shapes)
+        joined = {
+            name: torch.cat([_widened(column[name], width) for column in columns]) if len(columns) > 1 else value
+            for name, value in columns[0].items()
+        }
+        lengths = text_lengths(joined["attention_mask"])
+        padded_left = (joined["attention_mask"].sum(dim=1) != lengths).any()
+        return cls(joined, tuple(shapes), tuple(lengths.tolist()), bool(padded_left))
+
+    def take(self, chunk: Sequence[int]) -> Rows:
+        """The rows of a chunk, without the columns on the right that are padding in all of them."""
+        longest = max(self.lengths[row] for row in chunk)
+        if len(chunk) == len(self.lengths):  # a single chunk keeps the order
+            return {name: value[:, :longest] for name, value in self.inputs.items()}
+        index = torch.tensor(chunk, device=self.inputs["attention_mask"].device)
+        return {name: value[:, :longest].index_select(0, index) for name, value in self.inputs.items()}
+
+    def split(self, values: torch.Tensor) -> list[torch.Tensor]:
+        """Divide rows `(texts, ...)` into those of each column."""
+        return list(values.split([texts for texts, _ in self.shapes]))
+
+
+def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
+    """Values `(texts, tokens, ...)` with zeros on the right."""
+    missing = width - values.shape[1]
+    if not missing:
+        return values
+    return torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1)
 
 
 def narrowed(states: torch.Tensor, tokens: int) -> torch.Tensor:

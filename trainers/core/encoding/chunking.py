@@ -5,7 +5,7 @@ done on padding. Training steps, cached gradients and evaluation all use it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -119,68 +119,6 @@ def text_lengths(attention_mask: torch.Tensor) -> torch.Tensor:
     return (attention_mask.bool() * positions).amax(dim=1).clamp(min=1)
 
 
-@dataclass(frozen=True)
-class TextRows:
-    """
-    The texts of several columns as rows of the same tensors, padded on the right to the longest column.
-
-    Args:
-        inputs (`dict[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them `attention_mask`.
-        shapes (`tuple[tuple[int, int], ...]`): Number of texts and width of each column.
-        lengths (`tuple[int, ...]`): Number of tokens of each text ([`text_lengths`]).
-        padded_left (`bool`): Whether a text has padding on the left.
-    """
-
-    inputs: Rows
-    shapes: tuple[tuple[int, int], ...]
-    lengths: tuple[int, ...]
-    padded_left: bool
-
-    @classmethod
-    def of(cls, columns: Iterable[Mapping[str, torch.Tensor]]) -> TextRows | None:
-        """
-        Join columns. `None` if they cannot be joined: a column is not one text per row, or columns have different
-        kinds of tensors.
-        """
-        columns = list(columns)
-        shapes = []
-        for column in columns:
-            shape = next(iter(column.values())).shape[:2]
-            if column.keys() != columns[0].keys() or "attention_mask" not in column or len(shape) < 2:
-                return None
-            if any(value.shape[:2] != shape for value in column.values()):
-                return None
-            shapes.append((shape[0], shape[1]))
-        width = max(tokens for _, tokens in shapes)
-        joined = {
-            name: torch.cat([_widened(column[name], width) for column in columns]) if len(columns) > 1 else value
-            for name, value in columns[0].items()
-        }
-        lengths = text_lengths(joined["attention_mask"])
-        padded_left = (joined["attention_mask"].sum(dim=1) != lengths).any()
-        return cls(joined, tuple(shapes), tuple(lengths.tolist()), bool(padded_left))
-
-    def take(self, chunk: Sequence[int]) -> Rows:
-        """The rows of a chunk, without the columns on the right that are padding in all of them."""
-        longest = max(self.lengths[row] for row in chunk)
-        if len(chunk) == len(self.lengths):  # a single chunk keeps the order
-            return {name: value[:, :longest] for name, value in self.inputs.items()}
-        index = torch.tensor(chunk, device=self.inputs["attention_mask"].device)
-        return {name: value[:, :longest].index_select(0, index) for name, value in self.inputs.items()}
-
-    def split(self, values: torch.Tensor) -> list[torch.Tensor]:
-        """Divide rows `(texts, ...)` into those of each column."""
-        return list(values.split([texts for texts, _ in self.shapes]))
-
-
-def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
-    """Values `(texts, tokens, ...)` with zeros on the right."""
-    missing = width - values.shape[1]
-    if not missing:
-        return values
-    return torch.cat([values, values.new_zeros(len(values), missing, *values.shape[2:])], dim=1)
-
-
 def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows], static: bool = False) -> list[Rows]:
     """
     Look up the token embeddings of all chunks at once, so that the gradient of the vocabulary, which is as large as
@@ -256,67 +194,3 @@ class _PaddedRows(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         parts = [grad[chunk, :tokens] for chunk, tokens in zip(ctx.chunks, ctx.tokens, strict=True)]
         return None, None, *parts
-
-
-@dataclass(frozen=True)
-class Flattened:
-    """
-    Texts in one row without padding, for attention with variable lengths (flash attention).
-
-    Args:
-        inputs (`dict[str, Any]`): Arguments of the encoder.
-        real (`torch.BoolTensor` of shape `(texts, tokens)`): The tokens that are in the row.
-    """
-
-    inputs: dict[str, Any]
-    real: torch.Tensor
-
-    @classmethod
-    def of(cls, inputs: Mapping[str, torch.Tensor], first_position: int) -> Flattened:
-        """
-        Flatten a batch of texts.
-
-        Args:
-            inputs (`Mapping[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them
-                `attention_mask`.
-            first_position (`int`): Row of the position embeddings that the first token reads.
-        """
-        real = inputs["attention_mask"].bool()
-        positions = torch.arange(real.shape[1], device=real.device).expand_as(real)[real]
-        counts = real.sum(dim=1)
-        tokens = {name: value for name, value in inputs.items() if name != "attention_mask"}
-        return cls.with_boundaries(
-            tokens, real, nn.functional.pad(counts.cumsum(0), (1, 0)), positions + first_position
-        )
-
-    @classmethod
-    def with_boundaries(
-        cls, tokens: Mapping[str, torch.Tensor], real: torch.Tensor, boundaries: torch.Tensor, positions: torch.Tensor
-    ) -> Flattened:
-        """
-        Flatten texts whose places are known.
-
-        Args:
-            tokens (`Mapping[str, torch.Tensor]`): Tensors of shape `(rows, tokens, ...)`.
-            real (`torch.BoolTensor` of shape `(rows, tokens)`): The tokens to keep.
-            boundaries (`torch.LongTensor` of shape `(texts + 1,)`): Cumulative lengths of the texts.
-            positions (`torch.LongTensor` of shape `(real tokens,)`): Row of the position embeddings of every token.
-        """
-        boundaries, longest = boundaries.to(torch.int32), int(boundaries.diff().max())
-        flat = {name: value[real].unsqueeze(0) for name, value in tokens.items()}
-        return cls(
-            {
-                "position_ids": positions.unsqueeze(0),
-                "cu_seq_lens_q": boundaries,
-                "cu_seq_lens_k": boundaries,
-                "max_length_q": longest,
-                "max_length_k": longest,
-                **flat,
-            },
-            real,
-        )
-
-    def padded(self, states: torch.Tensor) -> torch.Tensor:
-        """States `(1, real tokens, hidden_size)` as `(texts, tokens, hidden_size)`, with zeros at padding."""
-        rows = states.new_zeros(*self.real.shape, states.shape[2])
-        return rows.masked_scatter(self.real.unsqueeze(2), states)

@@ -25,23 +25,8 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from ..states import Pooling, TextStates, nested_states, state_only_layers, unwrap_encoder
+from ..states import Pooling, Reading, nested_states, pooled_reading, readings
 from .chunking import Rows
-
-
-Reading = tuple[int, bool]  # a layer, and whether it is read by its state-only map
-
-
-def readings(model: Any, layers: Sequence[int], state_only: bool) -> list[Reading]:
-    """The layers, and on request those that have a state-only map once more."""
-    alone = state_only_layers(unwrap_encoder(model).config, layers) if state_only else []
-    return [(layer, False) for layer in layers] + [(layer, True) for layer in alone]
-
-
-def pooled_reading(states: TextStates, reading: Reading, pooling: Pooling) -> torch.Tensor:
-    """The embeddings of a reading, `(texts, hidden_size)`."""
-    layer, alone = reading
-    return (states.without_table() if alone else states).pooled(layer, pooling)
 
 
 def cached_vectors(

@@ -20,8 +20,6 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
-from .chunking import Flattened
-
 
 DOCUMENTS = "document_ids"  # tensor of a batch of packed rows; see `packed_arguments`
 DISENTANGLED = "its attention and its embeddings read one mask, which cannot keep documents apart"
@@ -98,6 +96,70 @@ def packed_arguments(
         window = create_bidirectional_sliding_window_mask(config, like, **options)
         mask = {"full_attention": mask, "sliding_attention": window}
     return {**rest, "attention_mask": mask}
+
+
+@dataclass(frozen=True)
+class Flattened:
+    """
+    Texts in one row without padding, for attention with variable lengths (flash attention).
+
+    Args:
+        inputs (`dict[str, Any]`): Arguments of the encoder.
+        real (`torch.BoolTensor` of shape `(texts, tokens)`): The tokens that are in the row.
+    """
+
+    inputs: dict[str, Any]
+    real: torch.Tensor
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, torch.Tensor], first_position: int) -> Flattened:
+        """
+        Flatten a batch of texts.
+
+        Args:
+            inputs (`Mapping[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them
+                `attention_mask`.
+            first_position (`int`): Row of the position embeddings that the first token reads.
+        """
+        real = inputs["attention_mask"].bool()
+        positions = torch.arange(real.shape[1], device=real.device).expand_as(real)[real]
+        counts = real.sum(dim=1)
+        tokens = {name: value for name, value in inputs.items() if name != "attention_mask"}
+        return cls.with_boundaries(
+            tokens, real, nn.functional.pad(counts.cumsum(0), (1, 0)), positions + first_position
+        )
+
+    @classmethod
+    def with_boundaries(
+        cls, tokens: Mapping[str, torch.Tensor], real: torch.Tensor, boundaries: torch.Tensor, positions: torch.Tensor
+    ) -> Flattened:
+        """
+        Flatten texts whose places are known.
+
+        Args:
+            tokens (`Mapping[str, torch.Tensor]`): Tensors of shape `(rows, tokens, ...)`.
+            real (`torch.BoolTensor` of shape `(rows, tokens)`): The tokens to keep.
+            boundaries (`torch.LongTensor` of shape `(texts + 1,)`): Cumulative lengths of the texts.
+            positions (`torch.LongTensor` of shape `(real tokens,)`): Row of the position embeddings of every token.
+        """
+        boundaries, longest = boundaries.to(torch.int32), int(boundaries.diff().max())
+        flat = {name: value[real].unsqueeze(0) for name, value in tokens.items()}
+        return cls(
+            {
+                "position_ids": positions.unsqueeze(0),
+                "cu_seq_lens_q": boundaries,
+                "cu_seq_lens_k": boundaries,
+                "max_length_q": longest,
+                "max_length_k": longest,
+                **flat,
+            },
+            real,
+        )
+
+    def padded(self, states: torch.Tensor) -> torch.Tensor:
+        """States `(1, real tokens, hidden_size)` as `(texts, tokens, hidden_size)`, with zeros at padding."""
+        rows = states.new_zeros(*self.real.shape, states.shape[2])
+        return rows.masked_scatter(self.real.unsqueeze(2), states)
 
 
 def flattened_documents(inputs: Mapping[str, torch.Tensor], first_position: int) -> Flattened:

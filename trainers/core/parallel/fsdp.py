@@ -92,11 +92,6 @@ def precision_policy(mixed_precision: str) -> MixedPrecisionPolicy | None:
     return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
 
-def is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP divides the parameters of the model."""
-    return isinstance(model, FSDPModule)
-
-
 @contextmanager
 def whole_root(model: nn.Module) -> Iterator[None]:
     """

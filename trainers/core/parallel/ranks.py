@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import distributed
+from torch import distributed, nn
+from torch.distributed.fsdp import FSDPModule
 
 
 def world_size() -> int:
@@ -31,6 +32,11 @@ def wait_for_all_ranks() -> None:
     """Return when every rank has called this function."""
     if world_size() > 1:
         distributed.barrier()
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP divides the parameters of the model."""
+    return isinstance(model, FSDPModule)
 
 
 @dataclass(frozen=True)
