@@ -195,7 +195,7 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
     Raises:
         ValueError: names the option and what it needs.
     """
-    embeds = isinstance(args, trainers.EmbeddingConfig)
+    embeds = isinstance(args, trainers.TextTrainingArguments)
     sources = [name for name in ("train_files", "dataset_name", "prepared_data") if getattr(data, name)]
     if data.prepared_data is not None and embeds:
         raise ValueError("--prepared_data is for masked LMs only.")
@@ -221,7 +221,8 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
         raise ValueError("--max_pairs_per_query needs --clean_pairs.")
     if data.max_pairs_per_query is not None and data.max_pairs_per_query < 1:
         raise ValueError(f"--max_pairs_per_query {data.max_pairs_per_query} must be 1 or more.")
-    if data.clean_pairs and (not embeds or args.unsupervised or isinstance(args, trainers.DistillationConfig)):
+    single = not embeds or args.views > 1 or isinstance(args, trainers.DistillationConfig)
+    if data.clean_pairs and single:
         raise ValueError("--clean_pairs is for pairs; this method trains on single texts.")
     if data.streaming and data.language_exponent is not None:
         raise ValueError("--language_exponent needs the sizes of the languages, which --streaming does not know.")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
+from tests.trainers.tiny_run import pair_config, pair_trainer
+from trainers import ContrastiveConfig, ContrastiveTrainer
 
 
 ROOT = Path(__file__).parent.parent
@@ -172,9 +177,39 @@ def test_the_checks_find_what_they_look_for():
         Import("trainers.core.b", "trainers.core.a", 9, True),
     )
     assert circles([there, back]) == [["trainers.core.a", "trainers.core.b"]] and circles([there]) == []
-    private = Import("trainers.core.projection", "trainers.losses._blocks", 1, False)
+    private = Import("trainers.core.projection", "trainers.losses._divergence", 1, False)
     assert foreign_private([private]) == [private]
     assert foreign_private([private._replace(source="trainers.losses.contrastive")]) == []
+
+
+# Files of trainers/ that a reader of one step of Matryoshka fine-tuning has to know.
+MOST_FILES_OF_A_STEP = 13
+
+
+def test_a_training_step_is_read_in_few_files(tiny_tokenizer, sentences, tmp_path):
+    """Counted after the first step, in the threads of the step and its backward pass."""
+    args = pair_config(ContrastiveConfig, tmp_path, grid="2,6x8,32", max_steps=2)
+    trainer = pair_trainer(ContrastiveTrainer, args, tiny_tokenizer, sentences)
+    step, steps, files = trainer.training_step, [], set()
+
+    def watch(frame, event, argument):
+        files.add(frame.f_code.co_filename)
+
+    def watched_step(*inputs):
+        steps.append(inputs)
+        for set_profile in (sys.setprofile, threading.setprofile):
+            set_profile(watch if len(steps) == 2 else None)
+        try:
+            return step(*inputs)
+        finally:
+            for set_profile in (sys.setprofile, threading.setprofile):
+                set_profile(None)
+
+    trainer.training_step = watched_step
+    trainer.train()
+    own = sorted(str(Path(file).relative_to(ROOT)) for file in files if file.startswith(f"{ROOT / 'trainers'}/"))
+    assert "trainers/losses/contrastive.py" in own
+    assert len(own) <= MOST_FILES_OF_A_STEP, own
 
 
 def test_every_package_is_installed():

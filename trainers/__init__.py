@@ -11,7 +11,10 @@ if TYPE_CHECKING:
         ContrastiveConfig as ContrastiveConfig,
         ContrastiveTrainer as ContrastiveTrainer,
     )
-    from .core.arguments import NestedTrainingArguments as NestedTrainingArguments
+    from .core.arguments import (
+        NestedTrainingArguments as NestedTrainingArguments,
+        TextTrainingArguments as TextTrainingArguments,
+    )
     from .core.composition import Composition as Composition
     from .core.embedding import EmbeddingConfig as EmbeddingConfig, EmbeddingObjective as EmbeddingObjective
     from .core.granularity import Granularity as Granularity, Grid as Grid

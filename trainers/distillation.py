@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
 
-from .core.embedding import EmbeddingConfig
+from .core.arguments import TextTrainingArguments
 from .core.granularity import Grid
 from .core.help_texts import described
 from .core.objective import Objective
@@ -23,9 +23,10 @@ from .embedding import EmbeddingTrainer
 
 @described
 @dataclass
-class DistillationConfig(EmbeddingConfig):
+class DistillationConfig(TextTrainingArguments):
     """
-    Configuration that the methods with a teacher share, in addition to the fields of [`EmbeddingConfig`].
+    Configuration that the methods with a teacher share, in addition to the fields of
+    [`TextTrainingArguments`].
 
     Args:
         teacher_name_or_path (`str`, *optional*): Folder or Hub id of the teacher; see [`Teacher`].
@@ -57,20 +58,6 @@ class DistillationConfig(EmbeddingConfig):
     teacher_trust_remote_code: bool = False
     teacher_cache_dir: str = "runs/teachers"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("unsupervised", "symmetric", "learn_temperature"):
-            if getattr(self, name):
-                raise ValueError(f"{name} is for contrastive training on text pairs; unset it for distillation.")
-        if self.ring:
-            raise ValueError("ring has no effect here: distillation gathers its candidates from all ranks; unset it.")
-        if not self.gather_negatives:
-            raise ValueError("gather_negatives=False has no effect: distillation gathers its candidates; unset it.")
-        if self.own_negatives:
-            raise ValueError("own_negatives has no effect: distillation has no hard negatives; unset it.")
-        if self.guide_margin is not None:
-            raise ValueError("guide has no effect here: the teacher says how similar texts are; unset it.")
-
     @property
     def teacher(self) -> Teacher:
         """
@@ -100,12 +87,6 @@ class DistillationConfig(EmbeddingConfig):
             longest = [length for length in (self.max_length, published.max_length) if length is not None]
             self.teacher_max_length = min(longest, default=None)
         return self.teacher
-
-    def columns_of(self, *datasets: Any) -> list[str]:
-        columns = self.named_columns(*datasets)
-        if not columns:
-            raise ValueError("Distillation needs at least one text column: name it in text_columns.")
-        return columns
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         """

@@ -15,6 +15,7 @@ from transformers import AutoModel, PreTrainedTokenizerBase
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.settings_m3bert import PROJECTION_FOLDER
 
+from .core.arguments import TextTrainingArguments
 from .core.checkpoints import part_of
 from .core.embedding import EmbeddingConfig
 from .core.given import backbone_of, check_given
@@ -42,7 +43,7 @@ class EmbeddingTrainer(PublishingTrainer):
     Args:
         model (`str`, [`~transformers.PreTrainedModel`], peft model or [`~sentence_transformers.SentenceTransformer`]):
             The encoder, or its folder or Hub id.
-        args ([`EmbeddingConfig`]): Training arguments; `args.build_objective` makes the objective.
+        args ([`TextTrainingArguments`]): Training arguments; `args.build_objective` makes the objective.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of the encoder. Default:
             the one beside the encoder.
         train_dataset ([`~datasets.Dataset`] or stream, *optional*): Training data with text columns: anchor, positive,
@@ -67,7 +68,7 @@ class EmbeddingTrainer(PublishingTrainer):
     def __init__(
         self,
         model: Any,
-        args: EmbeddingConfig,
+        args: TextTrainingArguments,
         processing_class: PreTrainedTokenizerBase | None = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
@@ -76,7 +77,7 @@ class EmbeddingTrainer(PublishingTrainer):
         peft_config: Any = None,
         **kwargs: Any,
     ):
-        check_given(self, args, EmbeddingConfig, train_dataset, eval_dataset)
+        check_given(self, args, TextTrainingArguments, train_dataset, eval_dataset)
         model, processing_class = backbone_of(model, processing_class, AutoModel, peft_config)
         encoder = unwrap_encoder(model)
         self.published = published = EmbeddingSettings.of(encoder)
@@ -94,14 +95,12 @@ class EmbeddingTrainer(PublishingTrainer):
         roles, label = args.roles_of(columns), args.label_column_of(*datasets)
         for dataset in datasets:
             require_texts(dataset, columns)
-        if args.unsupervised and not has_dropout(model):
+        if args.views > 1 and not has_dropout(model):
             raise ValueError(
                 f"{type(model).__name__} has no dropout (see its config): two views of a text would be the same."
             )
         if not isinstance(teacher, TeacherEmbeddings):
             teacher = self.teacher_of(model, args, datasets, columns, processing_class, teacher)
-        if teacher is None and args.guide_margin is not None:
-            raise ValueError("guide_margin needs a guide: name one in guide, such as {name_or_path: ...}.")
         self.teacher = teacher
         super().__init__(
             model=model,
@@ -112,7 +111,7 @@ class EmbeddingTrainer(PublishingTrainer):
                 columns,
                 args.max_length or args.default_max_length,
                 separator=args.field_separator,
-                views=2 if args.unsupervised else 1,
+                views=args.views,
                 teacher=self.teacher,
                 prompts={column: args.prompts[role] for column, role in roles.items() if role in args.prompts},
                 max_lengths={
@@ -138,11 +137,19 @@ class EmbeddingTrainer(PublishingTrainer):
         processing_class: PreTrainedTokenizerBase,
         given: Any = None,
     ) -> TeacherEmbeddings | None:
-        """Hook for methods with a teacher: its embeddings of all texts, if none were passed. Here those of the guide
-        that was given, or else that `args` names; `None` without one."""
-        if given is None and args.guide is None:
+        """Hook for methods with a teacher: its embeddings of all texts, if none were passed. Here the teacher is the
+        guide of contrastive training that was given, or else that `args` names; `None` without one."""
+        if not isinstance(args, EmbeddingConfig):
+            if given is not None:
+                raise ValueError(f"{type(self).__name__} takes no teacher.")
             return None
-        guide = guide_of(args.guide) if given is None else teacher_from(given)
+        guide = None if given is None else teacher_from(given)
+        if guide is None and isinstance(args.guide, dict):
+            guide = guide_of(args.guide)
+        if guide is None:
+            if args.guide_margin is not None:
+                raise ValueError("guide_margin needs a guide: name one in guide, such as {name_or_path: ...}.")
+            return None
         texts = all_texts(datasets, columns, args.field_separator, processing_class)
         return guide.embed(texts, args.guide_cache_dir, description="Guide")
 

@@ -127,7 +127,6 @@ class ExitDistillationConfig(DistillationConfig):
             grid,
             temperature=self.pair_temperature,
             pooling=self.pooling or self.default_pooling,
-            mask_duplicates=self.mask_duplicates,
         )
         return Composition({"distillation": (1.0, distillation), "pairs": (self.pair_weight, pairs)})
 

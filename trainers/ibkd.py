@@ -34,6 +34,8 @@ class IBKDConfig(DistillationConfig):
         hsic (`dict`, *optional*): Arguments of [`HSIC`], as JSON or a YAML mapping, such as `{normalize: true}`.
         normalize_targets (`bool`, *optional*, defaults to `False`): L2-normalise both sides of the squared error, for
             the methods `mse` and `hpd`.
+        mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other,
+            for the methods `ibkd`, `ckd` and `crd`.
 
     The default grid is the student's full size. With several granularities, their losses are summed, which is not in
     the paper. Other defaults are the paper's (Table 1, STS): `temperature` 0.1, `learning_rate` 1e-4, batches of 256,
@@ -49,6 +51,7 @@ class IBKDConfig(DistillationConfig):
     beta: float = 1.0
     hsic: dict | str | None = None
     normalize_targets: bool = False
+    mask_duplicates: bool = True
     temperature: float = 0.1
     learning_rate: float = 1e-4
     per_device_train_batch_size: int = 256

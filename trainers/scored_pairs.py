@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from .core import papers
+from .core.arguments import TextTrainingArguments
 from .core.columns import labels_of
-from .core.embedding import EmbeddingConfig
 from .core.granularity import Granularity, Grid
 from .core.help_texts import described
 from .core.objective import Identity, NestedBatch, Objective, Terms, require_reduction
@@ -131,9 +131,9 @@ class ScoredPairs(Objective):
 
 @described
 @dataclass
-class ScoredPairsConfig(EmbeddingConfig):
+class ScoredPairsConfig(TextTrainingArguments):
     """
-    Configuration of [`ScoredPairsTrainer`], in addition to the fields of [`EmbeddingConfig`].
+    Configuration of [`ScoredPairsTrainer`], in addition to the fields of [`TextTrainingArguments`].
 
     Args:
         loss (`str`, *optional*, defaults to `"cosent"`): `cosent` or `angle` for pairs with a similarity; `margin_mse`
@@ -146,7 +146,7 @@ class ScoredPairsConfig(EmbeddingConfig):
         reduction (`str`, *optional*, defaults to `"sum"`): How to reduce the losses over the grid: `sum` or `mean`.
 
     Raises:
-        ValueError: if an argument is out of range, or is for contrastive training.
+        ValueError: if an argument is out of range.
     """
 
     objective_class = ScoredPairs
@@ -156,13 +156,6 @@ class ScoredPairsConfig(EmbeddingConfig):
     score_column: str | None = None
     score_temperature: float = 1.0
     reduction: str = "sum"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name, off in (("unsupervised", False), ("symmetric", False), ("learn_temperature", False), ("ring", False),
-                          ("own_negatives", False), ("gather_negatives", True), ("guide_margin", None)):  # fmt: skip
-            if getattr(self, name) != off:
-                raise ValueError(f"{name} is for contrastive training; unset it for training on scores.")
 
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = self.named_columns(*datasets)

@@ -13,7 +13,6 @@ from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
     Grid,
-    IBKDConfig,
     MIPICConfig,
     Teacher,
 )
@@ -79,15 +78,3 @@ def test_options_reach_the_objectives(tmp_path):
 def test_what_cannot_be_is_refused(tiny_tokenizer, sentences, tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         trained(tiny_tokenizer, tmp_path, sentences, text_columns=["query", "text"], **changes)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"gather_negatives": False}, "gather_negatives=False has no effect"),
-        ({"guide": {"name_or_path": "x"}}, "guide has no effect here"),
-    ],
-)
-def test_distillation_has_neither(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=message):
-        IBKDConfig(**quiet(tmp_path, teacher_name_or_path="x", **changes))

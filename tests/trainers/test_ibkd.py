@@ -209,7 +209,6 @@ def test_prefixes_of_a_projection(tiny_tokenizer, sentences, tmp_path):
         ({"beta": -1.0}, "beta=-1.0 must not be negative"),
         ({"method": "hpd"}, "method='hpd' needs projection_dim"),
         ({"normalize_targets": True}, "normalize_targets needs the method mse or hpd"),
-        ({"symmetric": True}, "symmetric is for contrastive training on text pairs"),
         ({"teacher_name_or_path": None}, "needs a teacher: set teacher_name_or_path"),
         ({"text_columns": []}, "needs at least one text column"),
         ({"text_columns": ["body"]}, r"lacks the column\(s\) body; it has text|Column 'body' of a row is not text"),

@@ -118,7 +118,6 @@ def test_arguments_out_of_range_are_named(values, message):
         (["sentence1", "sentence2", "score", "label"], {}, "found: score, label. Name it in score_column"),
         (["query", "positive", "negative", "score"], {}, "loss='cosent' needs two text columns; found: query, pos"),
         (["query", "positive", "score"], {"loss": "kl"}, "loss='kl' needs three text columns or more; found: query"),
-        (["sentence1", "sentence2", "score"], {"ring": True}, "ring is for contrastive training; unset it"),
     ],
 )
 def test_what_cannot_be_trained_on_is_refused_before_training(tiny_tokenizer, tmp_path, columns, changes, message):

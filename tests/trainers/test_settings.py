@@ -180,7 +180,7 @@ def trainer_of(name: str, folder: Path, sentences: list[str], output: Path, **ch
         **quiet(output, max_steps=1, per_device_train_batch_size=4, learning_rate=0.0, weight_decay=0.0, **options)
     )
     pairs = {"anchor": sentences[:8], "positive": sentences[8:16]}
-    if config.unsupervised or isinstance(config, trainers.DistillationConfig):
+    if config.views > 1 or isinstance(config, trainers.DistillationConfig):
         pairs = {"text": sentences[:8]}
     if name == "scored-pairs":
         pairs["score"] = [0.5, 1.0] * 4

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import logging
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from transformers import TrainingArguments
 
+from modeling_m3bert import EmbeddingSettings
+
+from .columns import Role, text_columns_of
+from .dataset_checks import header_of
 from .device import has_accelerator
 from .granularity import Grid
 from .help_texts import described
 from .objective import Objective
 from .parallel.fsdp import require_accelerator
+from .states import Pooling
+
+
+logger = logging.getLogger(__name__)
 
 
 @described
@@ -114,3 +125,206 @@ class NestedTrainingArguments(TrainingArguments):
             ValueError: if an argument of the objective is out of range.
         """
         return self.objective_class.for_grid(grid, **self.objective_arguments(self.objective_class))
+
+
+@described
+@dataclass
+class TextTrainingArguments(NestedTrainingArguments):
+    """
+    Training arguments of all methods on embeddings of texts: how texts are read, encoded and pooled.
+
+    Args:
+        temperature (`float`, *optional*, defaults to 0.05): Temperature tau; cosines are divided by it (m3BERT,
+            section 3.1).
+        pooling (`str`, *optional*): Pooling of token states: `"mean"` over real tokens, `"cls"` (the first token) or
+            `"lasttoken"` (for causal backbones). Default: as the model was published, else the mean.
+        text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives.
+            `title+text` joins two columns. Default: by their names, in any order: `anchor`, `query`, `question` or
+            `sentence1`; `positive`, `document`, `answer` or `sentence2`; `negative`, `negative_1`, ...; `text` for a
+            single text, or for the other side of a pair. `label` and `score` are not read. A dataset with other
+            columns is refused.
+        field_separator (`str`, *optional*): Text between joined columns. Default: the tokenizer's separator token.
+        max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: 512,
+            or less if the model was published for shorter texts. The saved model keeps the length that it was
+            published for, unless this one is larger.
+        query_max_length (`int`, *optional*): Maximum length of a query in tokens. Default: `max_length`.
+        document_max_length (`int`, *optional*): Maximum length of a document in tokens. Default: `max_length`.
+        query_prompt (`str`, *optional*): Prompt before every query, such as `"query: "`. It is saved with the model.
+            Default: as the model was published.
+        document_prompt (`str`, *optional*): Prompt before every document, such as `"passage: "`. It is saved with the
+            model. Default: as the model was published.
+        projection_dim (`int`, *optional*): Train a projection of the last layer's pooled embedding to this many dims
+            and publish it with the model ([`Projection`]). The dims of the grid are then prefixes of the projection.
+            Default: train the projection that the model was published with, if there is one. Another number of dims
+            starts with a new one.
+        mini_batch_size (`int`, *optional*): Cache gradients, so that the encoder's memory does not grow with the
+            batch: as many tokens as this number of the longest texts has are encoded at a time. Default: keep the
+            activations of all texts, which is faster.
+        learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
+        per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
+        dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because
+            it has fewer negatives.
+
+    Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and
+    `per_device_train_batch_size` 32 (m3BERT, section 3.1, public data sets), and `dataloader_drop_last`.
+
+    The texts of the first column are queries, those of all other columns are documents. A model keeps what it was
+    published with ([`EmbeddingSettings`]): pooling, projection, normalisation, prompts, longest text. Where an
+    argument says otherwise, the log says so. The tokens of a prompt count towards the length of a text. A teacher
+    reads texts without these prompts.
+
+    Raises:
+        ValueError: if a value is out of range.
+    """
+
+    # For a model that was not published as an embedding model, and the longest text for any model.
+    default_pooling: ClassVar[Pooling] = "mean"
+    default_max_length: ClassVar[int] = 512
+    # Whether training puts the prompts that the model was published with before texts.
+    reads_published_prompts: ClassVar[bool] = True
+
+    temperature: float = 0.05
+    pooling: Pooling | None = None
+    text_columns: list[str] | None = None
+    field_separator: str | None = None
+    max_length: int | None = None
+    query_max_length: int | None = None
+    document_max_length: int | None = None
+    query_prompt: str | None = None
+    document_prompt: str | None = None
+    projection_dim: int | None = None
+    mini_batch_size: int | None = None
+    learning_rate: float = 2e-5
+    per_device_train_batch_size: int = 32
+    dataloader_drop_last: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mini_batch_size is not None and self.mini_batch_size < 1:
+            raise ValueError(f"mini_batch_size={self.mini_batch_size} must be 1 or more.")
+        for role, length in self.max_lengths.items():
+            if length < 1:
+                raise ValueError(f"{role}_max_length={length} must be 1 or more.")
+
+    @property
+    def all_queries(self) -> bool:
+        """Whether the texts of all columns are queries."""
+        return False
+
+    @property
+    def views(self) -> int:
+        """How often each text is encoded, with dropout masks of its own."""
+        return 1
+
+    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
+        """
+        A copy that takes everything that is not set from the settings of the model to train. It says in the log which
+        arguments differ from them.
+
+        Args:
+            settings ([`EmbeddingSettings`], *optional*): The model's settings, if it is an embedding model.
+            limit (`int`): The longest text that the model embeds.
+        """
+        known = settings or EmbeddingSettings(pooling=self.default_pooling)
+        found: dict[str, Any] = {"pooling": known.pooling}
+        if known.projection is not None:
+            found["projection_dim"] = known.projection.out_features
+        for role in ("query", "document"):
+            if known.prompts.get(role):
+                found[f"{role}_prompt"] = known.prompts[role]
+        if settings is not None:
+            lengths = {"max_length": limit} if (self.max_length or 0) > limit else {}
+            for name, value in (found | lengths).items():
+                if (own := getattr(self, name)) not in (None, value):
+                    logger.warning(f"The model was published with {name}={value!r}; the argument {own!r} is used.")
+        if not self.reads_published_prompts:
+            found = {name: value for name, value in found.items() if not name.endswith("_prompt")}
+        elif self.all_queries:  # all texts are queries
+            found.pop("document_prompt", None)
+        found["max_length"] = min(self.default_max_length, limit)
+        chosen = copy.copy(self)
+        for name, value in found.items():
+            if getattr(self, name) is None:
+                setattr(chosen, name, value)
+        return chosen
+
+    def objective_arguments(self, objective_class: type[Objective]) -> dict[str, Any]:
+        arguments = super().objective_arguments(objective_class)
+        return arguments | ({"pooling": self.pooling or self.default_pooling} if "pooling" in arguments else {})
+
+    @property
+    def stated_prompts(self) -> dict[Role, str]:
+        """Role -> prompt before its texts, for roles with an argument. It may be empty."""
+        named: dict[Role, str | None] = {"query": self.query_prompt, "document": self.document_prompt}
+        return {role: prompt for role, prompt in named.items() if prompt is not None}
+
+    @property
+    def prompts(self) -> dict[Role, str]:
+        """Role -> prompt before its texts, for roles with a prompt."""
+        return {role: prompt for role, prompt in self.stated_prompts.items() if prompt}
+
+    @property
+    def max_lengths(self) -> dict[Role, int]:
+        """Role -> maximum length of its texts in tokens, for roles that differ from `max_length`."""
+        named: dict[Role, int | None] = {"query": self.query_max_length, "document": self.document_max_length}
+        return {role: length for role, length in named.items() if length is not None}
+
+    def roles_of(self, columns: Sequence[str]) -> dict[str, Role]:
+        """
+        Text column -> role of its texts.
+
+        Raises:
+            ValueError: if there are options for documents, but all texts are queries.
+        """
+        roles: dict[str, Role] = {
+            column: "query" if self.all_queries or column == columns[0] else "document" for column in columns
+        }
+        for name in ("document_prompt", "document_max_length"):
+            if getattr(self, name) is not None and "document" not in roles.values():
+                raise ValueError(
+                    f"{name} has no effect: all texts are queries here; set {name.replace('document', 'query')}."
+                )
+        return roles
+
+    def grid_for(self, config: Any) -> Grid:
+        if self.projection_dim is not None and self.grid is None:
+            return Grid.product([config.num_hidden_layers], [self.projection_dim])
+        return super().grid_for(config)
+
+    def columns_of(self, *datasets: Any) -> list[str]:
+        """
+        The text columns to train on: `text_columns`, or those of the first dataset that knows its columns.
+
+        Raises:
+            ValueError: as [`~TextTrainingArguments.named_columns`], or if their number does not fit the method.
+        """
+        columns = self.named_columns(*datasets)
+        if not columns:
+            raise ValueError("Training needs at least one text column: name it in text_columns.")
+        return columns
+
+    def named_columns(self, *datasets: Any) -> list[str]:
+        """
+        `text_columns`, or the text columns of the first dataset that knows its columns ([`text_columns_of`]). Their
+        number is not checked.
+
+        Raises:
+            ValueError: if it is not clear from their names which columns have text.
+        """
+        if self.text_columns is not None:
+            return self.text_columns
+        dataset, found = self._first(datasets)
+        try:
+            return text_columns_of(found)
+        except ValueError as error:
+            raise ValueError(f"{error}{header_of(dataset)}") from error
+
+    def label_column_of(self, *datasets: Any) -> str | None:
+        """Hook for methods that train on scores: the column with them; `None` for all others."""
+        return None
+
+    @staticmethod
+    def _first(datasets: Sequence[Any]) -> tuple[Any, list[str]]:
+        """The first dataset that knows its columns, and these."""
+        named = ((dataset, list(dataset.column_names or [])) for dataset in datasets if dataset is not None)
+        return next(((dataset, names) for dataset, names in named if names), (None, []))

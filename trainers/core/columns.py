@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 
+Role = Literal["query", "document"]
 ANCHORS = ("anchor", "query", "question", "sentence1")
 POSITIVES = ("positive", "document", "answer", "sentence2")
 NEGATIVE = re.compile(r"negative(?:_(\d+))?")

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any
 
 import torch
 from torch import nn
 
-from modeling_m3bert import EmbeddingSettings
-
 from ..losses import Guide, nested_info_nce, with_own_negatives
-from .arguments import NestedTrainingArguments
-from .columns import labels_of, text_columns_of
+from .arguments import TextTrainingArguments
+from .columns import labels_of
 from .composition import mapping_of
-from .dataset_checks import header_of
 from .granularity import Grid
 from .help_texts import described
 from .objective import NestedBatch, Objective, Terms
@@ -28,7 +24,6 @@ from .states import Pooling, check_pooling
 
 
 logger = logging.getLogger(__name__)
-Role = Literal["query", "document"]
 LARGEST_LEARNED_SCALE = 100.0
 NO_TEXT = -1
 
@@ -288,44 +283,19 @@ class EmbeddingObjective(Objective):
 
 @described
 @dataclass
-class EmbeddingConfig(NestedTrainingArguments):
+class EmbeddingConfig(TextTrainingArguments):
     """
-    Configuration that the trainers of all [`EmbeddingObjective`]s share.
+    Configuration that the trainers of all [`EmbeddingObjective`]s share, in addition to the fields of
+    [`TextTrainingArguments`]: contrastive training on text pairs.
 
     Args:
-        temperature (`float`, *optional*, defaults to 0.05): Temperature tau; cosines are divided by it (m3BERT,
-            section 3.1).
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau, starting from `temperature` and never
             below 0.01.
-        pooling (`str`, *optional*): Pooling of token states: `"mean"` over real tokens, `"cls"` (the first token) or
-            `"lasttoken"` (for causal backbones). Default: as the model was published, else the mean.
         symmetric (`bool`, *optional*, defaults to `False`): Contrast in both directions: anchors among positives, and
             positives among anchors.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
         unsupervised (`bool`, *optional*, defaults to `False`): Train on one text column. The positive of a text is the
             text itself under another dropout mask (SimCSE).
-        text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives.
-            `title+text` joins two columns. Default: by their names, in any order: `anchor`, `query`, `question` or
-            `sentence1`; `positive`, `document`, `answer` or `sentence2`; `negative`, `negative_1`, ...; `text` for a
-            single text, or for the other side of a pair. `label` and `score` are not read. A dataset with other
-            columns is refused.
-        field_separator (`str`, *optional*): Text between joined columns. Default: the tokenizer's separator token.
-        max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: 512,
-            or less if the model was published for shorter texts. The saved model keeps the length that it was
-            published for, unless this one is larger.
-        query_max_length (`int`, *optional*): Maximum length of a query in tokens. Default: `max_length`.
-        document_max_length (`int`, *optional*): Maximum length of a document in tokens. Default: `max_length`.
-        query_prompt (`str`, *optional*): Prompt before every query, such as `"query: "`. It is saved with the model.
-            Default: as the model was published.
-        document_prompt (`str`, *optional*): Prompt before every document, such as `"passage: "`. It is saved with the
-            model. Default: as the model was published.
-        projection_dim (`int`, *optional*): Train a projection of the last layer's pooled embedding to this many dims
-            and publish it with the model ([`Projection`]). The dims of the grid are then prefixes of the projection.
-            Default: train the projection that the model was published with, if there is one. Another number of dims
-            starts with a new one.
-        mini_batch_size (`int`, *optional*): Cache gradients, so that the encoder's memory does not grow with the
-            batch: as many tokens as this number of the longest texts has are encoded at a time. Default: keep the
-            activations of all texts, which is faster.
         ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other devices around in a ring instead
             of gathering them: memory then does not grow with the number of devices. The losses are the same. For large
             batches on many devices; see docs/scaling.md.
@@ -342,18 +312,8 @@ class EmbeddingConfig(NestedTrainingArguments):
         own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row, as
             in Eq. 10 of IBKD, not for all anchors. Excludes a guide.
         guide_cache_dir (`str`, *optional*, defaults to `"runs/teachers"`): Folder for the guide's embeddings.
-        learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
-        per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
-        dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because
-            it has fewer negatives.
 
-    Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and
-    `per_device_train_batch_size` 32 (m3BERT, section 3.1, public data sets), and `dataloader_drop_last`.
-
-    The texts of the first column are queries, those of all other columns are documents. With `symmetric` or
-    `unsupervised`, all texts are queries. A model keeps what it was published with ([`EmbeddingSettings`]): pooling,
-    projection, normalisation, prompts, longest text; where an argument says otherwise, the log says so. The tokens of
-    a prompt count towards the length of a text. A teacher reads texts without these prompts.
+    With `symmetric` or `unsupervised`, all texts are queries.
 
     Negatives come from the batches of all devices unless `gather_negatives` is off. Gradient accumulation does not add
     negatives: it averages the losses of smaller batches. For more negatives, raise `per_device_train_batch_size` and
@@ -363,27 +323,10 @@ class EmbeddingConfig(NestedTrainingArguments):
         ValueError: if a value is out of range, or a batch would hold one pair without negatives.
     """
 
-    # For a model that was not published as an embedding model, and the longest text for any model.
-    default_pooling: ClassVar[Pooling] = "mean"
-    default_max_length: ClassVar[int] = 512
-    # Whether training puts the prompts that the model was published with before texts.
-    reads_published_prompts: ClassVar[bool] = True
-
-    temperature: float = 0.05
     learn_temperature: bool = False
-    pooling: Pooling | None = None
     symmetric: bool = False
     mask_duplicates: bool = True
     unsupervised: bool = False
-    text_columns: list[str] | None = None
-    field_separator: str | None = None
-    max_length: int | None = None
-    query_max_length: int | None = None
-    document_max_length: int | None = None
-    query_prompt: str | None = None
-    document_prompt: str | None = None
-    projection_dim: int | None = None
-    mini_batch_size: int | None = None
     ring: bool = False
     gather_negatives: bool = True
     guide: dict | str | None = None
@@ -391,101 +334,25 @@ class EmbeddingConfig(NestedTrainingArguments):
     relative_guide_margin: bool = False
     own_negatives: bool = False
     guide_cache_dir: str = "runs/teachers"
-    learning_rate: float = 2e-5
-    per_device_train_batch_size: int = 32
-    dataloader_drop_last: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mini_batch_size is not None and self.mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size={self.mini_batch_size} must be 1 or more.")
         if self.guide is not None:
             self.guide = mapping_of("guide", self.guide)
             self.guide_margin = 0.0 if self.guide_margin is None else self.guide_margin
         check_negatives(self.ring, self.gather_negatives, self.guide_margin, self.own_negatives)
-        for role, length in self.max_lengths.items():
-            if length < 1:
-                raise ValueError(f"{role}_max_length={length} must be 1 or more.")
         if self.train_batch_size * self.world_size < 2 and len(self.text_columns or []) < 3:
             raise ValueError(
                 "per_device_train_batch_size=1 leaves a contrastive loss without negatives; use 2 or more."
             )
 
-    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
-        """
-        A copy that takes everything that is not set from the settings of the model to train. It says in the log which
-        arguments differ from them.
-
-        Args:
-            settings ([`EmbeddingSettings`], *optional*): The model's settings, if it is an embedding model.
-            limit (`int`): The longest text that the model embeds.
-        """
-        known = settings or EmbeddingSettings(pooling=self.default_pooling)
-        found: dict[str, Any] = {"pooling": known.pooling}
-        if known.projection is not None:
-            found["projection_dim"] = known.projection.out_features
-        for role in ("query", "document"):
-            if known.prompts.get(role):
-                found[f"{role}_prompt"] = known.prompts[role]
-        if settings is not None:
-            lengths = {"max_length": limit} if (self.max_length or 0) > limit else {}
-            for name, value in (found | lengths).items():
-                if (own := getattr(self, name)) not in (None, value):
-                    logger.warning(f"The model was published with {name}={value!r}; the argument {own!r} is used.")
-        if not self.reads_published_prompts:
-            found = {name: value for name, value in found.items() if not name.endswith("_prompt")}
-        elif self.symmetric or self.unsupervised:  # all texts are queries
-            found.pop("document_prompt", None)
-        found["max_length"] = min(self.default_max_length, limit)
-        chosen = copy.copy(self)
-        for name, value in found.items():
-            if getattr(self, name) is None:
-                setattr(chosen, name, value)
-        return chosen
-
-    def objective_arguments(self, objective_class: type[Objective]) -> dict[str, Any]:
-        arguments = super().objective_arguments(objective_class)
-        return arguments | ({"pooling": self.pooling or self.default_pooling} if "pooling" in arguments else {})
+    @property
+    def all_queries(self) -> bool:
+        return self.symmetric or self.unsupervised
 
     @property
-    def stated_prompts(self) -> dict[Role, str]:
-        """Role -> prompt before its texts, for roles with an argument. It may be empty."""
-        named: dict[Role, str | None] = {"query": self.query_prompt, "document": self.document_prompt}
-        return {role: prompt for role, prompt in named.items() if prompt is not None}
-
-    @property
-    def prompts(self) -> dict[Role, str]:
-        """Role -> prompt before its texts, for roles with a prompt."""
-        return {role: prompt for role, prompt in self.stated_prompts.items() if prompt}
-
-    @property
-    def max_lengths(self) -> dict[Role, int]:
-        """Role -> maximum length of its texts in tokens, for roles that differ from `max_length`."""
-        named: dict[Role, int | None] = {"query": self.query_max_length, "document": self.document_max_length}
-        return {role: length for role, length in named.items() if length is not None}
-
-    def roles_of(self, columns: Sequence[str]) -> dict[str, Role]:
-        """
-        Text column -> role of its texts.
-
-        Raises:
-            ValueError: if there are options for documents, but all texts are queries.
-        """
-        alike = self.symmetric or self.unsupervised
-        roles: dict[str, Role] = {
-            column: "query" if alike or column == columns[0] else "document" for column in columns
-        }
-        for name in ("document_prompt", "document_max_length"):
-            if getattr(self, name) is not None and "document" not in roles.values():
-                raise ValueError(
-                    f"{name} has no effect: all texts are queries here; set {name.replace('document', 'query')}."
-                )
-        return roles
-
-    def grid_for(self, config: Any) -> Grid:
-        if self.projection_dim is not None and self.grid is None:
-            return Grid.product([config.num_hidden_layers], [self.projection_dim])
-        return super().grid_for(config)
+    def views(self) -> int:
+        return 2 if self.unsupervised else 1
 
     def columns_of(self, *datasets: Any) -> list[str]:
         """
@@ -493,7 +360,7 @@ class EmbeddingConfig(NestedTrainingArguments):
         the log that labels are not read.
 
         Raises:
-            ValueError: as [`~EmbeddingConfig.named_columns`], or if the number of columns does not fit: one if
+            ValueError: as [`~TextTrainingArguments.named_columns`], or if the number of columns does not fit: one if
                 `unsupervised`, otherwise two or more.
         """
         columns = self.named_columns(*datasets)
@@ -508,29 +375,3 @@ class EmbeddingConfig(NestedTrainingArguments):
         if not self.unsupervised and self.text_columns is None and (labels := labels_of(self._first(datasets)[1])):
             logger.warning(f"The column(s) {', '.join(labels)} are not read: every row is a positive pair.")
         return columns
-
-    def named_columns(self, *datasets: Any) -> list[str]:
-        """
-        `text_columns`, or the text columns of the first dataset that knows its columns ([`text_columns_of`]). Their
-        number is not checked.
-
-        Raises:
-            ValueError: if it is not clear from their names which columns have text.
-        """
-        if self.text_columns is not None:
-            return self.text_columns
-        dataset, found = self._first(datasets)
-        try:
-            return text_columns_of(found)
-        except ValueError as error:
-            raise ValueError(f"{error}{header_of(dataset)}") from error
-
-    def label_column_of(self, *datasets: Any) -> str | None:
-        """Hook for methods that train on scores: the column with them; `None` for all others."""
-        return None
-
-    @staticmethod
-    def _first(datasets: Sequence[Any]) -> tuple[Any, list[str]]:
-        """The first dataset that knows its columns, and these."""
-        named = ((dataset, list(dataset.column_names or [])) for dataset in datasets if dataset is not None)
-        return next(((dataset, names) for dataset, names in named if names), (None, []))

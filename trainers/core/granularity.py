@@ -187,6 +187,23 @@ class Grid:
         """The deepest layer at the widest dim, in float32."""
         return Granularity(self.layers[-1], self.dims[-1])
 
+    def require_float32(self) -> Grid:
+        """
+        Check that no granularity has a code: a model is trained and run in float32, and a code stores its embeddings.
+
+        Returns:
+            [`Grid`]: itself.
+
+        Raises:
+            ValueError: if one has. The message names it.
+        """
+        if coded := [str(member) for member in self if member.code != FLOAT]:
+            raise ValueError(
+                f"{', '.join(coded)}: a model is trained and run in float32. Codes are for stored embeddings: "
+                "name them in an evaluation."
+            )
+        return self
+
     def require_full_size(self, config: Any) -> Grid:
         """
         Check that the grid has the full depth at full width, which teaches the other granularities.
@@ -204,8 +221,8 @@ class Grid:
 
     def validate(self, config: Any) -> Grid:
         """
-        Check that a model of this config has every granularity, and none has a code: a model gives float32, and a code
-        stores it. To check a grid with codes, check its [`~Grid.sizes`].
+        Check that a model of this config has every granularity, and that none has a code
+        ([`~Grid.require_float32`]). To check a grid with codes, check its [`~Grid.sizes`].
 
         Args:
             config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
@@ -216,11 +233,7 @@ class Grid:
         Raises:
             ValueError: if a granularity is outside the model, or has a code. The message names it.
         """
-        if coded := [str(member) for member in self if member.code != FLOAT]:
-            raise ValueError(
-                f"{', '.join(coded)}: a model is trained and run in float32. Codes are for stored embeddings: "
-                "name them in an evaluation."
-            )
+        self.require_float32()
         depth, width = config.num_hidden_layers, config.hidden_size
         first = 0 if 0 in getattr(config, "exit_layers", ()) else 1
         outside = [str(member) for member in self if not first <= member.layer <= depth or member.dim > width]

@@ -128,6 +128,9 @@ class Objective(nn.Module):
     Args:
         grid ([`Grid`]): The granularities to train.
 
+    Raises:
+        ValueError: if a granularity has a code.
+
     Class attributes:
         name (`str`): Name of its terms in the log.
         title (`str`): Name on a model card. Default: name of the class.
@@ -152,7 +155,7 @@ class Objective(nn.Module):
 
     def __init__(self, grid: Grid):
         super().__init__()
-        self.grid = grid
+        self.grid = grid.require_float32()
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..losses.precision import no_autocast, precise
+from ..losses.common import no_autocast, precise
 from .granularity import Grid
 from .objective import Objective
 from .states import width_of

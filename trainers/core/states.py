@@ -345,63 +345,94 @@ def nested_states(
         ValueError: if a layer is outside the model, or the model type is not supported, or not for packed rows.
     """
     encoder, layers = unwrap_encoder(model), sorted(set(layers))
-    spec, depth = backbone_spec(encoder.config), encoder.config.num_hidden_layers
+    depth = encoder.config.num_hidden_layers
     if not layers or layers[0] < 0 or layers[-1] > depth:
         raise ValueError(f"layers={layers} must be within 0..{depth}; 0 is the embedding layer.")
+    run = _run_of(encoder, inputs, layers)
+    # transformers returns all hidden states, or those that are named. Stitched depths are not named by their number.
+    outputs = encoder(**run.arguments, output_hidden_states=bool(run.places) or layers, return_dict=True)
+    states, alone = _collected(encoder, outputs, run, layers, state_only)
+    if run.flattened is not None:
+        states = {layer: run.flattened.padded(state) for layer, state in states.items()}
+        alone = {layer: run.flattened.padded(state) for layer, state in alone.items()}
+    last = outputs.last_hidden_state
+    mask = torch.ones(last.shape[:2], dtype=torch.long, device=last.device) if run.mask is None else run.mask
+    return NestedStates(states, mask, backbone_spec(encoder.config).causal, alone, packed=DOCUMENTS in inputs)
 
+
+@dataclass(frozen=True)
+class _Run:
+    """
+    How one run of an encoder gives the states of several layers.
+
+    Args:
+        arguments (`dict[str, Any]`): Arguments of the encoder.
+        mask (`torch.Tensor`, *optional*): 1 for real tokens, `(batch, tokens)`.
+        flattened ([`Flattened`], *optional*): The texts in one row, if the encoder reads them so.
+        static (`torch.Tensor`, *optional*): Static states, in a shape that broadcasts to the token states.
+        last (`int`): The layer whose state is the last hidden state.
+        places (`dict[int, int]`): Stitched depth -> where its state is in the hidden states.
+    """
+
+    arguments: dict[str, Any]
+    mask: torch.Tensor | None
+    flattened: Flattened | None
+    static: torch.Tensor | None
+    last: int
+    places: Mapping[int, int]
+
+
+def _run_of(encoder: Any, inputs: Mapping[str, torch.Tensor], layers: list[int]) -> _Run:
+    """The run that gives the states of ascending layers. Arguments as of [`nested_states`]."""
+    config, spec = encoder.config, backbone_spec(encoder.config)
+    last, first = config.num_hidden_layers, first_position(config)
     options: dict[str, Any] = {"use_cache": False} if spec.caches else {}
-    places: dict[int, int] = {}  # in the hidden states, of stitched depths
-    if encoder.config.model_type == "m3bert":
-        places = stitched_places(encoder.config, layers)
+    places: dict[int, int] = {}
+    if config.model_type == "m3bert":
+        places = stitched_places(config, layers)
         if places:
-            options["nested_layers"], depth = layers, max(places)
-        elif layers[-1] in encoder.config.legal_layers:
-            depth = options["output_layer"] = layers[-1]
-        options["output_dim"] = encoder.config.hidden_size
-    packed, mask = DOCUMENTS in inputs, inputs.get("attention_mask")
-    static = inputs.get("static_states")
+            options["nested_layers"], last = layers, max(places)
+        elif layers[-1] in config.legal_layers:
+            last = options["output_layer"] = layers[-1]
+        options["output_dim"] = config.hidden_size
+    packed, mask, static = DOCUMENTS in inputs, inputs.get("attention_mask"), inputs.get("static_states")
     inputs = {name: value for name, value in inputs.items() if name != "static_states"}
-    flash, first = "flash" in encoder.config._attn_implementation, first_position(encoder.config)
-    flattened, arguments = None, inputs
     if packed:
-        check_packable(encoder.config)
+        check_packable(config)
         mask = (inputs[DOCUMENTS] > 0).long()
-    if flash and mask is not None:
+    flattened, arguments = None, dict(inputs)
+    if "flash" in config._attn_implementation and mask is not None:
         flattened = flattened_documents(inputs, first) if packed else Flattened.of(inputs, first)
         arguments = flattened.inputs
     elif packed:
-        arguments = packed_arguments(
-            encoder.config, inputs, first_position=first, causal=spec.causal, dtype=encoder.dtype
-        )
-    if reads_table(encoder.config, layers):
+        arguments = packed_arguments(config, inputs, first_position=first, causal=spec.causal, dtype=encoder.dtype)
+    if reads_table(config, layers):
         if static is None:
             static = static_states(encoder, inputs, flattened, first)
         elif flattened is not None:
             static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
         options["static_states"] = static
-    outputs = encoder(**arguments, **options, output_hidden_states=bool(places) or layers, return_dict=True)
+    return _Run(arguments | options, mask, flattened, static, last, places)
 
-    norm = encoder.get_submodule(spec.final_norm) if spec.final_norm is not None else nn.Identity()
+
+def _collected(
+    encoder: Any, outputs: Any, run: _Run, layers: Sequence[int], state_only: bool
+) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
+    """Layer -> its state, and on request layer -> what its state-only map makes of it."""
+    final_norm = backbone_spec(encoder.config).final_norm
+    norm = encoder.get_submodule(final_norm) if final_norm is not None else nn.Identity()
     # transformers applies the final norm to the last hidden state only.
-    states = {layer: outputs.hidden_states[places.get(layer, layer)] for layer in layers if layer != depth}
-    states = {layer: norm(state) if layer else state for layer, state in states.items()}
+    hidden = {layer: outputs.hidden_states[run.places.get(layer, layer)] for layer in layers}
+    raw = {layer: norm(state) if 0 < layer != run.last else state for layer, state in hidden.items()}
     alone: dict[int, torch.Tensor] = {}
-    if state_only:  # the last hidden state is normalised, and without the exit
-        raw = states | {layer: outputs.hidden_states[places.get(layer, layer)] for layer in layers if layer == depth}
+    if state_only:  # the last of the hidden states is normalised, and without the exit
         alone = {layer: encoder.exits[str(layer)](raw[layer]) for layer in state_only_layers(encoder.config, layers)}
+    states = {layer: state for layer, state in raw.items() if layer != run.last}
     if encoder.config.model_type == "m3bert":
-        states = {layer: encoder.exit_state(layer, state, static=static) for layer, state in states.items()}
-    if depth in layers:
-        states[depth] = outputs.last_hidden_state
-    states = {layer: states[layer] for layer in layers}
-    if flattened is not None:
-        states = {layer: flattened.padded(state) for layer, state in states.items()}
-        alone = {layer: flattened.padded(state) for layer, state in alone.items()}
-    if mask is None:
-        mask = torch.ones(
-            outputs.last_hidden_state.shape[:2], dtype=torch.long, device=outputs.last_hidden_state.device
-        )
-    return NestedStates(states, mask, spec.causal, alone, packed=packed)
+        states = {layer: encoder.exit_state(layer, state, static=run.static) for layer, state in states.items()}
+    if run.last in layers:
+        states[run.last] = outputs.last_hidden_state
+    return {layer: states[layer] for layer in layers}, alone
 
 
 def stitched_places(config: Any, layers: Iterable[int]) -> dict[int, int]:

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from ..core.columns import Role
 from ..core.durable import replacing
-from ..core.embedding import Role
 from ..core.granularity import Granularity, Grid
 from ..core.streams.stream import Row, Shard, Stream
 from ..data.collators import fields_of, joined_text, separator_for

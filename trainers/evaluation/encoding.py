@@ -18,8 +18,8 @@ from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 from modeling_m3bert import EmbeddingSettings
 
 from ..core.codes import code_of
+from ..core.columns import Role
 from ..core.device import ComputeArguments, autocast, place
-from ..core.embedding import Role
 from ..core.encoding.chunking import PassCost
 from ..core.granularity import Granularity, Grid
 from ..core.parallel.ranks import rank, wait_for_all_ranks, world_size

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import torch
 
-from ..core.embedding import Role
+from ..core.columns import Role
 from ..core.extras import require_extra
 from ..core.states import truncate
 from .embeddings import ROWS_AT_ONCE

@@ -21,7 +21,7 @@ from mteb.types import PromptType
 from torch import nn
 
 from ..core.codes import CODES, FLOAT
-from ..core.embedding import Role
+from ..core.columns import Role
 from ..core.granularity import Granularity
 from ..core.states import transformer_layers, unwrap_encoder
 from ..data.embedding_store import fingerprint_of

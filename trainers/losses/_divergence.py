@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._blocks import Buffers
+from .common import Buffers
 
 
 Node = tuple[int, int]  # (index of a layer, index of a dim)

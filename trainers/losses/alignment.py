@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ._blocks import blocks
+from .common import blocks
 
 
 # Rows of the similarity matrix in memory at a time, in `similarity_kl`.

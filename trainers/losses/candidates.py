@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import torch
 
-from ._blocks import Buffers, blocks, segments
+from .common import Buffers, blocks, segments
 from .false_negatives import Guide, unmark
 
 

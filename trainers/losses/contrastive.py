@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ._blocks import check_dims
 from .candidates import SMALLEST_NORM, TILE_SIZES, AnchorGradients, AnchorRows, CandidateBlock, left_out, only_own
+from .common import check_dims, no_autocast, precise
 from .false_negatives import Guide
-from .precision import no_autocast, precise
 
 
 def nested_info_nce(

@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import nn
 
-from .precision import no_autocast, precise
+from .common import no_autocast, precise
 
 
 def guided_limits(similarities: torch.Tensor, *, margin: float = 0.0, relative: bool = False) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .precision import no_autocast, precise
+from .common import no_autocast, precise
 
 
 KERNELS = ("rbf", "linear", "imq")

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from ._blocks import check_dims, segments
-from .precision import no_autocast, precise
+from .common import check_dims, no_autocast, precise, segments
 
 
 EPSILON = 1e-8

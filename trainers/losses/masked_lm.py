@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from ._blocks import Buffers, blocks, check_dims, segments
 from ._divergence import DivergenceGradients, Divergences, RunningDivergences
+from .common import Buffers, blocks, check_dims, segments
 
 
 # Scores in memory at a time (rows x vocabulary block). On a CPU, they and their gradients at a few dims should stay in

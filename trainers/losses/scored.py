@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from .precision import no_autocast, precise
+from .common import no_autocast, precise
 from .similarity import nested_cosine_distances
 
 

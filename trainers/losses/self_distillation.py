@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .precision import no_autocast, precise
+from .common import no_autocast, precise
 
 
 # Tolerance for rounding errors: share * tokens may be slightly above the exact integer.

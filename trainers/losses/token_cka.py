@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ._blocks import blocks, check_dims, segments
-from .precision import no_autocast, precise
+from .common import blocks, check_dims, no_autocast, precise, segments
 
 
 # Entries of the Gram matrices of one prefix in memory at a time, in `nested_token_cka`: about 1 MB.

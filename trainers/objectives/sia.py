@@ -97,49 +97,71 @@ class SIA(FullWidthObjective):
         columns = self.token_states(batch)
         rows = RankRows.of(len(columns[0].attention_mask), columns[0].attention_mask.device)
         texts = self.stacked(columns)
-        tokens = [
+        others = [
             text.attention_mask.bool().scatter(1, text.anchor_token_positions()[:, None], False) for text in texts
         ]
-        counts = [
-            nested_token_counts(own.sum(dim=1), self.token_shares, smallest=self.smallest_token_count)
-            for own in tokens
+        # One entry per layer and column. The losses take all of them in one call, since they are many small tensors.
+        states = [text.layers[layer] for layer in self.layers for text in texts]
+        positions = [text.anchor_token_positions() for text in texts] * len(self.layers)
+        anchors = [
+            own[torch.arange(len(own), device=own.device), at] for own, at in zip(states, positions, strict=True)
         ]
-        longest, longest_set = max(own.shape[1] for own in tokens), int(torch.cat(counts).max())
-        scores, importances, orders = [], [], []
-        for layer in self.layers:
-            for text, own in zip(texts, tokens, strict=True):
-                states, padding = text.layers[layer], longest - own.shape[1]
-                anchors = states[torch.arange(len(states), device=states.device), text.anchor_token_positions()]
-                importance = token_importance(states, anchors)
-                if self.attention_weight:
-                    projections = self.projections[str(layer)].split(self.dims)
-                    scores.append(
-                        nn.functional.pad(prefix_attention_scores(states, anchors, projections), (0, padding))
-                    )
-                    importances.append(nn.functional.pad(importance, (0, padding)))
-                if self.cka_weight:
-                    ranked = importance.masked_fill(~own, -torch.inf)
-                    orders.append(ranked.topk(min(longest_set, own.shape[1]), dim=1).indices)
+        importances = [token_importance(own, anchor) for own, anchor in zip(states, anchors, strict=True)]
+        others = others * len(self.layers)
         terms: Terms = {}
-        # One call for all layers and columns, which are many small tensors.
         if self.attention_weight:
-            real = torch.cat([nn.functional.pad(own, (0, longest - own.shape[1])) for own in tokens])
-            losses = attention_divergence(
-                torch.cat(scores),
-                torch.cat(importances),
-                real.repeat(len(self.layers), 1),
-                temperature=self.temperature,
-            )
+            losses = self.attention_losses(states, anchors, importances, others)
             terms |= self.means("attention", self.attention_weight, losses, rows)
         if self.cka_weight:
-            losses = nested_token_cka(
-                [text.layers[layer] for layer in self.layers for text in texts],
-                torch.cat(counts).repeat(len(self.layers), 1),
-                self.dims,
-                orders=orders,
-            )
+            losses = self.cka_losses(states, importances, others)
             terms |= self.means("cka", self.cka_weight, losses, rows)
         return terms
+
+    def attention_losses(
+        self,
+        states: Sequence[torch.Tensor],
+        anchors: Sequence[torch.Tensor],
+        importances: Sequence[torch.Tensor],
+        others: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """
+        KL divergence of the anchor's attention over a prefix from that over the full width ([`attention_divergence`]).
+
+        Args:
+            states (`Sequence[torch.Tensor]`): Token states `(batch, tokens, width)`, one per layer and column.
+            anchors (`Sequence[torch.Tensor]`): State of the anchor token of each text, `(batch, width)`.
+            importances (`Sequence[torch.Tensor]`): [`token_importance`], `(batch, tokens)`.
+            others (`Sequence[torch.BoolTensor]`): The real tokens other than the anchor, `(batch, tokens)`.
+
+        Returns:
+            `torch.Tensor` of shape `(layers * texts, dims)`
+        """
+        longest, columns = max(own.shape[1] for own in others), len(others) // len(self.layers)
+
+        def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
+            return torch.cat([nn.functional.pad(own, (0, longest - own.shape[1])) for own in values])
+
+        projections = [self.projections[str(layer)].split(self.dims) for layer in self.layers for _ in range(columns)]
+        scores = [prefix_attention_scores(*each) for each in zip(states, anchors, projections, strict=True)]
+        return attention_divergence(joined(scores), joined(importances), joined(others), temperature=self.temperature)
+
+    def cka_losses(
+        self, states: Sequence[torch.Tensor], importances: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """1 - CKA of the most important tokens' prefixes and full states ([`nested_token_cka`]), `(layers * texts,
+        dims)`. Arguments as of [`~SIA.attention_losses`]."""
+        counts = torch.cat(
+            [
+                nested_token_counts(own.sum(dim=1), self.token_shares, smallest=self.smallest_token_count)
+                for own in others
+            ]
+        )
+        most = int(counts.max())
+        orders = [
+            importance.masked_fill(~own, -torch.inf).topk(min(most, own.shape[1]), dim=1).indices
+            for importance, own in zip(importances, others, strict=True)
+        ]
+        return nested_token_cka(states, counts, self.dims, orders=orders)
 
     def means(self, name: str, weight: float, losses: torch.Tensor, rows: RankRows) -> Terms:
         """Terms of one kind: means over texts of losses `(layers * texts, dims)`, one term per layer and dim."""

@@ -16,7 +16,7 @@ from ..core.parallel.ranks import RankRows
 from ..core.states import Pooling, check_pooling, truncate
 from ..losses import cosine_matrix, critic_loss, nested_info_nce
 from ..losses.candidates import not_negatives
-from ..losses.precision import no_autocast, precise
+from ..losses.common import no_autocast, precise
 
 
 @dataclass(frozen=True)

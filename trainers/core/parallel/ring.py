@@ -18,8 +18,8 @@ from torch.autograd.function import once_differentiable
 
 from ...losses import nested_info_nce
 from ...losses.candidates import AnchorGradients, AnchorRows, CandidateBlock, only_own
+from ...losses.common import precise
 from ...losses.contrastive import check_dims, check_number_of_candidates
-from ...losses.precision import precise
 from .ranks import RankRows, Ring
 
 

@@ -14,7 +14,6 @@ from trainers.contrastive import Contrastive, ContrastiveConfig
 from trainers.core.parallel.ranks import RankRows, rank, world_size
 from trainers.core.parallel.ring import ring_info_nce
 from trainers.core.states import PooledStates
-from trainers.ibkd import IBKDConfig
 from trainers.losses import nested_info_nce
 from trainers.losses.candidates import AnchorRows, CandidateBlock
 
@@ -124,8 +123,6 @@ def test_what_cannot_be_in_a_ring_is_refused(tmp_path, quiet_arguments):
         ring_info_nce(
             torch.randn(2, 8), [torch.randn(2, 8)], dims=(9,), temperature=0.1, rows=RankRows((2, 2)),
         )  # fmt: skip
-    with pytest.raises(ValueError, match="ring has no effect here: distillation gathers"):
-        IBKDConfig(**quiet_arguments(tmp_path, teacher_name_or_path="x", ring=True))
     assert ContrastiveConfig(**quiet_arguments(tmp_path, ring=True)).build_objective(Grid.parse("2x8")).ring
 
 

@@ -1,4 +1,4 @@
-"""Shared tools of the losses: checks of dims, blocks of rows, segments of dims, and reusable buffers."""
+"""Shared tools of the losses: precision, checks of dims, blocks of rows, segments of dims, and reusable buffers."""
 
 from __future__ import annotations
 
@@ -19,6 +19,16 @@ def check_dims(dims: Sequence[int], width: int) -> tuple[int, ...]:
     if not dims or sorted(set(dims)) != list(dims) or dims[0] < 1 or dims[-1] > width:
         raise ValueError(f"dims={list(dims)} must be ascending and within 1..{width}.")
     return dims
+
+
+def precise(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32 or wider: long sums and small differences are inaccurate in half precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def no_autocast(tensor: torch.Tensor) -> torch.autocast:
+    """A context that disables autocast on the tensor's device, so that products keep the precision of their inputs."""
+    return torch.autocast(tensor.device.type, enabled=False)
 
 
 def blocks(length: int, size: int) -> list[slice]:
