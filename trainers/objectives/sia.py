@@ -139,7 +139,7 @@ class SIA(FullWidthObjective):
         longest, columns = max(own.shape[1] for own in others), len(others) // len(self.layers)
 
         def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-            return torch.cat([nn.functional.pad(own, (0, longest - own.shape[1])) for own in values])
+            return torch.cat([nn.functional.pad(own, (0, longest - own.shape[-1])) for own in values])
 
         projections = [self.projections[str(layer)].split(self.dims) for layer in self.layers for _ in range(columns)]
         scores = [prefix_attention_scores(*each) for each in zip(states, anchors, projections, strict=True)]
