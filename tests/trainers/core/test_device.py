@@ -69,7 +69,7 @@ def test_what_is_not_there_is_refused_with_what_is(values, message):
 def test_only_one_module_chooses_the_device():
     files = [file for room in ("trainers", "hub_cards", "scripts", "m3bert") for file in (ROOT / room).rglob("*.py")]
     choosing = [file.name for file in files if "accelerator.is_available" in file.read_text(encoding="utf-8")]
-    assert choosing == ["compute.py"]
+    assert choosing == ["device.py"]
 
 
 def test_reading_the_options_does_not_load_torch():

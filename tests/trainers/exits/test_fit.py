@@ -214,7 +214,7 @@ def test_a_head_keeps_its_weights(tiny_tokenizer):
 FIT_OF_TWO = """
 import torch
 from tests.conftest import tiny_tokenizer, tiny_config
-from tests.trainers.test_exits import random_texts
+from tests.trainers.exits.test_fit import random_texts
 from modeling_m3bert import M3BertModel
 from trainers import fit_exits
 torch.distributed.init_process_group("gloo")

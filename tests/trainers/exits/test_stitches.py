@@ -116,7 +116,7 @@ def test_fewer_texts_are_sampled_from_all_groups(model, tiny_tokenizer, monkeypa
 FIT_OF_TWO = """
 import torch
 from tests.conftest import tiny_tokenizer, tiny_config
-from tests.trainers.test_exits import random_texts
+from tests.trainers.exits.test_fit import random_texts
 from modeling_m3bert import M3BertModel
 from trainers import fit_exits
 torch.distributed.init_process_group("gloo")

@@ -206,13 +206,13 @@ def train_rank(folder: Path) -> None:
 
 
 GRADIENTS = """
-from tests.trainers.core.test_fsdp import QUICK, gradients_of_rank
+from tests.trainers.core.parallel.test_fsdp import QUICK, gradients_of_rank
 torch.distributed.init_process_group("gloo")
 gradients_of_rank(Path(sys.argv[1]), QUICK)
 """
 TRAINING = """
 import tests.trainers.fsdp_on_cpu
-from tests.trainers.core.test_fsdp import train_rank
+from tests.trainers.core.parallel.test_fsdp import train_rank
 train_rank(Path(sys.argv[1]))
 """
 

@@ -127,7 +127,7 @@ def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Te
 
 
 EMBEDDINGS_OF_TWO = """
-from tests.trainers.core.test_distributed import OBJECTIVES, OF_RANK, OWN_BATCH, embedding_gradients
+from tests.trainers.core.parallel.test_ranks import OBJECTIVES, OF_RANK, OWN_BATCH, embedding_gradients
 rank = torch.distributed.get_rank()
 for name, make in (OBJECTIVES | OWN_BATCH).items():
     torch.manual_seed(0)  # the parameters are the same, as data parallelism sees to
@@ -177,7 +177,7 @@ def test_without_gathered_negatives_each_rank_has_the_loss_of_its_own_batch(of_t
 
 TRAIN_TWO = """
 from tests.conftest import tiny_tokenizer
-from tests.trainers.core.test_distributed import contrastive_trainer
+from tests.trainers.core.parallel.test_ranks import contrastive_trainer
 from trainers.core.encoding.chunking import PassCost
 PassCost.on = classmethod(lambda cls, device: cls(2, 30))  # each rank has several chunks, not as many as the other
 for mini_batch_size, ring in ((None, False), (3, False), (None, True), (3, True)):

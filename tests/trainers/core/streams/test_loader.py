@@ -236,7 +236,7 @@ def trained(tmp_path_factory, tiny_tokenizer, sentences):
         train_streamed(kind, folder, processes=1)
     code = f"""
 from transformers import AutoTokenizer
-from tests.trainers.core.test_stream_loader import stream_trainer, train_streamed
+from tests.trainers.core.streams.test_loader import stream_trainer, train_streamed
 folder = Path(sys.argv[1])
 for kind in {KINDS}:
     train_streamed(kind, folder)
