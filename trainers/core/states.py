@@ -422,7 +422,8 @@ def _collected(
     final_norm = backbone_spec(encoder.config).final_norm
     norm = encoder.get_submodule(final_norm) if final_norm is not None else nn.Identity()
     # transformers applies the final norm to the last hidden state only.
-    hidden = {layer: outputs.hidden_states[run.places.get(layer, layer)] for layer in layers}
+    read = [layer for layer in layers if state_only or layer != run.last]
+    hidden = {layer: outputs.hidden_states[run.places.get(layer, layer)] for layer in read}
     raw = {layer: norm(state) if 0 < layer != run.last else state for layer, state in hidden.items()}
     alone: dict[int, torch.Tensor] = {}
     if state_only:  # the last of the hidden states is normalised, and without the exit
