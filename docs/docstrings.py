@@ -19,6 +19,7 @@ ARGUMENT = re.compile(
 ONLY_OPTIONAL = re.compile(r"^(?P<name> +\w+) \(\*optional\*\): ", re.MULTILINE)
 RESULT = re.compile(r"^(?P<title>(?:Returns|Yields):\n)(?P<type> +[`\[][^:\n]+)(?=:|$)", re.MULTILINE)
 REFERENCE = re.compile(r"\[`~?(?P<path>[\w.]+)`\](?![\[(])")
+GROUP = re.compile(r"^ +> Parameters .*\n\n?", re.MULTILINE)  # headings of groups, for `--help`
 DOCUMENTED = re.compile(r"^::: (?P<path>[\w.]+)$", re.MULTILINE)
 
 
@@ -65,6 +66,7 @@ class HuggingFaceDocstrings(griffe.Extension):
         if obj.docstring is None:
             return
         text = obj.docstring.value.replace("Class attributes:\n", "Attributes:\n")
+        text = GROUP.sub("", text)
         text = ARGUMENT.sub(lambda match: f"{match['name']} ({without_marks(match['type'])}): ", text)
         text = ONLY_OPTIONAL.sub(lambda match: f"{match['name']}: ", text)
         text = RESULT.sub(lambda match: match["title"] + without_marks(match["type"]), text)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +36,22 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         if action.required or default is False or default in (None, "", [], argparse.SUPPRESS):
             return action.help
         return f"{action.help or ''} (default: %(default)s)".strip()
+
+
+class BriefHelpFormatter(HelpFormatter):
+    """One line per option: its name and the first sentence of its help."""
+
+    def __init__(self, prog: str, **options: Any) -> None:
+        super().__init__(prog, max_help_position=34, **options)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        return action.option_strings[0] if action.option_strings else super()._format_action_invocation(action)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        return re.split(r"(?<=[.;])(?<!Eq\.) ", action.help or "")[0].rstrip(".;")
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return [textwrap.shorten(text, width, placeholder=" ...")]
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -136,6 +154,21 @@ def read_options(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
     *found, rest = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
     refuse_unknown(parser, rest)
     return tuple(found)
+
+
+def group_options(parser: argparse.ArgumentParser, groups: Mapping[str, Sequence[str]]) -> None:
+    """
+    Move the options of a parser into groups of its help, in this order. Other options stay where they are, above.
+
+    Args:
+        parser (`argparse.ArgumentParser`): The parser.
+        groups (`Mapping[str, Sequence[str]]`): Title -> names of options.
+    """
+    options = parser._optionals._group_actions
+    for title, names in groups.items():
+        group = parser.add_argument_group(title)
+        group._group_actions += [action for name in names for action in options if action.dest == name]
+        options[:] = [action for action in options if action.dest not in names]
 
 
 def check_overwriting(

@@ -9,10 +9,11 @@ Train an encoder:
 
 Methods: {methods}. A config class in a file of your own is a method, too; its `objective_class` is what is trained.
 
-`m3bert train METHOD --help` lists the options of a method. `--config` reads options from a YAML file or a recipe
-(`m3bert recipes` lists them). It can be repeated: later files override earlier ones, the command line overrides all
-files, and mappings such as `sia: ...` are merged. `--peft lora` trains an adapter. `--student_layers 3` trains the
-first three layers of a model as an m3BERT; for ibkd, the default model is the teacher.
+`m3bert train METHOD --help` lists the options of a method, and `--help --all` describes all of them. `--config` reads
+options from a YAML file or a recipe (`m3bert recipes` lists them). It can be repeated: later files override earlier
+ones, the command line overrides all files, and mappings such as `sia: ...` are merged. `--peft lora` trains an
+adapter. `--student_layers 3` trains the first three layers of a model as an m3BERT; for ibkd, the default model is the
+teacher.
 """
 
 from __future__ import annotations
@@ -21,13 +22,22 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trainers
 
-from .command import MODEL_FILES, HelpFormatter, check_overwriting, read_options, remove_files, run_command
+from .command import (
+    MODEL_FILES,
+    BriefHelpFormatter,
+    HelpFormatter,
+    check_overwriting,
+    group_options,
+    read_options,
+    remove_files,
+    run_command,
+)
 from .recipes import read_recipes
 
 
@@ -38,6 +48,13 @@ if TYPE_CHECKING:
 
 TRAINED_FILES = (*MODEL_FILES, "checkpoint-*", "adapter_*", "*_results.json", "trainer_state.json")
 __doc__ = (__doc__ or "").format(methods=", ".join(trainers.METHODS))
+BRIEF = "Options of a method, with the first sentence of their help. --help --all describes all of them."
+TRAINING = "Training (TrainingArguments of transformers)"
+USUAL = (
+    "bf16", "eval_strategy", "gradient_accumulation_steps", "hub_model_id", "load_best_model_at_end", "logging_steps",
+    "lr_scheduler_type", "max_steps", "metric_for_best_model", "num_train_epochs", "output_dir", "push_to_hub",
+    "report_to", "resume_from_checkpoint", "save_steps", "seed", "torch_compile", "warmup_steps", "weight_decay",
+)  # fmt: skip
 
 
 @dataclass
@@ -158,14 +175,19 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     configs.add_argument("--config", action="append", default=[])
     known, arguments = configs.parse_known_args(arguments)
     recipe, arguments = with_command_line(read_recipes(known.config), arguments)
+    brief = "--all" not in arguments
+    arguments = [argument for argument in arguments if argument != "--all"]
     if "fully_shard" in recipe or any(argument.partition("=")[0] == "--fully_shard" for argument in arguments):
         raise ValueError("--fully_shard is gone: pass --fsdp.")
     parser = HfArgumentParser(
         (BackboneArguments, DataArguments, config_class),
         usage="%(prog)s METHOD [options]",
-        description=__doc__,
-        formatter_class=HelpFormatter,
+        description=BRIEF if brief else __doc__,
+        formatter_class=BriefHelpFormatter if brief else HelpFormatter,
     )
+    group_options(parser, option_groups(config_class))
+    if brief:
+        hide_rest(parser)
     unknown = set(recipe) - {action.dest for action in parser._actions}
     if unknown:
         raise ValueError(f"--config has unknown options: {', '.join(sorted(unknown))}.")
@@ -174,6 +196,39 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
             action.required = False
     parser.set_defaults(**recipe)
     return read_options(parser, arguments)
+
+
+def option_groups(config_class: type) -> dict[str, list[str]]:
+    """Title -> names of options: those of the method and of its bases, of the model and the data, and of transformers'
+    training arguments."""
+    from transformers import TrainingArguments
+
+    from trainers.core.help_texts import groups_of
+
+    from .backbone import BackboneArguments
+
+    groups: dict[str, list[str]] = {}
+    bases = [base for base in config_class.__mro__ if base not in TrainingArguments.__mro__]
+    for base in bases:
+        grouped = {name for names in groups.values() for name in names}
+        for title, names in groups_of(base).items():
+            groups[title] = [name for name in names if name not in grouped]
+    groups["The model"] = [one.name for one in fields(BackboneArguments)]
+    groups["The data"] = [one.name for one in fields(DataArguments)]
+    groups[TRAINING] = sorted(
+        one.name for one in fields(TrainingArguments) if one.name not in sum(groups.values(), [])
+    )
+    return groups
+
+
+def hide_rest(parser: argparse.ArgumentParser) -> None:
+    """Leave negations of switches, and all but the usual ones of transformers' arguments, out of the help."""
+    for group in parser._action_groups:
+        seen: set[str] = set()
+        for action in group._group_actions:
+            if action.dest in seen or (group.title == TRAINING and action.dest not in USUAL):
+                action.help = argparse.SUPPRESS
+            seen.add(action.dest)
 
 
 def with_command_line(recipe: dict[str, Any], arguments: list[str]) -> tuple[dict[str, Any], list[str]]:

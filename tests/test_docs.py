@@ -346,7 +346,10 @@ def test_files_and_modules_that_are_named_exist():
 
 def test_options_that_are_named_exist(capsys):
     """Options in the running text; those in commands are tried by running them."""
-    known, forms = "", {"train": [[name] for name in trainers.METHODS], "export": [[], ["--format", "native"]]}
+    known, forms = (
+        "",
+        {"train": [[name, "--all"] for name in trainers.METHODS], "export": [[], ["--format", "native"]]},
+    )
     for command in cli.COMMANDS:
         for arguments in forms.get(command, [[]]):
             with pytest.raises(SystemExit):

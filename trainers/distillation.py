@@ -29,6 +29,8 @@ class DistillationConfig(TextTrainingArguments):
     [`TextTrainingArguments`].
 
     Args:
+        > Parameters that control the teacher
+
         teacher_name_or_path (`str`, *optional*): Folder or Hub id of the teacher; see [`Teacher`].
         teacher_revision (`str`, *optional*): Branch, tag or commit of the teacher.
         teacher_pooling (`str`, *optional*): Pooling of the teacher: `mean`, `cls`, `lasttoken`, ... Default: the

@@ -31,6 +31,8 @@ class MixtureConfig(ContrastiveConfig):
     `mrl`.
 
     Args:
+        > Parameters that control the parts of the loss
+
         weights (`dict[str, float]`, *optional*): Weights of the parts of the loss, as JSON or a YAML mapping. The
             parts are `mrl` (the contrastive loss over the grid), `sia`, `pic`, `scr` and `sir`. A weight replaces the
             default of the method, and 0 leaves the part out: with MIPIC, `{sir: 0.3}` adds SIR and `{sia: 0}` leaves

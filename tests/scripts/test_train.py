@@ -46,6 +46,22 @@ def model_config() -> dict[str, int]:
     return {name: getattr(tiny_config(), name) for name in names}
 
 
+def test_help_begins_with_the_method_and_fits_on_two_screens(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "120")
+    shown = {}
+    for extra in ((), ("--all",)):
+        with pytest.raises(SystemExit):
+            run("mipic", "--help", *extra)
+        shown[extra] = capsys.readouterr().out
+    brief, full = shown.values()
+    assert len(brief.splitlines()) <= 120
+    titles = re.findall(r"^(\S.*):$", brief, re.MULTILINE)
+    assert titles[1] == "Parameters of MIPICConfig" and titles[-1].startswith("Training (TrainingArguments")
+    assert titles.index("Parameters that control the negatives") < titles.index("The model") < titles.index("The data")
+    short, long = ({*re.findall(r"^  (--\w+)", text, re.MULTILINE)} for text in (brief, full))
+    assert short < long and "--adam_beta1" in long
+
+
 def test_masked_lm_of_a_new_model_in_two_languages(text_files, quick_options):
     recipe = text_files / "recipe.yaml"
     values = {"warmup_steps": 1, "mlm_probability": 0.3, "grid": "9x9", "max_length": 32}

@@ -35,6 +35,8 @@ class NestedTrainingArguments(TrainingArguments):
     Fields with the name of an argument of that objective are passed to it.
 
     Args:
+        > Parameters that control the grid and the objective
+
         grid (`str`, *optional*): Granularities to train, as layers x dims (`4,8,12x32,64,768`) or as a list
             (`2x16,12x768`). Default: `matryoshka_layers` x `matryoshka_dims` of the model's config.
         projector_learning_rate (`float`, *optional*): Learning rate of the projection and of the objective's own
@@ -134,8 +136,13 @@ class TextTrainingArguments(NestedTrainingArguments):
     Training arguments of all methods on embeddings of texts: how texts are read, encoded and pooled.
 
     Args:
+        > Parameters that control the loss
+
         temperature (`float`, *optional*, defaults to 0.05): Temperature tau; cosines are divided by it (m3BERT,
             section 3.1).
+
+        > Parameters that control the texts and their embeddings
+
         pooling (`str`, *optional*): Pooling of token states: `"mean"` over real tokens, `"cls"` (the first token) or
             `"lasttoken"` (for causal backbones). Default: as the model was published, else the mean.
         text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives.
@@ -160,6 +167,9 @@ class TextTrainingArguments(NestedTrainingArguments):
         mini_batch_size (`int`, *optional*): Cache gradients, so that the encoder's memory does not grow with the
             batch: as many tokens as this number of the longest texts has are encoded at a time. Default: keep the
             activations of all texts, which is faster.
+
+        > Parameters that control the steps
+
         learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
         dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because

@@ -289,6 +289,8 @@ class EmbeddingConfig(TextTrainingArguments):
     [`TextTrainingArguments`]: contrastive training on text pairs.
 
     Args:
+        > Parameters that control the contrastive loss
+
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau, starting from `temperature` and never
             below 0.01.
         symmetric (`bool`, *optional*, defaults to `False`): Contrast in both directions: anchors among positives, and
@@ -296,6 +298,9 @@ class EmbeddingConfig(TextTrainingArguments):
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other.
         unsupervised (`bool`, *optional*, defaults to `False`): Train on one text column. The positive of a text is the
             text itself under another dropout mask (SimCSE).
+
+        > Parameters that control the negatives
+
         ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other devices around in a ring instead
             of gathering them: memory then does not grow with the number of devices. The losses are the same. For large
             batches on many devices; see docs/scaling.md.
