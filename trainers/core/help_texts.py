@@ -42,7 +42,8 @@ def described(cls: Config) -> Config:
 def groups_of(cls: type) -> dict[str, list[str]]:
     """Heading in the `Args` of a config's docstring (`> Parameters that control ...`) -> fields below it. Fields
     without a heading are parameters of the class."""
-    doc, groups = inspect.cleandoc(cls.__doc__ or ""), {}
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    groups: dict[str, list[str]] = {}
     for field in own(cls):
         described = re.search(rf"^    {field.name} \(", doc, re.MULTILINE)
         above = GROUP.findall(doc[: described.start()]) if described else []
