@@ -19,7 +19,7 @@ from .core.arguments import TextTrainingArguments
 from .core.checkpoints import part_of
 from .core.embedding import EmbeddingConfig
 from .core.given import backbone_of, check_given
-from .core.granularity import Grid
+from .core.granularity import EncoderConfig, Grid
 from .core.objective import Objective
 from .core.parallel.fsdp import with_weights
 from .core.projection import FIT_EXITS, Projection
@@ -153,7 +153,7 @@ class EmbeddingTrainer(PublishingTrainer):
         texts = all_texts(datasets, columns, args.field_separator, processing_class)
         return guide.embed(texts, args.guide_cache_dir, description="Guide")
 
-    def objective_for(self, args: Any, config: Any, published: EmbeddingSettings | None) -> Objective:
+    def objective_for(self, args: Any, config: EncoderConfig, published: EmbeddingSettings | None) -> Objective:
         """The objective that `args` describes, for a model with a config and with settings."""
         grid = args.grid_for(config)
         try:
@@ -198,7 +198,7 @@ class EmbeddingTrainer(PublishingTrainer):
             self.projection.load_state_dict(saved.state_dict())
 
 
-def projection_for(config: Any, dim: int | None, published: EmbeddingSettings | None) -> Projection | None:
+def projection_for(config: EncoderConfig, dim: int | None, published: EmbeddingSettings | None) -> Projection | None:
     """The projection to train: the published one if it has this many dims, else a new one; `None` without dims."""
     if dim is None:
         return None

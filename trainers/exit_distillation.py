@@ -11,7 +11,7 @@ from torch import nn
 from modeling_m3bert import EmbeddingSettings
 
 from .core.composition import Composition
-from .core.granularity import Grid
+from .core.granularity import EncoderConfig, Grid
 from .core.help_texts import described
 from .core.objective import Identity, Objective
 from .core.optimization import set_apart
@@ -107,7 +107,7 @@ class ExitDistillationConfig(DistillationConfig):
             raise ValueError(f"The model was published with a projection. {FIT_EXITS}")
         return super().with_settings(settings, limit)
 
-    def grid_for(self, config: Any) -> Grid:
+    def grid_for(self, config: EncoderConfig) -> Grid:
         return super().grid_for(config) if self.grid is not None else Grid.of(config).validate(config)
 
     def teacher_for(self, model: nn.Module) -> Teacher:

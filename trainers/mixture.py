@@ -7,7 +7,7 @@ from typing import Any
 
 from .contrastive import Contrastive, ContrastiveConfig
 from .core.composition import Composition, mapping_of, part_arguments
-from .core.granularity import Grid
+from .core.granularity import EncoderConfig, Grid
 from .core.help_texts import described
 from .core.objective import Objective
 from .embedding import EmbeddingTrainer
@@ -69,7 +69,7 @@ class MixtureConfig(ContrastiveConfig):
         """Default weights of the method; parts that are not named have the weight 0."""
         return {"mrl": 1.0}
 
-    def grid_for(self, config: Any) -> Grid:
+    def grid_for(self, config: EncoderConfig) -> Grid:
         if self.grid is not None or self.projection_dim is not None:
             return super().grid_for(config)
         return Grid.product([config.num_hidden_layers], Grid.of(config).dims)

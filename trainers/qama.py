@@ -17,7 +17,7 @@ from modeling_m3bert import EmbeddingSettings, M3BertQuantizer, M3BertQuantizerC
 from .core.checkpoints import part_of
 from .core.composition import mapping_of
 from .core.given import backbone_of, check_given
-from .core.granularity import Granularity, Grid
+from .core.granularity import EncoderConfig, Granularity, Grid
 from .core.help_texts import described
 from .core.objective import Objective
 from .core.parallel.fsdp import whole_root, with_weights
@@ -116,7 +116,7 @@ class QAMAConfig(DistillationConfig):
             raise ValueError(f"The model was published with a projection. {FIT_EXITS}")
         return super().with_settings(settings, limit)
 
-    def grid_for(self, config: Any) -> Grid:
+    def grid_for(self, config: EncoderConfig) -> Grid:
         if self.grid is None:
             dims = [width_of(config)]
             while dims[-1] % 2 == 0 and dims[-1] // 2 >= SMALLEST_DIM:
@@ -237,7 +237,7 @@ class QAMATrainer(DistillationTrainer):
             self.earlier_record.save(output_dir)
 
 
-def require_published(config: Any, pooling: str | None, max_length: int | None) -> None:
+def require_published(config: EncoderConfig, pooling: str | None, max_length: int | None) -> None:
     """
     Check that an encoder embeds as the model in its folder does, from which its embeddings are computed.
 

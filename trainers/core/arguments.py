@@ -17,7 +17,7 @@ from modeling_m3bert import EmbeddingSettings
 from .columns import Role, text_columns_of
 from .dataset_checks import header_of
 from .device import has_accelerator
-from .granularity import Grid
+from .granularity import EncoderConfig, Grid
 from .help_texts import described
 from .objective import Objective
 from .parallel.fsdp import require_accelerator
@@ -88,7 +88,7 @@ class NestedTrainingArguments(TrainingArguments):
         steps = self.projector_warmup_steps or 0
         return int(steps) if steps >= 1 else math.ceil(num_training_steps * steps)
 
-    def grid_for(self, config: Any) -> Grid:
+    def grid_for(self, config: EncoderConfig) -> Grid:
         """
         The grid to train on a model of this config.
 
@@ -296,7 +296,7 @@ class TextTrainingArguments(NestedTrainingArguments):
                 )
         return roles
 
-    def grid_for(self, config: Any) -> Grid:
+    def grid_for(self, config: EncoderConfig) -> Grid:
         if self.projection_dim is not None and self.grid is None:
             return Grid.product([config.num_hidden_layers], [self.projection_dim])
         return super().grid_for(config)

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from torch import nn
 
+from .granularity import EncoderConfig
 from .objective import Identity, NestedBatch, Objective, Terms
 
 
@@ -81,7 +82,7 @@ class Composition(Objective):
     def reads_token_states(self) -> bool:
         return any(part.reads_token_states for part in self.members.values())
 
-    def validate(self, config: Any) -> None:
+    def validate(self, config: EncoderConfig) -> None:
         for name, part in self.members.items():
             try:
                 part.validate(config)

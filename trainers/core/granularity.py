@@ -7,13 +7,27 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import total_ordering
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 from .codes import CODES, FLOAT, code_of
 
 
 # Fewest bits first, as layers and dims ascend.
 ASCENDING = {name: position for position, name in enumerate(reversed(CODES))}
+
+
+class EncoderConfig(Protocol):
+    """What is read of the config of any encoder, by these names: a [`~transformers.PreTrainedConfig`]."""
+
+    model_type: str
+    name_or_path: str
+    num_hidden_layers: int
+    hidden_size: int
+    max_position_embeddings: int
+    pad_token_id: int | None
+    vocab_size: int
+
+    def to_dict(self) -> dict[str, Any]: ...
 
 
 @total_ordering
@@ -137,7 +151,7 @@ class Grid:
         )
 
     @classmethod
-    def of(cls, config: Any) -> Grid:
+    def of(cls, config: EncoderConfig) -> Grid:
         """
         The default grid of a model: the granularities it was trained at. If its config does not name them, every
         layer with 16, 32, 64, ... dims and the full width.
@@ -154,7 +168,7 @@ class Grid:
         return cls.product(sorted({*(layers or range(1, depth)), depth}), sorted({*dims, width}))
 
     @classmethod
-    def full_size(cls, config: Any) -> Grid:
+    def full_size(cls, config: EncoderConfig) -> Grid:
         """The grid of one granularity: full depth and full width of a model of this config."""
         return cls((Granularity(config.num_hidden_layers, config.hidden_size),))
 
@@ -204,7 +218,7 @@ class Grid:
             )
         return self
 
-    def require_full_size(self, config: Any) -> Grid:
+    def require_full_size(self, config: EncoderConfig) -> Grid:
         """
         Check that the grid has the full depth at full width, which teaches the other granularities.
 
@@ -219,7 +233,7 @@ class Grid:
             raise ValueError(f"The grid {self} needs the full size {full}: it is the teacher of the others.")
         return self
 
-    def validate(self, config: Any) -> Grid:
+    def validate(self, config: EncoderConfig) -> Grid:
         """
         Check that a model of this config has every granularity, and that none has a code
         ([`~Grid.require_float32`]). To check a grid with codes, check its [`~Grid.sizes`].

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import nn
 
-from .granularity import Granularity, Grid
+from .granularity import EncoderConfig, Granularity, Grid
 from .papers import Paper
 from .states import Pooling, TextStates
 
@@ -206,7 +206,7 @@ class Objective(nn.Module):
         """Whether [`forward`] reads token states, rather than only pooled embeddings."""
         return self.pooling is None
 
-    def validate(self, config: Any) -> None:
+    def validate(self, config: EncoderConfig) -> None:
         """
         Check that a backbone of this config has the granularities of the objective.
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
 from ..losses.common import no_autocast, precise
-from .granularity import Grid
+from .granularity import EncoderConfig, Grid
 from .objective import Objective
 from .states import width_of
 
@@ -56,7 +54,7 @@ class Projection(nn.Linear):
         with no_autocast(vectors):
             return nn.functional.linear(precise(vectors), precise(self.weight), bias)
 
-    def validate(self, objective: Objective, config: Any) -> None:
+    def validate(self, objective: Objective, config: EncoderConfig) -> None:
         """
         Check that the projection gives everything that the objective reads, and that the published model gives the
         full width that the projection reads.
@@ -67,13 +65,13 @@ class Projection(nn.Linear):
         """
         if width_of(config) != self.in_features:
             raise ValueError(
-                f"A projection reads the full width: unset output_dim={config.output_dim} in the model's config."
+                f"A projection reads the full width: unset output_dim={width_of(config)} in the model's config."
             )
         if objective.reads_token_states:
             raise ValueError(f"{type(objective).__name__} reads token states. {FIT_EXITS}")
         self.validate_grid(objective.grid, config)
 
-    def validate_grid(self, grid: Grid, config: Any) -> None:
+    def validate_grid(self, grid: Grid, config: EncoderConfig) -> None:
         """
         Check that all granularities are at the last layer and within the dims of the projection.
 

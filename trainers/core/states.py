@@ -22,6 +22,7 @@ from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
 from modeling_m3bert.settings_m3bert import POOLINGS, Pooling
 
 from .encoding.packed_rows import DOCUMENTS, Flattened, check_packable, flattened_documents, packed_arguments
+from .granularity import EncoderConfig
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ REASONS = {
 }
 
 
-def check_pooling(pooling: str, config: Any = None) -> None:
+def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
     """
     Check a pooling, and that the exits of a model were fitted with it.
 
@@ -236,7 +237,7 @@ def transformer_layers(model: Any) -> list[nn.Module]:
     return list(next(lists, ()))
 
 
-def backbone_spec(config: Any) -> BackboneSpec:
+def backbone_spec(config: EncoderConfig) -> BackboneSpec:
     """
     The [`BackboneSpec`] of a config.
 
@@ -264,7 +265,7 @@ def width_of(config: Any) -> int:
     return config.resolve_granularity()[1] if config.model_type == "m3bert" else config.hidden_size
 
 
-def shared_layers(config: Any) -> list[int]:
+def shared_layers(config: EncoderConfig) -> list[int]:
     """
     Layers whose states are in one space, ascending: the last layer and those with an exit into its space. Vectors of
     two of them can be compared. Without exits, only the last layer.
@@ -272,13 +273,13 @@ def shared_layers(config: Any) -> list[int]:
     return sorted({*getattr(config, "exit_layers", ()), config.num_hidden_layers})
 
 
-def reads_table(config: Any, layers: Iterable[int] | None = None) -> bool:
+def reads_table(config: EncoderConfig, layers: Iterable[int] | None = None) -> bool:
     """Whether one of these layers, by default any, or the last layer reads the static table of an m3BERT."""
     static = {*getattr(config, "static_layers", ())}
     return bool(static) if layers is None else not static.isdisjoint([*layers, config.num_hidden_layers])
 
 
-def state_only_layers(config: Any, layers: Iterable[int]) -> list[int]:
+def state_only_layers(config: EncoderConfig, layers: Iterable[int]) -> list[int]:
     """Those of these layers whose exit has a state-only map beside the one that reads the static table, for native
     exports. Stitched depths have no native export."""
     stitched = getattr(config, "stitch_layers", ())
@@ -298,17 +299,17 @@ def pooled_reading(states: TextStates, reading: Reading, pooling: Pooling) -> to
     return (states.without_table() if alone else states).pooled(layer, pooling)
 
 
-def max_positions(config: Any) -> int:
+def max_positions(config: EncoderConfig) -> int:
     """The longest text, in tokens, that a backbone of this config reads."""
     return config.max_position_embeddings - first_position(config)
 
 
-def first_position(config: Any) -> int:
+def first_position(config: EncoderConfig) -> int:
     """Row of the position embeddings that the first token of a text reads."""
     return max(position_offset(config), backbone_spec(config).first_position)
 
 
-def longest_text(config: Any, tokenizer: Any, published: int | None = None) -> int:
+def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = None) -> int:
     """
     The longest text, in tokens, that an encoder embeds without truncation.
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerBase
 from ..core.dataset_checks import require_columns
 from ..core.durable import replacing
 from ..core.encoding.packed_rows import check_packable
+from ..core.granularity import EncoderConfig
 from ..core.states import max_positions
 from .files import FORMATS, load_files, suffix_of
 from .languages import mix_languages, smoothed_probabilities
@@ -106,7 +107,7 @@ def prepare(
 def load_prepared(
     folder: str | Path,
     tokenizer: PreTrainedTokenizerBase,
-    config: Any,
+    config: EncoderConfig,
     *,
     exponent: float | None = None,
     seed: int = 0,

@@ -21,7 +21,7 @@ from ..core.codes import code_of
 from ..core.columns import Role
 from ..core.device import ComputeArguments, autocast, place
 from ..core.encoding.chunking import PassCost
-from ..core.granularity import Granularity, Grid
+from ..core.granularity import EncoderConfig, Granularity, Grid
 from ..core.parallel.ranks import rank, wait_for_all_ranks, world_size
 from ..core.projection import Projection
 from ..core.states import (
@@ -166,7 +166,9 @@ class GridEncoder:
         )
 
     @staticmethod
-    def arguments_of(settings: EmbeddingSettings, config: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    def arguments_of(
+        settings: EmbeddingSettings, config: EncoderConfig, tokenizer: PreTrainedTokenizerBase
+    ) -> dict[str, Any]:
         """The arguments of [`GridEncoder`] that settings stand for, for an encoder of this config."""
         roles: tuple[Role, ...] = ("query", "document")
         return {
@@ -377,7 +379,7 @@ class GridEncoder:
         return digest.hexdigest()
 
 
-def default_grid(config: Any, projection: nn.Linear | None) -> Grid:
+def default_grid(config: EncoderConfig, projection: nn.Linear | None) -> Grid:
     """The grid of an encoder if none is named. One with a projection has the projection's full width only."""
     if projection is None:
         return Grid.of(config)

@@ -18,6 +18,7 @@ from transformers import TrainingArguments
 
 from modeling_m3bert.conversion_m3bert import hub_id
 
+from ..core.granularity import EncoderConfig
 from ..core.objective import Identity
 
 
@@ -123,7 +124,7 @@ def parts_of(identity: Identity) -> list[dict[str, Any]]:
     ]
 
 
-def origin_of(config: Any) -> tuple[str | None, list[str]]:
+def origin_of(config: EncoderConfig) -> tuple[str | None, list[str]]:
     """Hub id of the model that the weights of this config come from (if known), and their earlier objectives."""
     name = config.name_or_path
     before = TrainingRecord.find(name) if name and os.path.isdir(name) else None

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.embedding import EmbeddingObjective
-from ..core.granularity import Grid
+from ..core.granularity import EncoderConfig, Grid
 from ..core.objective import Identity, NestedBatch, Terms, require_reduction
 
 
@@ -54,7 +54,7 @@ class CrossDepth(EmbeddingObjective):
     def layers(self) -> list[int]:
         return sorted({*self.grid.layers, self.document_layer})
 
-    def validate(self, config: Any) -> None:
+    def validate(self, config: EncoderConfig) -> None:
         super().validate(config)
         if self.document_layer > config.num_hidden_layers:
             raise ValueError(

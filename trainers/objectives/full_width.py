@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import torch
 
-from ..core.granularity import Grid
+from ..core.granularity import EncoderConfig, Grid
 from ..core.objective import NestedBatch, Objective
 from ..core.states import NestedStates
 
@@ -58,7 +58,7 @@ class FullWidthObjective(Objective):
         """The default layers of the objective."""
         raise NotImplementedError(f"{cls.__name__} must define default_layers.")
 
-    def validate(self, config: Any) -> None:
+    def validate(self, config: EncoderConfig) -> None:
         super().validate(config)
         if self.width != config.hidden_size:
             raise ValueError(

@@ -20,6 +20,8 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
+from ..granularity import EncoderConfig
+
 
 DOCUMENTS = "document_ids"  # tensor of a batch of packed rows; see `packed_arguments`
 DISENTANGLED = "its attention and its embeddings read one mask, which cannot keep documents apart"
@@ -31,7 +33,7 @@ REFUSED = {
 }
 
 
-def check_packable(config: Any) -> None:
+def check_packable(config: EncoderConfig) -> None:
     """
     Check that a backbone encodes every document of a packed row as it does alone.
 
@@ -65,7 +67,7 @@ def document_positions(document_ids: torch.Tensor) -> torch.Tensor:
 
 
 def packed_arguments(
-    config: Any, inputs: Mapping[str, torch.Tensor], *, first_position: int, causal: bool, dtype: torch.dtype
+    config: EncoderConfig, inputs: Mapping[str, torch.Tensor], *, first_position: int, causal: bool, dtype: torch.dtype
 ) -> dict[str, Any]:
     """
     The arguments with which an encoder reads packed rows, with an attention implementation that takes a mask.
