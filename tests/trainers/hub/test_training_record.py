@@ -146,10 +146,11 @@ METHODS = [
 
 def trainer_of(method: str, tokenizer, sentences, folder, settings) -> PublishingTrainer:
     config_class, trainer_class = (getattr(trainers, f"{method}{kind}") for kind in ("Config", "Trainer"))
+    of_texts = issubclass(config_class, trainers.TextTrainingArguments)
     of_pairs = issubclass(config_class, trainers.EmbeddingConfig)
     values = {"per_device_train_batch_size": 8} | ({"unsupervised": False} if of_pairs else {})
     args = config_class(**quiet(folder, **{**values, **settings}))
-    if not of_pairs:
+    if not of_texts:
         data = Dataset.from_dict({"input_ids": tokenizer(sentences)["input_ids"]})
         return trainer_class(quiet_model(), args, tokenizer, data)
     data = Dataset.from_dict({"query": sentences, "answer": sentences[::-1]})
