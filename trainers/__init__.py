@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         MultigranularMLMConfig as MultigranularMLMConfig,
         MultigranularMLMTrainer as MultigranularMLMTrainer,
     )
+    from .nested_loss import NestedLoss as NestedLoss
     from .objectives.cross_depth import CrossDepth as CrossDepth
     from .objectives.hsic import HSIC as HSIC
     from .objectives.pic import PIC as PIC
