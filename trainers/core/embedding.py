@@ -30,6 +30,11 @@ from .states import Pooling, check_pooling
 
 logger = logging.getLogger(__name__)
 Role = Literal["query", "document"]
+# Option -> its values, as sentence-transformers calls them.
+BATCH_SAMPLERS = {
+    "batch_sampler": ("batch_sampler", "no_duplicates"),
+    "multi_dataset_batch_sampler": ("proportional", "round_robin"),
+}
 LARGEST_LEARNED_SCALE = 100.0
 NO_TEXT = -1
 
@@ -310,6 +315,12 @@ class EmbeddingConfig(NestedTrainingArguments):
         own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row, as
             in Eq. 10 of IBKD, not for all anchors. Excludes a guide.
         guide_cache_dir (`str`, *optional*, defaults to `"runs/teachers"`): Folder for the guide's embeddings.
+        batch_sampler (`str`, *optional*, defaults to `"batch_sampler"`): How rows become batches: `batch_sampler`, at
+            random, or `no_duplicates`, at random without two equal texts in a batch. The name and the values are those
+            of sentence-transformers.
+        multi_dataset_batch_sampler (`str`, *optional*, defaults to `"proportional"`): Which data set the next batch is
+            from, if there are several: `proportional` to their sizes, so that every row is used, or `round_robin`, one
+            batch of each in turn until the smallest has no more.
         learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
         dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because
@@ -359,6 +370,8 @@ class EmbeddingConfig(NestedTrainingArguments):
     relative_guide_margin: bool = False
     own_negatives: bool = False
     guide_cache_dir: str = "runs/teachers"
+    batch_sampler: str = "batch_sampler"
+    multi_dataset_batch_sampler: str = "proportional"
     learning_rate: float = 2e-5
     per_device_train_batch_size: int = 32
     dataloader_drop_last: bool = True
@@ -371,6 +384,9 @@ class EmbeddingConfig(NestedTrainingArguments):
             self.guide = mapping_of("guide", self.guide)
             self.guide_margin = 0.0 if self.guide_margin is None else self.guide_margin
         check_negatives(self.ring, self.gather_negatives, self.guide_margin, self.own_negatives)
+        for name, legal in BATCH_SAMPLERS.items():
+            if (value := getattr(self, name)) not in legal:
+                raise ValueError(f"{name}={value!r} is unknown; legal values: {', '.join(legal)}.")
         for role, length in self.max_lengths.items():
             if length < 1:
                 raise ValueError(f"{role}_max_length={length} must be 1 or more.")
