@@ -101,12 +101,10 @@ class Kill(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"multi_dataset_batch_sampler": "round_robin", "batch_sampler": "no_duplicates"}]
-)
-def test_a_killed_run_goes_on_with_the_same_batches(tiny_tokenizer, tmp_path, changes):
-    """Batches of two make a step; an epoch has three steps, or two in turns. The run is killed in its second epoch."""
-    changes |= {"gradient_accumulation_steps": 2, "max_steps": 7, "save_strategy": "steps", "save_steps": 4}
+def test_a_killed_run_goes_on_with_the_same_batches(tiny_tokenizer, tmp_path):
+    """The five batches of an epoch are three steps of two batches or one; the run is killed in its second epoch."""
+    changes = {"gradient_accumulation_steps": 2, "max_steps": 6, "save_strategy": "steps", "save_steps": 4}
+    changes |= {"batch_sampler": "no_duplicates"}
     straight = contrastive_trainer(tiny_tokenizer, tmp_path / "straight", **changes)
     expected = Seen(straight)
     straight.train()
@@ -138,7 +136,7 @@ trainer.train()
 if torch.distributed.get_rank() == 0:
     trainer.backbone.save_pretrained(folder)
 """
-SGD = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "max_steps": 7, "batch_sampler": "no_duplicates"}
+SGD = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "max_steps": 6, "batch_sampler": "no_duplicates"}
 
 
 def test_two_processes_have_rows_of_the_same_data_set_and_train_as_one(tiny_tokenizer, tmp_path):
@@ -219,7 +217,6 @@ def test_the_record_names_the_sets(tiny_tokenizer, tmp_path):
             {},
             r"The data set 'b' \(7 rows\) is smaller than one batch \(8 rows\): lower per_device_",
         ),
-        ({"a": 16, "b": None}, {}, "train_dataset is a NoneType: pass a Dataset"),
         (
             {"a": 16},
             {"train_sampling_strategy": "group_by_length"},
