@@ -325,6 +325,8 @@ def origin(source: CardSource) -> str | None:
     if base is None:
         return None
     link = f"[{base}](https://huggingface.co/{base})"
+    if layers := getattr(source.checkpoint.config, "source_layers", None):
+        return f"layers {', '.join(map(str, layers))} of {link}"
     return f"{link}, converted to m3BERT without changing the states of any layer" if converted == base else link
 
 

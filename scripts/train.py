@@ -13,7 +13,8 @@ Methods: {methods}. A config class in a file of your own is a method, too; its `
 `m3bert train METHOD --help` lists the options of a method. `--config` reads options from a YAML file or a recipe
 (`m3bert recipes` lists them). It can be repeated: later files override earlier ones, the command line overrides all
 files, and mappings such as `sia: ...` are merged. `--peft lora` trains an adapter. `--student_layers 3` trains the
-first three layers of a model as an m3BERT; for ibkd, the default model is the teacher.
+first three layers of a model as an m3BERT, `--student_layers 1,4,6` these three; for ibkd, the default model is the
+teacher.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ trainer.train()
 if torch.distributed.get_rank() == 0:
     trainer.backbone.save_pretrained(folder)
 """
-SGD = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "max_steps": 6, "batch_sampler": "no_duplicates"}
+SGD = {"optim": "sgd", "learning_rate": 0.1, "max_grad_norm": 0.0, "max_steps": 4, "batch_sampler": "no_duplicates"}
 
 
 def test_two_processes_have_rows_of_the_same_data_set_and_train_as_one(tiny_tokenizer, tmp_path):
