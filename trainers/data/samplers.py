@@ -144,7 +144,8 @@ class BatchLoader(DataLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose batches come next; the trainer calls this."""
-        self.batch_sampler.set_epoch(epoch)
+        sampler: Any = self.batch_sampler
+        sampler.set_epoch(epoch)
 
 
 def batch_loader(datasets: NamedDatasets, collator: ColumnsCollator, args: Any, batch_size: int) -> BatchLoader:

@@ -24,6 +24,7 @@ class NamedDatasets(ConcatDataset):
         named (`Mapping[str, Dataset]`): Name -> data set. Their columns may differ.
     """
 
+    datasets: list[Any]
     column_names = None  # each data set has its own
 
     def __init__(self, named: Mapping[str, Dataset]):
