@@ -309,6 +309,9 @@ def training_data(source: CardSource) -> str:
     record = source.checkpoint.record
     assert record is not None
     rows = "a stream of rows" if record.rows is None else f"{record.rows:,} rows" if record.rows else "rows"
+    if record.sets:
+        sets = ", ".join(f"`{name}` {count:,}" for name, count in record.sets.items())
+        rows += f" in {len(record.sets)} sets ({sets})"
     columns = f" with the columns {', '.join(f'`{name}`' for name in record.columns)}" if record.columns else ""
     places = [f"the data set [{name}](https://huggingface.co/datasets/{name})" for name in source.datasets]
     places += [f"the local file `{name}`" for name in record.files]
@@ -322,6 +325,8 @@ def origin(source: CardSource) -> str | None:
     if base is None:
         return None
     link = f"[{base}](https://huggingface.co/{base})"
+    if layers := getattr(source.checkpoint.config, "source_layers", None):
+        return f"layers {', '.join(map(str, layers))} of {link}"
     return f"{link}, converted to m3BERT without changing the states of any layer" if converted == base else link
 
 

@@ -86,6 +86,8 @@ class M3BertConfig(PreTrainedConfig):
         exit_fit (`dict`, *optional*): How the exits were fitted: pooling, basis, texts, and the quality of each exit.
         converted_from (`str`, *optional*): Hub id of the encoder that the weights were converted from.
         native_model_type (`str`, *optional*): Model type of that encoder, such as `"xlm-roberta"`.
+        source_layers (`list[int]`, *optional*): The layers of that encoder that the model was made of, counted from 1,
+            if they were chosen. `None` means the first ones.
         output_layer (`int`, *optional*): Output layer. Models are built with this many layers. `None` means the last.
             0, the embedding layer, is legal if it has an exit.
         output_dim (`int`, *optional*): Number of dimensions to return. `None` means all.
@@ -142,6 +144,7 @@ class M3BertConfig(PreTrainedConfig):
     exit_fit: dict | None = None
     converted_from: str | None = None
     native_model_type: str | None = None
+    source_layers: list[int] | None = None
     output_layer: int | None = None
     output_dim: int | None = None
 
@@ -314,6 +317,8 @@ class M3BertConfig(PreTrainedConfig):
         layers = [layer for layer in self.legal_layers if layer not in gone] if gone else self.matryoshka_layers
         config.matryoshka_layers = [layer for layer in layers if layer <= depth]
         config._stored_layers = layers_of(depth, self)
+        if self.source_layers is not None:
+            config.source_layers = [self.source_layers[index] for index in config._stored_layers]
         return config
 
     def to_dict(self) -> dict[str, Any]:
@@ -326,6 +331,8 @@ class M3BertConfig(PreTrainedConfig):
             del values["exit_layers"], values["exit_fit"]
         if not self.static_layers:
             del values["static_layers"], values["static_ignored_ids"]
+        if self.source_layers is None:
+            del values["source_layers"]
         if not self.stitch_layers:
             del values["stitch_layers"], values["stitch_top_layers"]
         derived = {"is_matryoshka": self.is_matryoshka, "matryoshka_dimensions": self.matryoshka_dimensions}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModel, PreTrainedModel
 
 from .configuration_m3bert import M3BertConfig
-from .modeling_m3bert import M3BertModel
+from .modeling_m3bert import M3BertModel, M3BertPreTrainedModel
 from .settings_m3bert import EmbeddingSettings, hub_id
 
 
@@ -54,7 +56,7 @@ REASONS = {
 }
 
 
-def convert_to_m3bert(source: Any, *, encoder_only: bool = False) -> M3BertModel:
+def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequence[int] | None = None) -> M3BertModel:
     """
     Convert a BERT-family encoder to an elastic m3BERT whose states are equal at every layer.
 
@@ -71,13 +73,14 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False) -> M3BertModel
             RoBERTa, XLM-R, CamemBERT, Data2VecText, ELECTRA or DistilBERT: a folder, a Hub id, or a model with or
             without a head.
         encoder_only (`bool`, *optional*, defaults to `False`): Leave out what makes an embedding model of it.
+        layers (`Sequence[int]`, *optional*): Make a student of these layers alone ([`take_layers`]). Default: all.
 
     Returns:
         [`M3BertModel`]: a copy with the same dtype, device and mode (training or evaluation).
 
     Raises:
-        ValueError: if m3BERT cannot represent the encoder exactly, or it was published with modules that
-            [`EmbeddingSettings`] does not know. The message gives the reason.
+        ValueError: if m3BERT cannot represent the encoder exactly, it was published with modules that
+            [`EmbeddingSettings`] does not know, or it lacks one of the layers. The message gives the reason.
     """
     model, settings = encoder_and_settings(source, encoder_only)
     encoder = model.base_model
@@ -87,10 +90,35 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False) -> M3BertModel
         weights = m3bert_weights(encoder.state_dict(), encoder.config)
         converted = converted.to(device=encoder.device, dtype=encoder.dtype)
         converted.load_state_dict(weights)
+    if layers is not None:
+        take_layers(converted, layers)
     if settings is not None:
         limit = converted.config.max_position_embeddings
         converted.embedding_settings = replace(settings, max_length=min(settings.max_length or limit, limit))
     return converted.train(model.training)
+
+
+def take_layers(model: M3BertPreTrainedModel, layers: Sequence[int]) -> None:
+    """
+    Reduce an m3BERT to a student of some of its layers, which run one after another. The model is changed in place.
+    What belongs to states of the whole model is dropped: exits, the static table and `matryoshka_layers`.
+
+    Args:
+        model ([`M3BertPreTrainedModel`]): The model, with or without a head.
+        layers (`Sequence[int]`): The layers, counted from 1, ascending.
+
+    Raises:
+        ValueError: if the model lacks a layer, or the layers are not ascending.
+    """
+    encoder, config = model.base_model, model.config
+    depth = config.num_hidden_layers
+    if not layers or sorted(set(layers)) != [*layers] or not 1 <= layers[0] <= layers[-1] <= depth:
+        raise ValueError(f"layers={[*layers]} must be ascending and within 1..{depth}.")
+    encoder.drop_exits(config.exit_layers)
+    encoder.layers = nn.ModuleList(encoder.layers[layer - 1] for layer in layers)
+    origin = config.source_layers or range(1, depth + 1)
+    config.source_layers = [origin[layer - 1] for layer in layers]
+    config.num_hidden_layers, config.matryoshka_layers, config.output_layer = len(layers), [], None
 
 
 def encoder_and_settings(source: Any, encoder_only: bool) -> tuple[PreTrainedModel, EmbeddingSettings | None]:

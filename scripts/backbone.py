@@ -1,20 +1,20 @@
-"""The model to train: a checkpoint, its first layers, or a new m3BERT; with or without an adapter."""
+"""The model to train: a checkpoint, some of its layers, or a new m3BERT; with or without an adapter."""
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, field
 from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from modeling_m3bert import convert_to_m3bert
+from modeling_m3bert.conversion_m3bert import take_layers
 from trainers.core.composition import mapping_of
 from trainers.core.device import ATTENTIONS, set_attention
 from trainers.data.vocabulary import transfer_vocabulary
 
 from .command import naming
-from .convert import for_m3bert
+from .convert import for_m3bert, layers_from
 
 
 @dataclass
@@ -41,8 +41,12 @@ class BackboneArguments:
             "{attention_dropout: 0.1}."
         },
     )
-    student_layers: int | None = field(
-        default=None, metadata={"help": "Convert the model to m3BERT and train only its first N layers."}
+    student_layers: str | None = field(
+        default=None,
+        metadata={
+            "help": "Convert the model to m3BERT and train a student of its first N layers, or of chosen ones: 1,4,6, "
+            "counted from 1."
+        },
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
     attn_implementation: str | None = field(
@@ -95,7 +99,7 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
         if options.student_layers is None:
             model = auto_class.from_pretrained(options.model_name_or_path, **loading)
         else:
-            model = first_layers(options.model_name_or_path, options.student_layers, auto_class, loading)
+            model = student_of(options.model_name_or_path, options.student_layers, auto_class, loading)
             tokenizer = for_m3bert(tokenizer, model)
         if options.transfer_vocabulary:
             own = AutoTokenizer.from_pretrained(
@@ -119,26 +123,26 @@ def attending(model: Any, options: BackboneArguments) -> Any:
     return model
 
 
-def first_layers(name: str, layers: int, auto_class: Any, loading: dict[str, Any]) -> Any:
+def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any]) -> Any:
     """
-    The first layers of a model, as an m3BERT. An m3BERT is cut at loading; any other encoder is converted first.
+    A student of some layers of a model, as an m3BERT. The first layers of an m3BERT are cut at loading, with their
+    exit; any other encoder is converted.
 
     Raises:
-        ValueError: if the model has fewer layers, or cannot be converted.
+        ValueError: if the model lacks a layer, or cannot be converted.
     """
     config = AutoConfig.from_pretrained(name, trust_remote_code=loading["trust_remote_code"])
-    if not 0 < layers <= config.num_hidden_layers:
-        raise ValueError(
-            f"--student_layers {layers} must be within 1..{config.num_hidden_layers}, the depth of {name}."
-        )
-    if config.model_type == "m3bert":
-        return auto_class.from_pretrained(name, output_layer=layers, **loading)
-    if auto_class is not AutoModel:
-        raise ValueError("--student_layers cannot convert a model with a head: use an m3BERT, or train embeddings.")
-    with tempfile.TemporaryDirectory() as folder:
-        convert_to_m3bert(auto_class.from_pretrained(name, **loading)).save_pretrained(folder)
-        model = auto_class.from_pretrained(folder, output_layer=layers)
-    model.config.name_or_path = name  # its origin, not the temporary folder
+    chosen = layers_from(layers, config.num_hidden_layers, name)
+    first = chosen == [*range(1, len(chosen) + 1)]
+    if config.model_type != "m3bert":
+        if auto_class is not AutoModel:
+            raise ValueError(
+                "--student_layers cannot convert a model with a head: use an m3BERT, or train embeddings."
+            )
+        return convert_to_m3bert(auto_class.from_pretrained(name, **loading), layers=chosen)
+    model = auto_class.from_pretrained(name, **loading, **({"output_layer": len(chosen)} if first else {}))
+    if not first:
+        take_layers(model, chosen)
     return model
 
 

@@ -5,6 +5,10 @@ Convert a BERT-family encoder to an elastic m3BERT, whose states are the same at
 
 An embedding model keeps its pooling, projection, normalisation and prompts, as modules of sentence-transformers; with
 --encoder_only it does not.
+--student_layers makes a smaller model of some layers, such as every other one:
+
+    m3bert convert intfloat/multilingual-e5-base runs/student --student_layers 1,4,7,10,12
+
 With --fit_exits, shallow layers embed into the space of the last one (see `m3bert fit_exits`):
 
     m3bert convert intfloat/multilingual-e5-base runs/elastic --fit_exits texts.txt queries.txt --exit_layers 2 4 8
@@ -32,7 +36,13 @@ if TYPE_CHECKING:
 
 
 def convert(
-    source: str, output_dir: str, revision: str | None = None, *, encoder_only: bool = False, overwrite: bool = False
+    source: str,
+    output_dir: str,
+    revision: str | None = None,
+    *,
+    encoder_only: bool = False,
+    overwrite: bool = False,
+    student_layers: str | None = None,
 ) -> M3BertModel:
     """
     Convert an encoder and save it with its code and tokenizer. An embedding model stays one, with its pooling,
@@ -44,25 +54,29 @@ def convert(
         revision (`str`, *optional*): Branch, tag or commit of the source.
         encoder_only (`bool`, *optional*, defaults to `False`): Leave out the modules of an embedding model.
         overwrite (`bool`, *optional*, defaults to `False`): Replace a model that the folder holds.
+        student_layers (`str`, *optional*): Make a student of some layers: see [`layers_from`].
 
     Raises:
-        ValueError: if the encoder cannot be converted exactly, has modules other than a known pooling and one
-            projection, or the folder holds a model that is not to be replaced.
+        ValueError: if the encoder cannot be converted exactly, lacks one of the layers, has modules other than a known
+            pooling and one projection, or the folder holds a model that is not to be replaced.
     """
     from trainers.hub.quantizer import find_quantizer, write_quantizer
 
     check_overwriting(output_dir, MODEL_FILES, overwrite, source)
-    model, tokenizer = converted(source, revision, encoder_only=encoder_only)
+    model, tokenizer = converted(source, revision, encoder_only=encoder_only, student_layers=student_layers)
     if overwrite:
         remove_files(output_dir, MODEL_FILES)
     model.save_pretrained(output_dir)
     tokenizer.save_pretrained(output_dir)
-    if model.embedding_settings is not None and (quantizer := find_quantizer(source, revision=revision)) is not None:
+    embeds_alike = model.embedding_settings is not None and student_layers is None
+    if embeds_alike and (quantizer := find_quantizer(source, revision=revision)) is not None:
         write_quantizer(output_dir, quantizer)
     return model
 
 
-def converted(source: str, revision: str | None = None, *, encoder_only: bool = False) -> tuple[M3BertModel, Any]:
+def converted(
+    source: str, revision: str | None = None, *, encoder_only: bool = False, student_layers: str | None = None
+) -> tuple[M3BertModel, Any]:
     """The m3BERT of an encoder, and its tokenizer. Raises a ValueError if it cannot be converted exactly."""
     from transformers import AutoModel, AutoTokenizer
 
@@ -71,12 +85,38 @@ def converted(source: str, revision: str | None = None, *, encoder_only: bool = 
 
     with naming(source):
         encoder = AutoModel.from_pretrained(source, revision=revision, use_safetensors=True)
-    model = convert_to_m3bert(encoder, encoder_only=encoder_only)
+    depth = encoder.config.num_hidden_layers
+    layers = None if student_layers is None else layers_from(student_layers, depth, source)
+    model = convert_to_m3bert(encoder, encoder_only=encoder_only, layers=layers)
     tokenizer = for_m3bert(AutoTokenizer.from_pretrained(source, revision=revision), model)
     if (settings := model.embedding_settings) is not None:
         longest = longest_text(model.config, tokenizer, settings.max_length)
         model.embedding_settings = replace(settings, max_length=longest)
     return model, tokenizer
+
+
+def layers_from(text: str, depth: int, name: str) -> list[int]:
+    """
+    The layers that `--student_layers` chooses: the first ones for a number, `"3"`, or those of a list, `"1,4,6"`.
+
+    Args:
+        text (`str`): The option.
+        depth (`int`): Depth of the model that has the layers.
+        name (`str`): Its name, for the message.
+
+    Raises:
+        ValueError: if the model lacks a layer, or they are not ascending.
+    """
+    words = str(text).replace(" ", "").split(",")  # a recipe may have a number
+    layers = [int(word) if word.isdecimal() else 0 for word in words]
+    if len(layers) == 1 and layers[0] <= depth:
+        layers = [*range(1, layers[0] + 1)]
+    if not layers or sorted(set(layers)) != layers or not 1 <= layers[0] <= layers[-1] <= depth:
+        raise ValueError(
+            f"--student_layers {text} must be within 1..{depth}, the depth of {name}: a number of first layers, or "
+            "ascending layers such as 1,4,6."
+        )
+    return layers
 
 
 def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:
@@ -94,6 +134,9 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--revision", help="branch, tag or commit of the source")
     parser.add_argument("--encoder_only", action="store_true", help="leave out pooling, projection and prompts")
     parser.add_argument(
+        "--student_layers", help="make a student of the first N layers, or of chosen ones: 1,4,6, counted from 1"
+    )
+    parser.add_argument(
         "--fit_exits", nargs="+", help="files with texts to fit exits to; the options below are for it"
     )
     add_exit_options(parser)
@@ -103,7 +146,7 @@ def main(arguments: list[str]) -> None:
     check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
     if options.fit_exits:
         compute_of(options)  # refuses what is not there before the model is loaded
-        model, tokenizer = converted(options.source, options.revision)
+        model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
         fit = save_with_exits(
             model,
             tokenizer,
@@ -115,8 +158,8 @@ def main(arguments: list[str]) -> None:
         )
         print(report(fit))
     else:
-        switches = {"encoder_only": options.encoder_only, "overwrite": options.overwrite}
-        model = convert(options.source, options.output_dir, options.revision, **switches)
+        chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}
+        model = convert(options.source, options.output_dir, options.revision, **chosen)
     print(
         f"{options.output_dir}: {model.config.num_hidden_layers} layers, width {model.config.hidden_size}, "
         f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({options.output_dir!r}, "

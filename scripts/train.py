@@ -4,6 +4,7 @@ Train an encoder:
     m3bert train multigranular-mlm --model_name_or_path DIR --train_files text.txt --output_dir runs/mlm
     m3bert train multigranular-mlm --prepared_data runs/prepared --tokenizer_name DIR --output_dir runs/mlm
     m3bert train contrastive --config msmarco_triplets --train_files triplets.jsonl --model_name_or_path DIR ...
+    m3bert train contrastive --train_files nli=nli.csv qa=qa.jsonl --model_name_or_path DIR ...
     m3bert train contrastive --dataset_name HUB_ID --dataset_config NAME --model_name_or_path DIR ...
     m3bert train path/to/mine.py:MyConfig --train_files pairs.jsonl --model_name_or_path DIR ...
 
@@ -12,8 +13,8 @@ Methods: {methods}. A config class in a file of your own is a method, too; its `
 `m3bert train METHOD --help` lists the options of a method, and `--help --all` describes all of them. `--config` reads
 options from a YAML file or a recipe (`m3bert recipes` lists them). It can be repeated: later files override earlier
 ones, the command line overrides all files, and mappings such as `sia: ...` are merged. `--peft lora` trains an
-adapter. `--student_layers 3` trains the first three layers of a model as an m3BERT; for ibkd, the default model is the
-teacher.
+adapter. `--student_layers 3` trains the first three layers of a model as an m3BERT, `--student_layers 1,4,6` these
+three; for ibkd, the default model is the teacher.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +65,10 @@ class DataArguments:
 
     train_files: list[str] = field(
         default_factory=list,
-        metadata={"help": "Training data: .txt, .jsonl, .csv, .tsv or .parquet files, also gzipped."},
+        metadata={
+            "help": "Training data: .txt, .jsonl, .csv, .tsv or .parquet files, also gzipped. NAME=FILE for several "
+            "data sets: files with the same name are one, and each batch is of one data set."
+        },
     )
     eval_files: list[str] | None = field(default=None, metadata={"help": "Evaluation data, in the same formats."})
     dataset_name: str | None = field(
@@ -250,6 +255,8 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
     Raises:
         ValueError: names the option and what it needs.
     """
+    from trainers.data.files import files_by_name
+
     embeds = isinstance(args, trainers.TextTrainingArguments)
     sources = [name for name in ("train_files", "dataset_name", "prepared_data") if getattr(data, name)]
     if data.prepared_data is not None and embeds:
@@ -258,6 +265,9 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
         raise ValueError(f"Training needs --train_files or --dataset_name{'' if embeds else ' or --prepared_data'}.")
     if len(sources) > 1:
         raise ValueError(f"--{' and --'.join(sources)} exclude each other: pass one of them.")
+    for option in ("train_files", "eval_files"):
+        if not embeds and files_by_name(getattr(data, option) or ()):
+            raise ValueError(f"--{option} NAME=FILE is for embedding models; a masked LM takes files without names.")
     if data.eval_files and data.eval_split is not None:
         raise ValueError("--eval_files and --eval_split exclude each other: pass one of them.")
     for option in ("dataset_config", "eval_split"):
@@ -288,15 +298,18 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
 
 
 def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
-    """The rows to train on, or to evaluate on; `None` if there are none."""
+    """The rows to train on, or to evaluate on: a `dict` of several data sets, and `None` if there are none."""
     from trainers.core.streams.stream import streamed
-    from trainers.data.files import load_files, stream_files
+    from trainers.data.files import files_by_name, load_files, stream_files
     from trainers.data.hub_data import load_hub
 
     streaming = data.streaming and not evaluation
     files, split = (data.eval_files, data.eval_split) if evaluation else (data.train_files, data.split)
+    read = stream_files if streaming else load_files
+    if named := files_by_name(files or ()):
+        return {name: read(each) for name, each in named.items()}
     if files:
-        return stream_files(files) if streaming else load_files(files)
+        return read(files)
     if data.dataset_name is None or split is None:
         return None
     return streamed(load_hub(data.dataset_name, data.dataset_config, split=split, streaming=streaming))
@@ -352,9 +365,6 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     """The trainer of an embedding model, with its data."""
     from transformers import AutoModel
 
-    from trainers.data.collators import fields_of
-    from trainers.data.pairs import clean_pairs
-
     from .backbone import load_backbone
 
     teaches = isinstance(args, trainers.DistillationConfig)
@@ -362,27 +372,37 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
         backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
     model, tokenizer = load_backbone(backbone, AutoModel)
     train = read_data(data)
-    if data.clean_pairs:
+    if data.clean_pairs and isinstance(train, dict):
+        train = {name: cleaned(each, data, args, f"{name}: ") for name, each in train.items()}
+    elif data.clean_pairs:
         args.text_columns = args.columns_of(train)
-        query, document, *_ = args.text_columns
-        train, report = clean_pairs(
-            train, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query
-        )
-        if args.process_index == 0:
-            print(report)
+        train = cleaned(train, data, args)
     evaluation = read_data(data, evaluation=True)
     return trainer_class(model, args, tokenizer, train, evaluation, evaluator=evaluator_of(data))
 
 
+def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> Any:
+    """The pairs of a dataset without duplicates and pairs over the maximum. Says what was dropped."""
+    from trainers.data.collators import fields_of
+    from trainers.data.pairs import clean_pairs
+
+    query, document, *_ = args.columns_of(dataset)
+    kept, report = clean_pairs(dataset, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query)
+    if args.process_index == 0:
+        print(f"{label}{report}")
+    return kept
+
+
 def data_files(data: DataArguments) -> tuple[str, ...]:
     """The files or the local folder that the training data is read from, for the record of the run."""
+    from trainers.data.files import files_by_name
     from trainers.data.preparing import read_prepared
 
     if data.prepared_data is not None:
         return tuple(name for name, _ in read_prepared(data.prepared_data)["settings"]["files"])
     if data.dataset_name is not None and Path(data.dataset_name).is_dir():
         return (data.dataset_name,)
-    return tuple(data.train_files or ())
+    return tuple(chain(*files_by_name(data.train_files).values())) or tuple(data.train_files)
 
 
 def resumed_checkpoint(args: Any) -> str | None:

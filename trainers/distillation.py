@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
 from torch import nn
-from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
 
@@ -16,7 +15,6 @@ from .core.arguments import TextTrainingArguments
 from .core.granularity import Grid
 from .core.help_texts import described
 from .core.objective import Objective
-from .data.collators import all_texts
 from .data.teacher import Teacher, TeacherEmbeddings, teacher_from
 from .embedding import EmbeddingTrainer
 
@@ -133,15 +131,12 @@ class DistillationTrainer(EmbeddingTrainer):
         self,
         model: nn.Module,
         args: DistillationConfig,
-        datasets: Sequence[Any],
-        columns: Sequence[str],
-        processing_class: PreTrainedTokenizerBase,
+        texts: Iterable[str],
         given: Any = None,
     ) -> TeacherEmbeddings:
         if isinstance(given, str | PathLike):  # on record, as if `args` had named it
             args.teacher_name_or_path, given = str(given), None
         teacher = args.teacher_for(model) if given is None else teacher_from(given, **args.teacher_settings)
-        texts = all_texts(datasets, columns, args.field_separator, processing_class)
         return teacher.embed(texts, args.teacher_cache_dir, description="Teacher")
 
     def build_objective(self, args: DistillationConfig, grid: Grid) -> Objective:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
@@ -24,10 +25,10 @@ from .core.objective import Objective
 from .core.parallel.fsdp import with_weights
 from .core.projection import FIT_EXITS, Projection
 from .core.states import longest_text, unwrap_encoder, width_of
-from .core.streams.stream import streamed
-from .data.collators import TextColumnsCollator, all_texts, fields_of
-from .data.files import require_texts
+from .data.collators import ColumnsCollator
+from .data.samplers import batch_loader
 from .data.teacher import Teacher, TeacherEmbeddings, teacher_from
+from .data.training_sets import NamedDatasets, by_columns, collator_of, training_data
 from .hub.quantizer import has_quantizer
 from .publishing import PublishingTrainer
 
@@ -46,9 +47,11 @@ class EmbeddingTrainer(PublishingTrainer):
         args ([`TextTrainingArguments`]): Training arguments; `args.build_objective` makes the objective.
         processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer of the encoder. Default:
             the one beside the encoder.
-        train_dataset ([`~datasets.Dataset`] or stream, *optional*): Training data with text columns: anchor, positive,
-            then hard negatives.
-        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
+        train_dataset ([`~datasets.Dataset`], stream or `dict`, *optional*): Training data with text columns: anchor,
+            positive, then hard negatives. A [`~datasets.DatasetDict`] or `dict` has several data sets, whose columns
+            may differ. Each batch is of one of them (`args.multi_dataset_batch_sampler`).
+        eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns; beside
+            several training sets, with columns of its own.
         teacher (`str`, [`~sentence_transformers.SentenceTransformer`], [`Teacher`] or [`TeacherEmbeddings`],
             *optional*): A teacher, for objectives with one, or a guide, to find false negatives: its folder or Hub id,
             the model, or its embeddings of the texts in all columns. Default: the one that `args` names.
@@ -77,7 +80,7 @@ class EmbeddingTrainer(PublishingTrainer):
         peft_config: Any = None,
         **kwargs: Any,
     ):
-        check_given(self, args, TextTrainingArguments, train_dataset, eval_dataset)
+        check_given(self, args, TextTrainingArguments, train_dataset, eval_dataset, several=True)
         model, processing_class = backbone_of(model, processing_class, AutoModel, peft_config)
         encoder = unwrap_encoder(model)
         self.published = published = EmbeddingSettings.of(encoder)
@@ -88,41 +91,28 @@ class EmbeddingTrainer(PublishingTrainer):
                 f"{encoder.config.name_or_path} has a quantizer that fits its embeddings, which training changes: the "
                 "trained model has none. Train one for it with QAMATrainer (m3bert train qama)."
             )
-        train_dataset = streamed(train_dataset)
-        eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-        datasets = [dataset for dataset in (train_dataset, *eval_sets) if dataset is not None]
-        columns = args.columns_of(*datasets)
-        roles, label = args.roles_of(columns), args.label_column_of(*datasets)
-        for dataset in datasets:
-            require_texts(dataset, columns)
+        train_dataset = training_data(train_dataset, args)
+        groups = by_columns(train_dataset, eval_dataset)
+        collator = ColumnsCollator([collator_of(args, datasets, processing_class) for datasets in groups])
         if args.views > 1 and not has_dropout(model):
             raise ValueError(
                 f"{type(model).__name__} has no dropout (see its config): two views of a text would be the same."
             )
         if not isinstance(teacher, TeacherEmbeddings):
-            teacher = self.teacher_of(model, args, datasets, columns, processing_class, teacher)
+            teacher = self.teacher_of(model, args, collator.texts(chain(*groups)), teacher)
         self.teacher = teacher
+        for each in collator.collators:
+            each.teacher = teacher
+        self._optional_columns = collator.fields
         super().__init__(
             model=model,
             objective=objective or self.objective_for(args, model.config, published),
             args=args,
-            data_collator=TextColumnsCollator(
-                processing_class,
-                columns,
-                args.max_length or args.default_max_length,
-                separator=args.field_separator,
-                views=args.views,
-                teacher=self.teacher,
-                prompts={column: args.prompts[role] for column, role in roles.items() if role in args.prompts},
-                max_lengths={
-                    column: args.max_lengths[role] for column, role in roles.items() if role in args.max_lengths
-                },
-                label=label,
-            ),
+            data_collator=collator,
             train_dataset=train_dataset,
             eval_dataset=eval_dataset,
             processing_class=processing_class,
-            columns=(*(name for column in columns for name in fields_of(column)), *([label] if label else [])),
+            columns=collator.shared_fields,
             mini_batch_size=args.mini_batch_size,
             projection=projection_for(encoder.config, args.projection_dim, published),
             **kwargs,
@@ -132,9 +122,7 @@ class EmbeddingTrainer(PublishingTrainer):
         self,
         model: nn.Module,
         args: Any,
-        datasets: Sequence[Any],
-        columns: Sequence[str],
-        processing_class: PreTrainedTokenizerBase,
+        texts: Iterable[str],
         given: Any = None,
     ) -> TeacherEmbeddings | None:
         """Hook for methods with a teacher: its embeddings of all texts, if none were passed. Here the teacher is the
@@ -150,7 +138,6 @@ class EmbeddingTrainer(PublishingTrainer):
             if args.guide_margin is not None:
                 raise ValueError("guide_margin needs a guide: name one in guide, such as {name_or_path: ...}.")
             return None
-        texts = all_texts(datasets, columns, args.field_separator, processing_class)
         return guide.embed(texts, args.guide_cache_dir, description="Guide")
 
     def objective_for(self, args: Any, config: EncoderConfig, published: EmbeddingSettings | None) -> Objective:
@@ -168,6 +155,11 @@ class EmbeddingTrainer(PublishingTrainer):
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         """Build the objective that `args` describes."""
         return args.build_objective(grid)
+
+    def get_train_dataloader(self) -> Any:
+        if not isinstance(self.train_dataset, NamedDatasets):
+            return super().get_train_dataloader()
+        return batch_loader(self.train_dataset, self.data_collator, self.args, self._train_batch_size)
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
         """Write the settings of the embedding model next to the backbone, as modules of sentence-transformers."""

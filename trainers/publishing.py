@@ -22,6 +22,7 @@ from .core.arguments import NestedTrainingArguments
 from .core.objective import Objective
 from .core.states import unwrap_encoder
 from .core.trainer import NestedTrainer
+from .data.training_sets import NamedDatasets
 from .evaluation.encoding import GridEncoder
 from .evaluation.grid_evaluator import GridEvaluator, as_sentence_transformer
 from .hub.training_record import TrainingRecord, changed_settings, hub_datasets, origin_of, parts_of
@@ -102,6 +103,8 @@ class PublishingTrainer(NestedTrainer):
     def record(self) -> TrainingRecord:
         """The record of this run up to now."""
         args, data = self.args, self.train_dataset
+        datasets = data.datasets if isinstance(data, NamedDatasets) else [data]
+        several = len(datasets) > 1
         identity = self.nested.objective.identity
         best = self.state.best_global_step if args.load_best_model_at_end else None
         return TrainingRecord(
@@ -113,9 +116,10 @@ class PublishingTrainer(NestedTrainer):
             base_model=self.base_model,
             earlier=self.earlier_objectives,
             settings=changed_settings(args),
-            columns=list(self.columns),
+            columns=list(self._optional_columns if several else self.columns),
+            sets={name: len(each) for name, each in data.named.items()} if several else {},
             rows=0 if data is None else len(data) if has_length(data) else None,
-            datasets=list(dict.fromkeys([*hub_datasets([data]), *self.dataset_ids])),
+            datasets=list(dict.fromkeys([*hub_datasets(datasets), *self.dataset_ids])),
             # With the best model loaded at the end, later steps are not in the weights.
             steps=self.state.global_step if self.is_in_train or best is None else best,
             batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,

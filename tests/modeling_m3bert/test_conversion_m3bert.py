@@ -7,7 +7,8 @@ import torch
 import transformers
 from transformers import AutoModel, AutoTokenizer
 
-from modeling_m3bert import convert_to_m3bert
+from modeling_m3bert import M3BertModel, convert_to_m3bert
+from modeling_m3bert.conversion_m3bert import take_layers
 from scripts.convert import convert
 from tests.conftest import padded_batch
 from trainers.evaluation.readers import load_task
@@ -68,6 +69,34 @@ def test_states_are_equal_at_every_layer(family, changes, attention):
     assert len(states) == len(expected) == 4
     for state, reference in zip(states, expected, strict=True):
         torch.testing.assert_close(state[real], reference[real], atol=1e-5, rtol=0)
+
+
+def test_a_student_of_chosen_layers_has_the_states_of_these_layers_alone(tmp_path):
+    source = random_encoder("Bert", {"pad_token_id": 1, "num_hidden_layers": 6})
+    student = convert_to_m3bert(source, layers=[1, 4, 6])
+    batch = padded_batch()
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        state = source.embeddings(batch["input_ids"])
+        expected = [state]
+        for layer in (1, 4, 6):
+            masked = torch.where(real, 0.0, torch.finfo(torch.float32).min)[:, None, None]
+            state = source.encoder.layer[layer - 1](state, masked)
+            expected.append(state)
+    assert student.config.num_hidden_layers == 3 and student.config.legal_layers == [1, 2, 3]
+    student.save_pretrained(tmp_path)
+    for model in (student, M3BertModel.from_pretrained(tmp_path)):
+        for found, reference in zip(all_states(model, batch), expected, strict=True):
+            torch.testing.assert_close(found[real], reference[real], atol=1e-5, rtol=0)
+    assert M3BertModel.from_pretrained(tmp_path, output_layer=2).config.source_layers == [1, 4]
+    take_layers(student, [2, 3])
+    assert student.config.source_layers == [4, 6] and len(student.layers) == 2
+
+
+@pytest.mark.parametrize("layers", [[], [0, 1], [1, 4], [2, 1], [1, 1]])
+def test_layers_that_a_model_lacks_are_refused(layers):
+    with pytest.raises(ValueError, match=r"layers=\[.*\] must be ascending and within 1\.\.3"):
+        convert_to_m3bert(random_encoder("Bert", {"pad_token_id": 1}), layers=layers)
 
 
 def test_the_longest_text_still_fits():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from transformers import AutoModel, AutoTokenizer, Qwen3Config, Qwen3Model
+import torch
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Qwen3Config, Qwen3Model
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
@@ -27,6 +28,9 @@ def run(*arguments: object) -> None:
     [
         (["--student_layers", "9"], "--student_layers 9 must be within 1..6, the depth of "),
         (["--student_layers", "0"], "--student_layers 0 must be within 1..6, the depth of "),
+        (["--student_layers", "1,4,7"], "--student_layers 1,4,7 must be within 1..6, the depth of "),
+        (["--student_layers", "4,1"], "a number of first layers, or ascending layers such as 1,4,6"),
+        (["--student_layers", "two"], "--student_layers two must be within 1..6"),
         ([], "A new m3BERT needs --tokenizer_name"),
     ],
 )
@@ -70,6 +74,27 @@ def test_the_first_layers_of_an_m3bert_are_trained(text_files, tiny_checkpoint, 
         "--per_device_train_batch_size", 8, *quick_options(max_steps=1),
     )  # fmt: skip
     assert len(M3BertModel.from_pretrained(text_files / "cut").layers) == 2
+
+
+@pytest.mark.parametrize("layers", ["2", "1,4,6"])
+def test_a_student_starts_with_the_layers_that_were_chosen(tiny_checkpoint, encoder_folder, tiny_tokenizer, layers):
+    """Of an m3BERT with exits, with and without a head, and of a BERT."""
+    chosen = [1, 2] if layers == "2" else [1, 4, 6]
+    source = M3BertForMaskedLM(tiny_config())
+    source.model.set_exits({layer: (torch.eye(32), torch.zeros(32)) for layer in (2, 4)})
+    source.save_pretrained(tiny_checkpoint)
+    options = BackboneArguments(model_name_or_path=tiny_checkpoint, student_layers=layers)
+    for auto_class in (AutoModel, AutoModelForMaskedLM):
+        model, _ = load_backbone(options, auto_class)
+        encoder = model.base_model
+        assert len(encoder.layers) == encoder.config.num_hidden_layers == len(chosen)
+        assert encoder.config.exit_layers == ([2] if layers == "2" else [])
+        for layer, number in zip(encoder.layers, chosen, strict=True):
+            expected = source.model.layers[number - 1].state_dict()
+            assert all(torch.equal(tensor, expected[name]) for name, tensor in layer.state_dict().items())
+    options = BackboneArguments(model_name_or_path=str(encoder_folder), student_layers=2)
+    model, _ = load_backbone(options, AutoModel)
+    assert len(model.layers) == 2 and model.config.name_or_path == str(encoder_folder)
 
 
 def test_a_head_of_another_family_is_not_converted(text_files, encoder_folder, tiny_tokenizer):

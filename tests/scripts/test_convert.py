@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import transformers
 
+from modeling_m3bert import M3BertModel
 from scripts.convert import main
 
 
@@ -28,6 +29,15 @@ def test_pooling_and_prompts_are_kept_or_left_out(minilm, tmp_path):
     main([minilm, str(tmp_path / "encoder"), "--encoder_only"])
     assert (tmp_path / "encoder" / "model.safetensors").is_file()
     assert not (tmp_path / "encoder" / "modules.json").exists()
+
+
+def test_a_student_of_chosen_layers_is_written(minilm, tmp_path, capsys):
+    main([minilm, str(tmp_path / "student"), "--student_layers", "1,4,6"])
+    assert "3 layers, width 384" in capsys.readouterr().out
+    student = M3BertModel.from_pretrained(tmp_path / "student")
+    assert student.config.source_layers == [1, 4, 6] and (tmp_path / "student" / "modules.json").is_file()
+    with pytest.raises(ValueError, match="--student_layers 1,7 must be within 1..6, the depth of "):
+        main([minilm, str(tmp_path / "none"), "--student_layers", "1,7"])
 
 
 def test_what_cannot_be_converted_is_said_in_one_line(tmp_path, tiny_tokenizer, run_module):

@@ -93,6 +93,29 @@ def test_contrastive_of_a_checkpoint_and_resuming(text_files, tiny_checkpoint, q
         assert tensor.allclose(final[name], atol=1e-6), name
 
 
+def test_files_with_names_are_several_data_sets(text_files, tiny_checkpoint, quick_options, capsys):
+    lines = (text_files / "pairs.jsonl").read_text().splitlines()
+    (text_files / "first.jsonl").write_text("\n".join(lines[:10]))
+    (text_files / "second.jsonl").write_text("\n".join([*lines[10:], lines[0]]))
+    rows = [f"{row} open,{row} read,{row} list" for row in "abcdefgh"]
+    (text_files / "triplets.csv").write_text("\n".join(["anchor,positive,negative", *rows]))
+    files = [f"pairs={text_files}/first.jsonl", f"triplets={text_files}/triplets.csv"]
+    run(
+        "contrastive", "--model_name_or_path", tiny_checkpoint, "--train_files", *files,
+        f"pairs={text_files}/second.jsonl", "--eval_files", *files, "--output_dir", text_files / "out",
+        "--clean_pairs", "--per_device_train_batch_size", 8, "--batch_sampler", "no_duplicates",
+        "--multi_dataset_batch_sampler", "round_robin", *quick_options(),
+    )  # fmt: skip
+    said = capsys.readouterr().out
+    assert "pairs: Kept 24 of 25 pairs" in said and "triplets: Kept 8 of 8" in said
+    record = TrainingRecord.find(text_files / "out")
+    assert record.sets == {"pairs": 24, "triplets": 8}
+    assert record.files == ["first.jsonl", "second.jsonl", "triplets.csv"]
+    assert {"batch_sampler", "multi_dataset_batch_sampler"} <= record.settings.keys()
+    evaluated = json.loads((text_files / "out" / "eval_results.json").read_text())
+    assert {"eval_pairs_loss", "eval_triplets_loss"} <= evaluated.keys()
+
+
 @pytest.mark.parametrize(
     "method",
     ["contrastive", *(pytest.param(name, marks=pytest.mark.slow) for name in ("espresso", "2dmse", "starbucks"))],
@@ -385,6 +408,9 @@ def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
         (["multigranular-mlm", "FILES", "pairs.jsonl"], "lacks the column(s) text; it has query, answer"),
         (["multigranular-mlm", "FILES", "empty.txt"], "The dataset is empty"),
         (["contrastive", "FILES", "broken.jsonl"], "broken.jsonl, line 1 is not JSON: "),
+        (["multigranular-mlm", "FILES", "a=FOLDER/en.txt"], "--train_files NAME=FILE is for embedding models"),
+        (["contrastive", "FILES", "a=FOLDER/pairs.jsonl", "--streaming"], "The data set 'a' is a stream"),
+        (["contrastive", "FILES", "train=FOLDER/pairs.jsonl"], "pass one of its splits, 'train'"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(text_files, tiny_checkpoint, change, message):

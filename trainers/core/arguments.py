@@ -25,6 +25,11 @@ from .states import Pooling
 
 
 logger = logging.getLogger(__name__)
+# Option -> its values, as sentence-transformers calls them.
+BATCH_SAMPLERS = {
+    "batch_sampler": ("batch_sampler", "no_duplicates"),
+    "multi_dataset_batch_sampler": ("proportional", "round_robin"),
+}
 
 
 @described
@@ -168,12 +173,18 @@ class TextTrainingArguments(NestedTrainingArguments):
             batch: as many tokens as this number of the longest texts has are encoded at a time. Default: keep the
             activations of all texts, which is faster.
 
-        > Parameters that control the steps
+        > Parameters that control the batches
 
         learning_rate (`float`, *optional*, defaults to 2e-5): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 32): Rows per device and step.
         dataloader_drop_last (`bool`, *optional*, defaults to `True`): Drop the last batch if it is smaller, because
             it has fewer negatives.
+        batch_sampler (`str`, *optional*, defaults to `"batch_sampler"`): How rows become batches: `batch_sampler`, at
+            random, or `no_duplicates`, at random without two equal texts in a batch. The name and the values are those
+            of sentence-transformers.
+        multi_dataset_batch_sampler (`str`, *optional*, defaults to `"proportional"`): Which data set the next batch is
+            from, if there are several: `proportional` to their sizes, so that every row is used, or `round_robin`, one
+            batch of each in turn until the smallest has no more.
 
     Defaults that differ from [`~transformers.TrainingArguments`]: `learning_rate` 2e-5 and
     `per_device_train_batch_size` 32 (m3BERT, section 3.1, public data sets), and `dataloader_drop_last`.
@@ -204,6 +215,8 @@ class TextTrainingArguments(NestedTrainingArguments):
     document_prompt: str | None = None
     projection_dim: int | None = None
     mini_batch_size: int | None = None
+    batch_sampler: str = "batch_sampler"
+    multi_dataset_batch_sampler: str = "proportional"
     learning_rate: float = 2e-5
     per_device_train_batch_size: int = 32
     dataloader_drop_last: bool = True
@@ -212,6 +225,9 @@ class TextTrainingArguments(NestedTrainingArguments):
         super().__post_init__()
         if self.mini_batch_size is not None and self.mini_batch_size < 1:
             raise ValueError(f"mini_batch_size={self.mini_batch_size} must be 1 or more.")
+        for name, legal in BATCH_SAMPLERS.items():
+            if (value := getattr(self, name)) not in legal:
+                raise ValueError(f"{name}={value!r} is unknown; legal values: {', '.join(legal)}.")
         for role, length in self.max_lengths.items():
             if length < 1:
                 raise ValueError(f"{role}_max_length={length} must be 1 or more.")

@@ -69,9 +69,10 @@ def require_columns(dataset: Any, columns: Iterable[str]) -> None:
         raise ValueError(f"The dataset lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.{hint}")
 
 
-def require_one_batch(dataset: Any, args: TrainingArguments) -> None:
+def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The training set") -> None:
     """
-    Check that a training set fills one batch, if `dataloader_drop_last` drops smaller batches.
+    Check that a training set fills one batch, if `dataloader_drop_last` drops smaller batches. `name` is what the
+    message calls it.
 
     Raises:
         ValueError: if the training set is smaller than one batch: an epoch would have no step.
@@ -79,6 +80,6 @@ def require_one_batch(dataset: Any, args: TrainingArguments) -> None:
     batch = args.train_batch_size * args.world_size
     if args.dataloader_drop_last and isinstance(dataset, Sized) and len(dataset) < batch:
         raise ValueError(
-            f"The training set ({len(dataset)} rows) is smaller than one batch ({batch} rows): lower "
+            f"{name} ({len(dataset)} rows) is smaller than one batch ({batch} rows): lower "
             "per_device_train_batch_size, or pass dataloader_drop_last=False."
         )

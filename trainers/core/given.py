@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from datasets import IterableDataset
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
+
+from .streams.stream import Stream
+
+
+SPLITS = {"train", "validation", "valid", "dev", "test"}  # usual names of the splits of one data set
 
 
 def backbone_of(
@@ -54,13 +60,16 @@ def backbone_of(
     return get_peft_model(model, peft_config), tokenizer
 
 
-def check_given(trainer: Any, args: Any, config_class: type, train_dataset: Any, eval_dataset: Any) -> None:
+def check_given(
+    trainer: Any, args: Any, config_class: type, train_dataset: Any, eval_dataset: Any, *, several: bool = False
+) -> None:
     """
-    Check the config and the datasets of a trainer.
+    Check the config and the datasets of a trainer. `several` says whether the training data may be a `dict` of data
+    sets.
 
     Raises:
-        ValueError: if the config is not one of this library, or a dataset is not of the library datasets. The message
-            says what to pass.
+        ValueError: if the config is not one of this library, a dataset is not of the library datasets, or a `dict` has
+            the splits of one data set. The message says what to pass.
     """
     if not isinstance(args, config_class):
         theirs = next(kind.__name__ for kind in type(trainer).__mro__ if kind.__module__.startswith("trainers."))
@@ -68,12 +77,19 @@ def check_given(trainer: Any, args: Any, config_class: type, train_dataset: Any,
             f"args is a {type(args).__name__}: {theirs} takes a {theirs.removesuffix('Trainer')}Config, which has the "
             "same fields and more."
         )
+    trained: list[Any] = [train_dataset]
+    if several and isinstance(train_dataset, dict) and train_dataset and not SPLITS & train_dataset.keys():
+        trained = [*train_dataset.values()]
+        if streams := [name for name, each in train_dataset.items() if isinstance(each, IterableDataset | Stream)]:
+            raise ValueError(f"The data set {streams[0]!r} is a stream, which cannot be one of several data sets.")
     evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    for name, dataset in [("train_dataset", train_dataset), *(("eval_dataset", each) for each in evaluated)]:
+    for name, dataset in [
+        *(("train_dataset", each) for each in trained),
+        *(("eval_dataset", each) for each in evaluated),
+    ]:
         if isinstance(dataset, dict):
-            raise ValueError(
-                f"{name} is a {type(dataset).__name__}: pass one of its splits, {', '.join(map(repr, dataset))}."
-            )
+            parts = ", ".join(map(repr, dataset)) or "of which it has none"
+            raise ValueError(f"{name} is a {type(dataset).__name__}: pass one of its splits, {parts}.")
         if dataset is not None and not hasattr(dataset, "column_names"):
             raise ValueError(
                 f"{name} is a {type(dataset).__name__}: pass a Dataset of the library datasets, such as "

@@ -52,28 +52,6 @@ def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:
     return f" {separator} ".join(row[field] for field in fields if row[field])
 
 
-def all_texts(
-    datasets: Iterable[Any], columns: Sequence[str], separator: str | None, tokenizer: PreTrainedTokenizerBase
-) -> Iterator[str]:
-    """
-    All texts of all columns, joined as the collator joins them. A stream is read once, from its start to its end.
-
-    Args:
-        datasets (`Iterable[Dataset]`): Datasets or streams of rows.
-        columns (`Sequence[str]`): Text columns, see [`fields_of`].
-        separator (`str`, *optional*): Text between joined fields. Default: [`separator_for`] the tokenizer.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the backbone.
-
-    Raises:
-        ValueError: as [`separator_for`] and [`joined_text`].
-    """
-    between = separator_for(columns, tokenizer) if separator is None else separator
-    for dataset in datasets:
-        for row in dataset:
-            for column in columns:
-                yield joined_text(row, column, between)
-
-
 class TextColumnsCollator:
     """
     Tokenises text columns. Each column becomes a batch of token ids under its own name, with `text_ids`: one number
@@ -118,6 +96,23 @@ class TextColumnsCollator:
         self.views, self.teacher = views, teacher
         self.prompts, self.max_lengths, self.label = dict(prompts), dict(max_lengths), label
 
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns of a dataset that are read."""
+        fields = [field for column in self.columns for field in fields_of(column)]
+        return tuple(dict.fromkeys([*fields, *([self.label] if self.label else [])]))
+
+    def texts(self, dataset: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+        """
+        All texts of a dataset, without prompts. A stream is read once, from its start to its end.
+
+        Raises:
+            ValueError: as [`joined_text`].
+        """
+        for row in dataset:
+            for column in self.columns:
+                yield joined_text(row, column, self.separator)
+
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         for column in self.columns:
@@ -154,6 +149,41 @@ class TextColumnsCollator:
         if not torch.isfinite(labels).all():
             raise ValueError(f"Column {self.label!r} of a row is not a finite number.")
         return labels
+
+
+class ColumnsCollator:
+    """
+    The collators of datasets whose columns may differ, as one. The rows of a batch are of one dataset.
+
+    Args:
+        collators (`Sequence[TextColumnsCollator]`): The collators, one or more.
+    """
+
+    def __init__(self, collators: Sequence[TextColumnsCollator]):
+        self.collators = tuple(collators)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The columns that any of the collators reads."""
+        return tuple(dict.fromkeys(field for each in self.collators for field in each.fields))
+
+    @property
+    def shared_fields(self) -> tuple[str, ...]:
+        """The columns that all of them read, and so every dataset has."""
+        return tuple(field for field in self.fields if all(field in each.fields for each in self.collators))
+
+    def of(self, found: Iterable[str]) -> TextColumnsCollator:
+        """The collator for rows with these columns: the one that reads the most of them, and no others."""
+        fitting = [each for each in self.collators if set(each.fields) <= set(found)]
+        return max(fitting or self.collators, key=lambda each: len(each.fields))
+
+    def texts(self, datasets: Iterable[Any]) -> Iterator[str]:
+        """All texts of datasets, as [`TextColumnsCollator.texts`]."""
+        for dataset in datasets:
+            yield from self.of(dataset.column_names or ()).texts(dataset)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return self.of(rows[0])(rows)
 
 
 @dataclass

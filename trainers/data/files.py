@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,7 @@ from .collators import fields_of, joined_text
 FORMATS = {
     ".txt": "text", ".jsonl": "json", ".json": "json", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet",
 }  # fmt: skip
+NAMED_FILE = re.compile(r"(?P<name>[\w.-]+)=(?P<file>.+)")
 # Only an empty cell is a missing value: pandas would also drop the texts "NA", "None" and "null".
 TABLE = {"keep_default_na": False, "na_values": [""]}
 # Format -> builder of the library datasets, with its options. Other formats are builders without options.
@@ -58,6 +60,23 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
         raise ValueError(broken or f"Cannot read {', '.join(files)}: {reason}") from error
     ORIGINS[dataset] = Origin(partial(place_in, files, kind), files[0] if kind in ("csv", "tsv") else None)
     return dataset
+
+
+def files_by_name(files: Sequence[str]) -> dict[str, list[str]]:
+    """
+    The files of several data sets, `["nli=a.csv", "nli=b.csv", "qa=c.csv"]`, grouped: name -> files. Empty if the
+    files have no names. A local file whose own name has a `=` has no name before it.
+
+    Raises:
+        ValueError: if only some of the files have names.
+    """
+    found: dict[str, list[str]] = {}
+    for file in files:
+        if (match := NAMED_FILE.fullmatch(file)) and not Path(file).is_file():
+            found.setdefault(match["name"], []).append(match["file"])
+    if found and sum(map(len, found.values())) < len(files):
+        raise ValueError(f"All files need a name, or none: {', '.join(files)} is both.")
+    return found
 
 
 def opened_text(file: str) -> IO[str]:

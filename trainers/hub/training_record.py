@@ -66,6 +66,7 @@ class TrainingRecord:
         machine (`str`): Kind of machine.
         versions (`dict[str, str]`): Package -> version.
         files (`list[str]`): Names of the local files of the training data, as far as they are known.
+        sets (`dict[str, int]`): Name -> number of rows, of several data sets.
     """
 
     trainer: str
@@ -86,6 +87,7 @@ class TrainingRecord:
     machine: str = field(default_factory=lambda: machine_kind())
     versions: dict[str, str] = field(default_factory=lambda: {name: version(name) for name in PACKAGES})
     files: list[str] = field(default_factory=list)
+    sets: dict[str, int] = field(default_factory=dict)
 
     def save(self, folder: str | Path) -> None:
         """Write the record into the folder of a checkpoint."""

@@ -8,7 +8,7 @@ import json
 import pytest
 from datasets import Dataset, IterableDataset
 
-from trainers.data.files import load_files, require_texts, tokenize_texts
+from trainers.data.files import files_by_name, load_files, require_texts, tokenize_texts
 
 
 ROWS = [{"query": "open", "text": "read it"}, {"query": "list", "text": "a name"}]
@@ -28,6 +28,16 @@ def test_rows_are_read_whole_or_as_a_stream(tmp_path, name, zipped):
     assert load_files([str(file)]).to_list() == ROWS
     stream = load_files([str(file)], streaming=True)
     assert isinstance(stream, IterableDataset) and list(stream) == ROWS
+
+
+def test_files_are_grouped_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lang=en.csv").touch()
+    named = ["nli=a.csv", "qa=https://host/c?x=1", "nli=lang=en.csv"]
+    assert files_by_name(named) == {"nli": ["a.csv", "lang=en.csv"], "qa": ["https://host/c?x=1"]}
+    assert files_by_name(["a.csv", "lang=en.csv", "https://host/c?x=1", "data/x=1.csv"]) == {}
+    with pytest.raises(ValueError, match=r"All files need a name, or none: nli=a\.csv, b\.csv is both"):
+        files_by_name(["nli=a.csv", "b.csv"])
 
 
 def test_only_an_empty_cell_of_a_table_is_missing(tmp_path):

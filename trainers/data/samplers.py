@@ -1,0 +1,208 @@
+"""Batch samplers for one training set or several, with the names of sentence-transformers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from torch.utils.data import BatchSampler, DataLoader
+
+from ..core.parallel.ranks import rank, world_size
+from .collators import ColumnsCollator, TextColumnsCollator, fields_of
+from .training_sets import NamedDatasets
+
+
+@dataclass(frozen=True)
+class Batches:
+    """
+    The batches of one data set in an epoch: its rows in a random order, each in one batch at most.
+
+    Args:
+        rows (`int`): Number of rows.
+        size (`int`): Rows per batch of all ranks.
+        ranks (`int`): Number of ranks. Each has the same number of rows of a batch.
+        drop_last (`bool`): Drop the last batch if it is smaller.
+    """
+
+    rows: int
+    size: int
+    ranks: int
+    drop_last: bool
+
+    def __len__(self) -> int:
+        whole, rest = divmod(self.rows, self.size)
+        return whole + (not self.drop_last and rest >= self.ranks)
+
+    def of_epoch(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """The batches, each with rows in a random order."""
+        order = generator.permutation(self.rows)[: self.rows - self.rows % self.size % self.ranks]
+        for batch in range(len(self)):
+            yield order[batch * self.size : (batch + 1) * self.size].tolist()
+
+
+@dataclass(frozen=True)
+class NoDuplicates(Batches):
+    """
+    [`Batches`] in which no text occurs in two rows. A row with a text of its batch waits for the next one. What still
+    waits at the end is left out, and rows of a new order take its place: the number of batches is that of [`Batches`].
+
+    Args:
+        texts (`np.ndarray` of shape `(rows, columns)`): A number for each text, equal for equal texts.
+    """
+
+    texts: np.ndarray
+
+    def of_epoch(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        """
+        The batches, each with rows in a random order.
+
+        Raises:
+            ValueError: if there are too few different texts for a batch.
+        """
+        found = 0
+        while found < len(self):
+            before = found
+            for batch in islice(self._pass(generator), len(self) - found):
+                found += 1
+                yield batch
+            if found == before:
+                raise ValueError(
+                    f"batch_sampler='no_duplicates' finds no {self.size} rows without equal texts: lower "
+                    "per_device_train_batch_size."
+                )
+
+    def _pass(self, generator: np.random.Generator) -> Iterator[list[int]]:
+        fresh, waiting = iter(generator.permutation(self.rows).tolist()), deque[int]()
+        while True:
+            batch: list[int] = []
+            equal: list[int] = []
+            seen: set[int] = set()
+            while len(batch) < self.size and (row := waiting.popleft() if waiting else next(fresh, None)) is not None:
+                own = self.texts[row].tolist()
+                if seen.isdisjoint(own):
+                    batch.append(row)
+                    seen.update(own)
+                else:
+                    equal.append(row)
+            waiting.extendleft(reversed(equal))
+            batch = batch[: len(batch) - len(batch) % self.ranks]
+            if len(batch) < (self.size if self.drop_last else 1):
+                return
+            yield batch
+
+
+class MultiDatasetBatchSampler(BatchSampler):
+    """
+    The batches of a rank. In a step, all ranks have rows of the same data set, and no row is on two of them.
+
+    Args:
+        parts (`Sequence[Batches]`): The batches of each data set.
+        starts (`Sequence[int]`): The number of the first row of each data set.
+        order (`str`): `"proportional"`: all batches of all data sets in a random order. `"round_robin"`: one batch of
+            each data set in turn, until the first of them has no more.
+        seed (`int`): The batches of an epoch depend on this seed and the epoch alone.
+        rank (`int`): Rank of this process.
+    """
+
+    def __init__(self, parts: Sequence[Batches], starts: Sequence[int], *, order: str, seed: int, rank: int):
+        self.parts, self.starts, self.order, self.seed, self.rank = parts, starts, order, seed, rank
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose batches come next; the trainer calls this."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        counts = list(map(len, self.parts))
+        return sum(counts) if self.order == "proportional" else min(counts) * len(counts)
+
+    def turns(self) -> list[int]:
+        """The data set of each batch of the epoch, by its index."""
+        counts = list(map(len, self.parts))
+        if self.order == "round_robin":
+            return list(range(len(counts))) * min(counts)
+        turns = np.repeat(np.arange(len(counts)), counts)
+        return np.random.default_rng([self.seed, self.epoch]).permutation(turns).tolist()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = [
+            part.of_epoch(np.random.default_rng([self.seed, self.epoch, own])) for own, part in enumerate(self.parts)
+        ]
+        for own in self.turns():
+            batch = next(batches[own])
+            share = len(batch) // self.parts[own].ranks
+            yield [self.starts[own] + row for row in batch[self.rank * share : (self.rank + 1) * share]]
+
+
+class BatchLoader(DataLoader):
+    """A data loader whose batch sampler is told the epoch."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose batches come next; the trainer calls this."""
+        sampler: Any = self.batch_sampler
+        sampler.set_epoch(epoch)
+
+
+def batch_loader(datasets: NamedDatasets, collator: ColumnsCollator, args: Any, batch_size: int) -> BatchLoader:
+    """
+    The batches that a rank trains on.
+
+    Args:
+        datasets ([`NamedDatasets`]): The training sets.
+        collator ([`ColumnsCollator`]): Makes the inputs of a batch.
+        args ([`TextTrainingArguments`]): Training arguments.
+        batch_size (`int`): Rows per batch of a rank.
+    """
+    collators = [collator.of(dataset.column_names) for dataset in datasets.datasets]
+    sampler = MultiDatasetBatchSampler(
+        [batches_of(*each, args, batch_size) for each in zip(datasets.datasets, collators, strict=True)],
+        datasets.starts,
+        order=args.multi_dataset_batch_sampler,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        rank=rank(),
+    )
+    read = {
+        name: dataset.select_columns(list(own.fields))
+        for (name, dataset), own in zip(datasets.named.items(), collators, strict=True)
+    }
+    return BatchLoader(
+        NamedDatasets(read),
+        batch_sampler=sampler,
+        collate_fn=collator,
+        num_workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory,
+        persistent_workers=args.dataloader_persistent_workers,
+        prefetch_factor=args.dataloader_prefetch_factor,
+        multiprocessing_context=args.dataloader_multiprocessing_context,
+    )
+
+
+def batches_of(dataset: Dataset, collator: TextColumnsCollator, args: Any, batch_size: int) -> Batches:
+    """The batches of one data set, as the training arguments ask for them."""
+    options = {"size": batch_size * world_size(), "ranks": world_size(), "drop_last": args.dataloader_drop_last}
+    if args.batch_sampler == "no_duplicates":
+        return NoDuplicates(len(dataset), **options, texts=text_numbers(dataset, collator.columns))
+    return Batches(len(dataset), **options)
+
+
+def text_numbers(dataset: Dataset, columns: Sequence[str]) -> np.ndarray:
+    """A number for the text of each row in each column, equal for equal texts: hashes `(rows, columns)`."""
+    fields = list(dict.fromkeys(field for column in columns for field in fields_of(column)))
+    parts = [
+        np.array(
+            [
+                [
+                    hash(tuple(filter(None, text)))
+                    for text in zip(*(rows[field] for field in fields_of(column)), strict=True)
+                ]
+                for column in columns
+            ]
+        ).T
+        for rows in dataset.select_columns(fields).iter(batch_size=10_000)
+    ]
+    return np.concatenate(parts)

@@ -1,0 +1,106 @@
+"""One training set or several: their rows, and the collators for their columns."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset
+from torch.utils.data import ConcatDataset
+from transformers import PreTrainedTokenizerBase
+
+from ..core.dataset_checks import require_one_batch
+from ..core.streams.stream import Stream, streamed
+from .collators import TextColumnsCollator
+from .files import require_texts
+
+
+class NamedDatasets(ConcatDataset):
+    """
+    Several data sets with names. Their rows have one numbering, from the first row of the first data set on.
+
+    Args:
+        named (`Mapping[str, Dataset]`): Name -> data set. Their columns may differ.
+    """
+
+    datasets: list[Any]
+    column_names = None  # each data set has its own
+
+    def __init__(self, named: Mapping[str, Dataset]):
+        super().__init__(named.values())
+        self.named = dict(named)
+
+    @property
+    def starts(self) -> list[int]:
+        """The number of the first row of each data set."""
+        return [0, *self.cumulative_sizes[:-1]]
+
+    def __getitems__(self, rows: Sequence[int]) -> list[Any]:
+        """The rows of a batch. They are of one data set, and are read together."""
+        own = bisect_right(self.cumulative_sizes, rows[0])
+        return self.datasets[own].__getitems__([row - self.starts[own] for row in rows])
+
+
+def training_data(given: Any, args: Any) -> Any:
+    """
+    What a trainer trains on: [`NamedDatasets`] for several data sets, and for one whose batches are without
+    duplicates; a [`Stream`] or a dataset otherwise.
+
+    Args:
+        given ([`~datasets.Dataset`], stream or `dict`, *optional*): What the user passes.
+        args ([`TextTrainingArguments`]): Training arguments.
+
+    Raises:
+        ValueError: if an argument does not apply to the data, or one of several data sets is smaller than one batch
+            and smaller batches are dropped.
+    """
+    data = streamed(given)
+    if data is None or (not isinstance(data, dict) and args.batch_sampler == "batch_sampler"):
+        return data
+    if isinstance(data, Stream):
+        raise ValueError(f"batch_sampler={args.batch_sampler!r} needs a dataset, which a stream is not.")
+    if args.train_sampling_strategy != "random":
+        what = "several data sets" if isinstance(data, dict) else f"batch_sampler={args.batch_sampler!r}"
+        raise ValueError(f"train_sampling_strategy={args.train_sampling_strategy!r} cannot be combined with {what}.")
+    named = data if isinstance(data, dict) else {"train": data}
+    for name, dataset in named.items():
+        require_one_batch(dataset, args, f"The data set {name!r}")
+    return NamedDatasets(named)
+
+
+def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:
+    """The datasets of a run, in groups that are read by the same columns: those of [`NamedDatasets`] and all beside
+    them alone, otherwise all together."""
+    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    trained = train_dataset.datasets if isinstance(train_dataset, NamedDatasets) else [train_dataset]
+    datasets = [dataset for dataset in (*trained, *evaluated) if dataset is not None]
+    return [[dataset] for dataset in datasets] if isinstance(train_dataset, NamedDatasets) else [datasets]
+
+
+def collator_of(args: Any, datasets: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> TextColumnsCollator:
+    """
+    The collator for datasets with the same columns.
+
+    Args:
+        args ([`TextTrainingArguments`]): Training arguments.
+        datasets (`Sequence[Dataset]`): The datasets or streams.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the backbone.
+
+    Raises:
+        ValueError: if it is not clear which columns to read, a dataset lacks one, or a text is missing or empty.
+    """
+    columns = args.columns_of(*datasets)
+    roles = args.roles_of(columns)
+    for dataset in datasets:
+        require_texts(dataset, columns)
+    return TextColumnsCollator(
+        tokenizer,
+        columns,
+        args.max_length or args.default_max_length,
+        separator=args.field_separator,
+        views=args.views,
+        prompts={column: args.prompts[role] for column, role in roles.items() if role in args.prompts},
+        max_lengths={column: args.max_lengths[role] for column, role in roles.items() if role in args.max_lengths},
+        label=args.label_column_of(*datasets),
+    )
