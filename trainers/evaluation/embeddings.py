@@ -39,7 +39,8 @@ class GridEmbeddings:
 
         Args:
             granularity ([`Granularity`]): A size of the grid. Its code, if it has one, is not applied.
-            rows (`Sequence[int]` or `torch.Tensor`, *optional*): Texts to return, in this order; `None` returns all, without a copy.
+            rows (`Sequence[int]` or `torch.Tensor`, *optional*): Texts to return, in this order; `None` returns all,
+                without a copy.
             normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise the truncated embeddings
                 even if the model does not.
 

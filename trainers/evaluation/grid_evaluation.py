@@ -239,8 +239,8 @@ def evaluate_grid(
         encoder ([`GridEncoder`]): Encoder and grid.
         tasks (`Iterable[Task]`): Tasks, for example from [`find_tasks`].
         data (`Path`, *optional*): Folder of local data sets. Data that is not there is read from the Hub.
-        mteb_tasks (`Iterable[AbsTask]`, *optional*): Tasks of MTEB, for example from `mteb.get_tasks`, which MTEB scores
-            by its own protocol. Their task types are called `mteb_retrieval`, `mteb_classification`, ...; only their
+        mteb_tasks (`Iterable[AbsTask]`, *optional*): Tasks of MTEB, for example from `mteb.get_tasks`, which MTEB
+            scores by its own protocol. Their task types are `mteb_retrieval`, `mteb_classification`, ...; only their
             main metric is kept. Needs the extra `mteb`.
         folder (`Path`, *optional*): Folder for memory-mapped embeddings, for collections larger than memory and for
             runs that can be resumed. `None` keeps the embeddings of one task at a time in memory.

@@ -224,8 +224,11 @@ def load_mteb_data(task: AbsTask) -> None:
     Read the data of a task, as MTEB does: from the Hub, or from the cache of the library datasets.
 
     Raises:
-        ValueError: if it cannot be read. The message names task and data set.
+        ValueError: if it cannot be read, or the task is a mean of others. The message names task and data set.
     """
+    if task.is_aggregate:
+        others = ", ".join(other.metadata.name for other in task.tasks)  # type: ignore[attr-defined]
+        raise ValueError(f"Task {task.metadata.name!r} is the mean of other tasks: name these, {others}.")
     try:
         task.load_data()
     except OSError as error:  # offline, or the data set does not exist
@@ -255,7 +258,7 @@ def score_mteb(encode_once: EncodeOnce, task: AbsTask, verbose: bool = False) ->
         # Some tasks draw texts as they run: each granularity gets the draws of a new task.
         fresh = copy.copy(task)
         fresh.rng_state, fresh.np_rng = copy.deepcopy((task.rng_state, task.np_rng))
-        model = GranularityModel(encode_once, g, model_meta(encoder, g, UNNAMED))
+        model: Any = GranularityModel(encode_once, g, model_meta(encoder, g, UNNAMED))
         result = mteb.evaluate(
             model,
             fresh,

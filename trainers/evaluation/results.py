@@ -273,8 +273,8 @@ class GridResults:
         versions (`dict[str, str]`): Package -> version.
         settings (`dict`): Settings of the encoder: pooling, maximum lengths, batch size, prompts, type of
             the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
-            or name of the file or folder. `mteb` is what tasks of MTEB are: task -> `type`, and `dataset` and `revision` on
-            the Hub. `quantizer` is the fingerprint of the quantizer, if a code needed it.
+            or name of the file or folder. `mteb` is what tasks of MTEB are: task -> `type`, and `dataset` and
+            `revision` on the Hub. `quantizer` is the fingerprint of the quantizer, if a code needed it.
         scores (`list[Score]`, *optional*): All scores.
         seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
             (`score`).
