@@ -117,7 +117,7 @@ def router_values(folder: Path) -> dict[str, Any]:
         "model_type": ["router"],
         "n_parameters": sum(part.numel() for part in model.parameters()),
         "n_embedding_parameters": sum(table.weight.numel() for table in tables),
-        "max_tokens": model.max_seq_length,
+        "max_tokens": model[0].sub_modules["document"][0].max_seq_length,  # a table has no limit
         "embed_dim": model.get_embedding_dimension(),
         "framework": ["Sentence Transformers", "PyTorch", "Transformers", "safetensors"],
         "similarity_fn_name": model.similarity_fn_name,

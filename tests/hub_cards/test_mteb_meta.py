@@ -17,7 +17,7 @@ from hub_cards.publication import Options, prepare
 from hub_cards.upload import RESULTS
 from modeling_m3bert import M3BertForMaskedLM
 from tests.conftest import tiny_config, write_modules
-from tests.static_checkpoints import save_static
+from tests.static_checkpoints import LONGEST, save_static
 from trainers.core.projection import Projection
 
 
@@ -72,8 +72,10 @@ def test_a_router_is_one_and_counts_both_sides(tmp_path, tiny_tokenizer):
     meta = runpy.run_path(str(tmp_path / "model.py"))["model_1"]
     loaded = SentenceTransformer(str(router), device="cpu")
     assert (meta.model_type, meta.loader_kwargs, meta.embed_dim) == (["router"], {}, 32)
+    assert meta.max_tokens == LONGEST, "that of the documents"
     assert meta.n_parameters == sum(part.numel() for part in loaded.parameters())
-    assert meta.n_embedding_parameters == 2 * 99 * 32, "the table of the queries, and the embeddings of the documents"
+    rows = 99 + len(tiny_tokenizer)  # the embeddings of the documents, and the table of the queries
+    assert meta.n_embedding_parameters == rows * 32
     assert (meta.license, meta.adapted_from, meta.use_instructions) == ("apache-2.0", "user/base", True)
 
 
