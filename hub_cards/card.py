@@ -15,7 +15,6 @@ from trainers.core.codes import CODES, FLOAT
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
-from trainers.evaluation.tasks import TASKS
 from trainers.hub.serving import ARCHITECTURES
 
 from .checkpoint import Checkpoint
@@ -35,7 +34,7 @@ from .tables import (
     task_type_table,
     tasks_table,
 )
-from .task_words import TITLES
+from .task_words import TITLES, dataset_of, title_of
 
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -352,9 +351,9 @@ def limits(source: CardSource) -> list[str]:
     elif checkpoint.projection is not None:
         found.append("The projection belongs to the last layer. `AutoModel` returns the states before the projection.")
     for task in results.tasks() if results is not None else ():
-        hub = TASKS[task].hub if task in TASKS else None
-        if hub is not None and hub.path in source.datasets:
-            found.append(f"It was trained on `{hub.path}`, where `{task}` is from: expect less on other texts.")
+        dataset = dataset_of(results, task) if results is not None else None
+        if dataset in source.datasets:
+            found.append(f"It was trained on `{dataset}`, where `{task}` is from: expect less on other texts.")
     if checkpoint.quantized:
         found.append("Loading its weights in 8 bits needs the package torchao.")
     if results is not None and results.latency is not None:
@@ -368,7 +367,8 @@ def gaps(source: CardSource) -> list[str]:
     if results is None:
         found = ["quality, at any granularity", "speed"]
     else:
-        missing = [TITLES[name] for name in TITLES if name not in (*results.judged_task_types(), "geometry")]
+        scored = {title_of(name).removesuffix(" (MTEB)") for name in (*results.task_types(), "geometry")}
+        missing = [title for title in TITLES.values() if title not in scored]
         unscored = [str(g) for g in source.checkpoint.grid if g not in results.granularities.granularities]
         found = [f"quality in {', '.join(missing)}"] if missing else []
         found += [f"the granularities {', '.join(unscored)}"] if unscored else []

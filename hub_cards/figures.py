@@ -18,7 +18,7 @@ from trainers.evaluation.results import GridResults
 
 from .labels import label_points
 from .tables import has_codes, sizes_in
-from .task_words import TITLES, tasks_counted
+from .task_words import tasks_counted, title_of
 
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     axes.set_yticks(range(len(layers)), [str(layer) for layer in layers])
     axes.set_xlabel("dims")
     axes.set_ylabel("layers")
-    title = f"{TITLES[task_type]}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
+    title = f"{title_of(task_type)}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
     axes.set_title(title, fontsize="medium")
     figure.colorbar(image)
     save(figure, file)
@@ -164,7 +164,7 @@ def _label(axes: Axes, results: GridResults, task_type: str, cost: str, points: 
     set_cost_scale(axes, [x for x, _ in points.values()])
     axes.set_xlabel(cost)
     axes.set_ylabel(f"{results.main_metric(task_type)} (%)")
-    axes.set_title(f"{TITLES[task_type]}, {tasks_counted(results, task_type)}", fontsize="medium")
+    axes.set_title(f"{title_of(task_type)}, {tasks_counted(results, task_type)}", fontsize="medium")
     axes.grid(alpha=0.3)
     axes.margins(0.08)
 

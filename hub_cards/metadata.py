@@ -12,6 +12,8 @@ from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import TASKS
 
+from .task_words import dataset_of, title_of
+
 
 # Our task type -> task type on the Hub.
 TASK_TYPES = {
@@ -63,7 +65,8 @@ def evaluations(results: GridResults) -> list[EvalResult]:
     """
     found = []
     for score in results.scores:
-        if not score.main or score.task_type not in TASK_TYPES:
+        mteb = results.settings.get("mteb", {}).get(score.task)
+        if not score.main or (mteb is None and score.task_type not in TASK_TYPES):
             continue
         granularity = Granularity.parse(score.granularity)
         if granularity.code != FLOAT:
@@ -71,12 +74,13 @@ def evaluations(results: GridResults) -> list[EvalResult]:
         hub = TASKS[score.task].hub if score.task in TASKS else None
         found.append(
             EvalResult(
-                task_type=TASK_TYPES[score.task_type],
-                task_name=score.task_type.replace("_", " "),
-                dataset_type=hub.path if hub else results.settings.get("own_data", {}).get(score.task, score.task),
-                dataset_name=score.task,
+                task_type=mteb["type"] if mteb else TASK_TYPES[score.task_type],  # the Hub's pages read MTEB's types
+                task_name=title_of(score.task_type) if mteb else score.task_type.replace("_", " "),
+                dataset_type=dataset_of(results, score.task) or score.task,
+                dataset_name=f"MTEB {score.task}" if mteb else score.task,
                 dataset_config=hub.config if hub else None,
                 dataset_split=score.split,
+                dataset_revision=mteb["revision"] if mteb else None,
                 metric_type=score.metric,
                 metric_name=f"{score.metric} at {granularity}",
                 metric_value=round(score.value, 6),

@@ -36,7 +36,7 @@ from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
 from .router_export import export_router
 from .static_export import export_static
-from .task_words import TITLES
+from .task_words import title_of
 from .upload import CARD, RESULTS, Publication, published_card
 
 
@@ -333,7 +333,7 @@ def link_or_copy(source: Path, target: Path) -> None:
 def caption(stem: str) -> str:
     """The title of a figure, from the name of its file."""
     if stem.startswith("heat_map_"):
-        return f"{TITLES[stem.removeprefix('heat_map_')]} by layer and dim"
+        return f"{title_of(stem.removeprefix('heat_map_'))} by layer and dim"
     if stem.startswith("variances_"):
         return "variance of each dim over texts"
     if stem == "quality_by_code":

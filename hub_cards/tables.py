@@ -10,7 +10,7 @@ from trainers.core.codes import CODES, FLOAT, bytes_per_vector
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
 
-from .task_words import SCORED, TITLES, about_task, tasks_counted, texts_counted
+from .task_words import SCORED, about_task, tasks_counted, texts_counted, title_of
 
 
 CODE_NOTE = (
@@ -49,12 +49,13 @@ def sizes_in(results: GridResults) -> list[Granularity]:
 def tasks_table(results: GridResults) -> str:
     """One row per task: its type, its main metric in words, how many texts it has, and what they are."""
 
+    metrics = {score.task: score.metric for score in results.scores if score.main}
+
     def row(task: str, task_type: str) -> list[str]:
-        metric = results.main_metric(task_type)
         return [
             f"`{task}`",
-            TITLES[task_type],
-            SCORED.get(metric, metric),
+            title_of(task_type),
+            SCORED.get(metrics[task], metrics[task]),
             texts_counted(results.texts.get(task, {})),
             about_task(results, task),
         ]

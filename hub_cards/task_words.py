@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from trainers.evaluation.results import GridResults
-from trainers.evaluation.tasks import find_task
+from trainers.evaluation.tasks import TASKS, find_task
 
 
 TITLES = {
@@ -18,11 +18,19 @@ TITLES = {
 }
 SCORED = {
     "spearman": "Spearman correlation of cosines with the scores of people",
-    "macro_f1": "F1, averaged over the classes, of a logistic regression on the embeddings",
+    "macro_f1": "F1, averaged over the classes, of a logistic regression that is fitted on all training texts; not "
+    "MTEB's protocol, which fits on a few texts per class",
     "accuracy": "share of right answers",
     "ndcg@10": "how high the right documents rank among the first 10 that are found (nDCG@10)",
     "uniformity": "how far the embeddings spread (lower: farther)",
 }
+
+
+def title_of(task_type: str) -> str:
+    """A task type in words."""
+    kind = task_type.removeprefix("mteb_")
+    words = TITLES.get(kind, kind.replace("_", " "))
+    return words if kind == task_type else f"{words} (MTEB)"
 
 
 def tasks_counted(results: GridResults, task_type: str) -> str:
@@ -40,10 +48,21 @@ def texts_counted(texts: Mapping[str, int]) -> str:
 
 def about_task(results: GridResults, task: str) -> str:
     """What the texts of a task are, in words; empty if it is not known."""
-    own = results.settings.get("own_data", {})
-    if task in own:
-        return f"own data: `{own[task]}`"
+    if task in results.settings.get("own_data", {}):
+        return f"own data: `{dataset_of(results, task)}`"
+    if task in results.settings.get("mteb", {}):
+        return f"MTEB's task by MTEB's own protocol, on `{dataset_of(results, task)}`"
     try:
         return find_task(task).about
     except ValueError:  # a task of code that is not here
         return ""
+
+
+def dataset_of(results: GridResults, task: str) -> str | None:
+    """Hub id of the data of a task, or the file or folder of your own data; `None` if it is neither."""
+    if found := results.settings.get("mteb", {}).get(task):
+        return found["dataset"]
+    if found := results.settings.get("own_data", {}).get(task):
+        return found
+    hub = TASKS[task].hub if task in TASKS else None
+    return hub.path if hub else None

@@ -22,10 +22,10 @@ from .command import argument_parser, run_command
 
 def judges(results: GridResults, names: list[str]) -> list[str]:
     """The tasks to judge by. Names may be tasks, task types or groups; without any, the retrieval tasks if there are
-    scores for them, otherwise all tasks but geometry."""
+    scores for them, then those of MTEB, otherwise all tasks but geometry."""
     if not names:
         judged = [task for task_type in results.judged_task_types() for task in results.tasks(task_type)]
-        return results.tasks("retrieval") or judged
+        return results.tasks("retrieval") or results.tasks("mteb_retrieval") or judged
     members: list[str] = []
     for name in names:
         members += results.tasks(name) or GROUPS.get(name, (name,))

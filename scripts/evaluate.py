@@ -5,12 +5,15 @@ Score every granularity of an encoder, encoding each task once: a results file, 
     m3bert evaluate --model_name_or_path intfloat/multilingual-e5-base --tasks sts cranfield \\
         --grid "4,8,12x32,64,768" --query_prompt "query: " --document_prompt "passage: "
     m3bert evaluate --tasks cranfield --grid "6x384@float32,int8,sign"    # also in fewer bits
+    m3bert evaluate --tasks nanobeir                                      # the 13 small collections of NanoBEIR
+    m3bert evaluate --mteb STSBenchmark Banking77Classification           # by MTEB's own protocol
     m3bert evaluate --collection my-collection --pairs pairs.csv --labels reviews.csv     # your own data
     m3bert evaluate --list_tasks
 
 Tasks are read from the folder in the environment variable M3BERT_DATA if they are there, otherwise from the Hub.
 The task `stdlib` needs neither: its texts come with Python. Your own data is a local file or folder, or a data set on
-the Hub (user/name, or user/name:configuration), and is scored under its own name.
+the Hub (user/name, or user/name:configuration), and is scored under its own name. MTEB itself
+runs tasks of MTEB (extra `mteb`), on data that it reads from the Hub. All scores are in one results.json.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from transformers import set_seed
 
@@ -30,6 +34,7 @@ from hub_cards.tables import latency_report, report, task_type_table
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
 from trainers.core.device import ComputeArguments, place
+from trainers.core.extras import require_extra
 from trainers.core.states import unwrap_encoder
 from trainers.evaluation import (
     GROUPS,
@@ -67,6 +72,13 @@ class EvaluationArguments:
     """What to score, and where to write it."""
 
     tasks: list[str] = field(default_factory=list, metadata={"help": "Tasks or groups of tasks; see --list_tasks."})
+    mteb: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Names of tasks of MTEB, such as STSBenchmark, which MTEB scores by its own protocol at every "
+            "granularity. Their task types are mteb_sts, mteb_retrieval, ... Needs the extra `mteb`."
+        },
+    )
     collection: list[str] = field(
         default_factory=list,
         metadata={
@@ -161,6 +173,16 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
     return [replace(task, recall=tuple(sorted({*options.recall}))) for task in tasks]
 
 
+def mteb_tasks_of(options: EvaluationArguments) -> list[Any]:
+    """MTEB's tasks that the options name."""
+    if not options.mteb:
+        return []
+    require_extra("mteb", "mteb", "--mteb")
+    from trainers.evaluation.mteb_models import find_mteb_tasks
+
+    return find_mteb_tasks(options.mteb)
+
+
 def unfinished_file(encoder: GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
     """
     The file for the results of the tasks that a run has scored so far. A run with other options, weights, versions of
@@ -197,8 +219,8 @@ def main(arguments: list[str]) -> None:
         print(f"tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE")
         print("\n".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items()))
         return
-    tasks = tasks_of(options)
-    if not tasks:
+    tasks, mteb_tasks = tasks_of(options), mteb_tasks_of(options)
+    if not tasks and not mteb_tasks:
         raise ValueError("Nothing to score: pass --tasks paper, or see --list_tasks.")
     if min(options.recall) < 1:
         raise ValueError(f"--recall {min(options.recall)} must be 1 or more.")
@@ -218,6 +240,7 @@ def main(arguments: list[str]) -> None:
         encoder,
         tasks,
         local_data(),
+        mteb_tasks=mteb_tasks,
         folder=Path(options.embeddings_dir) if options.embeddings_dir else None,
         two_stages=options.two_stages,
         asymmetric=options.asymmetric if options.asymmetric or options.no_asymmetric else None,

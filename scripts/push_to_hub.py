@@ -73,7 +73,6 @@ def main(arguments: list[str]) -> None:
             raise ValueError("--output_dir needs --dry_run: a push writes to the Hub.")
         if given.output_dir.is_dir() and any(given.output_dir.iterdir()):
             raise ValueError(f"--output_dir {given.output_dir} is not empty: name a new folder.")
-    from hub_cards.checkpoint import Checkpoint
     from hub_cards.metadata import Statements
     from hub_cards.mteb_meta import write_mteb_meta
     from hub_cards.publication import Options, laid_out
@@ -97,7 +96,7 @@ def main(arguments: list[str]) -> None:
     with laid_out(given.checkpoint, given.repo_id, options, results, **where) as publication:
         print(publication.listing())
         if given.mteb_meta is not None:  # before the push, so that an error comes first
-            write_mteb_meta(given.mteb_meta, Checkpoint(publication.folder), given.repo_id)
+            write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id)
         if given.output_dir is not None:
             shutil.copytree(publication.folder, given.output_dir, dirs_exist_ok=True)
             print(f"{given.output_dir}: these files; README.md is the card.")
@@ -106,7 +105,7 @@ def main(arguments: list[str]) -> None:
             return
         commit = publication.upload(private=not given.public, revision=given.revision, message=given.message)
         if given.mteb_meta is not None:
-            write_mteb_meta(given.mteb_meta, Checkpoint(publication.folder), given.repo_id, commit.oid)
+            write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id, commit.oid)
     print(commit.commit_url)
 
 

@@ -51,3 +51,26 @@ def write_paper_tasks(folder: Path, sentences: Sequence[str]) -> Path:
             if not (target / f"{split}.jsonl.gz").exists():
                 shutil.copy(source / "test.jsonl.gz", target / f"{split}.jsonl.gz")
     return folder
+
+
+def nanobeir_rows(sentences: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """A set of NanoBEIR in the form that it has on the Hub: judgements have no score, documents no title."""
+    return {
+        "corpus": [{"_id": f"d{row}", "text": text} for row, text in enumerate(sentences[:30])],
+        "queries": [{"_id": f"q{row}", "text": text} for row, text in enumerate(sentences[30:40])],
+        "qrels": [
+            {"query-id": f"q{row}", "corpus-id": f"d{(3 * row + step) % 30}"} for row in range(10) for step in range(2)
+        ],
+    }
+
+
+def write_nanobeir(folder: Path, sentences: Sequence[str]) -> None:
+    """Write the same rows for every set of NanoBEIR."""
+    for task in find_tasks(["nanobeir"]):
+        rows = nanobeir_rows(sentences)
+        for part in ("corpus", "queries"):
+            its = [{"id": row["_id"], "text": row["text"]} for row in rows[part]]
+            write_rows(folder / task.name / f"{part}.jsonl.gz", its)
+        with gzip.open(folder / task.name / "qrels.tsv.gz", "wt", encoding="utf-8") as lines:
+            lines.write("query-id\tcorpus-id\n")
+            lines.writelines("\t".join(row.values()) + "\n" for row in rows["qrels"])

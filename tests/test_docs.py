@@ -32,7 +32,7 @@ import trainers.losses
 from m3bert import cli
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from scripts.example_data import example_files
-from tests.evaluation_data import write_paper_tasks
+from tests.evaluation_data import write_nanobeir, write_paper_tasks
 from tests.hub_server import HubServer
 from tests.snippets import ROOT, pages, read, snippets
 from trainers.evaluation import find_tasks
@@ -210,6 +210,7 @@ def upload_data(name: str, configs: dict[str, dict[str, list]], hub: HubServer, 
 def write_hub_tasks(folder: Path, sentences: list[str]) -> None:
     """Data of the tasks that a stranger can download: those of the group `paper` that are on the Hub."""
     write_paper_tasks(folder, sentences)
+    write_nanobeir(folder, sentences)
     for task in find_tasks(["paper"]):
         if task.hub is None:
             shutil.rmtree(folder / (task.folder or task.name), ignore_errors=True)

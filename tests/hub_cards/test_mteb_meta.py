@@ -14,8 +14,10 @@ from hub_cards.checkpoint import Checkpoint
 from hub_cards.metadata import Statements
 from hub_cards.mteb_meta import mteb_meta, write_mteb_meta
 from hub_cards.publication import Options, prepare
+from hub_cards.upload import RESULTS
 from modeling_m3bert import M3BertForMaskedLM
 from tests.conftest import tiny_config, write_modules
+from tests.static_checkpoints import LONGEST, save_static
 from trainers.core.projection import Projection
 
 
@@ -35,7 +37,7 @@ def published(source, folder, statements=STATEMENTS, **options) -> Checkpoint:
 
 
 def written(checkpoint, file, **options) -> ModelMeta:
-    write_mteb_meta(file, checkpoint, "user/Model-1", **options)
+    write_mteb_meta(file, checkpoint.folder, "user/Model-1", **options)
     return runpy.run_path(str(file))["model_1"]
 
 
@@ -61,6 +63,29 @@ def test_every_value_is_what_the_checkpoint_says(run, tmp_path):
     assert (meta.adapted_from, meta.model_type, meta.modalities) == ("user/base", ["dense"], ["text"])
 
 
+def test_a_router_is_one_and_counts_both_sides(tmp_path, tiny_tokenizer):
+    save_static(tmp_path / "model", tiny_tokenizer)
+    router = tmp_path / "router"
+    router.mkdir()
+    prepare(Checkpoint(tmp_path / "model"), router, "user/Model-1", Options(statements=STATEMENTS, format="router"))
+    write_mteb_meta(tmp_path / "model.py", router, "user/Model-1")
+    meta = runpy.run_path(str(tmp_path / "model.py"))["model_1"]
+    loaded = SentenceTransformer(str(router), device="cpu")
+    assert (meta.model_type, meta.loader_kwargs, meta.embed_dim) == (["router"], {}, 32)
+    assert meta.max_tokens == LONGEST, "that of the documents"
+    assert meta.n_parameters == sum(part.numel() for part in loaded.parameters())
+    rows = 99 + len(tiny_tokenizer)  # the embeddings of the documents, and the table of the queries
+    assert meta.n_embedding_parameters == rows * 32
+    assert (meta.license, meta.adapted_from, meta.use_instructions) == ("apache-2.0", "user/base", True)
+
+
+def test_precisions_are_those_with_published_scores(run, coded, tmp_path):
+    checkpoint = published(run / "output", tmp_path / "staged")
+    assert written(checkpoint, tmp_path / "model.py").output_dtypes == ["float32"]
+    coded.save(checkpoint.folder / RESULTS)
+    assert written(checkpoint, tmp_path / "model.py").output_dtypes == ["float32", "int8", "binary"]
+
+
 def test_what_nobody_said_is_unknown(run, tmp_path):
     meta = written(published(run / "output", tmp_path / "staged", Statements()), tmp_path / "model.py")
     unknown = ("revision", "release_date", "languages", "license", "public_training_code", "public_training_data")
@@ -70,39 +95,39 @@ def test_what_nobody_said_is_unknown(run, tmp_path):
 
 def test_prompts_a_projection_and_another_similarity_are_told(run, tmp_path):
     checkpoint = published(run / "output", tmp_path / "staged")
-    before = mteb_meta(checkpoint, "user/model").n_parameters
+    before = mteb_meta(checkpoint.folder, "user/model").n_parameters
     prompts = {"query": "query: ", "document": "text: "}
     write_modules(checkpoint.folder, width=32, max_length=20, prompts=prompts, projection=Projection(32, 12))
     similarity = checkpoint.folder / "config_sentence_transformers.json"
     similarity.write_text(similarity.read_text().replace('"cosine"', '"dot"'))
-    meta = mteb_meta(Checkpoint(checkpoint.folder), "user/model")
+    meta = mteb_meta(checkpoint.folder, "user/model")
     assert meta.use_instructions and meta.max_tokens == 20 and meta.similarity_fn_name.value == "dot"
     assert meta.n_parameters == before + 32 * 12 and meta.embed_dim == [8, 12]
 
 
 def test_weights_count_as_they_are_stored(run, tmp_path):
     checkpoint = published(run / "output", tmp_path / "staged")
-    before = mteb_meta(checkpoint, "user/model")
+    before = mteb_meta(checkpoint.folder, "user/model")
     file = checkpoint.folder / "model.safetensors"
     wide = {name: tensor.double() for name, tensor in load_file(file).items()}
     file.unlink()  # it may be a link to the checkpoint's own
     save_file(wide, file)
-    after = mteb_meta(checkpoint, "user/model")
+    after = mteb_meta(checkpoint.folder, "user/model")
     assert after.memory_usage_mb == pytest.approx(2 * before.memory_usage_mb, abs=0.11)
     assert after.n_parameters == before.n_parameters
 
 
 def test_another_license_is_its_link(run, tmp_path):
     checkpoint = published(run / "output", tmp_path / "staged", Statements(license="other"))
-    assert mteb_meta(checkpoint, "user/model").license is None  # and so is a file in the repository
+    assert mteb_meta(checkpoint.folder, "user/model").license is None  # and so is a file in the repository
     card = checkpoint.folder / "README.md"
     link = "https://example.com/license"
     card.write_text(card.read_text().replace("license: other", f"license: other\nlicense_link: {link}"))
-    assert mteb_meta(checkpoint, "user/model").license == link
+    assert mteb_meta(checkpoint.folder, "user/model").license == link
 
 
 def test_a_model_with_a_head_is_refused(run, tmp_path, tiny_tokenizer):
     folder = shutil.copytree(run / "output", tmp_path / "head")
     M3BertForMaskedLM(tiny_config()).save_pretrained(folder)
     with pytest.raises(ValueError, match="embeds texts; this is one for AutoModelForMaskedLM"):
-        mteb_meta(Checkpoint(folder), "user/model")
+        mteb_meta(folder, "user/model")

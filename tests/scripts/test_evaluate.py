@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import yaml
+from huggingface_hub import ModelCard
 from transformers import AutoModel
 
+from hub_cards.checkpoint import Checkpoint
+from hub_cards.publication import prepare
+from hub_cards.upload import EVAL_RESULTS
 from scripts import choose, evaluate
-from tests.evaluation_data import write_data
+from tests.evaluation_data import write_data, write_nanobeir
 from trainers import Granularity, Grid
 from trainers.core.device import ComputeArguments
-from trainers.evaluation import GridEncoder, GridResults
+from trainers.evaluation import GROUPS, GridEncoder, GridResults, find_task, load_task
 
 
 TASKS = ["stsb", "mrpc", "tatoeba-deu", "banking77", "cranfield", "stsb-geometry"]
@@ -187,3 +194,44 @@ def test_data_of_ones_own_is_scored_beside_tasks(tiny_checkpoint, data, tmp_path
         evaluate.main([*line, "--pairs", str(pairs), "--pairs_columns", "left", "right", "how much"])
     with pytest.raises(ValueError, match="--recall 0 must be 1 or more"):
         evaluate.main([*named, "--tasks", "stsb", "--recall", "10", "0"])
+
+
+def test_nanobeir_mteb_and_own_data_are_in_one_file_that_choose_and_the_card_read(
+    tiny_checkpoint, data, sentences, tmp_path, capsys, monkeypatch
+):
+    pytest.importorskip("mteb", reason="needs the extra mteb")
+    from tests.trainers.evaluation.local_mteb import classification_task, register, similarity_task
+
+    write_nanobeir(data, sentences)
+    stsb, banking77 = (load_task(find_task(name), data) for name in ("stsb", "banking77"))
+    register(monkeypatch, similarity_task(stsb), classification_task(banking77))
+    (data / "cranfield").rename(tmp_path / "mine")
+    evaluate.main(
+        ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8,32", "--output_dir", str(tmp_path / "out")]
+        + ["--tasks", "nanobeir", "banking77", "--mteb", "LocalSTS", "LocalClassification"]
+        + ["--collection", str(tmp_path / "mine"), "--latency_documents", "100"]
+    )
+    file = tmp_path / "out" / "results.json"
+    results = GridResults.load(file)
+    assert results.tasks("retrieval") == [*GROUPS["nanobeir"], "mine"]
+    assert results.tasks("mteb_sts") == ["LocalSTS"] and results.tasks("mteb_classification") == [
+        "LocalClassification"
+    ]
+    assert (tmp_path / "out" / "heat_map_mteb_sts.png").is_file() and "mteb" in results.versions
+    choose.main([str(file), "--documents", "1000", "--tasks", "nanobeir"])
+    assert "Judged by nanobeir-climatefever, " in capsys.readouterr().out
+    choose.main([str(file), "--documents", "1000", "--tasks", "mteb_sts"])
+    assert "Judged by LocalSTS. Deploy " in capsys.readouterr().out
+
+    (tmp_path / "staged").mkdir()
+    prepare(Checkpoint(Path(tiny_checkpoint)), tmp_path / "staged", "user/model", results=results)
+    card = ModelCard.load(tmp_path / "staged" / "README.md")
+    assert "| `LocalSTS` | semantic similarity (MTEB) | cosine_spearman |" in card.text
+    assert "| `banking77` | classification | " in card.text and "not MTEB's protocol" in card.text
+    assert "| `nanobeir-nfcorpus` | retrieval |" in card.text
+    shown = {(each.task_type, each.dataset_name) for each in card.data.eval_results}
+    assert {("STS", "MTEB LocalSTS"), ("Classification", "MTEB LocalClassification")} < shown
+    entries = yaml.safe_load((tmp_path / "staged" / EVAL_RESULTS).read_text())
+    assert {entry["dataset"]["task_id"] for entry in entries} == {"LocalSTS", "LocalClassification"}
+    assert all(entry["dataset"]["revision"] == "1" and "scored by mteb" in entry["notes"] for entry in entries)
+    assert entries[0]["value"] == round(100 * results.quality(["LocalSTS"])[Granularity(6, 32)], 4)

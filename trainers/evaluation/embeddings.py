@@ -32,14 +32,15 @@ class GridEmbeddings:
     normalized: bool = False
 
     def at(
-        self, granularity: Granularity, rows: Sequence[int] | None = None, *, normalize: bool = False
+        self, granularity: Granularity, rows: Sequence[int] | torch.Tensor | None = None, *, normalize: bool = False
     ) -> torch.Tensor:
         """
         The embeddings at one size, in float. [`~coding.code_vectors`] gives those in a code.
 
         Args:
             granularity ([`Granularity`]): A size of the grid. Its code, if it has one, is not applied.
-            rows (`Sequence[int]`, *optional*): Texts to return, in this order; `None` returns all, without a copy.
+            rows (`Sequence[int]` or `torch.Tensor`, *optional*): Texts to return, in this order; `None` returns all,
+                without a copy.
             normalize (`bool`, *optional*, defaults to `False`): Whether to L2-normalise the truncated embeddings
                 even if the model does not.
 

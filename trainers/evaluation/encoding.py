@@ -225,9 +225,9 @@ class GridEncoder:
         static = getattr(unwrap_encoder(self.model).config, "static_layers", ())
         return self.encoded_grid.layers == [0] and 0 in static
 
-    def max_length_of(self, role: Role) -> int:
+    def max_length_of(self, role: Role | None) -> int:
         """Maximum length in tokens of the texts of a role."""
-        longest = self.max_lengths.get(role, self.max_length)
+        longest = self.max_length if role is None else self.max_lengths.get(role, self.max_length)
         assert longest is not None  # set by __post_init__
         return longest
 
@@ -235,7 +235,7 @@ class GridEncoder:
         self,
         texts: Sequence[str],
         *,
-        role: Role = "query",
+        role: Role | None = "query",
         folder: Path | None = None,
         description: str | None = None,
     ) -> GridEmbeddings:
@@ -245,7 +245,7 @@ class GridEncoder:
         Args:
             texts (`Sequence[str]`): Texts.
             role (`str`, *optional*, defaults to `"query"`): Role of the texts, which selects their prompt and their
-                maximum length.
+                maximum length. `None` is no prompt, and `max_length`.
             folder (`Path`, *optional*): Folder for memory-mapped embeddings. An incomplete folder is completed, and
                 several processes fill it together. `None` keeps the embeddings in memory.
             description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
@@ -261,7 +261,8 @@ class GridEncoder:
             raise ValueError("There is no text to encode.")
         if world_size() > 1 and folder is None and not self.alone:
             raise ValueError("Several processes need a folder to encode into: pass folder.")
-        texts = [self.prompts.get(role, "") + text for text in texts]
+        prompt = "" if role is None else self.prompts.get(role, "")
+        texts = [prompt + text for text in texts]
         grid = self.encoded_grid
         widths = {layer: grid.dims_of(layer)[-1] for layer in grid.layers}
         # Texts of similar length are tokenised together. The longest come first, so that a batch that does not fit in
@@ -289,7 +290,7 @@ class GridEncoder:
 
     @torch.no_grad()
     def _run(
-        self, texts: Sequence[str], blocks: Mapping[int, list[int]], role: Role, description: str | None
+        self, texts: Sequence[str], blocks: Mapping[int, list[int]], role: Role | None, description: str | None
     ) -> Iterator[tuple[int, list[int], dict[int, torch.Tensor]]]:
         """Yield the number of each block of texts, its rows, and its embeddings (layer -> tensor)."""
         device = next(self.model.parameters()).device
@@ -344,7 +345,7 @@ class GridEncoder:
         with autocast(unwrap_encoder(self.model).device, self.compute_dtype):
             return nested_states(self.model, inputs, layers)
 
-    def manifest(self, texts: Sequence[str], role: Role = "query") -> dict[str, Any]:
+    def manifest(self, texts: Sequence[str], role: Role | None = "query") -> dict[str, Any]:
         """Everything that the embeddings of texts (with prompts) of a role depend on: texts, weights and settings."""
         return {
             "texts": len(texts),

@@ -13,7 +13,7 @@ from datetime import date
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -30,6 +30,9 @@ from .results import AsymmetricSearch, GridResults, HybridSearch, RescoredSearch
 from .tasks import Task
 
 
+if TYPE_CHECKING:
+    from mteb.abstasks import AbsTask
+
 # Distributions that scores may depend on. faiss has several; those with "gpu" search on GPUs.
 PACKAGES = (
     "torch",
@@ -41,6 +44,7 @@ PACKAGES = (
     "faiss-gpu",
     "faiss-gpu-cu12",
     "numpy",
+    "mteb",
 )
 
 
@@ -219,6 +223,7 @@ def evaluate_grid(
     tasks: Iterable[Task],
     data: Path | None = None,
     *,
+    mteb_tasks: Iterable[AbsTask] = (),
     folder: Path | None = None,
     two_stages: bool = True,
     asymmetric: bool | None = None,
@@ -234,6 +239,9 @@ def evaluate_grid(
         encoder ([`GridEncoder`]): Encoder and grid.
         tasks (`Iterable[Task]`): Tasks, for example from [`find_tasks`].
         data (`Path`, *optional*): Folder of local data sets. Data that is not there is read from the Hub.
+        mteb_tasks (`Iterable[AbsTask]`, *optional*): Tasks of MTEB, for example from `mteb.get_tasks`, which MTEB
+            scores by its own protocol. Their task types are `mteb_retrieval`, `mteb_classification`, ...; only their
+            main metric is kept. Needs the extra `mteb`.
         folder (`Path`, *optional*): Folder for memory-mapped embeddings, for collections larger than memory and for
             runs that can be resumed. `None` keeps the embeddings of one task at a time in memory.
         two_stages (`bool`, *optional*, defaults to `True`): Whether to also measure two-stage searches, and searches
@@ -257,11 +265,16 @@ def evaluate_grid(
             a metric is undefined, or `unfinished` has results of other weights or another grid. The message names the
             task.
     """
-    tasks = list(tasks)
-    names = [task.name for task in tasks]
+    tasks, by_mteb = list(tasks), {task.metadata.name: task for task in mteb_tasks}
+    names = [*(task.name for task in tasks), *by_mteb]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"Two tasks are called {twice[0]!r}: rename one, so that the results can tell them apart.")
     evaluators = {task.name: load_task(task, data) for task in tasks}  # missing data fails before any encoding
+    if by_mteb:
+        from .mteb_models import load_mteb_data
+
+        for mteb_task in by_mteb.values():
+            load_mteb_data(mteb_task)
     grid, config = encoder.grid, unwrap_encoder(encoder.model).config
     grid_is_learned = any(code_of(code).learned for code in grid.codes)
     own = {task.name: task.hub.path if task.hub else task.folder for task in tasks if task.read is not None}
@@ -283,6 +296,7 @@ def evaluate_grid(
             "device": str(unwrap_encoder(encoder.model).device),
             # Hub id, or name of the file or folder, of the data of tasks that are not registered.
             **({"own_data": own} if own else {}),
+            **({"mteb": {name: _data_of(task) for name, task in by_mteb.items()}} if by_mteb else {}),
             **({"quantizer": encoder.quantizer.fingerprint} if encoder.quantizer and grid_is_learned else {}),
         },
     )
@@ -309,11 +323,49 @@ def evaluate_grid(
         except ValueError as error:
             raise ValueError(f"Task {task.name!r}: {error}") from error
         results.seconds[task.name] = {"encode": round(encoded - start, 2), "score": round(done - encoded, 2)}
-        if verbose:
-            print(f"{task.name}: encoded in {encoded - start:.1f} s, scored in {done - encoded:.1f} s", flush=True)
-        if unfinished is not None:
-            results.save(unfinished)
+        _report(task.name, results, verbose, unfinished)
+    for name, mteb_task in by_mteb.items():
+        if name not in results.seconds:
+            _score_mteb(mteb_task, encoder, results, folder / "mteb" / name if folder else None, verbose)
+            _report(name, results, verbose, unfinished)
     return results
+
+
+def _report(task: str, results: GridResults, verbose: bool, unfinished: Path | None) -> None:
+    """Show that a task is scored, and save the results so far."""
+    if verbose:
+        seconds = results.seconds[task]
+        print(f"{task}: encoded in {seconds['encode']:.1f} s, scored in {seconds['score']:.1f} s", flush=True)
+    if unfinished is not None:
+        results.save(unfinished)
+
+
+def _data_of(task: AbsTask) -> dict[str, str]:
+    """What results say of a task of MTEB: its type, and data set and revision on the Hub."""
+    return {
+        "type": task.metadata.type,
+        "dataset": task.metadata.dataset["path"],
+        "revision": task.metadata.dataset["revision"],
+    }
+
+
+def _score_mteb(task: AbsTask, encoder: GridEncoder, results: GridResults, folder: Path | None, verbose: bool) -> None:
+    """Add the scores of a task of MTEB to the results."""
+    from .mteb_models import EncodeOnce, score_mteb, task_type_of
+
+    name, encode_once, start = task.metadata.name, EncodeOnce(encoder, folder), time.perf_counter()
+    try:
+        for g, result in score_mteb(encode_once, task, verbose).items():
+            value, metric = float(result.get_score()), task.metadata.main_score
+            if not math.isfinite(value):
+                raise ValueError(f"{metric} is not defined at {g}: its embeddings may all be equal.")
+            split = "+".join(result.scores)
+            results.scores.append(Score(name, task_type_of(task), split, metric, True, str(g), value))
+    except ValueError as error:
+        raise ValueError(f"Task {name!r}: {error}") from error
+    seconds, encoded = time.perf_counter() - start, encode_once.seconds
+    results.texts[name] = {"texts": encode_once.count}
+    results.seconds[name] = {"encode": round(encoded, 2), "score": round(seconds - encoded, 2)}
 
 
 def _resumed(results: GridResults, earlier: GridResults, file: Path) -> GridResults:

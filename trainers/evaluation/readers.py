@@ -75,10 +75,10 @@ def read_part(task: Task, data: Path | None, part: str) -> Rows:
 
 def download(task: Task, part: str, hub: HubData) -> Rows:
     """Read the rows of a split, or of a part of a collection, from the Hub."""
-    config, split = hub.config, hub.splits.get(part, part)
+    config, split = hub.config, part
     if task.task_type == "retrieval":
-        config, split = ("default", "test") if part == "qrels" else (part, part)
-    dataset = load_hub(hub.path, config, split=split)
+        config, split = (config or "default", "test") if part == "qrels" else (part, part)
+    dataset = load_hub(hub.path, config, split=hub.splits.get(part, split))
     theirs = {ours: name for ours, name in hub.columns.items() if name in dataset.column_names}
     dataset = dataset.rename_columns({name: ours for ours, name in theirs.items()})
     return _relabel(dataset.to_list(), hub.labels)
@@ -176,7 +176,7 @@ def _read_classification(task: Task, read: Read) -> Classification:
 def _read_retrieval(task: Task, read: Read) -> Retrieval:
     """
     Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
-    documents or queries that are not there are counted in a warning.
+    documents or queries that are not there are counted in a warning. Without a score, a judgement says "relevant".
 
     Raises:
         ValueError: if no query has a relevant document.
@@ -192,7 +192,7 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
             unknown["documents"].append(document)
         if query not in known:
             unknown["queries"].append(query)
-        if document in position and query in known and (grade := float(row["score"])) > 0:
+        if document in position and query in known and (grade := float(row.get("score", 1))) > 0:
             relevant.setdefault(query, {})[position[document]] = grade
     lost = " and ".join(
         f"{len(ids)} of {len(qrels)} qrels name unknown {what} ({first_of(ids)})"

@@ -34,7 +34,8 @@ class Score:
 
     Args:
         task (`str`): Name of the task.
-        task_type (`str`): Type of the task: `sts`, `retrieval`, ...
+        task_type (`str`): Type of the task: `sts`, `retrieval`, ... Tasks of MTEB, scored by MTEB, have types of their
+            own: `mteb_sts`, `mteb_retrieval`, ...
         split (`str`): Split that was scored.
         metric (`str`): Name of the metric.
         main (`bool`): Whether this is the main metric of the task type.
@@ -272,7 +273,8 @@ class GridResults:
         versions (`dict[str, str]`): Package -> version.
         settings (`dict`): Settings of the encoder: pooling, maximum lengths, batch size, prompts, type of
             the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
-            or name of the file or folder. `quantizer` is the fingerprint of the quantizer, if a code needed it.
+            or name of the file or folder. `mteb` is what tasks of MTEB are: task -> `type`, and `dataset` and
+            `revision` on the Hub. `quantizer` is the fingerprint of the quantizer, if a code needed it.
         scores (`list[Score]`, *optional*): All scores.
         seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
             (`score`).
@@ -420,8 +422,9 @@ class GridResults:
         return [task_type for task_type in self.task_types() if task_type != "geometry"]
 
     def main_metric(self, task_type: str) -> str:
-        """The main metric of a task type."""
-        return next(score.metric for score in self.scores if score.task_type == task_type and score.main)
+        """The main metric of a task type; of a type of MTEB, those of its tasks."""
+        metrics = (score.metric for score in self.scores if score.task_type == task_type and score.main)
+        return ", ".join(dict.fromkeys(metrics))
 
     def quality(self, tasks: Iterable[str]) -> dict[Granularity, float]:
         """

@@ -14,11 +14,12 @@ class HubData:
 
     Args:
         path (`str`): Id of the data set.
-        config (`str`, *optional*): Configuration of the data set.
+        config (`str`, *optional*): Configuration of the data set; of a collection, that of its relevance judgements.
         columns (`dict[str, str]`, *optional*): Column of the task -> column on the Hub, if the names differ.
         labels (`dict`, *optional*): Label on the Hub -> label of the task. Rows with other labels are left out. Empty
             keeps all rows.
-        splits (`dict[str, str]`, *optional*): Split of the task -> split on the Hub, if the names differ.
+        splits (`dict[str, str]`, *optional*): Split of the task -> split on the Hub, if the names differ. Of a
+            collection, part -> split. Default: `corpus`, `queries`, and `test` for the relevance judgements.
         benchmark (`str`, *optional*): Id of the task on the Hub's leaderboard of the data set, which is the name of
             MTEB's task. `None` if there is none, or if MTEB scores the task in another way.
     """
@@ -71,6 +72,14 @@ class Task:
 
 def _sts(name: str, about: str, hub: str | None = None, benchmark: str | None = None, **options: Any) -> Task:
     return Task(name, "sts", hub=HubData(hub, benchmark=benchmark) if hub else None, about=about, **options)
+
+
+def _nanobeir(name: str, about: str) -> Task:
+    """A set of NanoBEIR. All 13 are splits of the data set that sentence-transformers' NanoBEIREvaluator reads."""
+    split = f"Nano{name}"
+    splits = dict.fromkeys(("corpus", "queries", "qrels"), split)
+    hub = HubData("sentence-transformers/NanoBEIR-en", "qrels", BEIR_COLUMNS, splits=splits)
+    return Task(f"nanobeir-{name.lower()}", "retrieval", splits=(split,), hub=hub, about=f"{about} (NanoBEIR)")
 
 
 def _retrieval(name: str, about: str, *, benchmark: str | None = None, on_hub: bool = False) -> Task:
@@ -151,6 +160,19 @@ TASKS: dict[str, Task] = {
         # MTEB removes documents with the id of the query from the results of FiQA and ArguAna: other scores than ours.
         _retrieval("fiqa", "answers to questions on finance", on_hub=True),
         _retrieval("arguana", "arguments of debates, searched by the arguments that they counter", on_hub=True),
+        _nanobeir("ClimateFEVER", "passages of Wikipedia, searched by claims on the climate"),
+        _nanobeir("DBPedia", "descriptions of entities, searched by their names and by questions"),
+        _nanobeir("FEVER", "passages of Wikipedia, searched by claims"),
+        _nanobeir("FiQA2018", "answers to questions on finance"),
+        _nanobeir("HotpotQA", "passages of Wikipedia, two of which answer a question"),
+        _nanobeir("MSMARCO", "passages of web pages, searched by queries of a search engine"),
+        _nanobeir("NFCorpus", "abstracts on medicine, searched by questions on nutrition"),
+        _nanobeir("NQ", "passages of Wikipedia, searched by questions to a search engine"),
+        _nanobeir("QuoraRetrieval", "questions, searched by the same question in other words"),
+        _nanobeir("SCIDOCS", "papers that a paper cites, searched by its title"),
+        _nanobeir("ArguAna", "arguments of debates, searched by the arguments that they counter"),
+        _nanobeir("SciFact", "abstracts of papers, searched by scientific claims"),
+        _nanobeir("Touche2020", "arguments of debates, searched by controversial questions"),
         Task(
             "stdlib",
             "retrieval",
@@ -181,6 +203,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "retrieval": LOCAL_RETRIEVAL,
     "builtin": ("stdlib",),
     "beir": ("scifact", "nfcorpus", "fiqa", "arguana"),
+    "nanobeir": tuple(name for name in TASKS if name.startswith("nanobeir-")),
     "bitext": tuple(f"tatoeba-{language}" for language in BITEXT_LANGUAGES),
     "geometry": ("stsb-geometry",),
 }

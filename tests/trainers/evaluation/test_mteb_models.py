@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from datasets import Dataset
@@ -11,7 +13,7 @@ from tests.conftest import tiny_config
 from tests.trainers.tiny_run import count_forwards
 from trainers import Granularity, Grid
 from trainers.core.codes import CODES
-from trainers.evaluation import GridEncoder, find_task, score_grid
+from trainers.evaluation import GridEncoder, as_sentence_transformer, evaluate_grid, find_task, score_grid
 from trainers.evaluation.readers import load_task
 
 
@@ -19,8 +21,12 @@ mteb = pytest.importorskip("mteb", reason="needs the extra mteb")
 from mteb.abstasks.retrieval import AbsTaskRetrieval  # noqa: E402
 from mteb.types import PromptType  # noqa: E402
 
-from tests.trainers.evaluation.local_mteb import metadata as metadata_of, similarity_task  # noqa: E402
-from trainers.evaluation.mteb_models import model_meta, mteb_models  # noqa: E402
+from tests.trainers.evaluation.local_mteb import (  # noqa: E402
+    classification_task,
+    metadata as metadata_of,
+    similarity_task,
+)
+from trainers.evaluation.mteb_models import find_mteb_tasks, model_meta, mteb_models  # noqa: E402
 
 
 GRID = Grid.parse("2x8,4x16,6x32")
@@ -47,6 +53,57 @@ def test_one_encode_serves_mtebs_own_evaluator_at_every_granularity(encoder, dat
     assert len(list(tmp_path.rglob("LocalSTS.json"))) == 3
 
 
+def test_scores_are_those_of_mtebs_own_run_of_the_encoder_at_each_granularity(
+    tiny_model, tiny_tokenizer, data, tmp_path
+):
+    """With prompts, which MTEB gives to queries and documents alone; and with draws of the task's own generator."""
+    pytest.importorskip("sentence_transformers")
+    prompts = {"query": "open the ", "document": "read the "}
+    encoder = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2x8,6x32"), prompts=prompts)
+    similarity, labels = (load_task(find_task(name), data) for name in ("stsb", "banking77"))
+
+    def tasks():
+        kinds = ("Classification", "MultilabelClassification")
+        return [similarity_task(similarity), *(classification_task(labels, kind) for kind in kinds)]
+
+    seen = count_forwards(tiny_model)
+    results = evaluate_grid(encoder, [], mteb_tasks=tasks(), folder=tmp_path)
+    texts = [{*similarity.texts["sentence1"], *similarity.texts["sentence2"]}, {*labels.texts["train"]}]
+    assert results.texts["LocalSTS"] == {"texts": len(texts[0])}
+    assert sum(seen) == sum(found["texts"] for found in results.texts.values()), "each text once for the whole grid"
+    assert results.task_types() == ["mteb_sts", "mteb_classification", "mteb_multilabel_classification"]
+    assert results.settings["mteb"]["LocalSTS"] == {"type": "STS", "dataset": "local/data", "revision": "1"}
+    for g in encoder.grid:
+        theirs = mteb.evaluate(as_sentence_transformer(encoder, g), tasks(), cache=None, show_progress_bar=False)
+        for result in theirs.task_results:
+            ours = results.quality([result.task_name])[g]
+            assert ours == pytest.approx(result.get_score(), abs=1e-6), (g, result.task_name)
+    assert len({score.value for score in results.scores}) > len(results.tasks()), "granularities differ"
+
+
+@pytest.mark.slow
+def test_mtebs_mock_run_takes_a_granularity(encoder):
+    model = mteb_models(encoder, name="local/tiny")[Granularity(4, 16)]
+    results = mteb.mock_run(model)
+    assert results.all_passed, results.to_markdown()
+    assert sum(status is not None for _, status in results.items()) > 20
+
+
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        (["STSBenchmar"], "MTEB has no such task: 'STSBenchmar' not found. Did you mean: 'STSBenchmark'?"),
+        (["CQADupstackRetrieval"], "Task 'CQADupstackRetrieval' is the mean of other tasks: name these, CQADupstackA"),
+        (["STSBenchmark"], "Task 'STSBenchmark': mteb/stsbenchmark-sts could not be read from the Hub (ConnectionErr"),
+    ],
+)
+def test_what_mteb_cannot_run_is_named_before_any_encoding(encoder, names, error):
+    seen = count_forwards(encoder.model)
+    with pytest.raises(ValueError, match=re.escape(error)) as caught:
+        evaluate_grid(encoder, [], mteb_tasks=find_mteb_tasks(names))
+    assert "\n" not in str(caught.value) and not seen
+
+
 def test_one_granularity_is_one_row(encoder):
     meta = model_meta(encoder, Granularity(4, 16), "local/tiny")
     assert meta.embed_dim == 16 and meta.max_tokens == 48
@@ -64,6 +121,11 @@ def test_a_code_is_named_unless_it_is_float32(tiny_model, tiny_tokenizer):
     assert metas["float32"].experiment_kwargs == size
     assert metas["int8"].experiment_kwargs == {**size, "code": "int8"}
     assert metas["sign"].experiment_kwargs == {**size, "code": "sign"}
+    assert {code: meta.output_dtypes for code, meta in metas.items()} == {
+        "float32": "float32",
+        "int8": "int8",
+        "sign": "binary",
+    }
     assert len({hash(meta) for meta in metas.values()}) == 3
 
 

@@ -1,0 +1,56 @@
+"""The 13 sets of NanoBEIR: what sentence-transformers reads from the Hub, and copies in a folder."""
+
+from __future__ import annotations
+
+import re
+
+import datasets
+import pytest
+from datasets import Dataset
+
+from tests.evaluation_data import nanobeir_rows, write_nanobeir
+from trainers import Grid
+from trainers.evaluation import GridEncoder, as_sentence_transformer, find_tasks, load_task, score_grid
+
+
+@pytest.fixture
+def on_the_hub(monkeypatch, sentences):
+    """Tiny copies of the sets, in the form that they have on the Hub."""
+    rows = nanobeir_rows(sentences)
+
+    def load_dataset(path, config, *, split, streaming=False):
+        assert path == "sentence-transformers/NanoBEIR-en" and split.startswith("Nano")
+        return Dataset.from_list(rows[config])
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+
+
+def test_scores_are_those_of_the_evaluator_of_sentence_transformers(on_the_hub, tiny_model, tiny_tokenizer):
+    evaluation = pytest.importorskip("sentence_transformers.sentence_transformer.evaluation")
+    encoder = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2x8,6x32"))
+    theirs = evaluation.NanoBEIREvaluator(write_csv=False)
+    tasks = find_tasks(["nanobeir"])
+    assert [task.name for task in tasks] == [f"nanobeir-{name}" for name in theirs.dataset_names]
+    ours = score_grid(encoder, load_task(tasks[6]))
+    for g in encoder.grid:
+        found = theirs(as_sentence_transformer(encoder, g))
+        for name in ("ndcg@10", "mrr@10", "recall@10"):
+            assert ours[g][name] == pytest.approx(found[f"NanoNFCorpus_cosine_{name}"], abs=1e-6)
+
+
+def test_copies_in_a_folder_come_first(on_the_hub, sentences, tmp_path):
+    tasks = find_tasks(["nanobeir"])
+    write_nanobeir(tmp_path, sentences)
+    assert [load_task(task, tmp_path) for task in tasks] == [load_task(task) for task in tasks]
+    write_nanobeir(tmp_path, sentences[1:])
+    assert load_task(tasks[0], tmp_path).texts["documents"] == sentences[1:31]
+
+
+def test_without_data_one_line_says_where_it_was_looked_for(tmp_path):
+    missing = re.escape(str(tmp_path / "nanobeir-nfcorpus" / "corpus.jsonl.gz"))
+    message = (
+        f"Task 'nanobeir-nfcorpus': there is no 'corpus': {missing} does not exist, and .*NanoBEIR-en could not be"
+    )
+    with pytest.raises(ValueError, match=message) as caught:
+        load_task(*find_tasks(["nanobeir-nfcorpus"]), tmp_path)
+    assert "\n" not in str(caught.value)
