@@ -121,7 +121,7 @@ def attending(model: Any, options: BackboneArguments) -> Any:
 
 def first_layers(name: str, layers: int, auto_class: Any, loading: dict[str, Any]) -> Any:
     """
-    The first layers of a model, as an m3BERT. An m3BERT is cut at loading; any other encoder is converted first.
+    The first layers of a model, as an m3BERT. An m3BERT is truncated at loading; any other encoder is converted first.
 
     Raises:
         ValueError: if the model has fewer layers, or cannot be converted.
