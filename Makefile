@@ -52,7 +52,8 @@ format: .venv/installed-dev  ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: .venv/installed-dev  ## Build the documentation into build/site
+docs: .venv/installed-dev  ## Check the words of the documentation and build it into build/site
+	$(BIN)/python docs/words.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 wheel: .venv/installed-dev  ## Build the wheel into dist

@@ -135,7 +135,8 @@ def measure(run: Run) -> dict[str, float]:
     return sizes
 
 
-HEADER = ("engine", "kind", "build, s per 100,000", "bytes per document", "ms, 1 thread", f"ms, {THREADS} threads")
+UNITS = ("build, s per 100,000", "bytes per document", "ms, 1 thread", f"ms, {THREADS} threads")
+HEADER = ("vector store", "index type", *UNITS)
 
 
 def table(results: Mapping[str, Any]) -> str:

@@ -245,7 +245,7 @@ def measure_quality(run: Run, sizes: Sizes, folder: Path) -> dict[str, float]:
     return {f"overlap_{case}": lowest for case, (lowest, _) in compared.items()}
 
 
-HEADER = ("engine", "kind", "overlap", "nDCG@10")
+HEADER = ("vector store", "index type", "overlap", "nDCG@10")
 
 
 def table(results: Mapping[str, Any]) -> str:

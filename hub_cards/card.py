@@ -77,7 +77,7 @@ class CardSource:
         statements ([`Statements`], *optional*): What only a person knows.
         figures (`dict[str, str]`): Path of a figure in the repository -> its title.
         onnx ([`GraphReport`], *optional*): The ONNX graphs in the repository.
-        cut (`str`, *optional*): For a model cut from a larger checkpoint: `"4x64 of 12x768"`.
+        cut (`str`, *optional*): For a model taken from a larger checkpoint: `"4x64 of 12x768"`.
     """
 
     repo_id: str
@@ -252,7 +252,7 @@ def size_of(source: CardSource) -> str:
     with_head = f" with a head for {PIPELINES[checkpoint.head]}" if checkpoint.head != "AutoModel" else ""
     (cost,) = costs(config, [Granularity(full.layer, full.dim)]).values()
     return (
-        f"{kind}{with_head}: {full.layer} layers of width {config.hidden_size}, {cost.parameters:,} parameters, "
+        f"{kind}{with_head}: {full.layer} layers, hidden size {config.hidden_size}, {cost.parameters:,} parameters, "
         f"vectors of {full.dim} numbers, and texts of up to {checkpoint.max_length} tokens."
     )
 
@@ -326,7 +326,7 @@ def origin(source: CardSource) -> str | None:
     link = f"[{base}](https://huggingface.co/{base})"
     if layers := getattr(source.checkpoint.config, "source_layers", None):
         return f"layers {', '.join(map(str, layers))} of {link}"
-    return f"{link}, converted to m3BERT without changing the states of any layer" if converted == base else link
+    return f"{link}, converted to m3BERT with equal hidden states at every layer" if converted == base else link
 
 
 def limits(source: CardSource) -> list[str]:
@@ -349,7 +349,7 @@ def limits(source: CardSource) -> list[str]:
     if checkpoint.exported_from and checkpoint.projection is not None:
         found.append("The Dense module after the pooling makes the embedding. `AutoModel` returns what precedes it.")
     elif checkpoint.projection is not None:
-        found.append("The projection belongs to the last layer. `AutoModel` returns the states before the projection.")
+        found.append("The projection belongs to the last layer. `AutoModel` returns the hidden states before it.")
     for task in results.tasks() if results is not None else ():
         dataset = dataset_of(results, task) if results is not None else None
         if dataset in source.datasets:

@@ -118,7 +118,7 @@ class Checkpoint:
 
     @property
     def elastic(self) -> bool:
-        """Whether it can be loaded at a smaller depth and width."""
+        """Whether it can be loaded at a smaller depth and dimensions."""
         return self.config.model_type == modeling_m3bert.M3BertConfig.model_type
 
     @property
@@ -172,12 +172,12 @@ class Checkpoint:
 
     @cached_property
     def settings(self) -> EmbeddingSettings:
-        """How token states become an embedding."""
+        """How hidden states of tokens become an embedding."""
         return EmbeddingSettings.read(self.folder)
 
     @property
     def pooling(self) -> Pooling:
-        """How token states become a vector."""
+        """How hidden states of tokens become a vector."""
         return self.settings.pooling
 
     @property

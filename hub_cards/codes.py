@@ -48,7 +48,7 @@ def depth_option(checkpoint: Checkpoint, layer: int) -> str:
 
 
 def learned_table(dim: int) -> str:
-    """One row per code of a quantizer: what it stores, and bytes per vector, beside float32."""
+    """One row per precision of a quantizer: what it stores, and bytes per vector, beside float32."""
     shown = [code for code in CODES.values() if code.learned or code.name == "float32"]
     return markdown(
         ["code", "what is stored", "bytes per vector"],

@@ -35,7 +35,7 @@ class Cost:
         flops_per_token (`int`): Operations of matrix products per token of a text of [`tokens_counted`] tokens; a
             multiplication and an addition count as two. Attention costs more per token in longer texts. Of an exit,
             only the rows of `dim` are computed.
-        dim (`int`): Numbers per vector.
+        dim (`int`): Dimensions.
     """
 
     parameters: int
@@ -44,7 +44,7 @@ class Cost:
     dim: int
 
     def vector_bytes(self, code: str) -> int:
-        """Bytes per vector in a code."""
+        """Bytes per vector in a precision."""
         return bytes_per_vector(code, self.dim)
 
 

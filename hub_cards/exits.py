@@ -55,7 +55,7 @@ def stitch_in_words(depth: int, top: int, reads_table: bool) -> str:
     """Which layers a stitched depth runs."""
     first = f"the first {depth - top}" if depth > top else "none of the first"
     row = " and the token's row of the static table" if reads_table else ""
-    return f"Depth {depth} runs {first}, a map of each token's state{row}, and the last {top}."
+    return f"Depth {depth} runs {first}, a map of each token's hidden state{row}, and the last {top}."
 
 
 def exit_table(checkpoint: Checkpoint) -> str:

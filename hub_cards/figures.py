@@ -120,8 +120,8 @@ def draw_quality(results: GridResults, cost: Callable[[Granularity], float], lab
 
 def draw_codes(results: GridResults, file: Path) -> None:
     """
-    Quality against bytes per vector at the deepest layer: one panel per task type, one colour and marker per code, one
-    labelled point per dim. A dashed line marks the quality of the widest dim in float32.
+    Quality against bytes per vector at the deepest layer: one panel per task type, one colour and marker per
+    precision, one labelled point per dim. A dashed line marks the quality of the widest dim in float32.
     """
     task_types, grid = results.judged_task_types(), results.granularities
     layer = max(g.layer for g in grid if g.code != FLOAT)
@@ -149,7 +149,7 @@ def draw_codes(results: GridResults, file: Path) -> None:
 
 
 def _panels(task_types: Sequence[str], points: int) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel per task type, two in a row, with room for so many labelled points in each."""
+    """A figure with a panel per task type, two in a row, with room for the labelled points of each."""
     columns = min(2, len(task_types))
     rows = math.ceil(len(task_types) / columns)
     figure = blank_figure(6.4 * columns, max(3.6, 2.4 + 0.08 * points) * rows)
@@ -200,8 +200,9 @@ def name_sizes(figure: Figure, drawn: Mapping[Axes, Points]) -> None:
 
 def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
     """
-    Query layers x document layers at the widest dim with asymmetric searches: one panel per retrieval task, the main
-    metric in percent. Symmetric search is on the diagonal, in boxes. Pairs that were not measured stay blank.
+    Query layers x document layers at the widest dim with searches with asymmetric encoders: one panel per retrieval
+    task, the main metric in percent. One layer for both sides is on the diagonal, in boxes. Pairs that were not
+    measured stay blank.
     """
     dim = max(search.dim for search in results.asymmetric_searches)
     searches = [search for search in results.asymmetric_searches if search.dim == dim]
@@ -265,7 +266,7 @@ def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: s
 
     Args:
         correlation (`np.ndarray` of shape `(width, width)`): Correlations between all dims.
-        dim (`int`): Length of the prefix, below the width.
+        dim (`int`): Length of the prefix, below the hidden size.
         title (`str`): Title of the figure.
         file (`Path`): PNG file to write.
     """

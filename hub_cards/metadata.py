@@ -60,8 +60,8 @@ class Statements:
 
 def evaluations(results: GridResults) -> list[EvalResult]:
     """
-    One result per task and size in float32: the main metric as measured, not in percent. Other codes are left out,
-    because readers of the metadata would take their scores for those of the model.
+    One result per task and size in float32: the main metric as measured, not in percent. Other precisions are left
+    out, because readers of the metadata would take their scores for those of the model.
     """
     found = []
     for score in results.scores:

@@ -42,7 +42,7 @@ def export_native(
     pooling, prompts, normalisation, and a Dense module with the exit, the output dim and the projection, where there
     are any. It also holds the quantizer, if there is one that fits the granularity; that is loaded with remote code.
     The config says under `exported_from` which granularity of which weights it is. A layer that reads the static table
-    is exported with the map of its state alone ([`state_only`]), which gives other embeddings.
+    is exported with the map of its hidden state alone ([`state_only`]), which gives other embeddings.
 
     Args:
         checkpoint ([`Checkpoint`]): A post-norm m3BERT.
@@ -111,7 +111,7 @@ def copy_quantizer(checkpoint: Checkpoint, folder: Path, size: Granularity) -> N
 
 def dense_of(model: M3BertModel, projection: Projection | None, dim: int) -> Projection | None:
     """
-    The map from the pooled state of a native encoder to the embedding.
+    The map from the pooled hidden state of a native encoder to the embedding.
 
     Args:
         model ([`M3BertModel`]): The m3BERT at the granularity that is exported.
@@ -119,7 +119,7 @@ def dense_of(model: M3BertModel, projection: Projection | None, dim: int) -> Pro
         dim (`int`): Dims of the embedding.
 
     Returns:
-        [`Projection`], or `None` if the pooled state is the embedding.
+        [`Projection`], or `None` if the pooled hidden state is the embedding.
     """
     width, found = model.config.hidden_size, output_map(model)
     if found is None and projection is None:
@@ -138,8 +138,8 @@ def dense_of(model: M3BertModel, projection: Projection | None, dim: int) -> Pro
 
 
 def state_only(checkpoint: Checkpoint, layer: int) -> bool:
-    """Whether the exit of a native export at this layer reads the state alone, where that of the m3BERT also reads the
-    static table. No module of sentence-transformers adds the two."""
+    """Whether the exit of a native export at this layer reads the hidden state alone, where that of the m3BERT also
+    reads the static table. No module of sentence-transformers adds the two."""
     return layer > 0 and layer in getattr(checkpoint.config, "static_layers", [])
 
 

@@ -1,6 +1,6 @@
 """
 Export an encoder at one granularity to one ONNX file, in float32, float16 or 8 bits. The graph holds the layers up to
-it, the cut to its dims, pooling, and normalisation. Needs the extra `onnx`.
+it, truncation to its dims, pooling, and normalisation. Needs the extra `onnx`.
 """
 
 from __future__ import annotations
@@ -57,8 +57,9 @@ class TextEmbedder(nn.Module):
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """
-        From `input_ids` and `attention_mask` `(batch, tokens)` to states and embeddings `(batch, dim)`. The states are
-        `(batch, tokens, dim)`; before a projection, which needs all of them, they are `(batch, tokens, hidden_size)`.
+        From `input_ids` and `attention_mask` `(batch, tokens)` to hidden states and embeddings `(batch, dim)`. The
+        hidden states are `(batch, tokens, dim)`; before a projection, which needs all of them, they are `(batch,
+        tokens, hidden_size)`.
         """
         layer, dim = self.granularity.layer, self.granularity.dim
         if self.looks_up:
@@ -84,7 +85,7 @@ def export_onnx(
     `last_hidden_state`, float32 of shape `(batch, tokens, dim)`, for clients that pool themselves, and
     `sentence_embedding`, float32 of shape `(batch, dim)`: the embeddings of [`GridEncoder.encode`] at this
     granularity. Batch and tokens are dynamic, weights are in float32, and later layers are left out. If the encoder
-    has a projection, the states are those before it, at full width, as sentence-transformers expects them.
+    has a projection, the hidden states are those before it, at all dims, as sentence-transformers expects them.
 
     Prompts are not in the graph. The metadata of the file holds the prompts, the granularity, `pooling`, `normalized`,
     `max_length`, and the Hub id of the source, if it is known.

@@ -1,4 +1,4 @@
-"""An encoder in onnxruntime, in float32 and in 8 bits, as engines whose latency is measured beside that of torch."""
+"""An encoder in onnxruntime, in float32 and in 8 bits, as runtimes whose latency is measured beside that of torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def onnx_engines(encoder: GridEncoder, layers: Iterable[int]) -> dict[str, dict[
             memory, each with all token embeddings.
 
     Returns:
-        `dict[str, dict[int, Callable]]`: engine (`"ONNX float32"`, `"ONNX int8"`) -> layer -> function that encodes a
+        `dict[str, dict[int, Callable]]`: runtime (`"ONNX float32"`, `"ONNX int8"`) -> layer -> function that encodes a
         query, given with its prompt, on the CPU. These are the `engines` of `measure_latency`.
 
     Raises:

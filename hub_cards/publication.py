@@ -225,7 +225,7 @@ def describe(
         checkpoint ([`Checkpoint`]): The checkpoint in its published form.
         repo_id (`str`): The repository, `user/model`.
         options ([`Options`]): Graphs to export, and statements for the card.
-        results ([`GridResults`], *optional*): Its evaluation, or that of the larger checkpoint it was cut from.
+        results ([`GridResults`], *optional*): Its evaluation, or that of the larger checkpoint it was taken from.
         previous (`str`, *optional*): The existing card, whose edits are kept.
         cut (`str`, *optional*): Which part of which size it is, `"4x64 of 12x768"`.
     """
@@ -277,7 +277,7 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
 
 
 def rebuild(checkpoint: Checkpoint, folder: Path, options: Options, published: Iterable[str]) -> None:
-    """Save a checkpoint cut to a granularity or in 8 bits, and copy all other files that belong to it, by name."""
+    """Save a checkpoint reduced to a granularity or in 8 bits, and copy all other files that belong to it, by name."""
     wanted = options.granularity
     if checkpoint.quantized:
         raise ValueError(
@@ -337,7 +337,7 @@ def caption(stem: str) -> str:
     if stem.startswith("variances_"):
         return "variance of each dim over texts"
     if stem == "quality_by_code":
-        return "quality against bytes per vector, by code"
+        return "quality against bytes per vector, by precision"
     if stem == "asymmetric_search":
         return "search with queries and documents at different layers"
     return stem.replace("_and_", " against ").replace("_", " ")

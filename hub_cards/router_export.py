@@ -1,6 +1,6 @@
 """
-Export both sides of asymmetric search as one repository: a `Router` of sentence-transformers with a cheap encoder for
-queries and the full one for documents, in one space and without remote code.
+Export both sides of search with asymmetric encoders as one repository: a `Router` of sentence-transformers with a
+cheap encoder for queries and the full one for documents, in one space and without remote code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .upload import CARD
 
 
 ROUTER_FILE = "router_config.json"
-TEXT = """Asymmetric search: queries are embedded by {query_side}, documents by all {layers} layers of
+TEXT = """Search with asymmetric encoders: queries are embedded by {query_side}, documents by all {layers} layers of
 {name}. Both have {dim} dims in one space, so that an index of the documents serves either side.
 
 ```python
@@ -34,7 +34,7 @@ print(queries @ documents.T)
 No code of the repository runs. `encode` embeds documents.
 """
 STATE_ONLY = """
-The {layer} layers are those of a native export: their exit reads the state of the layer alone. In the elastic encoder
+The {layer} layers are those of a native export: their exit reads the hidden state alone. In the elastic encoder
 it reads the static table as well, so its vectors differ.
 """
 

@@ -52,7 +52,7 @@ vectors = StaticModel.from_pretrained("user/name", normalize=True).encode(["one 
 ```
 
 - Special and unknown tokens have rows of zeros. They shorten a vector and do not change its direction.
-- Longer texts are truncated to {max_length} tokens. model2vec first cuts a text to {characters:,}
+- Longer texts are truncated to {max_length} tokens. model2vec first truncates a text to {characters:,}
   characters ({max_length} times the median length of a token), so its vectors of long texts with longer tokens differ.
 - model2vec leaves out unknown tokens{unknown}, and knows no prompts.{half}
 """

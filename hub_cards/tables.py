@@ -14,7 +14,7 @@ from .task_words import SCORED, about_task, tasks_counted, texts_counted, title_
 
 
 CODE_NOTE = (
-    "The tables above are for vectors in float32. Here, each column is a code: how the numbers of a vector are "
+    "The tables above are for vectors in float32. Here, each column is a precision: how the numbers of a vector are "
     "stored. In brackets: the share of the quality in float32 at the same size, and bytes (B) per vector."
 )
 
@@ -91,8 +91,8 @@ def task_table(results: GridResults, task_type: str) -> str:
 
 def code_table(results: GridResults, task_type: str) -> str:
     """
-    One row per size, one column per code: the mean over the tasks of a type in percent, and in brackets its share of
-    that in float32 and the bytes per vector. Codes that were not measured at a size stay blank.
+    One row per size, one column per precision: the mean over the tasks of a type in percent, and in brackets its share
+    of that in float32 and the bytes per vector. Precisions that were not measured at a size stay blank.
     """
     quality, codes = results.quality(results.tasks(task_type)), results.granularities.codes[::-1]  # most bits first
 
@@ -113,10 +113,10 @@ def code_table(results: GridResults, task_type: str) -> str:
 
 def rescored_table(results: GridResults, size: Granularity) -> str:
     """
-    The measured searches in a code whose shortlist is scored again, at one size: one row per collection and code, and
-    one per code for the mean of several collections. Each value is the main metric in percent, and in brackets its
-    share of exact search in float32, and the bytes per vector of all that is kept. Shortlists are the longest that was
-    measured on every collection. What was not measured stays blank.
+    The measured searches in a precision whose shortlist is rescored, at one size: one row per collection and
+    precision, one per precision for the mean of several collections. Each value is the main metric in percent, and in
+    brackets its share of exact search in float32, and the bytes per vector of all that is kept. Shortlists are the
+    longest that was measured on every collection. What was not measured stays blank.
     """
     searches = [search for search in results.rescored_searches if search.granularity.size == size]
     longest: dict[str, int] = {}
@@ -145,7 +145,7 @@ def rescored_table(results: GridResults, size: Granularity) -> str:
         return [name, documents.get(name, ""), code, *cells]
 
     return markdown(
-        ["collection", "documents", "code", "code alone", *(f"{shortlist} scored again by {r}" for r in rescorers)],
+        ["collection", "documents", "precision", "alone", *(f"{shortlist} rescored by {r}" for r in rescorers)],
         (row(name, group, code) for name, group in groups.items() for code in codes),
         words=1,
     )
@@ -158,7 +158,7 @@ def _with_cost(quality: float, exact: float | None, size: int) -> str:
 
 
 def rescored_size(results: GridResults) -> Granularity:
-    """The largest size with searches in a code whose shortlist is scored again."""
+    """The largest size with searches in a precision whose shortlist is rescored."""
     return max(search.granularity.size for search in results.rescored_searches)
 
 
@@ -203,12 +203,12 @@ def asymmetric_table(results: GridResults, dim: int) -> str:
         `str`: the table.
 
     Raises:
-        ValueError: if there is no asymmetric search at this dim.
+        ValueError: if there is no search with asymmetric encoders at this dim.
     """
     searches = [search for search in results.asymmetric_searches if search.dim == dim]
     if not searches:
         measured = ", ".join(map(str, sorted({search.dim for search in results.asymmetric_searches})))
-        raise ValueError(f"No asymmetric search at {dim} dims was measured; measured: {measured or 'none'}.")
+        raise ValueError(f"No queries at other layers were measured at {dim} dims; measured: {measured or 'none'}.")
     last = max(search.document_layer for search in searches)
     values = {(search.task, search.query_layer): search.value for search in searches if search.document_layer == last}
     tasks = list(dict.fromkeys(task for task, _ in values))
@@ -274,11 +274,11 @@ def latency_note(latency: Latency) -> str:
 
 def engine_table(latency: Latency, layers: Collection[int]) -> str:
     """
-    One row per layer, one column per engine: milliseconds to encode one query.
+    One row per layer, one column per runtime: milliseconds to encode one query.
 
     Args:
         latency ([`Latency`]): A latency.
-        layers (`Collection[int]`): Rows, as far as another engine than torch was measured at them.
+        layers (`Collection[int]`): Rows, as far as another runtime than torch was measured at them.
 
     Returns:
         `str`: the table; empty if it has no row.
@@ -300,7 +300,7 @@ def engine_table(latency: Latency, layers: Collection[int]) -> str:
 
 
 def latency_report(latency: Latency, layers: Collection[int]) -> str:
-    """[`latency_note`], and [`engine_table`] if another engine than torch was measured at one of the layers."""
+    """[`latency_note`], and [`engine_table`] if another runtime than torch was measured at one of the layers."""
     engines = engine_table(latency, layers)
     return latency_note(latency) + (f"\n\nms to encode one query:\n\n{engines}" if engines else "")
 
@@ -363,7 +363,7 @@ def settings_table(settings: Mapping[str, Any]) -> str:
 
 
 def has_codes(results: GridResults) -> bool:
-    """Whether another code than float32 was measured."""
+    """Whether another precision than float32 was measured."""
     return results.granularities.codes != [FLOAT]
 
 
@@ -382,17 +382,18 @@ def report(results: GridResults) -> str:
     if results.latency is not None:
         parts.append(latency_note(results.latency))
         if engines := engine_table(results.latency, results.granularities.layers):
-            parts += ["## Milliseconds to encode one query, by engine", engines]
+            parts += ["## Milliseconds to encode one query, by runtime", engines]
     for task_type in results.task_types():
         parts += [f"## {task_type} ({results.main_metric(task_type)})", task_table(results, task_type)]
     if has_codes(results):
         parts += ["## Bits", CODE_NOTE]
         for task_type in results.judged_task_types():
-            parts += [f"### {task_type} ({results.main_metric(task_type)}) by code", code_table(results, task_type)]
+            heading = f"### {task_type} ({results.main_metric(task_type)}) by precision"
+            parts += [heading, code_table(results, task_type)]
     if results.rescored_searches:
         size = rescored_size(results)
         parts += [
-            f"## Search in a code, with the best scored again, {size}",
+            f"## Search at a precision, with rescoring, {size}",
             RESCORED_NOTE,
             rescored_table(results, size),
         ]

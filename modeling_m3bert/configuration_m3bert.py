@@ -33,15 +33,15 @@ class M3BertConfig(PreTrainedConfig):
     Configuration of an m3BERT encoder ([m3BERT](https://huggingface.co/papers/2605.19568), sections 2.2 and 2.3). The
     defaults are the paper's base model: 305,660,928 parameters.
 
-    A *granularity* is a pair (layer, dim): the state after that layer, truncated to its first `dim` dimensions.
+    A *granularity* is a pair (layer, dim): the hidden state after that layer, truncated to its first `dim` dimensions.
     `output_layer` and `output_dim` select one. They have the same meaning in the config, in `from_pretrained` and in
     every `forward`, and [`~M3BertConfig.resolve_granularity`] validates them everywhere.
 
     Args:
         vocab_size (`int`, *optional*, defaults to 250002): Number of tokens; the default is the multilingual-E5
             tokenizer's.
-        hidden_size (`int`, *optional*, defaults to 768): Width of the hidden states.
-        intermediate_size (`int`, *optional*, defaults to 3072): Width inside the feed-forward layers.
+        hidden_size (`int`, *optional*, defaults to 768): Dims of the hidden states.
+        intermediate_size (`int`, *optional*, defaults to 3072): Dims inside the feed-forward layers.
         num_hidden_layers (`int`, *optional*, defaults to 12): Number of layers.
         num_attention_heads (`int`, *optional*, defaults to 12): Number of attention heads per layer.
         hidden_act (`str`, *optional*, defaults to `"silu"`): Activation of the feed-forward layers.
@@ -71,16 +71,16 @@ class M3BertConfig(PreTrainedConfig):
         matryoshka_dims (`list[int]`, *optional*): Prefix dims trained as outputs, ascending. `None` selects
             `hidden_size` and those of 32, 64, 128 below it. An empty list means that no prefix was trained; every dim
             is then legal.
-        exit_layers (`list[int]`, *optional*): Layers with an exit, ascending: an affine map from the layer's state to
-            the embedding space of the last layer. 0 is the embedding layer. Default: none.
+        exit_layers (`list[int]`, *optional*): Layers with an exit, ascending: an affine map from the layer's hidden
+            state to the embedding space of the last layer. 0 is the embedding layer. Default: none.
         static_layers (`list[int]`, *optional*): Exit layers that read the static table, ascending: a vector per token
-            of the vocabulary, whose mean over a text is the embedding of layer 0, and beside the state the input of
-            the exit of a deeper layer. Default: none, and there is no table.
+            of the vocabulary, whose mean over a text is the embedding of layer 0, and beside the hidden state the
+            input of the exit of a deeper layer. Default: none, and there is no table.
         static_ignored_ids (`list[int]`, *optional*): Token ids that this mean leaves out, ascending. Default: none.
         stitch_layers (`list[int]`, *optional*): Exit layers that are stitched, ascending. A stitched depth l runs l
-            layers, too, but not the first l: the first l - k, an affine map from each token's state into what the last
-            k layers read, and these. If it is among `static_layers`, the map also reads the token's row of the static
-            table. Default: none.
+            layers, too, but not the first l: the first l - k, an affine map from each token's hidden state into what
+            the last k layers read, and these. If it is among `static_layers`, the map also reads the token's row of
+            the static table. Default: none.
         stitch_top_layers (`list[int]`, *optional*): The number k of last layers of each stitched depth. `None`
             selects `max(1, l // 2)`.
         exit_fit (`dict`, *optional*): How the exits were fitted: pooling, basis, texts, and the quality of each exit.
@@ -223,7 +223,7 @@ class M3BertConfig(PreTrainedConfig):
 
     @property
     def matryoshka_dimensions(self) -> list[int]:
-        """`matryoshka_dims` up to `output_dim`. Serving engines read this name."""
+        """`matryoshka_dims` up to `output_dim`. Inference engines read this name."""
         widest = self.output_dim or self.hidden_size
         return [dim for dim in self.matryoshka_dims if dim <= widest]
 
@@ -241,7 +241,7 @@ class M3BertConfig(PreTrainedConfig):
 
     @property
     def legal_dims(self) -> list[int]:
-        """Legal output dims: the trained ones and the full width, or every dim if none was trained."""
+        """Legal output dims: the trained ones and the hidden size, or every dim if none was trained."""
         return _legal(self.matryoshka_dims, self.hidden_size)
 
     def resolve_granularity(self, output_layer: int | None = None, output_dim: int | None = None) -> tuple[int, int]:
@@ -293,9 +293,10 @@ class M3BertConfig(PreTrainedConfig):
 
     def cut(self) -> M3BertConfig:
         """
-        Reduce the depth to `output_layer`. Models are built from the result and saved with it. A cut keeps the exit of
-        its last layer and no other, so layers whose exit is gone are no longer legal; it keeps the static table if
-        this exit reads it, and the stitch if this depth is stitched. Its layers are then those of [`layers_of`].
+        Reduce the depth to `output_layer`. Models are built from the result and saved with it. A truncated model keeps
+        the exit of its last layer and no other, so layers whose exit is gone are no longer legal; it keeps the static
+        table if this exit reads it, and the stitch if this depth is stitched. Its layers are then those of
+        [`layers_of`].
 
         Returns:
             [`M3BertConfig`]: a shallower copy, or this config if it has no deeper layers.
@@ -322,7 +323,7 @@ class M3BertConfig(PreTrainedConfig):
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """As in the base class, with the properties that serving engines read and without unused RoPE parameters."""
+        """As in the base class, with the properties that inference engines read and without unused RoPE parameters."""
         values = super().to_dict()
         values.pop("_stored_layers", None)  # only for the model that is built from this config
         if self.position_embedding_type != "rope":
@@ -340,7 +341,7 @@ class M3BertConfig(PreTrainedConfig):
 
 
 def default_top_layers(depth: int) -> int:
-    """How many of the layers of a stitched depth are the model's last ones, unless it is said."""
+    """How many of the layers of a stitched depth are the model's last ones by default."""
     return max(1, depth // 2)
 
 

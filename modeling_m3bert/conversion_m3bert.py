@@ -58,12 +58,13 @@ REASONS = {
 
 def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequence[int] | None = None) -> M3BertModel:
     """
-    Convert a BERT-family encoder to an elastic m3BERT whose states are equal at every layer.
+    Convert a BERT-family encoder to an elastic m3BERT whose hidden states are equal at every layer.
 
     The embedding of token type 0 is added to the token embeddings. RoBERTa's position embeddings lose the rows before
-    the first position; since m3BERT counts positions from the first token, RoBERTa's states are equal only if padding
-    is on the right. Poolers and heads are dropped. The result has empty `matryoshka_layers` and `matryoshka_dims`:
-    every granularity is legal, but none was trained. `config.name_or_path` keeps the name of the source.
+    the first position; since m3BERT counts positions from the first token, RoBERTa's hidden states are equal only if
+    padding is on the right. Poolers and heads are dropped. The result has empty `matryoshka_layers` and
+    `matryoshka_dims`: every granularity is legal, but none was trained. `config.name_or_path` keeps the name of the
+    source.
 
     An embedding model stays one: `save_pretrained` and `push_to_hub` of the result write its pooling, projection,
     normalisation and prompts ([`EmbeddingSettings`]). Save the source's tokenizer beside it.
@@ -101,7 +102,7 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequen
 def take_layers(model: M3BertPreTrainedModel, layers: Sequence[int]) -> None:
     """
     Reduce an m3BERT to a student of some of its layers, which run one after another. The model is changed in place.
-    What belongs to states of the whole model is dropped: exits, the static table and `matryoshka_layers`.
+    What belongs to hidden states of the whole model is dropped: exits, the static table and `matryoshka_layers`.
 
     Args:
         model ([`M3BertPreTrainedModel`]): The model, with or without a head.
@@ -155,7 +156,7 @@ def refuse_unrepresentable(config: Any) -> None:
     elif values.get("sinusoidal_pos_embds"):
         reason = "its positions are fixed sinusoids"
     elif values.get("embedding_size", config.hidden_size) != config.hidden_size:
-        reason = "its embeddings are projected to the width of the layers"
+        reason = "its embeddings are projected to the hidden size of the layers"
     if reason is not None:
         raise ValueError(
             f"{type(config).__name__} cannot be converted exactly: {reason}. Convertible: {', '.join(CONVERTIBLE)}. "

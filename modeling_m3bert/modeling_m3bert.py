@@ -50,8 +50,8 @@ class NestedLinear(nn.Linear):
 
 class M3BertExit(nn.Linear):
     """
-    The exit of a layer: an affine map from the layer's state to the embedding space of the last layer. It starts as
-    the identity. `d` output dims use the first `d` rows of the weight.
+    The exit of a layer: an affine map from the layer's hidden state to the embedding space of the last layer. It
+    starts as the identity. `d` output dims use the first `d` rows of the weight.
     """
 
     def __init__(self, config: M3BertConfig):
@@ -67,9 +67,9 @@ class M3BertExit(nn.Linear):
 
 class M3BertStaticExit(nn.Module):
     """
-    The exit of a layer that reads the static table: an affine map `joint([x, static])` of the state and the static
-    state of its text. `weight` and `bias` are the map of the state alone, which native models have instead. It is no
-    `nn.Linear`: peft would adapt, and merge, the map that is not read.
+    The exit of a layer that reads the static table: an affine map `joint([x, static])` of the hidden state and the
+    static vector of its text. `weight` and `bias` are the map of the hidden state alone, which native models
+    have instead. It is no `nn.Linear`: peft would adapt, and merge, the map that is not read.
     """
 
     def __init__(self, config: M3BertConfig):
@@ -88,8 +88,9 @@ class M3BertStaticExit(nn.Module):
 
 class M3BertStitch(nn.Linear):
     """
-    The stitch of a depth: an affine map from a token's state, and its row of the static table beside it if the depth
-    reads the table, to the state that the last layers expect. It starts as the identity of the state.
+    The stitch of a depth: an affine map from a token's hidden state, and its row of the static table beside it if the
+    depth reads the table, to the hidden state that the last layers expect. It starts as the identity of the hidden
+    state.
     """
 
     def __init__(self, config: M3BertConfig, reads_table: bool):
@@ -397,8 +398,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
 
 class M3BertModel(M3BertPreTrainedModel):
     """
-    The encoder. It is built with `config.output_layer` layers and returns states of the requested granularity. Cut to
-    layer 0 of a checkpoint whose layer 0 is the static table, it is this table and nothing else.
+    The encoder. It is built with `config.output_layer` layers and returns hidden states of the requested granularity.
+    Truncated to layer 0, in a checkpoint whose layer 0 is the static table, it is this table and nothing else.
     """
 
     # Loading the encoder from a checkpoint with a head should not report the head's weights.
@@ -497,7 +498,7 @@ class M3BertModel(M3BertPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
             output_dim)`, after the exit of the output layer if it has one. In `hidden_states`, entry 0 is the input
             of the first layer that runs, the embeddings after `input_norm` (stitched, if only last layers run), and
-            entry l the raw output of the l-th layer that runs, all at full width and before any exit; the last entry
+            entry l the raw output of the l-th layer that runs, all at all dims and before any exit; the last entry
             is normalised. Layer 0 as a static table runs nothing else and has no hidden states.
 
         Raises:
@@ -555,7 +556,7 @@ class M3BertModel(M3BertPreTrainedModel):
         dim: int | None = None,
     ) -> torch.Tensor:
         """
-        The static state of each text: the mean of the static table's rows over the text's tokens, without padding and
+        The static vector of each text: the mean of the static table's rows over the text's tokens, without padding and
         `config.static_ignored_ids`. It is zero for a text without other tokens.
 
         Args:
@@ -567,7 +568,7 @@ class M3BertModel(M3BertPreTrainedModel):
 
         Returns:
             `torch.Tensor` of shape `(batch, 1, dim)`; `(1, tokens, dim)` for a flattened row, where each token has the
-            state of its text.
+            hidden state of its text.
 
         Raises:
             ValueError: if the model has no static table, or the mask has another shape than the token ids.
@@ -604,10 +605,10 @@ class M3BertModel(M3BertPreTrainedModel):
         Apply the exit of a layer and truncate the result. A layer without an exit is only truncated.
 
         Args:
-            layer (`int`): Layer of the state.
+            layer (`int`): Layer of the hidden state.
             state (`torch.Tensor` of shape `(..., hidden_size)`): Output of the layer, normalised in a pre-norm model.
             dim (`int`, *optional*): Number of dimensions to compute. `None` means all.
-            static (`torch.Tensor`, *optional*): The static states of the texts, in a shape that broadcasts to
+            static (`torch.Tensor`, *optional*): The static vectors of the texts, in a shape that broadcasts to
                 `state`. Layers that do not read the static table ignore it.
 
         Returns:
@@ -641,17 +642,17 @@ class M3BertModel(M3BertPreTrainedModel):
 
         Args:
             exits (`Mapping[int, tuple[torch.Tensor, torch.Tensor]]`): Layer -> weight `(hidden_size, hidden_size)` and
-                bias `(hidden_size,)`, which map a state x to `weight @ x + bias`.
+                bias `(hidden_size,)`, which map a hidden state x to `weight @ x + bias`.
             joints (`Mapping[int, tuple[torch.Tensor, torch.Tensor]]`, *optional*): Layer above 0 with an exit ->
-                weight `(hidden_size, 2 * hidden_size)` and bias of the map of state and static state that is its
-                exit instead.
+                weight `(hidden_size, 2 * hidden_size)` and bias of the map of hidden state and static vector that is
+                its exit instead.
             static_table (`torch.Tensor` of shape `(vocab_size, hidden_size)`, *optional*): The table. It is the exit
                 of layer 0 unless `exits` has one.
-            static_ignored_ids (`Iterable[int]`, *optional*): Token ids that the static states leave out.
+            static_ignored_ids (`Iterable[int]`, *optional*): Token ids that the static vectors leave out.
             stitches (`Mapping[int, tuple[int, torch.Tensor, torch.Tensor]]`, *optional*): Depth with an exit -> its
                 number of last layers, and weight `(hidden_size, inputs)` and bias `(hidden_size,)` of its stitch. The
-                inputs are the `hidden_size` of the state, or if `joints` has the depth `2 * hidden_size`: the state,
-                and the token's row of the table.
+                inputs are the `hidden_size` of the hidden state, or if `joints` has the depth `2 * hidden_size`: the
+                hidden state, and the token's row of the table.
 
         Raises:
             ValueError: if a layer is outside the model, the table has another shape, or maps and table do not go
@@ -727,8 +728,8 @@ class M3BertModel(M3BertPreTrainedModel):
         `forward`.
 
         Returns:
-            [`~transformers.modeling_outputs.BaseModelOutput`]: the state of the last of these layers, normalised, as
-            `last_hidden_state` of shape `(batch, tokens, hidden_size)`.
+            [`~transformers.modeling_outputs.BaseModelOutput`]: the hidden state of the last of these layers,
+            normalised, as `last_hidden_state` of shape `(batch, tokens, hidden_size)`.
         """
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
@@ -836,7 +837,7 @@ class M3BertForMaskedLM(M3BertPreTrainedModel):
         self.post_init()
 
     def refuse_table(self, output_layer: int | None = None) -> None:
-        """Raise a ValueError if the output layer is the static table, whose states do not differ between tokens."""
+        """Raise a ValueError if the output layer is the static table, which has no hidden states of tokens."""
         if self.config.resolve_granularity(output_layer)[0] == 0 and 0 in self.config.static_layers:
             raise ValueError("Layer 0 is a static table here, which predicts no tokens: use an output_layer above 0.")
 
@@ -917,7 +918,7 @@ class M3BertClassifier(M3BertPreTrainedModel):
 
     def classify_texts(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
         """
-        Pool the states into one vector per text and classify it.
+        Pool the hidden states into one vector per text and classify it.
 
         Args:
             states (`torch.Tensor` of shape `(batch, tokens, dim)`): Output of the encoder.

@@ -40,14 +40,15 @@ DISTILBERT_EPS = 1e-12  # hard-coded in DistilBERT
 
 def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> PreTrainedModel:
     """
-    Convert an m3BERT to the native encoder with equal states at every layer. [`convert_to_m3bert`] gives the same
-    m3BERT again. To cut a model, load it with `output_layer`.
+    Convert an m3BERT to the native encoder with equal hidden states at every layer. [`convert_to_m3bert`] gives the
+    same m3BERT again. To truncate a model, load it with `output_layer`.
 
     Token types are zeros. The position embeddings of RoBERTa get zeros for the rows before the first position; its
-    states are equal only if padding is on the right. BERT's pooler, which m3BERT lacks, is `tanh` of the first token's
-    state, so that loading reports no missing weights. A native encoder returns states of full width, without an exit:
-    [`output_map`] is the rest. Heads are kept for token classification and question answering, and contain that map.
-    A native encoder reads no static table: the map of a layer that does is that of its state alone.
+    hidden states are equal only if padding is on the right. BERT's pooler, which m3BERT lacks, is `tanh` of the first
+    token's hidden state, so that loading reports no missing weights. A native encoder returns hidden states of all
+    dims, without an exit: [`output_map`] is the rest. Heads are kept for token classification and question answering,
+    and contain that map. A native encoder reads no static table: the map of a layer that does is that of its hidden
+    state alone.
 
     Args:
         model ([`M3BertModel`], [`M3BertForTokenClassification`] or [`M3BertForQuestionAnswering`]): A post-norm
@@ -194,7 +195,8 @@ def native_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, to
         config ([`~transformers.PreTrainedConfig`]): Config of the native encoder.
 
     Returns:
-        `dict[str, torch.Tensor]`: state dict of the native encoder, without a pooler. Biases that m3BERT lacks are 0.
+        `dict[str, torch.Tensor]`: state dict of the native encoder, without a pooler. Biases that m3BERT lacks
+        are 0.
     """
     tokens, positions = source["embed_tokens.weight"], source["pos_embeddings.weight"]
     weights = {
@@ -223,16 +225,16 @@ def identity_pooler(encoder: nn.Module) -> dict[str, torch.Tensor]:
 
 def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """
-    What an m3BERT does to the state of its last layer: the exit, if the layer has one, and truncation to the output
-    dim. Pooling by mean or by position commutes with it. The exit of a layer that reads the static table is the map of
-    its state alone.
+    What an m3BERT does to the hidden state of its last layer: the exit, if the layer has one, and truncation to the
+    output dim. Pooling by mean or by position commutes with it. The exit of a layer that reads the static table is the
+    map of its hidden state alone.
 
     Args:
         model ([`M3BertModel`]): The encoder.
 
     Returns:
         `tuple`: weight of shape `(dim, hidden_size)` and bias of shape `(dim,)`, or `None` in its place if there is no
-        exit. `None` if the states are returned as they are.
+        exit. `None` if the hidden states are returned as they are.
     """
     layer, dim = model.config.resolve_granularity()
     width, like = model.config.hidden_size, model.embed_tokens.weight
@@ -245,7 +247,7 @@ def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] |
 
 
 def native_head(head: nn.Linear, encoder: M3BertModel) -> dict[str, torch.Tensor]:
-    """State dict of a native head, which reads the state of full width: m3BERT's head after [`output_map`]."""
+    """State dict of a native head, which reads the hidden state of all dims: m3BERT's head after [`output_map`]."""
     found = output_map(encoder)
     if found is None:
         return {"weight": head.weight, "bias": head.bias}

@@ -59,7 +59,7 @@ def segments(code: str, dim: int) -> list[tuple[str, int, int]]:
         ValueError: if the code is unknown, or `dim` is below 1.
     """
     if code not in CODES:
-        raise ValueError(f"{code!r} is not a code of a quantizer; legal values: {', '.join(CODES)}.")
+        raise ValueError(f"{code!r} is not a precision of a quantizer; legal values: {', '.join(CODES)}.")
     if dim < 1:
         raise ValueError(f"dim={dim} must be 1 or more.")
     if code != HYBRID:
@@ -254,14 +254,14 @@ class M3BertQuantizerConfig(PreTrainedConfig):
     Configuration of an [`M3BertQuantizer`].
 
     Args:
-        hidden_size (`int`, *optional*, defaults to 384): Width of the embeddings.
-        intermediate_size (`int`, *optional*): Width inside the feed-forward transform. Default: `2 * hidden_size`; the
+        hidden_size (`int`, *optional*, defaults to 384): Dims of the embeddings.
+        intermediate_size (`int`, *optional*): Dims inside the feed-forward transform. Default: `2 * hidden_size`; the
             paper's code has `32 * hidden_size`.
         skip (`str`, *optional*, defaults to `"identity"`): What is added to the output of the feed-forward transform.
             `"none"`: nothing, as in the paper. `"identity"`: the embedding. `"principal"`: a trained linear map of the
             embedding that starts as a rotation to principal components, mixed within each nested dim. With a skip, the
             feed-forward transform starts as zero.
-        dims (`list[int]`, *optional*): Nested dims, ascending. Default: the width, halved up to three times.
+        dims (`list[int]`, *optional*): Nested dims, ascending. Default: the hidden size, halved up to three times.
         layers (`list[int]`, *optional*): Layers of the encoder whose embeddings it quantises. Default: none are known.
         momentum (`float`, *optional*, defaults to 0.995): Share of the old thresholds in a moving average.
 
@@ -301,9 +301,9 @@ class M3BertQuantizer(PreTrainedModel):
     Quantises embeddings: a nested feed-forward transform, then levels between thresholds per dim.
 
     `z = normalize(skip(x) + W2 GELU(W1 x))`, x normalised. Levels are read from z, so the bits of the first dims are
-    those of a vector that was cut to them (not for `qama-hybrid`, whose parts depend on the dim). With `0.5` bits, two
-    dims are first reduced to one number by a trained weighted sum. Thresholds and level means are buffers, not trained
-    by gradient ([`~M3BertQuantizer.calibrate`], [`~M3BertQuantizer.update_thresholds`]).
+    those of a vector that was truncated to them (not for `qama-hybrid`, whose parts depend on the dim). With `0.5`
+    bits, two dims are first reduced to one number by a trained weighted sum. Thresholds and level means are buffers,
+    not trained by gradient ([`~M3BertQuantizer.calibrate`], [`~M3BertQuantizer.update_thresholds`]).
 
     Args:
         config ([`M3BertQuantizerConfig`]): Sizes.
@@ -365,7 +365,7 @@ class M3BertQuantizer(PreTrainedModel):
             `torch.Tensor` of shape `(..., hidden_size)`, L2-normalised, in float32 or wider.
 
         Raises:
-            ValueError: if the embeddings have another width.
+            ValueError: if the embeddings have another number of dims.
         """
         if vectors.shape[-1] != self.config.hidden_size:
             raise ValueError(f"This quantizer reads {self.config.hidden_size} dims, not {vectors.shape[-1]}.")
@@ -398,7 +398,7 @@ class M3BertQuantizer(PreTrainedModel):
         return (pairs * self.pair_weights[first : first + pairs.shape[-2]]).sum(dim=-1)
 
     def parts(self, transformed: torch.Tensor, code: str, dim: int) -> Iterator[tuple[str, slice, torch.Tensor]]:
-        """Bits, place among the thresholds of these bits, and numbers `(vectors, units)` of each part of a code."""
+        """Bits, place among their thresholds, and numbers `(vectors, units)` of each part of a precision."""
         for bits, start, end in segments(code, dim):
             first = start // DIMS_PER_UNIT[bits]
             place = slice(first, first + stored_units(bits, end - start))
@@ -424,7 +424,7 @@ class M3BertQuantizer(PreTrainedModel):
 
     def units(self, vectors: torch.Tensor, code: str, dim: int | None = None) -> torch.Tensor:
         """
-        The numbers that a code quantises, before quantisation: what a float query is compared with.
+        The numbers that a precision quantises, before quantisation: what a float query is compared with.
 
         Args:
             vectors (`torch.Tensor` of shape `(vectors, hidden_size)`): Embeddings; need not be normalised.
@@ -435,7 +435,7 @@ class M3BertQuantizer(PreTrainedModel):
             `torch.Tensor` of shape `(vectors, units)`
 
         Raises:
-            ValueError: if the code is unknown, or `dim` is not within the width.
+            ValueError: if the code is unknown, or `dim` is not within the hidden size.
         """
         return torch.cat([numbers for _, _, numbers in self.parts(self(vectors), code, self._checked(dim))], dim=-1)
 
@@ -638,7 +638,7 @@ class M3BertQuantizer(PreTrainedModel):
         width = self.config.hidden_size
         dim = width if dim is None else dim
         if not 0 < dim <= width:
-            raise ValueError(f"dim={dim} must be within 1..{width}, the width of this quantizer.")
+            raise ValueError(f"dim={dim} must be within 1..{width}, the dims of this quantizer.")
         return dim
 
 

@@ -41,7 +41,7 @@ SWITCHES = {
 @dataclass(frozen=True)
 class EmbeddingSettings:
     """
-    How token states become the embedding of a text.
+    How hidden states of tokens become the embedding of a text.
 
     Args:
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
@@ -180,19 +180,19 @@ class EmbeddingSettings:
 
         Args:
             folder (`Path`): Folder of the encoder.
-            width (`int`): Dims of the states that the checkpoint gives by default.
+            width (`int`): Dims of the hidden states that the checkpoint gives by default.
 
         Returns:
             `list[str]`: The files, relative to the folder.
 
         Raises:
-            ValueError: if the maximum length is unknown, or the projection does not fit the width.
+            ValueError: if the maximum length is unknown, or the projection does not fit the hidden size.
         """
         projection, folder = self.projection, Path(folder)
         if self.max_length is None:
             raise ValueError("The longest text is unknown: set max_length.")
         if projection is not None and projection.in_features != width:
-            raise ValueError(f"The projection takes {projection.in_features} dims; width={width}.")
+            raise ValueError(f"The projection takes {projection.in_features} dims, and the encoder gives {width}.")
         files: dict[str, Any] = {
             # The tokenizer lowers the case itself, but vLLM ignores the file without both entries.
             ENCODER_FILE: {"max_seq_length": self.max_length, "do_lower_case": False},

@@ -53,7 +53,7 @@ def search(folder: Path, layer: int, dim: int, questions: list[str], device: str
 
 
 def fit(text: str) -> str:
-    """The text, shortened or padded to the width of a column."""
+    """The text, shortened or padded to the size of a column."""
     return (text if len(text) <= COLUMN - 2 else f"{text[: COLUMN - 3]}\u2026").ljust(COLUMN)
 
 

@@ -1,6 +1,6 @@
 """
-Choose the granularity to deploy within a budget, from the results of an evaluation: layer, dims and code of the index,
-and, if they were measured, the layer for queries and what scores a shortlist again:
+Choose the granularity to deploy within a budget, from the results of an evaluation: layer, dims and precision of the
+index, and, if they were measured, the layer for queries and what rescores a shortlist:
 
     m3bert choose runs/evaluation/results.json --documents 1000000 --memory_gb 0.5
     m3bert choose runs/evaluation/results.json --documents 1000000 --latency_ms 10 --min_quality 0.4
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("results", type=Path, help="results.json of `m3bert evaluate`")
     parser.add_argument("--documents", type=int, required=True, help="number of vectors in the index")
-    parser.add_argument("--memory_gb", type=float, help="memory for the stored vectors in their code, in gigabytes")
+    parser.add_argument("--memory_gb", type=float, help="memory for the stored vectors, in gigabytes")
     parser.add_argument(
         "--latency_ms", type=float, help="ms per query, encoding and search together; needs measured latency"
     )
@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--plans",
         action="store_true",
-        help="also print all measured searches in two stages, with codes scored again, or between layers",
+        help="also print all measured searches in two stages, with codes rescored, or between layers",
     )
     parser.add_argument("--output", type=Path, help="file for the plan, which `m3bert index` builds")
     options = parser.parse_args(arguments)

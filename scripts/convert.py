@@ -1,5 +1,5 @@
 """
-Convert a BERT-family encoder to an elastic m3BERT, whose states are the same at every layer:
+Convert a BERT-family encoder to an elastic m3BERT, whose hidden states are the same at every layer:
 
     m3bert convert intfloat/multilingual-e5-base runs/m3bert-from-me5
 
@@ -161,7 +161,7 @@ def main(arguments: list[str]) -> None:
         chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}
         model = convert(options.source, options.output_dir, options.revision, **chosen)
     print(
-        f"{options.output_dir}: {model.config.num_hidden_layers} layers, width {model.config.hidden_size}, "
+        f"{options.output_dir}: {model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}, "
         f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({options.output_dir!r}, "
         "trust_remote_code=True, output_layer=..., output_dim=...)."
     )

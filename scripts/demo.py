@@ -1,5 +1,5 @@
 """
-A page to try an elastic encoder: what each depth, width and code finds, and what it costs. For a model with
+A page to try an elastic encoder: what each depth, number of dims and precision finds and costs. For a model with
 exits, documents are embedded once, with all layers, and the page chooses the depth of the query.
 
     m3bert demo                                                   # the encoder and documents of the quickstart
@@ -69,13 +69,13 @@ li.shared, .problem { border-left: 3px solid var(--color-accent); }
 .problem { padding: 0.3rem 0.8rem; }
 """
 EXPLANATION = """
-A coloured line marks documents that both sides found. Scores are cosines. A code says how the numbers of the documents
-are stored: rounded to 16, 8 or 4 bits, or as their signs. With `sign`, only the signs of query and documents are
-compared, by Hamming distance. Each search is exact: it compares the query with all documents. Times are for one query
-on this machine, the median of five runs.
+A coloured line marks documents that both sides found. Scores are cosines. The precision says how the
+documents are stored: rounded to 16, 8 or 4 bits, or binary. With `sign` (binary), only the signs of query and
+documents are compared, by Hamming distance. Each search is exact: it compares the query with all documents. Times are
+for one query on this machine, the median of five runs.
 """
 ABOUT_QUANTIZER = """
-This model has a quantizer. Its codes (`qama-...`) keep one of a few learned levels per dim, and are compared by
+This model has a quantizer. Its precisions (`qama-...`) keep one of a few learned levels per dim, and are compared by
 Hamming distance, too. The bits are those that are stored: four levels take three, so that Hamming distances are
 differences of levels.
 """
@@ -83,8 +83,8 @@ differences of levels.
 
 INTRODUCTION = """
 # One encoder, many sizes
-Search with the same query at a depth, width and code of your choice, and at the full size. Compare what they
-find, and what it costs.
+Search with the same query at a depth, number of dims and precision of your choice, and at the full size. Compare what
+they find, and what it costs.
 """
 ABOUT_EXITS = """
 The documents are embedded once, with all layers. Only the query is read at fewer layers: an exit takes it into the
@@ -205,14 +205,15 @@ def answer(
         encoder ([`GridEncoder`]): The encoder; the last granularity of its grid is the full size.
         corpus ([`Corpus`]): Documents, embedded by this encoder.
         query (`str`): The query.
-        setting ([`Setting`]): Granularity with a code and, for an encoder with exits, layer of the query.
+        setting ([`Setting`]): Granularity with a precision and, for an encoder with exits, layer of the query.
         full_query_layer (`int`, *optional*): Layer of the query at the full size, for an encoder with exits.
 
     Returns:
         `str`: HTML.
 
     Raises:
-        ValueError: if there is no query, the size is not in the grid, or the encoder lacks the quantizer of a code.
+        ValueError: if there is no query, the size is not in the grid, or the encoder lacks the quantizer of a
+        precision.
     """
     query = query.strip()
     if not query:
@@ -255,7 +256,7 @@ def named(setting: Setting) -> str:
 
 
 def with_bits(code: Code) -> str:
-    """A code with its stored bits per dim."""
+    """A precision with its stored bits per dim."""
     return f"{code.name} ({code.bits:g} bit{'s' if code.bits != 1 else ''})"
 
 
@@ -359,7 +360,7 @@ def build_demo(encoder: GridEncoder, corpus: Corpus) -> gradio.Blocks:
             )
             dim = slider("Dims", dims, "dim", position=(len(dims) + 1) // 2)
             choices = [(with_bits(code), code.name) for code in codes_of(encoder)]
-            code = gr.Radio(choices, value="int8", label="Code (stored bits per dim)", elem_id="code")
+            code = gr.Radio(choices, value="int8", label="Precision (stored bits per dim)", elem_id="code")
             controls = [layer, dim, code]
             if depths:
                 controls.append(slider("Query layers, full index", depths, "full_layer", position=len(depths)))

@@ -35,7 +35,7 @@ class ReadingArguments:
         default=None,
         metadata={
             "help": "Layers x dims (4,12x64,768), or a list of granularities (4x64,12x768). Default: all layers x 16, "
-            "32, 64, ... and the full width. An evaluation also takes codes of stored embeddings: "
+            "32, 64, ... and the hidden size. An evaluation also takes codes of stored embeddings: "
             "6x384@float32,int8,qama-2 or 6x64@int8,6x384@sign; legal values: " + ", ".join(CODES) + "."
         },
     )
@@ -76,8 +76,8 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
 
     Raises:
         ValueError: if the default encoder is not installed, the model does not have the grid, the length or the
-            attention, a code needs a quantizer that it does not have, or no pooling was given and the published one is
-            not supported.
+            attention, a precision needs a quantizer that it does not have, or no pooling was given and the published
+            one is not supported.
     """
     prompts: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}

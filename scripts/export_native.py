@@ -69,7 +69,7 @@ def main(arguments: list[str]) -> None:
     architecture = native.config.architectures[0]
     print(f"{output}: {architecture}, {native.full} of {options.model_name_or_path}; needs no remote code.")
     if state_only(checkpoint, native.config.num_hidden_layers):
-        print("Its exit reads the state alone, not the static table as that of the m3BERT: evaluate this folder.")
+        print("Its exit reads the hidden state alone, and no static table: evaluate this folder.")
     if native.head == "AutoModel":
         for problem in problems_for_servers(output):
             print(f"Servers may refuse it: {problem}")

@@ -1,5 +1,5 @@
 """
-Export the static table of an m3BERT, or both sides of asymmetric search, for sentence-transformers:
+Export the static table of an m3BERT, or both sides of search with asymmetric encoders, for sentence-transformers:
 
     m3bert export --format static --model_name_or_path runs/model --dim 384 --output_dir runs/static
     m3bert export --format router --model_name_or_path runs/model --granularity 0x384 --output_dir runs/router
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> None:
     if options.dim:
         size = Granularity(0, options.dim)
     if size is not None and size.code != FLOAT:
-        raise ValueError(f"--granularity {size}: exports have no code; write {size.size}.")
+        raise ValueError(f"--granularity {size}: exports have no precision; write {size.size}.")
     router = options.format == "router"
     if not router and size is not None and size.layer != 0:
         raise ValueError(f"--format static exports layer 0, not {size.layer}: use --format native or router.")

@@ -1,7 +1,7 @@
 """
-Fit exits: affine maps, one per layer, from the layer's state to the embedding of the last layer, and a static table of
-the vocabulary, which is layer 0 and which deeper exits read, too. Every depth of the encoder then embeds into one
-space. A fit is a linear solve on unlabelled texts and needs no training:
+Fit exits: affine maps, one per layer, from the layer's hidden state to the embedding of the last layer, and a static
+table of the vocabulary, which is layer 0 and which deeper exits read, too. Every depth of the encoder then embeds into
+one space. A fit is a linear solve on unlabelled texts and needs no training:
 
     m3bert fit_exits runs/m3bert-from-me5 runs/elastic --texts sentences.txt passages.jsonl queries.txt
 
@@ -55,7 +55,7 @@ def add_exit_options(parser: ArgumentParser) -> None:
         help="last_layer leaves the last layer as it is; principal rotates all embeddings to principal components",
     )
     parser.add_argument(
-        "--no_static", action="store_true", help="fit no static table: exits read the state of their layer alone"
+        "--no_static", action="store_true", help="fit no static table: exits read their layer's hidden state alone"
     )
     parser.add_argument(
         "--vocabulary_cache_dir",
@@ -179,7 +179,7 @@ def report(fit: ExitFit) -> str:
         for depth, its in fit.stitches.items()
     ]
     if fit.state_only:
-        lines.append("Layer 0 is the static table; deeper layers read it beside their state.")
+        lines.append("Layer 0 is the static table; deeper layers read it beside their hidden state.")
     return "\n".join(lines)
 
 

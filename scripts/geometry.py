@@ -63,14 +63,14 @@ def prefixes_to_draw(dims: list[int] | None, width: int, trained: list[int]) -> 
     The prefixes whose correlations are plotted.
 
     Raises:
-        ValueError: if one is not shorter than the full width.
+        ValueError: if one is not shorter than the hidden size.
     """
     if dims is None:
         below = [dim for dim in trained if dim < width]
         return [max((dim for dim in below if dim <= PAPER_DIM), default=below[0])] if below else []
     outside = [str(dim) for dim in dims if not 0 < dim < width]
     if outside:
-        raise ValueError(f"--dims {' '.join(outside)} must be within 1..{width - 1}, below the full width.")
+        raise ValueError(f"--dims {' '.join(outside)} must be within 1..{width - 1}, below the hidden size.")
     return dims
 
 

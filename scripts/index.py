@@ -29,7 +29,7 @@ from .sources import default_base
 
 @dataclass
 class IndexArguments:
-    """What to index, and in which engine."""
+    """What to index, and in which vector store."""
 
     files: list[str] = field(
         default_factory=list, metadata={"help": "Documents: .jsonl, .csv, .tsv, .parquet or .txt files, also gzipped."}

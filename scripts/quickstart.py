@@ -103,8 +103,8 @@ def add_exits(encoder: GridEncoder, pairs: list[Pair], file: Path) -> TeacherEmb
 
 
 def after_exits(encoder: GridEncoder, texts: list[str], states: GridEmbeddings) -> GridEmbeddings:
-    """The embeddings of texts from their states. The exit of a mean is the mean of the exits, so nothing is encoded
-    again but the static states."""
+    """The embeddings of texts from their hidden states. The exit of a mean is the mean of the exits, so nothing is
+    encoded again but the static vectors."""
     static = replace(encoder, grid=Grid.product([0], [FULL.dim])).encode(texts).at(Granularity(0, FULL.dim))
     exit_of = partial(encoder.model.exit_state, static=static.to(encoder.model.device))
     return states.map(lambda layer, vectors: exit_of(layer, vectors.to(encoder.model.device)).cpu())

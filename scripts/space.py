@@ -38,7 +38,7 @@ SPACE_CARD = """---
 
 # One encoder, many sizes
 
-Try [{model}](https://huggingface.co/{model}) at every depth and width that it was trained for, stored with 32 bits per
+Try [{model}](https://huggingface.co/{model}) at every trained depth and number of dims, stored with 32 bits per
 dim or fewer, side by side with its full size. At startup, the Space encodes the documentation of Python's standard
 library.
 

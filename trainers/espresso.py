@@ -25,7 +25,7 @@ LAYER_WEIGHTINGS = ("log", "uniform")
 class Espresso(EmbeddingObjective):
     """
     ESE ([2402.14776v3](https://huggingface.co/papers/2402.14776), and its authors' code): InfoNCE at every granularity
-    and, at every dim k below the full width, the alignment of the first k dims with k principal components of the
+    and, at every dim k below the hidden size, the alignment of the first k dims with k principal components of the
     layer's embeddings ([`principal_map`], [`compression_alignment`]). Layer l below the full depth has the weight
     `1 / (1 + ln l)` divided by the number of these layers; the full depth has the weight 1. Principal components are
     computed from all text columns of all ranks together, without gradient.
@@ -112,7 +112,7 @@ class EspressoTrainer(EmbeddingTrainer):
 
         L = sum_l w_l sum_d (InfoNCE(l, d) + align(l, d))
 
-    where align compares the first d dims with the first d principal components, and is 0 at the full width. w_l is 1
+    where align compares the first d dims with the first d principal components, and is 0 at the hidden size. w_l is 1
     at the last layer, and `1 / (1 + ln l)` divided by their number at the others.
 
     ```python

@@ -55,9 +55,9 @@ class ExitDistillationConfig(DistillationConfig):
             candidates) or `contrastive` (InfoNCE with the teacher's embedding of the same text as the positive).
         alignment (`float`, *optional*, defaults to 10.0): Weight of `1 - cosine` to the teacher's embedding of the
             text, in addition to the loss.
-        full_size_weight (`float`, *optional*, defaults to 20.0): Weight of the full size, which is to stay what it is.
-        state_only_weight (`float`, *optional*, defaults to 0.5): Weight of the same losses for the state-only maps of
-            layers that read the static table, which native exports have.
+        full_size_weight (`float`, *optional*, defaults to 20.0): Weight of the full size, which should not change.
+        state_only_weight (`float`, *optional*, defaults to 0.5): Weight of the same losses for the state-only
+            maps of layers that read the static table, which native exports have.
         candidates (`int`, *optional*, defaults to 4096): Number of embeddings that are drawn from the teacher's cache
             at each step, in addition to those of the batch.
         pair_weight (`float`, *optional*, defaults to 0.0): Weight of [`CrossDepth`] on labelled pairs: the query at
@@ -69,7 +69,7 @@ class ExitDistillationConfig(DistillationConfig):
             model has one. Its rows have no weight decay.
         per_device_train_batch_size (`int`, *optional*, defaults to 64): Rows per device and step.
 
-    The default grid has every layer with an exit and the last one, at 16, 32, 64, ... dims and the full width. Exits
+    The default grid has every layer with an exit and the last one, at 16, 32, 64, ... dims and the hidden size. Exits
     of layers outside the grid are dropped. Without `teacher_name_or_path`, the teacher is the model itself as it was
     loaded: the folder or Hub id that it came from. The teacher reads texts of up to `max_length` tokens, or fewer if
     it was published for shorter texts, unless `teacher_max_length` is set.

@@ -22,7 +22,7 @@ from .losses import embedding_kl
 class Matryoshka2d(EmbeddingObjective):
     """
     2DMSE ([2402.14776v1](https://huggingface.co/papers/2402.14776)): each step draws a layer n below the full depth N
-    and a dim d below the full width D. The loss is the sum of InfoNCE at layers N and n, each at dims D and d, plus
+    and a dim d below the hidden size D. The loss is the sum of InfoNCE at layers N and n, each at dims D and d, plus
     `kl_weight` times the alignment of layer n with the detached layer N at both dims ([`embedding_kl`]). Evaluation
     averages over all layers and dims of the grid instead of drawing one.
 

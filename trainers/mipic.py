@@ -53,7 +53,7 @@ class MIPICTrainer(MixtureTrainer):
         L = alpha L_MRL + (1 - alpha) (L_SIA + L_PIC)
 
     - L_MRL is [`Contrastive`] over the grid.
-    - L_SIA ([`SIA`], Eqs. 6 to 13): attention between tokens and CKA of tokens, at each dim d below the full width D,
+    - L_SIA ([`SIA`], Eqs. 6 to 13): attention between tokens and CKA of tokens, at each dim d below the hidden size D,
       match those at D: `sum_l sum_d KL(A_d || A_D) + 1 - CKA(H_d, H_D)`.
     - L_PIC ([`PIC`], Eqs. 16 and 17): along a chain of granularities from shallow to deep,
       `sum_i InfoNCE(phi_i(z_i), z_{i+1})`.

@@ -44,7 +44,7 @@ class MixtureConfig(ContrastiveConfig):
         sir (`dict`, *optional*): Arguments of [`SIR`], as JSON or a YAML mapping, such as `{layers: [8, 10]}`.
 
     Parts have the `pooling` and the `temperature` of this config unless their own arguments name others. The default
-    grid is the last layer at 16, 32, 64, ... dims and the full width. The grid must include the full size.
+    grid is the last layer at 16, 32, 64, ... dims and the hidden size. The grid must include the full size.
 
     Raises:
         ValueError: if a part or one of its arguments is unknown, or a value is out of range.

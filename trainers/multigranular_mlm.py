@@ -53,8 +53,8 @@ class MultigranularMLM(Objective):
         return self.terms(losses.view(*states.shape[:2], len(self.grid.dims)), batch)
 
     def masked(self, batch: NestedBatch) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        """The vocabulary projection, the states of the masked tokens `(layers, tokens, hidden_size)`, and their labels
-        `(tokens,)`."""
+        """The vocabulary projection, the hidden states of the masked tokens `(layers, tokens, hidden_size)`, and their
+        labels `(tokens,)`."""
         if batch.output_embeddings is None:
             raise ValueError(
                 "Masked-LM training needs a backbone with a vocabulary projection (AutoModelForMaskedLM)."
@@ -136,7 +136,8 @@ class MasksOfEpoch(TrainerCallback):
 class MultigranularMLMTrainer(PublishingTrainer):
     """
     Multigranular masked language modelling (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), section
-    2.1), with [`MultigranularMLM`]: over the masked tokens t, with the first d dims of state and vocabulary matrix,
+    2.1), with [`MultigranularMLM`]: over the masked tokens t, with the first d dims of hidden state and vocabulary
+    matrix,
 
         L = sum_l sum_d mean_t -log softmax(h_lt[:d] W[:, :d]^T + b)[token t]
 

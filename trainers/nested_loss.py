@@ -28,7 +28,7 @@ class NestedLoss(nn.Module):
     all granularities. The saved model names the trained grid, so that `output_layer` and `output_dim` find it.
 
     sentence-transformers' own `AdaptiveLayerLoss` and `Matryoshka2dLoss` train the raw hidden states of a layer. A
-    model with exits does not return those: `output_layer` reads the state after the exit. Use this loss for such a
+    model with exits does not return those: `output_layer` returns the output of the exit. Use this loss for such a
     model.
 
     Args:

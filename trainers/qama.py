@@ -69,9 +69,9 @@ class QAMAConfig(DistillationConfig):
         learning_rate (`float`, *optional*, defaults to 1e-3): Initial learning rate of AdamW.
         per_device_train_batch_size (`int`, *optional*, defaults to 256): Rows per device and step.
 
-    The default grid is the last layer at its width, halved down to 48 dims. A frozen encoder has one layer; its exits,
-    which share the space of the last layer, can use the same quantizer. Without `teacher_name_or_path`, the teacher is
-    the model itself as it was saved.
+    The default grid is the last layer at its hidden size, halved down to 48 dims. A frozen encoder has one layer; its
+    exits, which share the space of the last layer, can use the same quantizer. Without `teacher_name_or_path`, the
+    teacher is the model itself as it was saved.
 
     The defaults are those of our study. The paper trains for 5 epochs with a learning rate of 1e-4 (recipe
     `qama_paper`). In its released code, similarities weigh about 20 times more (recipe `qama_released`).
@@ -242,7 +242,7 @@ def require_published(config: EncoderConfig, pooling: str | None, max_length: in
     Check that an encoder embeds as the model in its folder does, from which its embeddings are computed.
 
     Raises:
-        ValueError: if it was cut when it was loaded, or was published with another pooling or for shorter texts.
+        ValueError: if it was truncated when it was loaded, or was published with another pooling or for shorter texts.
     """
     name = config.name_or_path
     mine, published = (size_of(one) for one in (config, AutoConfig.from_pretrained(name)))

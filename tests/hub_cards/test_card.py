@@ -219,7 +219,10 @@ def test_exits_that_were_trained_are_told_apart_from_exits_that_were_fitted(tmp_
 def test_the_card_says_which_layers_a_stitched_depth_runs(tmp_path, tiny_tokenizer, sentences):
     save_with_exits(tmp_path, tiny_tokenizer, sentences, stitches=[4])
     text = section(render_card(CardSource("user/model", Checkpoint(tmp_path))).text, "exits")
-    assert "Depth 4 runs the first 2, a map of each token's state and the token's row of the static table, and" in text
+    assert (
+        "Depth 4 runs the first 2, a map of each token's hidden state and the token's row of the static table, and"
+        in text
+    )
     assert "The exits of layers 1 and 2 read the static table" in text
 
 
@@ -361,7 +364,7 @@ def test_the_card_compares_engines_and_says_which_quantile_a_time_is(run):
         return section(str(render_card(source)), "costs")
 
     assert "Each is the 10th percentile of its measurements" in costs_of(results.latency)
-    assert "other engines" not in costs_of(results.latency)
+    assert "other runtimes" not in costs_of(results.latency)
     deepest = results.granularities.full.layer
     text = costs_of(replace(results.latency, quantile=0.5, engine_ms={"ONNX int8": {str(deepest): 0.25}}))
     assert "Each is the median of its measurements" in text

@@ -227,7 +227,7 @@ def test_the_card_shows_bits(scored, saved, tmp_path):
     card = (folder / "README.md").read_text()
     evaluation = section(card, "evaluation")
     assert "### Bits" in evaluation and evaluation.count("| size | float32 | int8 | qama-2 | sign |") == 2
-    assert "| 20 scored again by codes | 20 scored again by int8 | 20 scored again by float32 |" in evaluation
+    assert "| 20 rescored by codes | 20 rescored by int8 | 20 rescored by float32 |" in evaluation
     assert "](figures/quality_by_code.png)" in evaluation and (folder / "figures/quality_by_code.png").is_file()
     assert "quality of the codes of its quantizer" not in card and "although their bytes are listed" not in card
     stsb = {s.granularity: s.value for s in scored.scores if s.task == "stsb" and s.main}

@@ -195,8 +195,8 @@ def test_an_exit_that_reads_the_static_table_is_published_with_its_map_of_the_st
         cards[format] = " ".join((folder / "README.md").read_text().split())
         assert not (folder / "results.json").exists()
     assert "The scores of layer 4 are left out" in caplog.text
-    assert "Its exit reads the state of the layer alone." in cards["native"]
-    assert "The exits of layers 2 and 4 read the static table beside the state." in cards["m3bert"]
+    assert "Its exit reads the hidden state of the layer alone." in cards["native"]
+    assert "The exits of layers 2 and 4 read the static table beside the hidden state." in cards["m3bert"]
     assert "Layer 0 is a static table" in cards["m3bert"] and "embedding layer" not in cards["m3bert"]
     plain, grid = state_only_model(source.folder), Grid.parse("4x16")
     expected = GridEncoder(plain, tiny_tokenizer, grid, max_length=LONGEST, prompts=PROMPTS)

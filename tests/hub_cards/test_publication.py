@@ -122,7 +122,9 @@ def test_a_part_is_a_complete_model_with_its_own_card_and_scores(run, tmp_path, 
     assert scored.grid == "2x8,16" and {score.granularity for score in scored.scores} == {"2x8", "2x16"}
     card = (publication.folder / "README.md").read_text()
     assert (
-        "cut from a larger checkpoint: 2x16 of 6x32" in card and "| 4x" not in card and "spearman at 6x32" not in card
+        "taken from a larger checkpoint: 2x16 of 6x32" in card
+        and "| 4x" not in card
+        and "spearman at 6x32" not in card
     )
     assert json.loads((publication.folder / "1_Pooling" / "config.json").read_text())["word_embedding_dimension"] == 16
     printed = run_bare(
@@ -306,7 +308,7 @@ def test_a_cut_keeps_its_own_exit_and_the_scores_that_hold_for_it(with_exits, tm
     assert part_of.exit_layers == [granularity.layer] and part_of.query_layers == []
     assert {g.layer for g in part_of.grid} == {granularity.layer}, "the exits of the other layers are gone"
     card = (folder / "README.md").read_text()
-    assert "cut from a\nlarger checkpoint at a layer with an exit" in card and "## Asymmetric search" not in card
+    assert "cut from a\nlarger checkpoint at a layer with an exit" in card and "## Asymmetric encoders" not in card
     assert re.findall(r"^\| (\d+) \| [\d.]+ \| -?\d", card, re.MULTILINE) == [str(granularity.layer)]
     if scored is not None:
         kept = GridResults.load(folder / "results.json")

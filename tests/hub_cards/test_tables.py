@@ -76,7 +76,7 @@ def test_queries_at_each_layer_are_beside_symmetric_search(results):
         if queries != documents
     ]
     if len(layers) < 2:  # the grid that is no product has 32 dims at one layer only
-        with pytest.raises(ValueError, match="No asymmetric search at 32 dims was measured; measured: none"):
+        with pytest.raises(ValueError, match="No queries at other layers were measured at 32 dims; measured: none"):
             asymmetric_table(results, 32)
         return
     assert asymmetric_table(results, 32).splitlines() == [
@@ -85,7 +85,7 @@ def test_queries_at_each_layer_are_beside_symmetric_search(results):
         "| 2 | 8.0 | 23.2 | 5.0 |",  # 2 + 3 ms
         "| 6 | 63.2 | 63.2 | 8.0 |",
     ]
-    with pytest.raises(ValueError, match="No asymmetric search at 8 dims was measured; measured: 32"):
+    with pytest.raises(ValueError, match="No queries at other layers were measured at 8 dims; measured: 32"):
         asymmetric_table(results, 8)
     assert "## Queries at one layer, documents at another, 32 dims" in report(results)
     results.latency = None
@@ -94,7 +94,7 @@ def test_queries_at_each_layer_are_beside_symmetric_search(results):
 
 def test_engines_are_beside_torch_at_the_layers_that_they_were_measured_at(results):
     layers = results.granularities.layers
-    assert engine_table(results.latency, layers) == "" and "by engine" not in report(results)
+    assert engine_table(results.latency, layers) == "" and "by runtime" not in report(results)
     engines = {"ONNX float32": {"2": 1.0, "6": 2.5}, "ONNX int8": {"6": 1.25}}
     results.latency = replace(results.latency, engine_ms=engines, quantile=0.1)
     assert engine_table(results.latency, layers).splitlines() == [
@@ -161,8 +161,8 @@ def test_codes_that_were_not_measured_at_a_size_stay_blank(coded):
 def test_searches_that_are_scored_again_are_beside_the_code_alone(coded):
     lines = rescored_table(coded, Granularity(6, 16)).splitlines()
     assert lines[0] == (
-        "| collection | documents | code | code alone | 100 scored again by codes | 100 scored again by int8 "
-        "| 100 scored again by float32 |"
+        "| collection | documents | precision | alone | 100 rescored by codes | 100 rescored by int8 "
+        "| 100 rescored by float32 |"
     )
     assert [line.split(" | ")[:3] for line in lines[2:]] == [
         [f"| {name}", documents, code]
@@ -178,16 +178,16 @@ def test_searches_that_are_scored_again_are_beside_the_code_alone(coded):
 def test_shortlists_have_the_length_that_every_collection_has(coded):
     searches = coded.rescored_searches
     coded.rescored_searches = [s for s in searches if (s.task, s.shortlist) != ("cisi", 100)]
-    assert "| 10 scored again by codes |" in rescored_table(coded, Granularity(6, 16))
+    assert "| 10 rescored by codes |" in rescored_table(coded, Granularity(6, 16))
     coded.rescored_searches = [s for s in searches if (s.task, s.code, s.rescore) != ("cisi", "sign", "int8")]
     last = rescored_table(coded, Granularity(6, 16)).splitlines()[-1]
     assert last.endswith("| 50.0 (113.6%, 2 B) |  | 52.0 (118.2%, 66 B) |"), "no mean of one of two"
 
 
 def test_a_report_shows_bits_only_where_codes_were_measured(coded, results):
-    assert "## Bits" not in report(results) and "scored again" not in report(results)
+    assert "## Bits" not in report(results) and "rescored" not in report(results)
     whole = report(coded)
-    assert whole.index("## sts (spearman)\n") < whole.index("## Bits") < whole.index("### sts (spearman) by code")
+    assert whole.index("## sts (spearman)\n") < whole.index("## Bits") < whole.index("### sts (spearman) by precision")
     assert code_table(coded, "sts") in whole and code_table(coded, "retrieval") in whole
 
 

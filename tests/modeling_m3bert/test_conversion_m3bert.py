@@ -132,7 +132,7 @@ def test_dtype_is_kept():
         ("Albert", {"pad_token_id": 0}, "layers share their weights"),
         ("Bert", {"is_decoder": True}, "it is a decoder"),
         ("Bert", {"position_embedding_type": "relative_key"}, "its positions are 'relative_key', not absolute"),
-        ("Electra", {"embedding_size": 16}, "projected to the width"),
+        ("Electra", {"embedding_size": 16}, "projected to the hidden size"),
         ("Qwen3", {"head_dim": 8, "num_key_value_heads": 4}, "it is causal, and normalises queries and keys"),
         ("NomicBert", {}, "its rotary, gated layers are not converted yet"),
         ("Ernie", {}, "model type 'ernie' is not a known BERT variant"),

@@ -11,7 +11,7 @@ from scripts.convert import main
 
 def test_an_elastic_checkpoint_is_written(minilm, tmp_path, run_bare, capsys):
     main([minilm, str(tmp_path / "model")])
-    assert "6 layers, width 384" in capsys.readouterr().out
+    assert "6 layers, hidden size 384" in capsys.readouterr().out
     printed = run_bare(
         """
         from transformers import AutoModel, AutoTokenizer

@@ -51,5 +51,5 @@ def test_what_is_drawn_when_no_dim_is_named(arguments, tmp_path):
 
 @pytest.mark.parametrize("dim", ["32", "0", "99"])
 def test_a_prefix_with_nothing_behind_it_is_refused(arguments, dim):
-    with pytest.raises(ValueError, match=rf"--dims {dim} must be within 1..31, below the full width"):
+    with pytest.raises(ValueError, match=rf"--dims {dim} must be within 1..31, below the hidden size"):
         main([*arguments, "--dims", dim])

@@ -90,7 +90,7 @@ def test_a_run_trains_every_part(tiny_tokenizer, tmp_path, sentences, cls, train
         (MIPICConfig, {"pic": {"chain": "2x8,9x32"}}, r"pic: .*layers 1..6 .* outside of it: 9x32"),
         (MIPICConfig, {"pic": "{chain: '2x32,6x8'}"}, "each deeper than the one before and at least as wide"),
         (MIPICConfig, {"sia": {"token_shares": [0.2, 0.3]}}, "2 values for 1 dims"),
-        (MIPICConfig, {"grid": "6x8,16"}, "largest dim of SIA must be the model's full width, 32"),
+        (MIPICConfig, {"grid": "6x8,16"}, "largest dim of SIA must be the model's hidden size, 32"),
         (MICConfig, {"scr": {"layers": [7]}}, r"scr: .*layers 1..6 .* outside of it: 7x8, 7x32"),
     ],
 )

@@ -264,7 +264,7 @@ def test_the_default_grid_halves_the_width_and_the_default_teacher_is_the_model(
         ({"grid": "4x8,32"}, "A frozen encoder is quantised at its last layer, 6"),
         ({"grid": "6x8,32@qama-2"}, "6x8@qama-2"),
         ({"grid": "6x8,64"}, "outside of it: 6x64"),
-        ({"codes": ["int8"]}, "'int8' is not a code of a quantizer"),
+        ({"codes": ["int8"]}, "'int8' is not a precision of a quantizer"),
         ({"quantizer_config": {"skp": "none"}}, "quantizer_config names unknown arguments: skp; legal values: interm"),
         ({"quantizer_config": "{skip: all}"}, "skip='all' is unknown; legal values: none, identity, principal"),
         ({"quantizer_config": "none"}, "quantizer_config='none' must be a mapping"),

@@ -52,7 +52,7 @@ class EmbeddingStore:
         folder (`Path`): Folder; created if it does not exist.
         manifest (`dict`): Everything that the embeddings depend on, as JSON values. It is written to a new folder, and
             compared with the manifest of an existing one.
-        widths (`dict[str, int]`): Name of each array -> its width.
+        widths (`dict[str, int]`): Name of each array -> its hidden size.
         batches (`Sequence[Sequence[int]]`): Rows of each batch. Every row is in exactly one batch.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the arrays: `torch.float32` or
             `torch.float16`.

@@ -1,4 +1,4 @@
-"""Pack tokenised documents into rows: cut what is too long, then put documents together."""
+"""Pack tokenised documents into rows: split what is too long, then put documents together."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def packed_rows(
     documents: Sequence[Sequence[int]], frame: Frame, max_length: int
 ) -> tuple[list[list[int]], list[list[int]]]:
     """
-    Cut tokenised documents, put the special tokens around every piece, and pack the pieces.
+    Split tokenised documents, put the special tokens around every piece, and pack the pieces.
 
     Args:
         documents (`Sequence[Sequence[int]]`): Token ids of each document, without special tokens. An empty document

@@ -41,9 +41,9 @@ class Teacher:
     Args:
         name_or_path (`str`): Hub id or folder of a model of sentence-transformers, or of any encoder.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
-        pooling (`str`, *optional*): Pooling of the token states, by its name in sentence-transformers: `"mean"`,
-            `"cls"`, `"lasttoken"`, ... Default: the pooling that the model was published with, or the mean if it was
-            published without one. Its other modules stay as they were published.
+        pooling (`str`, *optional*): Pooling of the hidden states of tokens, by its name in sentence-transformers:
+            `"mean"`, `"cls"`, `"lasttoken"`, ... Default: the pooling that the model was published with, or the mean
+            if it was published without one. Its other modules stay as they were published.
         prompt (`str`, *optional*, defaults to `""`): Prompt before every text, in place of one that the model was
             published with.
         max_length (`int`, *optional*): Maximum length of a text in tokens. Default: the limit of the model.
@@ -123,7 +123,7 @@ class Teacher:
         )
 
     def with_settings(self, model: SentenceTransformer) -> SentenceTransformer:
-        """The model with the pooling, the length and the way to compute that were asked for."""
+        """The model with the pooling, the length and the way to compute that the arguments name."""
         if self.pooling is not None:
             kind = require_sentence_transformers("A teacher").sentence_transformer.modules.Pooling
             for name, part in model.named_children():
@@ -139,7 +139,7 @@ class Teacher:
         return model
 
     def autocast(self, model: SentenceTransformer) -> AbstractContextManager[None]:
-        """A context in which the loaded model computes in the type that was asked for."""
+        """A context in which the loaded model computes in the type that the arguments name."""
         return autocast(model.device, None if self.compute is None else self.compute.autocast_dtype)
 
     def identity(self) -> dict[str, Any]:
@@ -356,7 +356,7 @@ class TeacherEmbeddings:
         evenly spaced sample of at least 40,000.
 
         Args:
-            dim (`int`): Number of components, at most the width.
+            dim (`int`): Number of components, at most the hidden size.
 
         Returns:
             `torch.Tensor` of shape `(dim, width)`: orthonormal rows, by descending variance.
@@ -365,7 +365,7 @@ class TeacherEmbeddings:
             ValueError: if `dim` is out of range.
         """
         if not 0 < dim <= self.width:
-            raise ValueError(f"dim={dim} must be within 1..{self.width}, the width of the teacher's embeddings.")
+            raise ValueError(f"dim={dim} must be within 1..{self.width}, the dims of the teacher's embeddings.")
         step = max(1, len(self) // ROWS_OF_A_FIT)
         covariance = torch.cov(torch.from_numpy(self.vectors[::step].astype(np.float64)).T)
         return torch.linalg.eigh(covariance)[1].flip(1)[:, :dim].T.float()

@@ -96,7 +96,7 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
     if not tokenizer.is_fast:
         raise ValueError(
             f"{type(tokenizer).__name__} is not a fast tokenizer, which a static table needs: load the fast one, or "
-            "pass static=False for exits that read a layer's state alone."
+            "pass static=False for exits that read a layer's hidden state alone."
         )
     Frame.of(tokenizer)
 
@@ -118,7 +118,7 @@ def token_embeddings(
     Args:
         encoder ([`M3BertModel`]): The encoder, for its name.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, a fast one.
-        encode (`Callable`): Token ids of texts, and layers -> layer -> pooled states `(texts, width)`.
+        encode (`Callable`): Token ids of texts, and layers -> layer -> pooled hidden states `(texts, width)`.
         settings (`dict`): What the embeddings depend on beside the encoder, as JSON values.
         cache_dir (`str` or `Path`, *optional*): Folder to keep the embeddings in. Default: the system's folder for
             temporary files, until the pass is complete.

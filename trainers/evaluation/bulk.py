@@ -1,4 +1,4 @@
-"""Embed collections of any size: a function for engines that map over batches, and one output file per input file."""
+"""Embed collections of any size: a function for frameworks that map over batches; one output file per input file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DRAW = 4  # random bytes in the name of an unfinished file: processes of several
 
 class GridEmbedder:
     """
-    Adds embeddings to batches of rows: a function for engines that map over batches. It is sent to worker processes
+    Adds embeddings to batches of rows: a function for frameworks that map over batches. It is sent to worker processes
     without its encoder, which each of them loads at its first batch.
 
     - datasets: `rows.map(GridEmbedder(load), batched=True)`

@@ -23,7 +23,7 @@ class Budget:
     Args:
         documents (`int`): Number of vectors in the index.
         memory_gb (`float`, *optional*): Maximum memory of the stored vectors, in gigabytes (1e9 bytes): codes, and
-            what is kept beside them to score a shortlist again.
+            what is kept beside them to rescore a shortlist.
         latency_ms (`float`, *optional*): Maximum milliseconds per query for encoding and search, on the machine of the
             evaluation.
         min_quality (`float`, *optional*): Minimum quality: mean of the main metrics.
@@ -51,7 +51,7 @@ class SearchPlan:
 
     Args:
         first_dim (`int`): Dim of the first stage, which finds the shortlist.
-        second_dim (`int`): Dim of the second stage, which re-ranks the shortlist.
+        second_dim (`int`): Dim of the second stage, which reranks the shortlist.
         shortlist (`int`): Length of the shortlist.
         products_share (`float`): Multiplications, as a share of an exact search at `second_dim`.
         quality (`float`): Main metric of the two-stage search.
@@ -73,12 +73,12 @@ class SearchPlan:
 @dataclass(frozen=True)
 class Rescoring:
     """
-    How a shortlist that a code found is scored again.
+    How a shortlist that a precision found is rescored.
 
     Args:
         by (`str`): `"codes"`, or vectors beside them in `"int8"` or `"float32"`.
         shortlist (`int`): Length of the shortlist.
-        without (`float`): Quality of the search in the code alone.
+        without (`float`): Quality of the search in the precision alone.
         largest (`int`): Number of documents in the largest collection that this was measured on.
     """
 
@@ -91,21 +91,22 @@ class Rescoring:
 @dataclass(frozen=True)
 class Choice:
     """
-    What to deploy: the granularity of the index, with its code, the layer for queries, and how to search.
+    What to deploy: the granularity of the index, with its precision, the layer for queries, and how to search.
 
     Args:
-        granularity ([`Granularity`]): Granularity of the documents, with their code. Queries have its dim, too.
-        query_layer (`int`): Layer of the queries. It differs from the granularity's layer in an asymmetric search.
-        quality (`float`): Mean of the main metrics of the tasks, with exact search, or with re-scoring.
-        memory_gb (`float`): Memory of all vectors, in gigabytes, with those that score again.
+        granularity ([`Granularity`]): Granularity of the documents, with their precision. Queries have its dim, too.
+        query_layer (`int`): Layer of the queries. It differs from the granularity's layer with asymmetric
+            encoders.
+        quality (`float`): Mean of the main metrics of the tasks, with exact search, or with rescoring.
+        memory_gb (`float`): Memory of all vectors, in gigabytes, with those that rescore.
         latency_ms (`float`, *optional*): Milliseconds per query with the chosen search; `None` if latency was not
-            measured, or not for this code.
-        plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search, as in every asymmetric
-            search.
+            measured, or not for this precision.
+        plan ([`SearchPlan`], *optional*): The two-stage search to use; `None` is exact search, as always with
+            asymmetric encoders.
         explanation (`str`, *optional*): The choice and its reasons in a few sentences.
-        encode_ms (`dict[str, float]`, *optional*): Engine -> milliseconds to encode a query; empty if latency was not
+        encode_ms (`dict[str, float]`, *optional*): Runtime -> milliseconds to encode a query; empty if latency was not
             measured. `latency_ms` and `quality` are those of torch.
-        rescoring ([`Rescoring`], *optional*): How the shortlist of a code is scored again; `None` if it is not.
+        rescoring ([`Rescoring`], *optional*): How the shortlist of a precision is rescored; `None` if it is not.
     """
 
     granularity: Granularity
@@ -120,7 +121,7 @@ class Choice:
 
     @property
     def bytes_per_vector(self) -> int:
-        """Bytes per stored vector, with the one that scores again."""
+        """Bytes per stored vector, with the one that rescores."""
         return rescored_bytes(self.granularity, self.rescoring.by if self.rescoring else "codes")
 
     @property
@@ -203,7 +204,7 @@ def cheapest_search(
 
     Returns:
         `tuple`: the [`SearchPlan`], or `None` for exact search; and the milliseconds per query, or `None` if latency
-        was not measured, or not for this code.
+        was not measured, or not for this precision.
     """
     plans = [
         plan
@@ -226,12 +227,12 @@ def cheapest_search(
 def deployments(results: GridResults, tasks: Iterable[str], documents: int, tolerance: float) -> list[Choice]:
     """
     Everything that can be chosen: every granularity, with the search of [`cheapest_search`]; and, if they were
-    measured on all tasks, every asymmetric search, which is an exact search, and every search in a code with
-    re-scoring.
+    measured on all tasks, every search with asymmetric encoders, which is an exact search, and every search in a
+    precision with rescoring.
 
     Args:
         results ([`GridResults`]): Results of an evaluation.
-        tasks (`Iterable[str]`): Tasks to judge by. There are asymmetric and re-scored searches only if all are
+        tasks (`Iterable[str]`): Tasks to judge by. There are asymmetric and rescored searches only if all are
             retrieval tasks.
         documents (`int`): Number of documents in the index.
         tolerance (`float`): Share of the exact search's quality that a two-stage search may lose.
@@ -264,16 +265,16 @@ def deployments(results: GridResults, tasks: Iterable[str], documents: int, tole
 
 def choose(results: GridResults, tasks: Iterable[str], budget: Budget, *, tolerance: float = 0.01) -> Choice:
     """
-    Choose what to deploy, from all [`deployments`]: a granularity; an asymmetric search, whose index has one
-    granularity and whose queries are embedded at another layer; or a search in a code whose shortlist is scored again.
-    With a minimum quality: the cheapest within all limits, with the fewest bytes, then the lowest latency. Without
-    one: the best within the limits, and the cheapest of equally good ones.
+    Choose what to deploy, from all [`deployments`]: a granularity; a search with asymmetric encoders, whose index has
+    one granularity and whose queries are embedded at another layer; or a search in a precision whose shortlist is
+    rescored. With a minimum quality: the cheapest within all limits, with the fewest bytes, then the lowest latency.
+    Without one: the best within the limits, and the cheapest of equally good ones.
 
     Args:
         results ([`GridResults`]): Results of an evaluation.
         tasks (`Iterable[str]`): Tasks to judge by, with the mean of their main metrics.
-        budget ([`Budget`]): Limits. The latency of a granularity is that of [`cheapest_search`]; that of an asymmetric
-            search is encoding at the query's layer and exact search. What was not measured does not fit a limited
+        budget ([`Budget`]): Limits. The latency of a granularity is that of [`cheapest_search`]; that of asymmetric
+            encoders is encoding at the query's layer and exact search. What was not measured does not fit a limited
             latency.
         tolerance (`float`, *optional*, defaults to 0.01): Share of the exact search's quality that a two-stage search
             may lose.
@@ -351,7 +352,7 @@ def _explain(best: Choice, candidates: Sequence[Choice], fitting: int, budget: B
 
 
 def _engines(encode_ms: Mapping[str, float]) -> str:
-    """What encoding takes in each engine, if there are several."""
+    """What encoding takes in each runtime, if there are several."""
     if len(encode_ms) < 2:
         return ""
     times = [f"{milliseconds:.3g} ms in {engine}" for engine, milliseconds in encode_ms.items()]
@@ -363,7 +364,7 @@ def _engines(encode_ms: Mapping[str, float]) -> str:
 
 
 def _storage(choice: Choice) -> str:
-    """The code in plain words; empty for float32."""
+    """The precision in plain words; empty for float32."""
     g = choice.granularity
     if g.code == FLOAT:
         return ""
@@ -385,7 +386,7 @@ def _how_to_search_codes(choice: Choice, documents: int) -> str:
     by = "the codes decoded" if rescoring.by == "codes" else f"their {rescoring.by} vectors"
     larger = " A much larger index may need a longer shortlist." if documents > 2 * rescoring.largest else ""
     return (
-        f"Search in two stages: shortlist {rescoring.shortlist} documents {compared}, and score them again with the "
+        f"Search in two stages: shortlist {rescoring.shortlist} documents {compared}, and rescore them by the "
         f"float query against {by}. Without that, the quality is {rescoring.without:.3f}.{larger}"
     )
 
@@ -402,7 +403,7 @@ def _how_to_search(plan: SearchPlan | None, documents: int, tolerance: float) ->
         return f"Use exact search: no measured two-stage search is faster and keeps {kept}."
     larger = " A much larger index may need a longer shortlist." if documents > 2 * plan.largest else ""
     return (
-        f"Search in two stages: shortlist {plan.shortlist} documents by {plan.first_dim} dims and re-rank them by "
+        f"Search in two stages: shortlist {plan.shortlist} documents by {plan.first_dim} dims and rerank them by "
         f"{plan.second_dim} dims. This takes {plan.products_share:.1%} of the multiplications of an exact search and "
         f"keeps {plan.quality / plan.exact_quality:.1%} of its quality, measured on {plan.collections}.{larger}"
     )

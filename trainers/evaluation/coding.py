@@ -1,8 +1,8 @@
 """
-Embeddings in a code: the bytes that are stored, an index of them, and the float vectors that compare as they do.
+Embeddings in a precision: the bytes that are stored, an index of them, and the float vectors that compare as they do.
 
 An evaluator knows only float vectors. [`code_vectors`] gives it vectors whose cosines rank as an index of the stored
-bytes ranks, so that every code is scored from the one encode of a grid.
+bytes ranks, so that every precision is scored from the one encode of a grid.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
 @dataclass(frozen=True)
 class Coder:
     """
-    A code for the embeddings of one collection. Made by [`Coder.fit`].
+    A precision for the embeddings of one collection. Made by [`Coder.fit`].
 
     Args:
         code (`str`): One of [`~codes.CODES`].
         dim (`int`): Dims of a stored embedding.
         ranges (`np.ndarray` of shape `(2, dim)`, *optional*): Minimum and maximum of each dim, for `int8` and `int4`.
-        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the codes `qama-*`.
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
     """
 
     code: str
@@ -56,28 +56,28 @@ class Coder:
         quantizer: M3BertQuantizer | None = None,
     ) -> Coder:
         """
-        Fit a code to the embeddings that it will store.
+        Fit a precision to the embeddings that it will store.
 
         Args:
             vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings; need not be normalised. A quantizer reads
-                their full width.
+                their hidden size.
             code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
             dim (`int`, *optional*): Leading dims to keep. Default: all.
-            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the codes `qama-*`.
+            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
 
         Raises:
-            ValueError: if there are no embeddings, the code is unknown or needs a quantizer, `dim` is not within the
-                width, or the quantizer reads another width.
+            ValueError: if there are no embeddings, the precision is unknown or needs a quantizer, `dim` is not within
+                the dims, or the quantizer reads another number of dims.
         """
         width = vectors.shape[1]
         dim = width if dim is None else dim
         if not 0 < dim <= width:
-            raise ValueError(f"dim={dim} must be within 1..{width}, the width of the embeddings.")
+            raise ValueError(f"dim={dim} must be within 1..{width}, the dims of the embeddings.")
         if not len(vectors):
             raise ValueError("There is no document to search.")
         if code_of(code).learned:
             if quantizer is None:
-                raise ValueError(f"The code {code} needs a quantizer, and there is none.")
+                raise ValueError(f"The precision {code} needs a quantizer, and there is none.")
             if quantizer.config.hidden_size != width:
                 raise ValueError(f"The quantizer reads {quantizer.config.hidden_size} dims, not {width}.")
             return cls(code, dim, quantizer=quantizer)
@@ -103,7 +103,7 @@ class Coder:
             `np.ndarray` of shape `(vectors, bytes_per_vector)`, uint8
 
         Raises:
-            ValueError: if the code needs faiss or sentence-transformers, which is not installed.
+            ValueError: if the precision needs faiss or sentence-transformers, which is not installed.
         """
         blocks = (vectors[start : start + ROWS_AT_ONCE] for start in range(0, len(vectors), ROWS_AT_ONCE))
         return np.concatenate([self._pack(block) for block in blocks])
@@ -167,7 +167,7 @@ class Coder:
         return Codes(tensor, self.code, self.dim, self.quantizer.fingerprint)
 
     def _faiss_quantizer(self) -> Any:
-        faiss = require_extra("faiss", "evaluation", f"The code {self.code}")
+        faiss = require_extra("faiss", "evaluation", f"The precision {self.code}")
         quantizer = faiss.ScalarQuantizer(self.dim, getattr(faiss.ScalarQuantizer, RANGED[self.code]))
         quantizer.train(self.ranges)
         return quantizer
@@ -176,11 +176,11 @@ class Coder:
 @dataclass(frozen=True)
 class PackedIndex:
     """
-    An index of embeddings in a code, with exact search. Made by [`PackedIndex.pack`].
+    An index of embeddings in a precision, with exact search. Made by [`PackedIndex.pack`].
 
     Args:
         index (`faiss.Index` or `faiss.IndexBinary`): The stored vectors.
-        coder ([`Coder`]): The code.
+        coder ([`Coder`]): The precision.
     """
 
     index: Any  # faiss has no common base class for both kinds
@@ -202,7 +202,8 @@ class PackedIndex:
             vectors (`torch.Tensor` of shape `(documents, width)`): Embeddings; need not be normalised.
             code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
             dim (`int`, *optional*): Leading dims to keep. Default: all.
-            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the codes `qama-*`. It reads the full width.
+            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`. It reads the hidden
+                size.
 
         Returns:
             [`PackedIndex`]
@@ -237,8 +238,8 @@ class PackedIndex:
     def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """
         Find the nearest documents by comparing each query with every document. For `sign` and `qama-*`, the bits of
-        query and document are compared by Hamming distance. For the other codes, the score is the dot product of the
-        float32 query and the decoded document: the cosine, or nearly.
+        query and document are compared by Hamming distance. For the other precisions, the score is the dot product of
+        the float32 query and the decoded document: the cosine, or nearly.
 
         Args:
             queries (`torch.Tensor` of shape `(queries, width)`): Embeddings; need not be normalised.
@@ -257,10 +258,10 @@ class PackedIndex:
 
 def faiss_index(coder: Coder, arrangement: str = "") -> Any:
     """
-    An empty index of faiss for vectors in a code: bits are compared by Hamming distance, numbers by dot product.
+    An empty index of faiss for vectors in a precision: bits are compared by Hamming distance, numbers by dot product.
 
     Args:
-        coder ([`Coder`]): The code.
+        coder ([`Coder`]): The precision.
         arrangement (`str`, *optional*, defaults to `""`): How `faiss.index_factory` calls their arrangement:
             `"HNSW32"` is a graph, `"IVF64"` are clusters, which must still be trained. Default: one by one.
 
@@ -281,7 +282,7 @@ def faiss_index(coder: Coder, arrangement: str = "") -> Any:
 def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = None) -> np.ndarray:
     """[`~sentence_transformers.quantize_embeddings`] of the optional dependency sentence-transformers. Ranges are
     passed, because it cannot infer them from a single document."""
-    library = require_sentence_transformers("A code of 8 bits or 1 a number")
+    library = require_sentence_transformers("A precision of 8 bits or 1 a number")
     return library.quantize_embeddings(numbers, precision=precision, ranges=ranges)
 
 
@@ -294,19 +295,20 @@ def code_vectors(
     float_queries: bool = False,
 ) -> dict[str, torch.Tensor]:
     """
-    Embeddings of a task in a code, as float vectors whose cosines rank as an index of the stored bytes does.
+    Embeddings of a task in a precision, as float vectors whose cosines rank as an index of the stored bytes does.
 
     Args:
         vectors (`dict[str, torch.Tensor]`): Name -> embeddings of one layer `(texts, width)`, not normalised.
-        stored (`Sequence[str]`): Names of the embeddings that are stored. The code is fitted to them; the others are
-            queries.
-        granularity ([`Granularity`]): Dim and code.
-        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the codes `qama-*`.
+        stored (`Sequence[str]`): Names of the embeddings that are stored. The precision is fitted to them; the others
+            are queries.
+        granularity ([`Granularity`]): Dim and precision.
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
         float_queries (`bool`, *optional*, defaults to `False`): Whether queries stay in float32 and are compared with
-            decoded documents for every code, as when a shortlist is scored again.
+            decoded documents for every precision, as when a shortlist is rescored.
 
     Returns:
-        `dict[str, torch.Tensor]`: name -> float32 vectors, of another width than the embeddings for some codes.
+        `dict[str, torch.Tensor]`: name -> float32 vectors, of another number of dims than the embeddings for some
+        precisions.
 
     Raises:
         ValueError: as [`Coder.fit`].
@@ -331,23 +333,23 @@ def code_vectors(
 
 def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int) -> None:
     """
-    Check that the codes of a grid can be made.
+    Check that the precisions of a grid can be made.
 
     Args:
         quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the encoder.
-        grid ([`Grid`]): Granularities, with codes.
-        width (`int`): Full width of the encoder's embeddings.
+        grid ([`Grid`]): Granularities, with precisions.
+        width (`int`): Dims of the encoder's embeddings.
 
     Raises:
-        ValueError: if a granularity has a code `qama-*`, and there is no quantizer, or one for other layers or another
-            width. The message names the granularities.
+        ValueError: if a granularity has a precision `qama-*`, and there is no quantizer, or one for other layers or
+            dims. The message names the granularities.
     """
     learned = [member for member in grid if code_of(member.code).learned]
     if not learned:
         return
     named = ", ".join(map(str, learned))
     if quantizer is None:
-        raise ValueError(f"{named}: these codes need a quantizer, and the encoder has none.")
+        raise ValueError(f"{named}: these precisions need a quantizer, and the encoder has none.")
     if quantizer.config.hidden_size != width:
         raise ValueError(
             f"{named}: the quantizer reads {quantizer.config.hidden_size} dims, and the embeddings have {width}."

@@ -17,7 +17,7 @@ ROWS_AT_ONCE = 65_536  # rows to process at a time, for arrays that may be large
 @dataclass(frozen=True)
 class GridEmbeddings:
     """
-    Pooled embeddings of texts: one array per layer. Every size is a view of one of them. They have no code yet.
+    Pooled embeddings of texts: one array per layer. Every size is a view of one of them. They have no precision yet.
 
     Args:
         grid ([`Grid`]): The sizes of the embeddings.
@@ -35,7 +35,7 @@ class GridEmbeddings:
         self, granularity: Granularity, rows: Sequence[int] | torch.Tensor | None = None, *, normalize: bool = False
     ) -> torch.Tensor:
         """
-        The embeddings at one size, in float. [`~coding.code_vectors`] gives those in a code.
+        The embeddings at one size, in float. [`~coding.code_vectors`] gives those in a precision.
 
         Args:
             granularity ([`Granularity`]): A size of the grid. Its code, if it has one, is not applied.
@@ -61,7 +61,7 @@ class GridEmbeddings:
         )
 
     def widest(self, layer: int, rows: Sequence[int] | None = None) -> torch.Tensor:
-        """The embeddings of a layer at its widest dim, as [`~GridEmbeddings.at`]: what a code is made from."""
+        """The embeddings of a layer at its widest dim, as [`~GridEmbeddings.at`]: what a precision is made from."""
         return self.at(Granularity(layer, self.grid.dims_of(layer)[-1]), rows)
 
     def map(self, function: Callable[[int, torch.Tensor], torch.Tensor]) -> GridEmbeddings:

@@ -52,7 +52,8 @@ BATCHES_PER_BLOCK = 16
 @dataclass(frozen=True)
 class GridEncoder:
     """
-    An encoder with its settings. One forward pass gives the states of every layer of a grid; every dim is a prefix.
+    An encoder with its settings. One forward pass gives the hidden states of every layer of a grid; every dim is a
+    prefix.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
@@ -74,9 +75,9 @@ class GridEncoder:
             published with one. The dims of the grid are then dims of the projection.
         compute_dtype (`torch.dtype`, *optional*): Type of the matrix products: `torch.bfloat16` or `torch.float16`
             (mixed precision). Default: the type of the weights.
-        quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the codes `qama-*`, which reads the full width.
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the precisions `qama-*`, which reads all dims.
         normalize (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises its embeddings, after the
-            cut to a size.
+            truncation to a size.
         similarity (`str`, *optional*, defaults to `"cosine"`): How the model's embeddings are compared, for MTEB.
         alone (`bool`, *optional*, defaults to `False`): Whether one of several processes encodes by itself, in memory.
 
@@ -84,7 +85,8 @@ class GridEncoder:
     published with.
 
     Raises:
-        ValueError: if a granularity is outside the model, a code needs a quantizer for these embeddings and there is
+        ValueError: if a granularity is outside the model, a precision needs a quantizer for these embeddings and there
+        is
             none, a maximum length is beyond the limit, or the pooling or the dtype is not a legal value.
 
     ```python
@@ -129,7 +131,7 @@ class GridEncoder:
         Args:
             name_or_path (`str`): Folder or Hub id.
             grid ([`Grid`] or `str`, *optional*): Granularities. Default: all layers at 16, 32, 64, ... dims and the
-                full width; of a model with a projection, its full size.
+                hidden size; of a model with a projection, its full size.
             revision (`str`, *optional*): Branch, tag or commit on the Hub.
             trust_remote_code (`bool`, *optional*, defaults to `False`): Run code that comes with the model.
             compute ([`ComputeArguments`], *optional*): Where and how it computes. Default: on the CPU, in the type of
@@ -215,7 +217,7 @@ class GridEncoder:
 
     @cached_property
     def encoded_grid(self) -> Grid:
-        """The sizes that are encoded: those of the grid, and the full width where a code needs the quantizer."""
+        """The sizes that are encoded: those of the grid, and all dims where a precision needs the quantizer."""
         layers = {member.layer for member in self.grid if code_of(member.code).learned}
         return Grid(tuple({*self.grid.sizes, *(Granularity(layer, self.full_width) for layer in layers)}))
 
@@ -363,7 +365,7 @@ class GridEncoder:
 
     @property
     def compute_type(self) -> str:
-        """Name of the type that states are computed in."""
+        """Name of the type that hidden states are computed in."""
         return str(self.compute_dtype or unwrap_encoder(self.model).dtype).removeprefix("torch.")
 
     def weights_fingerprint(self) -> str:
@@ -381,7 +383,7 @@ class GridEncoder:
 
 
 def default_grid(config: EncoderConfig, projection: nn.Linear | None) -> Grid:
-    """The grid of an encoder if none is named. One with a projection has the projection's full width only."""
+    """The grid of an encoder if none is named. One with a projection has all dims of the projection only."""
     if projection is None:
         return Grid.of(config)
     return Grid.product([config.num_hidden_layers], [projection.out_features])

@@ -59,7 +59,7 @@ class Evaluator(ABC):
 
     @property
     def stored(self) -> list[str]:
-        """Names of the texts whose embeddings are stored, which a code is fitted to: the documents, or all texts."""
+        """Names of the texts whose embeddings are stored, to which a precision is fitted: documents, or all texts."""
         return [name for name in self.texts if self.role(name) == "document"] or list(self.texts)
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Evaluator(ABC):
 
     def score_two_stages(self, vectors: Vectors, dims: Sequence[int]) -> list[dict[str, Any]]:
         """
-        Measure two-stage searches of a retrieval task: search with a short prefix, then re-rank with a longer one, for
+        Measure two-stage searches of a retrieval task: search with a short prefix, then rerank with a longer one, for
         every pair of dims and every length in [`SHORTLISTS`] up to the size of the collection.
 
         Args:
@@ -95,12 +95,12 @@ class Evaluator(ABC):
 
     def score_rescored(self, coded: Vectors, rescorers: Mapping[str, Callable[[], Vectors]]) -> list[dict[str, Any]]:
         """
-        Measure searches of a retrieval task that find a shortlist in a code and score it again, for every length in
+        Measure searches of a retrieval task that find a shortlist in a precision and rescore it, for every length in
         [`SHORTLISTS`] up to 100 and to the size of the collection.
 
         Args:
-            coded (`dict[str, torch.Tensor]`): Embeddings in the code, from [`~coding.code_vectors`].
-            rescorers (`dict[str, Callable]`): Name -> function that gives the vectors that score again.
+            coded (`dict[str, torch.Tensor]`): Embeddings in the precision, from [`~coding.code_vectors`].
+            rescorers (`dict[str, Callable]`): Name -> function that gives the vectors that rescore.
 
         Returns:
             `list[dict[str, Any]]`: per search, the fields of a [`RescoredSearch`] except task and granularity. Empty

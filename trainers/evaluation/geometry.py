@@ -58,7 +58,7 @@ def prefix_residual_correlation(correlation: torch.Tensor, dim: int) -> float:
 
     Args:
         correlation (`torch.Tensor` of shape `(width, width)`): From [`feature_correlation`].
-        dim (`int`): Length of the prefix, below the width.
+        dim (`int`): Length of the prefix, below the hidden size.
 
     Returns:
         `float`: in 0..1.
@@ -76,7 +76,7 @@ def geometry_scores(vectors: torch.Tensor, dims: Sequence[int]) -> dict[int, dic
 
     Returns:
         `dict[int, dict[str, float]]`: dim -> `effective_rank`, `mean_covariance` (mean absolute value off the
-        diagonal, for dims above 1), and `prefix_residual_correlation` (for dims below the width).
+        diagonal, for dims above 1), and `prefix_residual_correlation` (for dims below the hidden size).
     """
     covariance = feature_covariance(vectors)
     correlation = feature_correlation(covariance)

@@ -108,12 +108,12 @@ class TaskEmbeddings:
         return truncate(self._encoded(name, layer), self.grid.dims_of(layer)[-1])
 
     def in_code(self, granularity: Granularity, *, float_queries: bool = False) -> dict[str, torch.Tensor]:
-        """Name of each list of texts -> its embeddings in a code, by [`code_vectors`]."""
+        """Name of each list of texts -> its embeddings in a precision, by [`code_vectors`]."""
         encoded = {name: self._encoded(name, granularity.layer) for name in self._rows}
         return code_vectors(encoded, self.evaluator.stored, granularity, self.quantizer, float_queries=float_queries)
 
     def rescorers(self, granularity: Granularity) -> dict[str, Callable[[], Vectors]]:
-        """What can score a shortlist of a code again: [`RESCORERS`] that differ from the search in the code."""
+        """What can rescore a shortlist of a precision: [`RESCORERS`] that differ from the search in the precision."""
         code = code_of(granularity.code)
         found: dict[str, Callable[[], Vectors]] = {}
         if code.learned or code.name == "sign":
@@ -135,7 +135,7 @@ def score_grid(
     encoder: GridEncoder, evaluator: Evaluator, description: str | None = None
 ) -> dict[Granularity, Scores]:
     """
-    Score one task at every granularity, also in codes, with each text encoded once.
+    Score one task at every granularity, also in other precisions, with each text encoded once.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
@@ -166,8 +166,8 @@ def score_vectors(
     Args:
         evaluator ([`Evaluator`]): Evaluator of the task.
         embeddings (`dict[str, GridEmbeddings]`): Name of each list of texts of the evaluator -> its embeddings.
-        document_layer (`int`, *optional*): Layer that documents are read at, for asymmetric search. Default: that of
-            the granularity.
+        document_layer (`int`, *optional*): Layer that documents are read at, for search with asymmetric encoders.
+            Default: that of the granularity.
 
     Returns:
         `dict[Granularity, dict[str, float]]`: granularity -> metric -> value.
@@ -213,7 +213,7 @@ def _float_scores(evaluator: Evaluator, embeddings: TaskEmbeddings, layer: int) 
 
 
 def _scores(evaluator: Evaluator, vectors: Vectors) -> Scores:
-    """Metrics of vectors in a code. Some have another width than the embeddings."""
+    """Metrics of vectors in a precision. Some have another number of dims than the embeddings."""
     width = next(iter(vectors.values())).shape[1]
     return evaluator.score_layer(vectors, [width])[width]
 
@@ -233,7 +233,7 @@ def evaluate_grid(
     unfinished: Path | None = None,
 ) -> GridResults:
     """
-    Score every granularity on every task, also in codes, with the texts of each task encoded once.
+    Score every granularity on every task, also in other precisions, with the texts of each task encoded once.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
@@ -245,16 +245,16 @@ def evaluate_grid(
         folder (`Path`, *optional*): Folder for memory-mapped embeddings, for collections larger than memory and for
             runs that can be resumed. `None` keeps the embeddings of one task at a time in memory.
         two_stages (`bool`, *optional*, defaults to `True`): Whether to also measure two-stage searches, and searches
-            in a code whose shortlist is scored again.
-        asymmetric (`bool`, *optional*): Whether to also measure asymmetric searches, with queries and documents at
-            different layers. Default: between the layers that share a space, see [`shared_layers`]. `True` is between
-            all layers, `False` is not at all.
+            in a precision whose shortlist is rescored.
+        asymmetric (`bool`, *optional*): Whether to also measure searches with asymmetric encoders, with queries and
+            documents at different layers. Default: between the layers that share a space, see [`shared_layers`].
+            `True` is between all layers, `False` is not at all.
         hybrid (`bool`, *optional*, defaults to `False`): Whether to also measure BM25, alone and beside queries at the
-            same layers as in asymmetric searches with documents at the last of them.
+            same layers as in searches with asymmetric encoders with documents at the last of them.
         seed (`int`, *optional*, defaults to 0): Seed to record in the results. The evaluation itself is deterministic.
         verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
         unfinished (`Path`, *optional*): File that gets the results after each task. Tasks that it already has are not
-            scored again, so an interrupted run resumes. The file must be from the same weights, data and arguments;
+            rescored, so an interrupted run resumes. The file must be from the same weights, data and arguments;
             of these, weights and grid are checked.
 
     Returns:
@@ -378,7 +378,7 @@ def _resumed(results: GridResults, earlier: GridResults, file: Path) -> GridResu
 
 
 def _asymmetric_layers(encoder: GridEncoder, asymmetric: bool | None) -> list[int]:
-    """Layers of the grid between which asymmetric searches are measured; see [`evaluate_grid`]."""
+    """Layers of the grid between which searches with asymmetric encoders are measured; see [`evaluate_grid`]."""
     if asymmetric is not None:
         return encoder.grid.layers if asymmetric else []
     shared = shared_layers(unwrap_encoder(encoder.model).config)

@@ -58,18 +58,18 @@ def encode_milliseconds(
     engines: Mapping[str, Mapping[int, Callable[[str], object]]], texts: Sequence[str], rounds: int
 ) -> dict[str, dict[str, float]]:
     """
-    [`lower_quantile`] of the milliseconds per text of several engines.
+    [`lower_quantile`] of the milliseconds per text of several runtimes.
 
-    Engines have their turns in blocks of rounds. The threads of an engine stay active for a moment and slow down the
+    Runtimes have their turns in blocks of rounds. The threads of a runtime stay active for a moment and slow down the
     next one, whose first call is therefore not counted.
 
     Args:
-        engines (`dict[str, dict[int, Callable]]`): Engine -> layer -> function that encodes a text.
+        engines (`dict[str, dict[int, Callable]]`): Runtime -> layer -> function that encodes a text.
         texts (`Sequence[str]`): Texts, used in turn.
         rounds (`int`): Calls that count, per function.
 
     Returns:
-        `dict[str, dict[str, float]]`: engine -> layer as text -> milliseconds.
+        `dict[str, dict[str, float]]`: runtime -> layer as text -> milliseconds.
     """
 
     def with_texts(function: Callable[[str], object]) -> Callable[[], object]:
@@ -124,8 +124,8 @@ def measure_latency(
     engines: Mapping[str, Mapping[int, Callable[[str], object]]] | None = None,
 ) -> Latency:
     """
-    Measure the latency of a single query: encoding at each layer (text to vector), exact search at each dim and code,
-    and re-ranking of shortlists at each dim. The time of a search in a code includes coding the query.
+    Measure the latency of a single query: encoding at each layer (text to vector), exact search at each dim and
+    precision, and reranking of shortlists at each dim. The time of a search in a precision includes coding the query.
 
     Args:
         encoder ([`GridEncoder`]): The encoder as it would be deployed. An m3BERT stops at the layer; other encoders
@@ -136,8 +136,8 @@ def measure_latency(
         rounds (`int`, *optional*, defaults to 20): Measurements per step. The result is their 10th percentile
             (`QUANTILE`) and not their median, because a busy machine disturbs measurements in one direction only.
         seed (`int`, *optional*, defaults to 0): Seed of the random vectors.
-        engines (`dict[str, dict[int, Callable]]`, *optional*): Engine -> layer -> function that encodes a query,
-            given with its prompt, in another engine than torch. `hub_cards.onnx_latency.onnx_engines` makes those of
+        engines (`dict[str, dict[int, Callable]]`, *optional*): Runtime -> layer -> function that encodes a query,
+            given with its prompt, in another runtime than torch. `hub_cards.onnx_latency.onnx_engines` makes those of
             onnxruntime.
 
     Returns:
@@ -200,7 +200,7 @@ def measure_latency(
 
 
 def rescoring_codes(grid: Grid) -> list[tuple[int, str]]:
-    """Dims and codes besides float32 that score shortlists again: `sign` and `qama-*` themselves, and int8 beside
+    """Dims and precisions besides float32 that rescore shortlists: `sign` and `qama-*` themselves, and int8 beside
     codes of fewer bits."""
     codes = [(g.dim, code_of(g.code)) for g in grid]
     own = {(dim, code.name) for dim, code in codes if code.learned or code.name == "sign"}

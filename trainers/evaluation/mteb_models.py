@@ -95,9 +95,9 @@ class EncodeOnce:
 
 class GranularityModel(AbsEncoder):
     """
-    One granularity of a model as a model for MTEB. With a code, it gives the numbers that an index compares: what the
-    stored bytes stand for. Queries are in float32, or coded as well where codes are compared by Hamming distance.
-    Ranges of `int8` and `int4` are those of the texts of one call.
+    One granularity of a model as a model for MTEB. With a precision, it gives the numbers that an index compares: what
+    the stored bytes stand for. Queries are in float32, or coded as well where vectors are compared by Hamming
+    distance. Ranges of `int8` and `int4` are those of the texts of one call.
 
     Args:
         encode_once ([`EncodeOnce`]): The embeddings, shared by all granularities of a grid.
@@ -112,9 +112,9 @@ class GranularityModel(AbsEncoder):
 
     def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
         """
-        Embeddings of batches of texts: `(texts, dim)` in float32, normalised if the model does that; of another width
-        for some codes. Texts that are neither queries nor documents have no prompt, as in MTEB's own wrapper of
-        sentence-transformers; they are stored like documents. Other arguments of MTEB are ignored.
+        Embeddings of batches of texts: `(texts, dim)` in float32, normalised if the model does that; of another number
+        of dims for some precisions. Texts that are neither queries nor documents have no prompt, as in MTEB's own
+        wrapper of sentence-transformers; they are stored like documents. Other arguments of MTEB are ignored.
         """
         texts = [text for batch in inputs for text in batch["text"]]
         role: Role | None = None if prompt_type is None else PromptType(prompt_type).value
@@ -138,7 +138,7 @@ def parameters_at(model: nn.Module, layer: int) -> int:
 def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None = None) -> ModelMeta:
     """
     MTEB's metadata of one granularity. MTEB saves the results of each granularity under its `experiment_kwargs`, which
-    name layer, dim, and a code other than float32. `output_dtypes` is the code, if MTEB has a name for it.
+    name layer, dim, and a precision other than float32. `output_dtypes` is the precision, if MTEB has a name for it.
 
     Args:
         encoder ([`GridEncoder`]): Encoder and grid.
@@ -240,7 +240,7 @@ def load_mteb_data(task: AbsTask) -> None:
 
 def score_mteb(encode_once: EncodeOnce, task: AbsTask, verbose: bool = False) -> dict[Granularity, TaskResult]:
     """
-    Run a task of MTEB by MTEB's own protocol at every granularity of a grid, also in codes.
+    Run a task of MTEB by MTEB's own protocol at every granularity of a grid, also in other precisions.
 
     Args:
         encode_once ([`EncodeOnce`]): Encoder and grid.

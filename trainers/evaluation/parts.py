@@ -25,7 +25,7 @@ def read_vectors(file: Path, granularity: Granularity) -> Iterator[torch.Tensor]
     The embeddings in a file, some rows at a time.
 
     Args:
-        file (`Path`): A file of `m3bert embed --shard`, or of an engine that maps a
+        file (`Path`): A file of `m3bert embed --shard`, or of a framework that maps a
             [`GridEmbedder`][trainers.evaluation.bulk.GridEmbedder] over batches.
         granularity ([`Granularity`]): Layer and dim to read.
 

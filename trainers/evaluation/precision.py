@@ -1,4 +1,4 @@
-"""One query on documents stored in several codes: what it finds, the size of the index, and the time."""
+"""One query on documents stored in several precisions: what it finds, the size of the index, and the time."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Setting:
     How documents are stored and searched.
 
     Args:
-        granularity ([`Granularity`]): Granularity of the documents, with their code.
+        granularity ([`Granularity`]): Granularity of the documents, with their precision.
         query_layer (`int`, *optional*): Layer of the query, for an encoder with exits. Default: that of the documents.
     """
 
@@ -84,7 +84,7 @@ def search_at(
         `list[Search]`: one result per setting.
 
     Raises:
-        ValueError: if a size is not in the grid, a code needs a quantizer that the encoder does not have, or an
+        ValueError: if a size is not in the grid, a precision needs a quantizer that the encoder does not have, or an
             embedding is not finite.
     """
     sizes = documents.grid.sizes

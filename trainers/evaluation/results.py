@@ -62,7 +62,7 @@ class TwoStageSearch:
         documents (`int`): Number of documents in its collection.
         layer (`int`): Layer of the vectors.
         first_dim (`int`): Dim of the first stage, which finds the shortlist.
-        second_dim (`int`): Dim of the second stage, which re-ranks the shortlist.
+        second_dim (`int`): Dim of the second stage, which reranks the shortlist.
         shortlist (`int`): Length of the shortlist.
         products_share (`float`): Multiplications, as a share of an exact search at `second_dim`.
         metric (`str`): Name of the metric.
@@ -83,15 +83,15 @@ class TwoStageSearch:
 @dataclass(frozen=True)
 class RescoredSearch:
     """
-    A measured search in a code whose shortlist is scored again with a float query.
+    A measured search in a precision whose shortlist is rescored with a float query.
 
     Args:
         task (`str`): Name of the retrieval task.
         documents (`int`): Number of documents in its collection.
         layer (`int`): Layer of the vectors.
-        dim (`int`): Dim of the codes and of what scores again.
-        code (`str`): Code that finds the shortlist.
-        rescore (`str`): What scores it again: `"codes"`, the same codes, or vectors that are kept beside them in
+        dim (`int`): Dim of the codes and of what rescores.
+        code (`str`): Precision that finds the shortlist.
+        rescore (`str`): What rescores it: `"codes"`, the same codes, or vectors that are kept beside them in
             `"int8"` or `"float32"`.
         shortlist (`int`): Length of the shortlist.
         metric (`str`): Name of the metric.
@@ -115,7 +115,7 @@ class RescoredSearch:
 
 
 def rescored_bytes(granularity: Granularity, rescore: str) -> int:
-    """Bytes per vector of codes and of what is kept beside them to score a shortlist again."""
+    """Bytes per vector of codes and of what is kept beside them to rescore a shortlist."""
     beside = 0 if rescore == "codes" else bytes_per_vector(rescore, granularity.dim)
     return bytes_per_vector(granularity.code, granularity.dim) + beside
 
@@ -178,18 +178,18 @@ class Latency:
     Args:
         encode_ms (`dict[str, float]`): Layer -> time to encode one query in torch, with early exit if the encoder has
             it.
-        search_ms (`dict[str, float]`): Dim, with a code other than float32 (`64@int8`) -> time of one exact search
-            among `documents`.
-        rerank_ms (`dict[str, dict[str, float]]`): Dim, with a code as above -> length of the shortlist -> time to
-            re-rank it, decoded.
+        search_ms (`dict[str, float]`): Dim, with a precision other than float32 (`64@int8`) -> time of one exact
+            search among `documents`.
+        rerank_ms (`dict[str, dict[str, float]]`): Dim, with a precision as above -> length of the shortlist -> time to
+            rerank it, decoded.
         documents (`int`): Number of documents in the measured search. The time of an exact search is linear in it.
         encoder (`str`): Model type of the encoder.
         threads (`int`): Number of threads for encoding and search.
         engine (`str`, *optional*, defaults to `"faiss"`): Library that searched: `"faiss"` or `"torch"`.
         quantile (`float`, *optional*, defaults to 0.5): Which quantile of the measured times each value is. Files
             that do not name one hold medians.
-        engine_ms (`dict[str, dict[str, float]]`, *optional*): Engine besides torch (`"ONNX int8"`) -> layer -> time to
-            encode one query, with as many threads.
+        engine_ms (`dict[str, dict[str, float]]`, *optional*): Runtime besides torch (`"ONNX int8"`) -> layer -> time
+            to encode one query, with as many threads.
     """
 
     encode_ms: dict[str, float]
@@ -213,7 +213,7 @@ class Latency:
         )
 
     def encode_ms_by_engine(self, layer: int) -> dict[str, float]:
-        """Engine -> milliseconds to encode one query at a layer: torch, and the other engines measured at it."""
+        """Runtime -> milliseconds to encode one query at a layer: torch, and the other runtimes measured at it."""
         others = {engine: times[str(layer)] for engine, times in self.engine_ms.items() if str(layer) in times}
         return {"torch": self.encode_ms[str(layer)], **others}
 
@@ -227,13 +227,13 @@ class Latency:
         return self.encode_ms[str(granularity.layer)] + self._search(stored_as(granularity), documents)
 
     def has(self, granularity: Granularity) -> bool:
-        """Whether encoding and search were measured at a granularity. Times of a code are not guessed."""
+        """Whether encoding and search were measured at a granularity. Times of a precision are not guessed."""
         return str(granularity.layer) in self.encode_ms and stored_as(granularity) in self.search_ms
 
     def of_rescored(
         self, granularity: Granularity, rescore: str, shortlist: int, documents: int | None = None
     ) -> float | None:
-        """Milliseconds per query for encoding, search in a code, and scoring a shortlist again; `None` if a part was
+        """Milliseconds per query for encoding, search in a precision, and rescoring a shortlist; `None` if a part was
         not measured."""
         again = replace(granularity, code=granularity.code if rescore == "codes" else rescore)
         milliseconds = self.rerank_ms.get(stored_as(again), {}).get(str(shortlist))
@@ -245,7 +245,7 @@ class Latency:
         self, granularity: Granularity, first_dim: int, shortlist: int, documents: int | None = None
     ) -> float:
         """Milliseconds per query for encoding and a two-stage search: a shortlist found with `first_dim` dims and
-        re-ranked at the granularity."""
+        reranked at the granularity."""
         rerank = self.rerank_ms[str(granularity.dim)][str(shortlist)]
         return self.encode_ms[str(granularity.layer)] + self._search(str(first_dim), documents) + rerank
 
@@ -254,7 +254,7 @@ class Latency:
 
 
 def stored_as(granularity: Granularity) -> str:
-    """Dim and code as text, which is the key of a [`Latency`]: `64`, or `64@int8`."""
+    """Dim and precision as text, which is the key of a [`Latency`]: `64`, or `64@int8`."""
     return str(granularity).partition("x")[2]
 
 
@@ -274,13 +274,13 @@ class GridResults:
         settings (`dict`): Settings of the encoder: pooling, maximum lengths, batch size, prompts, type of
             the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
             or name of the file or folder. `mteb` is what tasks of MTEB are: task -> `type`, and `dataset` and
-            `revision` on the Hub. `quantizer` is the fingerprint of the quantizer, if a code needed it.
+            `revision` on the Hub. `quantizer` is the fingerprint of the quantizer, if a precision needed it.
         scores (`list[Score]`, *optional*): All scores.
         seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
             (`score`).
         two_stage_searches (`list[TwoStageSearch]`, *optional*): Measured two-stage searches.
-        rescored_searches (`list[RescoredSearch]`, *optional*): Measured searches in a code, with a shortlist that is
-            scored again.
+        rescored_searches (`list[RescoredSearch]`, *optional*): Measured searches in a precision, with a shortlist that
+            is rescored.
         asymmetric_searches (`list[AsymmetricSearch]`, *optional*): Measured searches with queries and documents at
             different layers.
         hybrid_searches (`list[HybridSearch]`, *optional*): Measured searches with BM25 beside embeddings.
@@ -444,7 +444,7 @@ class GridResults:
 
     def asymmetric_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, int], float]:
         """
-        Mean of the main metrics of asymmetric searches over several tasks.
+        Mean of the main metrics of searches with asymmetric encoders over several tasks.
 
         Args:
             tasks (`Iterable[str]`): Names of the tasks.
@@ -461,13 +461,13 @@ class GridResults:
 
     def rescored_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, str, int], float]:
         """
-        Mean of the main metrics of re-scored searches over several tasks.
+        Mean of the main metrics of rescored searches over several tasks.
 
         Args:
             tasks (`Iterable[str]`): Names of the tasks.
 
         Returns:
-            `dict[tuple[Granularity, str, int], float]`: granularity of the codes, what scores again, and length of the
+            `dict[tuple[Granularity, str, int], float]`: granularity of the codes, what rescores, and length of the
             shortlist -> mean. Only searches that were measured on every task are in it.
         """
         measured = (

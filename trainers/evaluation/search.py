@@ -189,13 +189,13 @@ def rerank(
     The second stage of a two-stage search: sort the first documents of a shortlist by cosine.
 
     Args:
-        queries (`torch.Tensor` of shape `(queries, dim)`): Embeddings at the granularity that re-ranks; need not be
+        queries (`torch.Tensor` of shape `(queries, dim)`): Embeddings at the granularity that reranks; need not be
             normalised.
         documents (`torch.Tensor` of shape `(documents, dim)`): Embeddings of the whole collection, at the same
             granularity.
         shortlist (`np.ndarray` of shape `(queries, length)`): Rows of `documents` found by the first stage, best
             first.
-        sizes (`Sequence[int]`): Numbers of documents to re-rank; each number is a separate search.
+        sizes (`Sequence[int]`): Numbers of documents to rerank; each number is a separate search.
 
     Returns:
         `dict[int, np.ndarray]`: size -> rows of shape `(queries, size)`, best first.

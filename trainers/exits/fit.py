@@ -1,6 +1,6 @@
 """
-Exits in closed form: one ridge regression per layer, from its pooled state to the embedding of the last layer, and a
-table with one row per token of the vocabulary that they read beside it.
+Exits in closed form: one ridge regression per layer, from its pooled hidden state to the embedding of the last layer,
+and a table with one row per token of the vocabulary that they read beside it.
 
 Every depth of the encoder then embeds into the same space, without any training.
 """
@@ -50,12 +50,12 @@ class ExitFit:
 
     Args:
         layers (`dict[int, LayerFit]`): Layer -> its fit, for layers below the last.
-        state_only (`dict[int, LayerFit]`): Layer -> the fit of the map that reads the state without the static table,
-            for layers that have both.
-        pooling (`str`): Pooling of the token states.
+        state_only (`dict[int, LayerFit]`): Layer -> the fit of the map that reads the hidden state without the static
+            table, for layers that have both.
+        pooling (`str`): Pooling of the hidden states of tokens.
         basis (`str`): `"last_layer"` or `"principal"`.
         target (`str`): What the exits predict: `"last layer"`, or the name of a teacher.
-        dim (`int`): Dims of the target's space, at most the model's width.
+        dim (`int`): Dims of the target's space, at most the model's hidden size.
         texts (`int`): Number of texts, without empty ones.
         sources (`dict[str, int]`): Source -> its number of texts.
         fingerprint (`str`): Digest of the texts in their order.
@@ -132,11 +132,13 @@ def fit_exits(
     3. The texts are encoded once.
     4. Layer 0: a ridge regression from the mean of phi over a text's tokens to its L2-normalised embedding at the
        last layer. It gives the static table T, one row per token: layer 0 of a text is the mean of its tokens' rows.
-    5. Layer l: a ridge regression from [pooled state of l, mean of T] to the same target; beside it, one from the
-       state alone, which a native export uses.
-    6. Stitched depth l with k last layers: a ridge regression over the tokens of 2,500 texts, from [state of layer
-       l - k, row of T] to the state that the last k layers read. Its penalty is the one that explains most of the
-       tokens of held-out texts. 5,000 texts are then encoded at the stitched depths, for their exits as in 5.
+    5. Layer l: a ridge regression from [pooled hidden state of l, mean of T] to the same target; beside it, one from
+    the
+       hidden state alone, which a native export uses.
+    6. Stitched depth l with k last layers: a ridge regression over the tokens of 2,500 texts, from [hidden state of
+    layer
+       l - k, row of T] to the hidden state that the last k layers read. Its penalty is the one that explains most of
+       the tokens of held-out texts. 5,000 texts are then encoded at the stitched depths, for their exits as in 5.
 
     The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target
@@ -155,9 +157,9 @@ def fit_exits(
             tokenizer, and a pass over its vocabulary.
         stitches (`Sequence[int]` or `Mapping[int, int]`, *optional*): Depths below the last to stitch, or depth -> its
             number of last layers, by default half of them, and at least 1. The exit of a stitched depth is that of its
-            stitched state.
+            stitched hidden state.
         basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the
-            last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-width
+            last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-size
             cosines do not change, and the rotation is stored as the exit of the last layer.
         projection ([`Projection`], *optional*): Projection of the last layer. It becomes the exit of the last layer.
             Default: the one that the model was published with, if there is one and no teacher.
@@ -177,16 +179,16 @@ def fit_exits(
             next fit. Default: they are kept until the pass over the vocabulary is complete.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
         on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
-            layer, their pooled states before any exit `(texts, width)`, until it has had all texts of this rank. An
-            index of the texts then needs no second pass. Stitched depths are not among the layers.
+            layer, their pooled hidden states before any exit `(texts, width)`, until it has had all texts of this
+            rank. An index of the texts then needs no second pass. Stitched depths are not among the layers.
 
     Returns:
         [`ExitFit`]
 
     Raises:
         ValueError: if the model is not an m3BERT, a layer is outside it, the tokenizer is not the model's or cannot
-            give a static table, there are fewer texts than dims, a state is not finite (the message names the layer
-            and a text, or the token), or an option is not legal.
+            give a static table, there are fewer texts than dims, a hidden state is not finite (the message names the
+            layer and a text, or the token), or an option is not legal.
     """
     encoder = model.base_model
     published = EmbeddingSettings.of(encoder)
@@ -292,7 +294,7 @@ def fit_exits(
 
 
 def _declare(encoder: M3BertModel, fit: ExitFit, layers: list[int]) -> None:
-    """Put the fit, its layers and its width into the config."""
+    """Put the fit, its layers and its dims into the config."""
     config = encoder.config
     config.exit_fit, config.matryoshka_layers = fit.record(), layers
     if fit.dim < config.hidden_size:
@@ -358,7 +360,7 @@ def pooled_states(
     ids: list[list[int]],
     layers: Sequence[int],
 ) -> States:
-    """Layer -> pooled states of texts `(texts, width)`, which are given by their token ids."""
+    """Layer -> pooled hidden states of texts `(texts, width)`, which are given by their token ids."""
     cost = PassCost.on(encoder.device).limited(batch_size * TOKENS_PER_TEXT)
     chunks: list[list[int]] = []
     vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
@@ -408,7 +410,7 @@ def _encoded(
     layers: Sequence[int],
     description: str | None,
 ) -> Iterator[tuple[list[TokenizedText], States]]:
-    """Groups of texts with their pooled states. Raises a ValueError if a state is not finite."""
+    """Groups of texts with their pooled hidden states. Raises a ValueError if a hidden state is not finite."""
     quiet = description is None or rank() > 0
     with tqdm(total=total, desc=description, unit=" texts", disable=quiet, leave=False) as bar:
         for group in groups:
@@ -417,7 +419,7 @@ def _encoded(
                 wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
                 if len(wrong):
                     text = group[int(wrong[0])].text
-                    raise ValueError(f"The states of layer {layer} are not finite, for example of {text[:80]!r}.")
+                    raise ValueError(f"Hidden states of layer {layer} are not finite, for example of {text[:80]!r}.")
             yield group, pooled
             bar.update(len(group))
 
@@ -434,7 +436,7 @@ def _targets(
     projection: Projection | None,
     teacher: TeacherEmbeddings | None,
 ) -> torch.Tensor:
-    """What the exits predict, `(texts, target width)`, from the pooled states of the last layer."""
+    """What the exits predict, `(texts, target width)`, from the pooled hidden states of the last layer."""
     vectors = last.double()
     if projection is not None:
         vectors = vectors @ projection.weight.T.to(vectors)
@@ -446,7 +448,7 @@ def _targets(
 def _rotation(axes: torch.Tensor, basis: str, width: int) -> torch.Tensor:
     """
     The map from the target's space to that of the exits, `(dims of the exits, target dims)`: the identity, or the
-    principal axes of the targets, of which a model keeps as many as its width.
+    principal axes of the targets, of which a model keeps as many as its hidden size.
     """
     if basis == "last_layer" and len(axes) <= width:
         return torch.eye(len(axes)).to(axes)
@@ -454,8 +456,8 @@ def _rotation(axes: torch.Tensor, basis: str, width: int) -> torch.Tensor:
 
 
 def _static_maps(sums: ExitSums, table: Fit, to_space: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The maps from features to the static state in the target's space, one per fold and one of all texts, and the
-    map from the static state of the model to it."""
+    """The maps from features to the static vector in the target's space, one per fold and one of all texts, and the
+    map from the static vector of the model to it."""
     # Of a target wider than the model, only what the model keeps.
     kept = _rotation(sums.target_axes, "last_layer", to_space.shape[1]).T
     return [affine @ kept for affine in sums.tables(table.report)], to_space.T @ kept
@@ -465,8 +467,8 @@ def _joint_maps(
     sums: ExitSums, static_maps: tuple[list[torch.Tensor], torch.Tensor], layers: Sequence[int], to_space: torch.Tensor
 ) -> dict[int, Fit]:
     """
-    Layer -> the map from its state and the static state to the space of the exits. It is fitted in the target's space,
-    so that the basis of the exits does not change it.
+    Layer -> the map from its hidden state and the static vector to the space of the exits. It is fitted in the
+    target's space, so that the basis of the exits does not change it.
     """
     width, (of_folds, from_space) = to_space.shape[1], static_maps
     joints = {layer: sums.fit_with_table(layer, of_folds) for layer in layers}

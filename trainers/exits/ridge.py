@@ -24,7 +24,7 @@ class Moments:
     Sums over rows of the products of named vectors, in float64: all that regressions between them need of the rows.
 
     Args:
-        widths (`Mapping[Name, int]`): Name -> width of its vectors. `ONE` is added.
+        widths (`Mapping[Name, int]`): Name -> dims of its vectors. `ONE` is added.
         pairs (`Iterable[tuple[Name, Name]]`): Pairs whose products are summed. Every vector is also paired with `ONE`.
     """
 

@@ -1,6 +1,6 @@
 """
-Stitches in closed form: a ridge regression over tokens from the state after a model's first layers, and the token's
-row of the static table, to the state that its last layers read.
+Stitches in closed form: a ridge regression over tokens from the hidden state after a model's first layers, and the
+token's row of the static table, to the hidden state that its last layers read.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _token_states(
     cost: PassCost,
     compute_dtype: torch.dtype | None,
 ) -> Iterator[tuple[bool, dict[Name, torch.Tensor]]]:
-    """Whether some texts are held out, and the states of their tokens by layer `(tokens, width)`."""
+    """Whether some texts are held out, and the hidden states of their tokens by layer `(tokens, width)`."""
     for group in texts:
         chosen = [blake2b(its.text.encode(), digest_size=1).digest()[0] < HELD_OUT * 256 for its in group]
         for held in (True, False):

@@ -53,8 +53,8 @@ class ExitSums:
     of texts.
 
     Args:
-        widths (`Mapping[Name, int]`): Widths of the states of each layer, of the targets (`TARGET`) and, with a static
-            table, of the texts' features (`FEATURES`).
+        widths (`Mapping[Name, int]`): Dims of the hidden states of each layer, of the targets (`TARGET`) and, with a
+            static table, of the texts' features (`FEATURES`).
         texts (`int`): Number of texts that will be added on all ranks.
     """
 
@@ -96,13 +96,13 @@ class ExitSums:
 
     def fit_with_table(self, layer: int, tables: Sequence[torch.Tensor]) -> Fit:
         """
-        The map from the state of a layer and the static state of the text (the mean of the table's rows) to the
-        target. A table knows the texts that it was fitted to better than others, so each fold reads a table that was
-        fitted to the other one.
+        The map from the hidden state of a layer and the static vector of the text (the mean of the table's rows) to
+        the target. A table knows the texts that it was fitted to better than others, so each fold reads a table that
+        was fitted to the other one.
 
         Args:
             layer (`int`): The layer.
-            tables (`Sequence[torch.Tensor]`): Maps from the features to the static state, of [`tables`].
+            tables (`Sequence[torch.Tensor]`): Maps from the features to the static vector, of [`tables`].
         """
         width = self.rows[layer].shape[1]
         folds = []

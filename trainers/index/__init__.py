@@ -1,4 +1,4 @@
-"""Indexes of documents in engines that people run, built from the plan of `m3bert choose`."""
+"""Indexes of documents in vector stores that people run, built from the plan of `m3bert choose`."""
 
 from .corpus import Corpus
 from .engine import ENGINES

@@ -1,4 +1,4 @@
-"""What an engine does for an index, and the list of engines."""
+"""What a vector store does for an index, and the list of vector stores."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ BY_HAND = ("usearch", "sqlite-vec")
 
 class Engine(ABC):
     """
-    An index in one engine, made of what is in the [`Store`]. It knows documents by their keys.
+    An index in one vector store, made of what is in the [`Store`]. It knows documents by their keys.
 
     Args:
-        folder (`Path`): Folder of the index. An engine writes to it, or to its server.
+        folder (`Path`): Folder of the index. A vector store writes to it, or to its server.
         layout ([`Layout`]): What is stored, and how it is searched.
         store ([`Store`]): The documents, with their vectors.
 
     Raises:
-        ValueError: if the engine is not installed, or does not have the layout. The message names what it has.
+        ValueError: if the vector store is not installed, or does not have the layout. The message names what it has.
     """
 
     name: ClassVar[str]
@@ -51,29 +51,29 @@ class Engine(ABC):
 
     @classmethod
     def library(cls) -> Any:
-        """The module of the engine. ValueError if it is not installed."""
-        return require_extra(cls.module, cls.name, f"The engine {cls.name}")
+        """The module of the vector store. ValueError if it is not installed."""
+        return require_extra(cls.module, cls.name, f"The vector store {cls.name}")
 
     @classmethod
     def require(cls, layout: Layout) -> None:
         """
-        Check that the engine is installed and has a layout.
+        Check that the vector store is installed and has a layout.
 
         Raises:
             ValueError: names what is missing, and the legal values.
         """
         cls.library()
         if layout.first.code not in cls.codes:
-            raise ValueError(f"The engine {cls.name} has no {layout.first.code}; it has {', '.join(cls.codes)}.")
+            raise ValueError(f"The vector store {cls.name} has no {layout.first.code}; it has {', '.join(cls.codes)}.")
         if layout.second is not None and layout.second.code not in cls.second_codes:
             raise ValueError(
-                f"The engine {cls.name} cannot score a shortlist by {layout.second.code}; it can by "
+                f"The vector store {cls.name} cannot score a shortlist by {layout.second.code}; it can by "
                 f"{', '.join(cls.second_codes)}."
             )
         if layout.kind not in cls.kinds:
-            raise ValueError(f"--kind {layout.kind}: the engine {cls.name} has {', '.join(cls.kinds)}.")
+            raise ValueError(f"--kind {layout.kind}: the vector store {cls.name} has {', '.join(cls.kinds)}.")
         if layout.url is not None and cls.name != "qdrant":
-            raise ValueError(f"--url is for Qdrant; the engine {cls.name} has no server.")
+            raise ValueError(f"--url is for Qdrant; the vector store {cls.name} has no server.")
 
     @abstractmethod
     def add(self, keys: np.ndarray) -> None:
@@ -109,7 +109,7 @@ class Engine(ABC):
 
     @property
     def rescorer(self) -> tuple[str, Coder] | None:
-        """Name and code of the vectors that score a shortlist; `None` without one."""
+        """Name and precision of the vectors that score a shortlist; `None` without one."""
         layout = self.layout
         if layout.shortlist is None:
             return None
@@ -131,11 +131,11 @@ class Engine(ABC):
 
 
 def find_engine(name: str) -> type[Engine]:
-    """The engine of a name. ValueError if there is none: the message names the legal values."""
+    """The vector store of a name. ValueError if there is none: the message names the legal values."""
     if name in BY_HAND:
         raise ValueError(
-            f"--engine {name}: m3bert builds no index there; docs/deploy.md, 'Other engines', has the few lines that "
-            "store and search in it what `m3bert embed` wrote."
+            f"--engine {name}: m3bert builds no index there; docs/deploy.md, 'Other vector stores', has the few "
+            "lines that store and search in it what `m3bert embed` wrote."
         )
     if name not in ENGINES:
         raise ValueError(f"--engine {name} is unknown; legal values: {', '.join(ENGINES)}.")
@@ -144,7 +144,7 @@ def find_engine(name: str) -> type[Engine]:
 
 
 def filled(scores: np.ndarray, keys: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Results of a search as arrays of width k. Where there is no document, the score is -inf and the key -1."""
+    """Results of a search as arrays of k columns. Where there is no document, the score is -inf and the key -1."""
     missing = ((0, 0), (0, max(0, k - keys.shape[1])))
     keys = np.pad(keys[:, :k].astype(np.int64), missing, constant_values=-1)
     scores = np.pad(scores[:, :k].astype(np.float32), missing)

@@ -12,7 +12,7 @@ from .index import Index
 def example(index: Index, question: str = "your question") -> str:
     """
     Lines of Python that search an index without this package: they embed a query with sentence-transformers, and read
-    the files, or ask the server, of the engine. They set `found`: pairs of id and score, best first.
+    the files, or ask the server, of the vector store. They set `found`: pairs of id and score, best first.
 
     Args:
         index ([`Index`]): The index.
@@ -47,7 +47,7 @@ def _embedding(index: Index, question: str) -> list[str]:
 
 
 def _depth(manifest: Mapping[str, Any], layer: int) -> str:
-    """Argument of `SentenceTransformer` that cuts the encoder to a layer; empty for all layers."""
+    """Argument of `SentenceTransformer` that truncates the encoder to a layer; empty for all layers."""
     if layer == manifest["model_layers"]:
         return ""
     if manifest["model_type"] == "m3bert":

@@ -1,4 +1,4 @@
-"""An index of documents in one engine: build it, add to it, delete from it, and search it."""
+"""An index of documents in one vector store: build it, add to it, delete from it, and search it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Hit:
 
     Args:
         id (`str`): Its id.
-        score (`float`): Its score: the cosine with the query, or what its code makes of it.
+        score (`float`): Its score: the cosine with the query, or what its precision makes of it.
         text (`str`, *optional*): Its text.
         metadata (`dict[str, Any]`): Its metadata.
     """
@@ -54,8 +54,8 @@ class Target:
     Args:
         folder (`Path`): Folder of the index.
         engine (`str`): One of [`~index.engine.ENGINES`].
-        kind (`str`, *optional*): One of [`~index.layout.KINDS`]. Default: the first one that the engine has.
-        url (`str`, *optional*): Address of the server, for an engine that is one.
+        kind (`str`, *optional*): One of [`~index.layout.KINDS`]. Default: the first one that the vector store has.
+        url (`str`, *optional*): Address of the server, for a vector store that is one.
         words (`bool`, *optional*, defaults to `False`): Whether to index the words of documents, for hybrid search.
     """
 
@@ -103,7 +103,7 @@ class Index:
         build: what was embedded is in the folder, and no text is embedded twice.
 
         Args:
-            target ([`Target`]): Folder and engine.
+            target ([`Target`]): Folder and vector store.
             plan ([`Plan`]): What to store, and how to search.
             encoder ([`GridEncoder`]): Encoder with the grid of the plan.
             corpus ([`Corpus`]): Documents.
@@ -116,7 +116,8 @@ class Index:
 
         Raises:
             OSError: if a file cannot be read or written.
-            ValueError: if the encoder is not that of the plan, the engine does not have its codes, a document has no
+            ValueError: if the encoder is not that of the plan, the vector store does not have its precisions, a
+            document has no
                 text or its id is not new, the folder holds another index or other files, or the rows that an
                 interrupted build read have changed. New rows after them are indexed, too.
         """
@@ -277,8 +278,8 @@ class Index:
         self, queries: torch.Tensor, k: int = 10, where: Mapping[str, Any] | None = None
     ) -> list[list[Hit]]:
         """
-        [`Index.search`] by embeddings of queries `(queries, width)` at their layer; at full width if the index has a
-        learned code.
+        [`Index.search`] by embeddings of queries `(queries, width)` at their layer; at all dims if the index has a
+        learned precision.
         """
         self._require_finished()
         if k < 1:

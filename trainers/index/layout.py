@@ -25,12 +25,12 @@ class Layout:
     What an index stores per document, and how it is searched.
 
     Args:
-        first ([`Coder`]): Code of the vectors that are searched.
-        second ([`Coder`], *optional*): Code of the vectors beside them, which score the shortlist again. `None`: there
-            are none, and a shortlist of bits is scored with the first ones, decoded.
+        first ([`Coder`]): Precision of the vectors that are searched.
+        second ([`Coder`], *optional*): Precision of the vectors beside them, which rescore the shortlist. `None`:
+            there are none, and a shortlist of bits is scored with the first ones, decoded.
         shortlist (`int`, *optional*): Length of the shortlist. `None`: the first search is the result.
         kind (`str`, *optional*, defaults to `"flat"`): One of `KINDS`. Only `"flat"` is exact.
-        url (`str`, *optional*): Address of a server, for an engine that is one.
+        url (`str`, *optional*): Address of a server, for a vector store that is one.
         columns (`dict[str, str]`, *optional*): Metadata column -> type: `"text"`, `"integer"`, `"number"`, `"boolean"`
             or `"json"`.
     """
@@ -61,7 +61,7 @@ class Layout:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any], quantizer: M3BertQuantizer | None = None) -> Layout:
-        """The layout that [`~Layout.to_dict`] wrote. Learned codes are made and compared by the quantizer only."""
+        """The layout that [`~Layout.to_dict`] wrote. Only the quantizer makes and compares learned precisions."""
         first, second = (content[name] and _read(content[name], quantizer) for name in ("first", "second"))
         return cls(**{**content, "first": first, "second": second})
 

@@ -31,10 +31,10 @@ class Plan:
     What to store per document, and how to search. Only `documents` is needed; the other defaults are an exact search.
 
     Args:
-        documents ([`Granularity`]): Granularity of the documents, with their code. Queries have its dim, too.
+        documents ([`Granularity`]): Granularity of the documents, with their precision. Queries have its dim, too.
         query_layer (`int`, *optional*): Layer of the queries. Default: that of the documents.
         first_dim (`int`, *optional*): Dim of the first stage of a two-stage search in float32.
-        rescore (`str`, *optional*): What scores the shortlist of a code again: one of `RESCORE_BY`.
+        rescore (`str`, *optional*): What rescores the shortlist of a precision: one of `RESCORE_BY`.
         shortlist (`int`, *optional*): Length of the shortlist; needed with `first_dim` or `rescore`.
         model (`str`, *optional*): Hub id or folder of the evaluated model.
         revision (`str`, *optional*): Its commit on the Hub.
@@ -43,7 +43,7 @@ class Plan:
         tasks (`tuple[str, ...]`, *optional*): What it was measured on.
         latency_ms (`float`, *optional*): Milliseconds per query, as measured.
         vectors (`int`, *optional*): Number of documents that it was chosen for.
-        memory_gb (`float`, *optional*): Memory of so many vectors, in gigabytes.
+        memory_gb (`float`, *optional*): Memory of these vectors, in gigabytes.
         measured (`dict[str, str]`, *optional*): Date and machine of the evaluation.
         explanation (`str`, *optional*): The choice and its reasons.
         schema_version (`int`, *optional*): Version of the file.
@@ -130,7 +130,7 @@ class Plan:
         the ranges of `int8` and `int4` are cut off to them.
 
         Raises:
-            ValueError: if a code cannot be made from these embeddings.
+            ValueError: if a precision cannot be made from these embeddings.
         """
         codes = [(self.documents.code, self.first_dim or self.documents.dim)]
         if self.first_dim is not None:
@@ -144,7 +144,7 @@ class Plan:
 
     @property
     def needs_sample(self) -> bool:
-        """Whether a code is fitted to documents."""
+        """Whether a precision is fitted to documents."""
         return bool({self.documents.code, self.rescore} & {"int8", "int4"})
 
     def save(self, file: Path) -> None:

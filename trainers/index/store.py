@@ -32,8 +32,8 @@ Where = Mapping[str, Sequence[Any]]
 @dataclass(frozen=True)
 class Batch:
     """
-    Some documents: numbers that identify them in the engine, ids that the user gave, texts, metadata, and vectors in
-    the layout's first and second code, `(documents, bytes)`, uint8.
+    Some documents: numbers that identify them in the vector store, ids that the user gave, texts, metadata, and
+    vectors in the layout's first and second code, `(documents, bytes)`, uint8.
     """
 
     keys: np.ndarray
@@ -50,10 +50,10 @@ class Batch:
 class Store:
     """
     The documents of an index, and how far it has been built: `documents.sqlite`, and the files `vectors/first` and
-    `vectors/second` of bytes, whose row number `key` is the vector of a document. Engines build their indexes from
-    these, so that no text is ever embedded twice.
+    `vectors/second` of bytes, whose row number `key` is the vector of a document. Vector stores build their indexes
+    from these, so that no text is ever embedded twice.
 
-    Vectors are written first and count once their documents are in SQLite, together with the state. Vectors of
+    Vectors are written first and count once their documents are in SQLite, together with the progress. Vectors of
     deleted documents keep their room.
 
     Args:

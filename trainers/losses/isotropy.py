@@ -17,16 +17,16 @@ ROUNDINGS = 8
 
 def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     r"""
-    Token states standardised over the tokens of each text, per dim: `(h - mean) / (deviation + epsilon)` (MIC,
-    [2605.29987](https://huggingface.co/papers/2605.29987), Eq. 1 and below). Mean and standard deviation are those of
-    the real tokens.
+    Hidden states of tokens standardised over the tokens of each text, per dim: `(h - mean) / (deviation + epsilon)`
+    (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), Eq. 1 and below). Mean and standard deviation are
+    those of the real tokens.
 
     Args:
-        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states. Carries gradient.
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Hidden states of tokens. Carries gradient.
         mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: the standardised states, 0 for padding, and the standard deviations
+        `tuple[torch.Tensor, torch.Tensor]`: the standardised hidden states, 0 for padding, and the standard deviations
         `(batch, hidden_size)`, both in float32 or wider. A dim that is constant in a text is 0 there, without
         gradient.
     """
@@ -35,7 +35,7 @@ def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor
 
 
 class Standardized(torch.autograd.Function):
-    """See [`standardized`]. Makes a third of the passes over the states that single operations would make."""
+    """See [`standardized`]. Makes a third of the passes over the hidden states that single operations would make."""
 
     @staticmethod
     def forward(ctx: Any, states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -77,21 +77,21 @@ def prefix_residual_products(
     dims after the prefix (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1: C times the number
     of texts). The sums of several batches can be added.
 
-    Because states are standardised per dim, the blocks of all prefixes are parts of one matrix. Only the part of it
-    above the diagonal of segments is computed.
+    Because hidden states are standardised per dim, the blocks of all prefixes are parts of one matrix. Only the part
+    of it above the diagonal of segments is computed.
 
     Args:
         standardized_states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): From [`standardized`]. Carries
             gradient.
         mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
-        dims (`Sequence[int]`): Prefix dims, ascending, below the width.
+        dims (`Sequence[int]`): Prefix dims, ascending, below the hidden size.
 
     Returns:
         `list[torch.Tensor]`: per dim d_i, the products of the dims from d_{i-1} to d_i with all dims after d_i, of
         shape `(d_i - d_{i-1}, hidden_size - d_i)`.
 
     Raises:
-        ValueError: if the dims are not ascending and below the width.
+        ValueError: if the dims are not ascending and below the hidden size.
     """
     dims = check_dims(dims, standardized_states.shape[2] - 1)
     with no_autocast(standardized_states):
@@ -122,7 +122,7 @@ class PrefixResidualProducts(torch.autograd.Function):
 
     @staticmethod
     def rows(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The states of all tokens as rows, and the same rows divided by the number of tokens of their text."""
+        """The hidden states of all tokens as rows, and the same rows divided by the number of tokens of their text."""
         count = mask.sum(dim=1).clamp(min=1).to(states.dtype)
         return states.flatten(0, 1), (states / count[:, None, None]).flatten(0, 1)
 
@@ -161,13 +161,13 @@ def variance_floor(deviations: torch.Tensor, dims: Sequence[int]) -> torch.Tenso
     Args:
         deviations (`torch.Tensor` of shape `(hidden_size,)`): Standard deviation of each dim over tokens, averaged
             over texts. Carries gradient.
-        dims (`Sequence[int]`): Prefix dims, ascending, below the width.
+        dims (`Sequence[int]`): Prefix dims, ascending, below the hidden size.
 
     Returns:
         `torch.Tensor` of shape `(len(dims),)`
 
     Raises:
-        ValueError: if the dims are not ascending and below the width.
+        ValueError: if the dims are not ascending and below the hidden size.
     """
     dims = check_dims(dims, len(deviations) - 1)
     sums, lengths = deviations.cumsum(dim=0), torch.tensor(dims, device=deviations.device)

@@ -1,4 +1,4 @@
-"""The multigranular masked-LM loss: all prefix dims at the cost of one full-width product."""
+"""The multigranular masked-LM loss: all prefix dims at the cost of one product over all dims."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def nested_cross_entropy(
     and gradient.
 
     The scores of a prefix are those of the next shorter prefix plus one product over the dims between them, so all
-    prefixes together cost one product of full width. Likewise, the gradient of a segment of dims is one product with
+    prefixes together cost one product of all dims. Likewise, the gradient of a segment of dims is one product with
     the sum of the gradients of all prefixes that contain it. The vocabulary is processed in blocks, twice: for the
     log-sum-exp of every row and dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary
     is never allocated.
@@ -44,7 +44,7 @@ def nested_cross_entropy(
     longest prefix until the backward pass.
 
     Args:
-        states (`torch.Tensor` of shape `(rows, hidden_size)`): States of the masked tokens. Carries gradient.
+        states (`torch.Tensor` of shape `(rows, hidden_size)`): Hidden states of the masked tokens. Carries gradient.
         weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Vocabulary projection. Carries gradient.
         bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): Bias of the projection. Carries gradient.
         targets (`torch.LongTensor` of shape `(rows,)`): Token ids in 0..vocab_size - 1.
@@ -52,8 +52,8 @@ def nested_cross_entropy(
         block_size (`int`, *optional*): Number of vocabulary entries at a time.
 
     Returns:
-        `torch.Tensor` of shape `(rows, len(dims))`, in float32 (float64 for float64 states). Under autocast, products
-        are computed in its dtype and summed in float32.
+        `torch.Tensor` of shape `(rows, len(dims))`, in float32 (float64 for float64 hidden states). Under autocast,
+        products are computed in its dtype and summed in float32.
 
     Raises:
         ValueError: if the dims are not ascending and within 1..hidden_size.
@@ -78,16 +78,16 @@ def nested_cross_entropy_and_divergence(
     block_size: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""
-    [`nested_cross_entropy`] of the states of several layers, and KL divergences between the predictions at pairs of
-    granularities (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), Eq. 2). Both are computed from the
-    same scores, in the same passes over the vocabulary. With `P = softmax(scores / temperature)` and teachers without
-    gradient, the divergence is `KL(P_student || P_teacher)`, as in Eq. 2, or the reverse. It is not multiplied by
-    `temperature^2`.
+    [`nested_cross_entropy`] of the hidden states of several layers, and KL divergences between the predictions at
+    pairs of granularities (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), Eq. 2). Both are computed
+    from the same scores, in the same passes over the vocabulary. With `P = softmax(scores / temperature)` and teachers
+    without gradient, the divergence is `KL(P_student || P_teacher)`, as in Eq. 2, or the reverse. It is not multiplied
+    by `temperature^2`.
 
     Memory in addition to that of [`nested_cross_entropy`]: `tokens * block` numbers per granularity in `pairs`.
 
     Args:
-        states (`torch.Tensor` of shape `(layers, tokens, hidden_size)`): States of the masked tokens. Carries
+        states (`torch.Tensor` of shape `(layers, tokens, hidden_size)`): Hidden states of the masked tokens. Carries
             gradient.
         weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Vocabulary projection. Carries gradient.
         bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): Bias of the projection. An entry of -inf excludes
@@ -102,7 +102,7 @@ def nested_cross_entropy_and_divergence(
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: cross-entropies `(layers, tokens, dims)` and divergences
-        `(pairs, tokens)`, in float32 (float64 for float64 states).
+        `(pairs, tokens)`, in float32 (float64 for float64 hidden states).
 
     Raises:
         ValueError: as [`nested_cross_entropy`].

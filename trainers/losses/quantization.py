@@ -1,4 +1,4 @@
-"""The losses of QAMA: embeddings that stay similar when they are cut and quantised. Teachers get no gradient."""
+"""The losses of QAMA: embeddings that stay similar when they are truncated and quantised. Teachers get no gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of MIPIC within one layer: token states at full width teach their prefixes the relations between tokens."""
+"""Losses of MIPIC within one layer: hidden states at all dims teach their prefixes the relations between tokens."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ROUNDING = 1e-9
 @torch.no_grad()
 def token_importance(states: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
     r"""
-    Importance of each token for the anchor token at full width, `s_j = h_anchor . h_j / sqrt(D)` (MIPIC,
+    Importance of each token for the anchor token at all dims, `s_j = h_anchor . h_j / sqrt(D)` (MIPIC,
     [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 4, before temperature and softmax).
 
     Args:
-        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states of one layer.
-        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): State of each text's anchor token.
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Hidden states of tokens of one layer.
+        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): Hidden state of each text's anchor token.
 
     Returns:
         `torch.Tensor` of shape `(batch, tokens)`, in float32 or wider. Has no gradient.
@@ -37,13 +37,15 @@ def prefix_attention_scores(
     states: torch.Tensor, anchors: torch.Tensor, projections: Sequence[torch.Tensor]
 ) -> torch.Tensor:
     r"""
-    [`token_importance`] from prefixes, which a learned map projects to full width: `s_j = h_anchor . P_i^T h_j[:d_i] /
-    sqrt(D)` (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 5). It is computed as
+    [`token_importance`] from prefixes, which a learned map projects to all dims: `s_j = h_anchor . P_i^T h_j[:d_i]
+    / sqrt(D)` (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), Eq. 5). It is computed as
     `(P_i h_anchor) . h_j[:d_i]`, one product for all dims.
 
     Args:
-        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states of one layer. Carries gradient.
-        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): State of each text's anchor token. Detached here.
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Hidden states of tokens of one layer. Carries
+            gradient.
+        anchors (`torch.Tensor` of shape `(batch, hidden_size)`): Hidden state of each text's anchor token. Detached
+            here.
         projections (`Sequence[torch.Tensor]`): One P_i of shape `(d_i, hidden_size)` per dim. Carry gradient.
 
     Returns:
@@ -61,8 +63,8 @@ def prefix_attention_scores(
 
 
 class Scores(torch.autograd.Function):
-    """`queries @ states^T` for `(batch, queries, dims)` and `(batch, tokens, dims)`. The gradient of the states has
-    their layout; that of a plain product would be transposed, and then copied."""
+    """`queries @ states^T` for `(batch, queries, dims)` and `(batch, tokens, dims)`. The gradient of the hidden states
+    has their layout; that of a plain product would be transposed, and then copied."""
 
     @staticmethod
     def forward(ctx: Any, queries: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
@@ -80,13 +82,14 @@ def attention_divergence(
     scores: torch.Tensor, importance: torch.Tensor, tokens: torch.Tensor, *, temperature: float
 ) -> torch.Tensor:
     r"""
-    KL divergence between the attention over tokens from prefixes (student) and from full states (teacher),
+    KL divergence between the attention over tokens from prefixes (student) and from full hidden states (teacher),
     `KL(a_i || a_D)` with `a = softmax(s / temperature)` (MIPIC,
     [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 4 to 6, with the student first, as printed).
 
     Args:
         scores (`torch.Tensor` of shape `(batch, dims, tokens)`): [`prefix_attention_scores`]. Carries gradient.
-        importance (`torch.Tensor` of shape `(batch, tokens)`): [`token_importance`] of the same states. Detached here.
+        importance (`torch.Tensor` of shape `(batch, tokens)`): [`token_importance`] of the same hidden states.
+            Detached here.
         tokens (`torch.Tensor` of shape `(batch, tokens)`): 1 for the tokens to attend to, 0 for the anchor token and
             padding.
         temperature (`float`): tau, of both distributions.

@@ -70,7 +70,7 @@ def nested_similarity_distillation(
 ) -> torch.Tensor:
     """
     `KL(P_teacher || P_student)` between distributions over candidates. P is the softmax of a text's cosines to all
-    candidates, divided by the temperature: the teacher's at full width, the student's at each prefix.
+    candidates, divided by the temperature: the teacher's at all dims, the student's at each prefix.
 
     Args:
         students (`torch.Tensor` of shape `(batch, width)`): The student's embeddings. Carries gradient.

@@ -1,4 +1,4 @@
-"""The alignment of MIPIC between the Gram matrices of prefixes and those of the full width."""
+"""The alignment of MIPIC between the Gram matrices of prefixes and those of all dims."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def nested_token_cka(
     orders: Sequence[torch.Tensor] | None = None,
 ) -> torch.Tensor:
     r"""
-    `1 - CKA` with a linear kernel between the prefixes and the full states of the leading tokens (MIPIC,
-    [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 7 to 12), for all dims at once. States are centred
-    over tokens, `(I - 1 1^T / k) h`; Eq. 8 is printed with the centring matrix on the other side, where the shapes do
-    not match.
+    `1 - CKA` with a linear kernel between the prefixes and the full hidden states of the leading tokens (MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 7 to 12), for all dims at once. Hidden states are
+    centred over tokens, `(I - 1 1^T / k) h`; Eq. 8 is printed with the centring matrix on the other side, where the
+    shapes do not match.
 
     All dims use the same order of tokens, so their token sets are leading blocks of one Gram matrix. The Gram matrix
-    of a prefix is that of the next shorter prefix plus one product over the dims between them, and so is that of the
-    full width. What is saved for the backward pass is at most as large as the states.
+    of a prefix is that of the next shorter prefix plus one product over the dims between them, and so is that of
+    all dims. What is saved for the backward pass is at most as large as the hidden states.
 
     Args:
-        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token states. Carries gradient through the
-            prefixes only: the full width is the teacher. A sequence of such tensors stands for all their texts, one
-            after the other.
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Hidden states of tokens. Carries gradient
+            through the prefixes only: all dims are the teacher. A sequence of such tensors stands for all their texts,
+            one after the other.
         counts (`torch.LongTensor` of shape `(batch, len(dims))`): Number of leading tokens that each dim is aligned
             on: at most `leading`, and not descending over dims.
         dims (`Sequence[int]`): Prefix dims, ascending.
@@ -115,9 +115,9 @@ def _pieces(
 
 def _leading(states: Sequence[torch.Tensor], orders: Sequence[torch.Tensor], rows: slice) -> torch.Tensor:
     """
-    The states of the leading tokens of some texts, `(rows, leading, hidden_size)`, minus the state of the first of
-    them; 0 after the last. A large offset that all tokens share would make the products inaccurate. The shift changes
-    neither centred Gram matrices nor the gradients.
+    The hidden states of the leading tokens of some texts, `(rows, leading, hidden_size)`, minus the hidden state of
+    the first of them; 0 after the last. A large offset that all tokens share would make the products inaccurate. The
+    shift changes neither centred Gram matrices nor the gradients.
     """
     longest, width = max(order.shape[1] for order in orders), states[0].shape[2]
     precision = torch.promote_types(states[0].dtype, torch.float32)
@@ -146,7 +146,7 @@ def _token_sets(counts: torch.Tensor) -> list[tuple[int, bool]]:
 def _centred_grams(
     states: torch.Tensor, counts: torch.Tensor, dims: tuple[int, ...], sets: list[tuple[int, bool]]
 ) -> list[torch.Tensor]:
-    """For each prefix, its centred Gram matrices over its tokens, and those of the full width over the same tokens:
+    """For each prefix, its centred Gram matrices over its tokens, and those of all dims over the same tokens:
     `(2, texts, tokens, tokens)`."""
     gram = states.new_empty(len(states), states.shape[1], states.shape[1])
     grams: list[torch.Tensor] = []

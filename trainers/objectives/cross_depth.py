@@ -12,8 +12,8 @@ from ..core.objective import Identity, NestedBatch, Terms, require_reduction
 
 class CrossDepth(EmbeddingObjective):
     """
-    InfoNCE between depths, for asymmetric search: the anchor at every layer and dim of a grid, among the positives
-    (and hard negatives) at the document layer, at the same dim. Both sides carry gradient.
+    InfoNCE between depths, for search with asymmetric encoders: the anchor at every layer and dim of a grid, among the
+    positives (and hard negatives) at the document layer, at the same dim. Both sides carry gradient.
 
     The layers must share one space, as those of a model with exits do.
 

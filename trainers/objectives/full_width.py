@@ -1,4 +1,4 @@
-"""Base class of SIA and SCR: objectives on token states at full width and their prefixes."""
+"""Base class of SIA and SCR: objectives on hidden states of tokens at all dims and their prefixes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ STACKED_NUMBERS = 2**19
 
 class FullWidthObjective(Objective):
     """
-    Base class of objectives at layers x dims whose largest dim is the backbone's full width.
+    Base class of objectives at layers x dims whose largest dim is the backbone's hidden size.
 
     Args:
         grid ([`Grid`]): Layers x dims.
 
     Attributes:
-        dims (`list[int]`): Dims below the full width.
-        width (`int`): The full width.
+        dims (`list[int]`): Dims below the hidden size.
+        width (`int`): The hidden size.
 
     Raises:
         ValueError: if the grid is not a product of layers and dims, or has only one dim.
@@ -36,8 +36,7 @@ class FullWidthObjective(Objective):
         *self.dims, self.width = grid.dims
         if not self.dims or len(grid) != len(grid.layers) * len(grid.dims):
             raise ValueError(
-                f"{type(self).__name__} needs a grid of layers x dims with the full width and a smaller dim; the grid "
-                f"is {grid}."
+                f"{type(self).__name__} needs a grid of layers x dims with all dims and fewer; the grid is {grid}."
             )
 
     @classmethod
@@ -62,20 +61,20 @@ class FullWidthObjective(Objective):
         super().validate(config)
         if self.width != config.hidden_size:
             raise ValueError(
-                f"The largest dim of {type(self).__name__} must be the model's full width, {config.hidden_size}; its "
+                f"The largest dim of {type(self).__name__} must be the model's hidden size, {config.hidden_size}; its "
                 f"grid is {self.grid}."
             )
 
     def token_states(self, batch: NestedBatch) -> list[NestedStates]:
         """
-        The states of every text column.
+        The hidden states of every text column.
 
         Raises:
             ValueError: if a column has only pooled embeddings.
         """
         texts = [text for text in batch.texts.values() if isinstance(text, NestedStates)]
         if len(texts) < len(batch.texts):
-            raise ValueError(f"{type(self).__name__} reads token states, not pooled embeddings.")
+            raise ValueError(f"{type(self).__name__} reads hidden states of tokens, not pooled embeddings.")
         return texts
 
     def stacked(self, texts: list[NestedStates]) -> list[NestedStates]:

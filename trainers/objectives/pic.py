@@ -25,7 +25,7 @@ class PIC(Objective):
 
     Args:
         chain ([`Grid`]): Two or more granularities with ascending layers and dims that do not descend (an ablation of
-            the paper keeps the full width everywhere).
+            the paper keeps the hidden size everywhere).
         temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it (Table 7).
         pooling (`str`, *optional*, defaults to `"cls"`): Pooling of z: `"cls"` (section 3.3), `"lasttoken"` or
             `"mean"`.

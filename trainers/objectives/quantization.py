@@ -1,4 +1,4 @@
-"""QAMA: train a quantizer, alone or with the encoder, so that cut and quantised embeddings keep their similarities."""
+"""QAMA: train a quantizer, alone or with the encoder: truncated and quantised embeddings keep their similarities."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class QAMA(RepresentationDistillation):
     only. With `quantized_gradient`, bits have the gradient of a soft step ([`soft_bits`]).
 
     Args:
-        grid ([`Grid`]): Layers, and nested dims. The widest dim is the quantizer's width.
+        grid ([`Grid`]): Layers, and nested dims. The widest dim is the quantizer's hidden size.
         quantizer ([`M3BertQuantizer`]): The quantizer to train; see [`~M3BertQuantizer.initialize`].
         frozen (`bool`, *optional*, defaults to `True`): Whether the quantizer reads the teacher's embeddings. The
             encoder is then neither run nor trained.
@@ -67,7 +67,7 @@ class QAMA(RepresentationDistillation):
         weights (`dict[str, float]`, *optional*): Name of a term -> weight, in place of [`WEIGHTS`].
         level_weights (`dict[int, float]`, *optional*): Nested dim -> weight of its similarity losses, for every dim of
             the grid. Default: [`level_weights`] of the released code, divided by their sum.
-        pooling (`str`, *optional*, defaults to `"mean"`): Pooling of the encoder's states.
+        pooling (`str`, *optional*, defaults to `"mean"`): Pooling of the encoder's hidden states.
 
     Raises:
         ValueError: if an argument is out of range; in forward, as [`RepresentationDistillation`].
@@ -111,7 +111,7 @@ class QAMA(RepresentationDistillation):
         if min(temperature, contrast_temperature) <= 0 or rank_texts < 1:
             raise ValueError("Temperatures must be above 0, and rank_texts 1 or more.")
         if not codes:
-            raise ValueError("QAMA needs a code to train, such as qama-2.")
+            raise ValueError("QAMA needs a precision to train, such as qama-2.")
         for code in codes:
             stored_bits(code, quantizer.config.hidden_size)  # raises a ValueError if it is unknown
         self.quantizer, self.frozen = quantizer, frozen

@@ -16,12 +16,12 @@ from .full_width import FullWidthObjective, isotropy_layers
 class SCR(FullWidthObjective):
     """
     Soft collapse regularisation (MIC, [2605.29987](https://huggingface.co/papers/2605.29987), section 2.1): at every
-    layer and dim below the full width, [`correlation_penalty`] plus `variance_weight` times [`variance_floor`]. Their
-    sum is divided by the number of granularities, including those at full width (section 2.3). Correlations and
+    layer and dim below the hidden size, [`correlation_penalty`] plus `variance_weight` times [`variance_floor`]. Their
+    sum is divided by the number of granularities, including those at all dims (section 2.3). Correlations and
     standard deviations are means over the texts of all columns and all ranks; a text of one token contributes zeros.
 
     Args:
-        grid ([`Grid`]): Layers x dims. The largest dim must be the backbone's full width.
+        grid ([`Grid`]): Layers x dims. The largest dim must be the backbone's hidden size.
         threshold (`float`, *optional*, defaults to 0.1): tau_corr; smaller correlations are not penalised.
         variance_weight (`float`, *optional*, defaults to 0.1): lambda_var, weight of the variance floor.
 

@@ -1,4 +1,4 @@
-"""SIA of MIPIC: at each layer, the full width teaches every prefix the relations between the tokens of a text."""
+"""SIA of MIPIC: at each layer, all dims teach every prefix the relations between the tokens of a text."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..losses import (
 from .full_width import FullWidthObjective
 
 
-# gamma of the smallest and the largest dim below the full width, linear in between (MIPIC, A.5: 0.2, 0.3, ..., 0.7 for
+# gamma of the smallest and the largest of these dims, linear in between (MIPIC, A.5: 0.2, 0.3, ..., 0.7 for
 # six dims).
 FIRST_SHARE, LAST_SHARE = 0.2, 0.7
 
@@ -29,18 +29,18 @@ FIRST_SHARE, LAST_SHARE = 0.2, 0.7
 class SIA(FullWidthObjective):
     """
     Self-distilled intra-relational alignment (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), section
-    3.2): at every layer and every dim below the full width, [`attention_divergence`] plus [`nested_token_cka`], summed
-    over layers and dims, averaged over the texts of all columns. The anchor token and padding are not compared, and m,
-    of which `token_shares` are shares, does not count them; the loss of a text without other tokens is 0. Eqs. 6 and
-    13 both sum over the dims; we read them as one sum.
+    3.2): at every layer and every dim below the hidden size, [`attention_divergence`] plus [`nested_token_cka`],
+    summed over layers and dims, averaged over the texts of all columns. The anchor token and padding are not compared,
+    and m, of which `token_shares` are shares, does not count them; the loss of a text without other tokens is 0. Eqs.
+    6 and 13 both sum over the dims; we read them as one sum.
 
     Args:
-        grid ([`Grid`]): Layers x dims. The largest dim is the teacher and must be the backbone's full width.
+        grid ([`Grid`]): Layers x dims. The largest dim is the teacher and must be the backbone's hidden size.
         temperature (`float`, *optional*, defaults to 0.05): tau of the attention (Table 7 gives one tau for all
             losses). The products are not normalised: at 0.05 the attention of a wide encoder is nearly one-hot.
         attention_weight (`float`, *optional*, defaults to 1.0): Weight of the attention terms (Eq. 13: 1).
         cka_weight (`float`, *optional*, defaults to 1.0): Weight of the CKA terms (Eq. 13: 1).
-        token_shares (`Sequence[float]`, *optional*): gamma, one value per dim below the full width: the share of the
+        token_shares (`Sequence[float]`, *optional*): gamma, one value per dim below the hidden size: the share of the
             tokens of a text that CKA compares at that dim. Default: from 0.2 to 0.7 in equal steps.
         smallest_token_count (`int`, *optional*, defaults to 8): Minimum number of tokens that CKA compares, if a text
             has that many.
@@ -51,7 +51,7 @@ class SIA(FullWidthObjective):
 
     name = "sia"
     title = "SIA"
-    equation = "MIPIC, section 3.2: attention matching and token CKA between prefixes and the full width"
+    equation = "MIPIC, section 3.2: attention matching and token CKA between prefixes and all dims"
     papers = (papers.MIPIC,)
     tags = ("mipic",)
 
@@ -125,11 +125,11 @@ class SIA(FullWidthObjective):
         others: Sequence[torch.Tensor],
     ) -> torch.Tensor:
         """
-        KL divergence of the anchor's attention over a prefix from that over the full width ([`attention_divergence`]).
+        KL divergence of the anchor's attention over a prefix from that over all dims ([`attention_divergence`]).
 
         Args:
-            states (`Sequence[torch.Tensor]`): Token states `(batch, tokens, width)`, one per layer and column.
-            anchors (`Sequence[torch.Tensor]`): State of the anchor token of each text, `(batch, width)`.
+            states (`Sequence[torch.Tensor]`): Hidden states `(batch, tokens, width)`, one per layer and column.
+            anchors (`Sequence[torch.Tensor]`): Hidden state of the anchor token of each text, `(batch, width)`.
             importances (`Sequence[torch.Tensor]`): [`token_importance`], `(batch, tokens)`.
             others (`Sequence[torch.BoolTensor]`): The real tokens other than the anchor, `(batch, tokens)`.
 
@@ -148,8 +148,15 @@ class SIA(FullWidthObjective):
     def cka_losses(
         self, states: Sequence[torch.Tensor], importances: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """1 - CKA of the most important tokens' prefixes and full states ([`nested_token_cka`]), `(layers * texts,
-        dims)`. Arguments as of [`~SIA.attention_losses`]."""
+        """
+        1 - CKA of the prefixes and the whole hidden states of the most important tokens ([`nested_token_cka`]).
+
+        Args:
+            states, importances, others: As of [`~SIA.attention_losses`].
+
+        Returns:
+            `torch.Tensor` of shape `(layers * texts, dims)`
+        """
         counts = torch.cat(
             [
                 nested_token_counts(own.sum(dim=1), self.token_shares, smallest=self.smallest_token_count)
@@ -172,12 +179,12 @@ class SIA(FullWidthObjective):
 
 def check_shares(shares: Sequence[float], dims: Sequence[int]) -> None:
     """
-    Check the token shares of the dims below the full width.
+    Check the token shares of the dims below the hidden size.
 
     Raises:
         ValueError: if there is not exactly one share per dim, or the shares are not ascending and within 0..1.
     """
     if len(shares) != len(dims):
-        raise ValueError(f"token_shares has {len(shares)} values for {len(dims)} dims below the full width: {dims}.")
+        raise ValueError(f"token_shares has {len(shares)} values for {len(dims)} dims below the hidden size: {dims}.")
     if sorted(shares) != list(shares) or shares[0] <= 0 or shares[-1] > 1:
         raise ValueError(f"token_shares={list(shares)} must be ascending, above 0 and at most 1.")

@@ -49,17 +49,17 @@ class RepresentationDistillation(Objective):
     texts come from one or more text columns and need not be pairs.
 
     W, one linear map per layer, maps the student's dims to the teacher's. A prefix of d dims uses the first d columns
-    of W. W is initialised as the identity if the widths are equal, and as an orthonormal map otherwise. It is not
+    of W. W is initialised as the identity if the dims are equal, and as an orthonormal map otherwise. It is not
     published.
 
     Args:
         grid ([`Grid`]): The granularities to train.
-        teacher_dim (`int`): Width of the teacher's embeddings.
+        teacher_dim (`int`): Dims of the teacher's embeddings.
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.
 
     Raises:
-        ValueError: if the pooling is unknown; in forward, if the batch has no embeddings of a teacher, or of another
-            width.
+        ValueError: if the pooling is unknown; in forward, if the batch has no embeddings of a teacher, or of other
+        dims.
     """
 
     pooling: Pooling

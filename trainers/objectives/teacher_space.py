@@ -30,7 +30,7 @@ class TeacherSpace(RepresentationDistillation):
         grid ([`Grid`]): The granularities to train.
         bank (`torch.Tensor` of shape `(texts, teacher_dim)`): The teacher's embeddings to draw candidates from.
         loss (`str`, *optional*, defaults to `"similarity"`): `"similarity"` matches the distribution of a text's
-            similarities over the candidates to the teacher's at full width
+            similarities over the candidates to the teacher's at all dims
             ([`nested_similarity_distillation`]); `"contrastive"` is InfoNCE with the teacher's embedding of the same
             text as the positive ([`nested_info_nce`]).
         temperature (`float`, *optional*, defaults to 0.05): tau; cosines are divided by it.
@@ -39,8 +39,8 @@ class TeacherSpace(RepresentationDistillation):
             equal; this keeps them apart.
         full_size_weight (`float`, *optional*, defaults to 1.0): Weight of the full size (the last layer at the
             largest dim), so that it stays what it is.
-        state_only_weight (`float`, *optional*, defaults to 0.0): Weight of the same losses for the state-only maps of
-            layers that read the static table.
+        state_only_weight (`float`, *optional*, defaults to 0.0): Weight of the same losses for the state-only
+            maps of layers that read the static table.
         candidates (`int`, *optional*, defaults to 4096): Number of embeddings drawn from the bank per step; all of
             them if the bank has fewer.
         kwargs: Arguments of [`RepresentationDistillation`], except `teacher_dim`.

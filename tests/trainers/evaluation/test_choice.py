@@ -82,7 +82,7 @@ def test_the_plan_is_the_fastest_that_keeps_the_quality(results):
     assert (choice.plan.first_dim, choice.plan.shortlist, choice.plan.products_share) == (8, 20, 0.27)
     assert choice.plan.exact_quality == pytest.approx(0.55) and choice.plan.quality == pytest.approx(0.547)
     assert choice.latency_ms == pytest.approx(15.2)
-    assert "shortlist 20 documents by 8 dims and re-rank them by 32 dims. This takes 27.0%" in choice.explanation
+    assert "shortlist 20 documents by 8 dims and rerank them by 32 dims. This takes 27.0%" in choice.explanation
     assert "measured on cranfield (1,000 documents), cisi (1,000 documents)." in choice.explanation
     assert choice.explanation.endswith("A much larger index may need a longer shortlist.")
     assert choose(results, RETRIEVAL, million, tolerance=0.001).plan.shortlist == 50
@@ -244,7 +244,7 @@ def test_a_choice_of_a_code_says_what_is_stored_and_how_to_search(coded):
         "Deploy 6x32@sign: 2 of 11 plans fit the budget, and it is the best of them. Its quality is 0.510 (92.7% of "
         "6x32). A vector is stored as sign, the sign of each dim: 4 bytes instead of 128 in float32. 1,000,000 "
         "vectors take 0.004 GB. Search in two stages: shortlist 100 documents by the Hamming distance of their codes, "
-        "and score them again with the float query against the codes decoded. Without that, the quality is 0.470. A "
+        "and rescore them by the float query against the codes decoded. Without that, the quality is 0.470. A "
         "much larger index may need a longer shortlist."
     )
     choice = choose(coded, RETRIEVAL, Budget(1000, memory_gb=3.3e-5))

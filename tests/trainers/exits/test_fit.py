@@ -252,7 +252,7 @@ def test_states_that_are_not_finite_are_refused_with_their_layer(model, tiny_tok
     before = model.exits["2"].weight.clone()
     with torch.no_grad():
         model.layers[3].mlp.down_proj.weight[0, 0] = torch.nan
-    with pytest.raises(ValueError, match="The states of layer 4 are not finite, for example of '"):
+    with pytest.raises(ValueError, match="Hidden states of layer 4 are not finite, for example of '"):
         fit_exits(model, tiny_tokenizer, random_texts(100), static=False)
     assert torch.equal(model.exits["2"].weight, before) and model.config.static_layers == [0, 2], (
         "the model is as it was"

@@ -222,7 +222,7 @@ def test_only_one_linear_map_is_a_projection(tmp_path, change):
 def test_bad_input_is_refused(tmp_path):
     with pytest.raises(ValueError, match="pooling='max' is unknown; legal values: mean, cls, lasttoken"):
         write_modules(tmp_path, width=32, max_length=32, pooling="max")
-    with pytest.raises(ValueError, match="The projection takes 32 dims; width=16"):
+    with pytest.raises(ValueError, match="The projection takes 32 dims, and the encoder gives 16"):
         write_modules(tmp_path, width=16, max_length=32, projection=Projection(32, 6))
     assert not list(tmp_path.iterdir())
 

@@ -67,12 +67,12 @@ def test_the_figures_of_the_page_are_those_of_the_results_file(benchmark):
 @pytest.mark.parametrize("name", INSTALLED)
 def test_the_tables_say_what_the_engines_have(name):
     engine = find_engine(name)
-    _, kinds = rows("| engine | what it is | kinds |")[name]
+    _, kinds = rows("| vector store | what it is | index types |")[name]
     assert tuple(kinds.split(", ")) == engine.kinds
-    first, second = rows("| engine | codes of the vectors that are searched |")[name]
+    first, second = rows("| vector store | precisions of the first search |")[name]
     assert (codes_of(first), codes_of(second)) == (set(engine.codes), set(engine.second_codes))
 
 
 def test_the_section_that_refusals_name_is_there():
-    section = read(PAGE).partition("\n## Other engines\n")[2].partition("\n## ")[0]
+    section = read(PAGE).partition("\n## Other vector stores\n")[2].partition("\n## ")[0]
     assert section and all(f"### {name}\n" in section for name in BY_HAND)

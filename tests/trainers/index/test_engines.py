@@ -196,20 +196,35 @@ def test_the_printed_lines_search_without_this_package(tmp_path, collection, nam
 def test_an_engine_that_is_not_installed_is_named_with_its_extra(collection, name, monkeypatch):
     engine = find_engine(name)
     monkeypatch.setitem(__import__("sys").modules, engine.module, None)
-    with pytest.raises(ValueError, match=rf"^The engine {name} needs the package .*pip install 'm3bert\[{name}\]'\.$"):
+    with pytest.raises(
+        ValueError, match=rf"^The vector store {name} needs the package .*pip install 'm3bert\[{name}\]'\.$"
+    ):
         engine.require(make_layout(collection, "64@float32"))
 
 
 @pytest.mark.parametrize(
     ("name", "text", "options", "reason"),
     [
-        *((name, "64@float32", {"kind": "tree"}, rf"^--kind tree: the engine {name} has flat") for name in INSTALLED),
-        ("qdrant", "48@int4", {}, "The engine qdrant has no int4; it has float32"),
-        ("lancedb", "48@int4", {}, "The engine lancedb has no int4; it has float32"),
-        ("qdrant", "64@sign>40>64@int8", {}, "The engine qdrant cannot score a shortlist by int8; it can by float32"),
-        ("faiss", "64@float32", {"url": "http://x"}, "--url is for Qdrant; the engine faiss has no server"),
-        ("lancedb", "64@sign", {"kind": "hnsw"}, "^--kind hnsw: the engine lancedb has flat, ivf for sign"),
-        ("qdrant", "64@float32", {"kind": "hnsw"}, r"^--kind hnsw: the engine qdrant has it on a server \(--url\)"),
+        *(
+            (name, "64@float32", {"kind": "tree"}, rf"^--kind tree: the vector store {name} has flat")
+            for name in INSTALLED
+        ),
+        ("qdrant", "48@int4", {}, "The vector store qdrant has no int4; it has float32"),
+        ("lancedb", "48@int4", {}, "The vector store lancedb has no int4; it has float32"),
+        (
+            "qdrant",
+            "64@sign>40>64@int8",
+            {},
+            "The vector store qdrant cannot score a shortlist by int8; it can by float32",
+        ),
+        ("faiss", "64@float32", {"url": "http://x"}, "--url is for Qdrant; the vector store faiss has no server"),
+        ("lancedb", "64@sign", {"kind": "hnsw"}, "^--kind hnsw: the vector store lancedb has flat, ivf for sign"),
+        (
+            "qdrant",
+            "64@float32",
+            {"kind": "hnsw"},
+            r"^--kind hnsw: the vector store qdrant has it on a server \(--url\)",
+        ),
     ],
 )
 def test_what_an_engine_does_not_have_is_refused(collection, name, text, options, reason):

@@ -301,8 +301,8 @@ def test_bfloat16_and_autocast_stay_close():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: qama(codes=("int8",)), "'int8' is not a code of a quantizer; legal values: qama-2, "),
-        (lambda: qama(codes=()), "QAMA needs a code to train, such as qama-2"),
+        (lambda: qama(codes=("int8",)), "'int8' is not a precision of a quantizer; legal values: qama-2, "),
+        (lambda: qama(codes=()), "QAMA needs a precision to train, such as qama-2"),
         (lambda: qama(Grid.parse("3x4,8")), r"grid 3x4,8 must have the nested dims of the quantizer, \[2, 4, 8\]"),
         (lambda: qama(weights={"ranks": 1.0}), "weights has unknown terms: ranks; legal: sim, kl, rank, contrast, "),
         (lambda: qama(temperature=0.0), "Temperatures must be above 0, and rank_texts 1 or more"),

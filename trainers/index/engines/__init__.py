@@ -1,1 +1,1 @@
-"""Adapters of the engines, one file each; [`~index.engine.find_engine`] imports the one that is asked for."""
+"""Adapters of the vector stores, one file each; [`~index.engine.find_engine`] imports one by its name."""

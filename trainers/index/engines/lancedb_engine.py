@@ -42,11 +42,11 @@ class LanceDBEngine(Engine):
     A table of LanceDB in the folder `lancedb`, with the columns `key`, `id`, `text`, `metadata`, `first` and `second`.
 
     The kinds are: `flat`, without an index; `ivf`, the index `IVF_FLAT` with clusters of about 8,000 documents; and
-    `hnsw`, the index `IVF_HNSW_SQ`: a graph of vectors in 8 bits; twice as many as asked for are scored again in full.
+    `hnsw`, the index `IVF_HNSW_SQ`: a graph of vectors in 8 bits; twice as many as asked for are rescored in full.
     There is no `hnsw` of bits: LanceDB makes it, but fails when documents are then deleted.
 
     LanceDB rounds a query to the type of the column. Therefore more documents than asked for are found in `float16`,
-    and scored again with the query in float32. In front of a shortlist the rounding stays: documents whose scores
+    and rescored with the query in float32. In front of a shortlist the rounding stays: documents whose scores
     differ by less than 0.0001 may change places at its end.
 
     One process at a time may write. Others that have the table open see the changes, if they connected with a
@@ -71,7 +71,7 @@ class LanceDBEngine(Engine):
     def require(cls, layout: Layout) -> None:
         super().require(layout)
         if layout.first.symmetric and layout.kind == "hnsw":
-            raise ValueError(f"--kind hnsw: the engine lancedb has flat, ivf for {layout.first.code}.")
+            raise ValueError(f"--kind hnsw: the vector store lancedb has flat, ivf for {layout.first.code}.")
 
     def close(self) -> None:
         self._table = None

@@ -37,7 +37,7 @@ class QdrantEngine(Engine):
     The id of a point is the key. Vectors are compared by dot product. The second stage is a query with `prefetch`.
 
     Without a `url`, the collection is in the folder `qdrant`. This is Qdrant's local mode, for tests: it holds all
-    vectors in memory, as float32, and compares every one of them, for any code. Only one process can open it.
+    vectors in memory, as float32, and compares every one of them, for any precision. Only one process can open it.
 
     On a server, vectors are on its disk. `flat` compares all of them. `hnsw` searches a graph, which is in memory with
     the vectors in 8 bits (`int8`) or in 1 bit (`sign`); Qdrant makes these beside the vectors on the disk, which are
@@ -73,7 +73,7 @@ class QdrantEngine(Engine):
     def require(cls, layout: Layout) -> None:
         super().require(layout)
         if layout.kind == "hnsw" and layout.url is None:
-            raise ValueError("--kind hnsw: the engine qdrant has it on a server (--url); in a folder, it has flat.")
+            raise ValueError("--kind hnsw: the vector store qdrant has it on a server (--url); a folder has flat.")
 
     def close(self) -> None:
         self._client.close()
@@ -245,7 +245,7 @@ def collection_vectors(models: Any, layout: Layout) -> dict[str, Any]:
 
 def stage_settings(layout: Layout, k: int) -> dict[str, Any]:
     """Settings of the first stage that finds `k` documents, as arguments of `SearchParams`. Codes that a server made
-    score a shortlist; without one, the vectors score what they find again. Bits are as good as the vectors, which are
+    score a shortlist; without one, the vectors rescore what they find. Bits are as good as the vectors, which are
     1 and -1."""
     if layout.kind == "flat":
         return {"exact": True}
