@@ -125,8 +125,8 @@ def attending(model: Any, options: BackboneArguments) -> Any:
 
 def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any]) -> Any:
     """
-    A student of some layers of a model, as an m3BERT. Of an m3BERT, the first layers are loaded alone, with their exit;
-    any other encoder is converted.
+    A student of some layers of a model, as an m3BERT. Of an m3BERT, the first layers are loaded alone, with their
+    exit; any other encoder is converted.
 
     Raises:
         ValueError: if the model lacks a layer, or cannot be converted.

@@ -113,7 +113,7 @@ def test_the_documentation_explains_every_command():
     pages = {}
     for row in table.splitlines():
         names, *_, page = row.strip("| ").split("|")
-        pages |= dict.fromkeys(re.findall(r"`(\w+)`", names), re.findall(r"\((\w+\.md)", page))
+        pages |= dict.fromkeys(re.findall(r"`(\w+)`", names), re.findall(r"\(([\w-]+\.md)", page))
     assert pages.keys() == COMMANDS.keys()
     for name, linked in pages.items():
         assert any(re.search(rf"\bm3bert {name}\b", read(f"docs/{page}")) for page in linked or ["index.md"]), name

@@ -151,8 +151,7 @@ class SIA(FullWidthObjective):
         """
         1 - CKA of the prefixes and the whole hidden states of the most important tokens ([`nested_token_cka`]).
 
-        Args:
-            states, importances, others: As of [`~SIA.attention_losses`].
+        The arguments are those of [`~SIA.attention_losses`].
 
         Returns:
             `torch.Tensor` of shape `(layers * texts, dims)`
