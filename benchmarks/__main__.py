@@ -31,6 +31,7 @@ NAMES = (
     "contrastive_memory",
     "scaling",
     "objectives",
+    "scored_pairs",
     "teacher_cache",
     "exit_fit",
     "elastic_loading",
