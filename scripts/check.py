@@ -46,7 +46,7 @@ def build(arguments: list[str], folder: str) -> NestedModel:
     from transformers import HfArgumentParser
 
     from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
-    from trainers import EmbeddingConfig, NestedModel
+    from trainers import NestedModel, TextTrainingArguments
 
     config_class, _ = method_of(arguments[0])
     quiet = ["--output_dir", folder, "--use_cpu", "--report_to", "none"]
@@ -63,7 +63,7 @@ def build(arguments: list[str], folder: str) -> NestedModel:
     )
     torch.manual_seed(0)
     model: Any = M3BertForMaskedLM(config)
-    if isinstance(args, EmbeddingConfig):
+    if isinstance(args, TextTrainingArguments):
         model, args = model.model, args.with_settings(None, LENGTH)
     objective = args.build_objective(args.grid_for(config))
     objective.validate(config)
