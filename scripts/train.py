@@ -138,6 +138,8 @@ def method_of(name: str) -> tuple[type, type]:
     config_class = load_class(Path(file), class_name)
     for base in config_class.__mro__:  # the nearest class of this library that has a trainer
         prefix = base.__name__.removesuffix("Config")
+        if base is trainers.TextTrainingArguments:
+            return config_class, trainers.EmbeddingTrainer
         if f"{prefix}Trainer" in trainers.__all__ and getattr(trainers, base.__name__, None) is base:
             return config_class, getattr(trainers, f"{prefix}Trainer")
     raise ValueError(f"{class_name} in {file} must derive from EmbeddingConfig or MultigranularMLMConfig.")

@@ -53,6 +53,7 @@ class ExitDistillationConfig(DistillationConfig):
     Args:
         loss (`str`, *optional*, defaults to `"similarity"`): `similarity` (match the teacher's similarities to the
             candidates) or `contrastive` (InfoNCE with the teacher's embedding of the same text as the positive).
+        temperature (`float`, *optional*, defaults to 0.05): Temperature tau; similarities are divided by it.
         alignment (`float`, *optional*, defaults to 10.0): Weight of `1 - cosine` to the teacher's embedding of the
             text, in addition to the loss.
         full_size_weight (`float`, *optional*, defaults to 20.0): Weight of the full size, which should not change.
@@ -79,6 +80,7 @@ class ExitDistillationConfig(DistillationConfig):
     """
 
     loss: str = "similarity"
+    temperature: float = 0.05
     alignment: float = 10.0
     full_size_weight: float = 20.0
     state_only_weight: float = 0.5

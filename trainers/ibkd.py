@@ -34,6 +34,7 @@ class IBKDConfig(DistillationConfig):
         hsic (`dict`, *optional*): Arguments of [`HSIC`], as JSON or a YAML mapping, such as `{normalize: true}`.
         normalize_targets (`bool`, *optional*, defaults to `False`): L2-normalise both sides of the squared error, for
             the methods `mse` and `hpd`.
+        temperature (`float`, *optional*, defaults to 0.1): Temperature tau of InfoNCE with the teacher.
         mask_duplicates (`bool`, *optional*, defaults to `True`): Do not use equal texts as negatives of each other,
             for the methods `ibkd`, `ckd` and `crd`.
 

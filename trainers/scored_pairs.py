@@ -140,6 +140,7 @@ class ScoredPairsConfig(TextTrainingArguments):
             or `kl` for a query, a positive and negatives with the scores of a reranker.
         similarity (`str`, *optional*, defaults to `"cosine"`): `cosine` or `dot`. Scores of rerankers are rather like
             dot products: MarginMSE is usually trained with `dot`.
+        temperature (`float`, *optional*, defaults to 0.05): Temperature tau; similarities are divided by it.
         score_column (`str`, *optional*): Column with the score of a pair, or with a list of scores: of the positive
             and the negatives, or for `margin_mse` the margins. Default: `score`, `scores`, `label` or `labels`.
         score_temperature (`float`, *optional*, defaults to 1.0): Temperature of the reranker's scores, for `kl`.
@@ -153,6 +154,7 @@ class ScoredPairsConfig(TextTrainingArguments):
 
     loss: str = "cosent"
     similarity: str = "cosine"
+    temperature: float = 0.05
     score_column: str | None = None
     score_temperature: float = 1.0
     reduction: str = "sum"

@@ -56,7 +56,7 @@ from trainers import (
     truncate,
 )
 from trainers.core.encoding.chunking import PassCost
-from trainers.data.text_chunks import tokenized_chunks
+from trainers.data.padded_batches import tokenized_chunks
 from trainers.evaluation import GridEncoder, Retrieval, find_tasks, measure_latency
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import load_task, read_rows

@@ -141,11 +141,6 @@ class TextTrainingArguments(NestedTrainingArguments):
     Training arguments of all methods on embeddings of texts: how texts are read, encoded and pooled.
 
     Args:
-        > Parameters that control the loss
-
-        temperature (`float`, *optional*, defaults to 0.05): Temperature tau; cosines are divided by it (m3BERT,
-            section 3.1).
-
         > Parameters that control the texts and their embeddings
 
         pooling (`str`, *optional*): Pooling of token states: `"mean"` over real tokens, `"cls"` (the first token) or
@@ -204,7 +199,6 @@ class TextTrainingArguments(NestedTrainingArguments):
     # Whether training puts the prompts that the model was published with before texts.
     reads_published_prompts: ClassVar[bool] = True
 
-    temperature: float = 0.05
     pooling: Pooling | None = None
     text_columns: list[str] | None = None
     field_separator: str | None = None

@@ -291,6 +291,8 @@ class EmbeddingConfig(TextTrainingArguments):
     Args:
         > Parameters that control the contrastive loss
 
+        temperature (`float`, *optional*, defaults to 0.05): Temperature tau; cosines are divided by it (m3BERT,
+            section 3.1).
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau, starting from `temperature` and never
             below 0.01.
         symmetric (`bool`, *optional*, defaults to `False`): Contrast in both directions: anchors among positives, and
@@ -328,6 +330,7 @@ class EmbeddingConfig(TextTrainingArguments):
         ValueError: if a value is out of range, or a batch would hold one pair without negatives.
     """
 
+    temperature: float = 0.05
     learn_temperature: bool = False
     symmetric: bool = False
     mask_duplicates: bool = True

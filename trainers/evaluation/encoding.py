@@ -35,7 +35,7 @@ from ..core.states import (
     unwrap_encoder,
 )
 from ..data.embedding_store import EmbeddingStore, fingerprint_of
-from ..data.text_chunks import TOKENS_PER_TEXT, tokenized_chunks
+from ..data.padded_batches import TOKENS_PER_TEXT, tokenized_chunks
 from ..hub.quantizer import find_quantizer
 from .coding import require_quantizer
 from .embeddings import GridEmbeddings

@@ -27,8 +27,8 @@ from ..core.encoding.chunking import PassCost, in_row_order
 from ..core.parallel.ranks import rank
 from ..core.projection import Projection
 from ..core.states import Pooling, check_pooling, longest_text, max_positions, nested_states, truncate
+from ..data.padded_batches import TOKENS_PER_TEXT, padded_chunks
 from ..data.teacher import TeacherEmbeddings
-from ..data.text_chunks import TOKENS_PER_TEXT, padded_chunks
 from ..data.token_features import TokenFeatures, check_tokenizer, token_embeddings
 from ..data.tokenized_texts import TokenizedText, TokenizedTexts
 from .ridge import Name

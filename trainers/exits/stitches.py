@@ -17,7 +17,7 @@ from modeling_m3bert.configuration_m3bert import default_top_layers
 
 from ..core.device import autocast
 from ..core.encoding.chunking import PassCost
-from ..data.text_chunks import padded_chunks
+from ..data.padded_batches import padded_chunks
 from ..data.tokenized_texts import TokenizedText
 from .ridge import Moments, Name, explained_variance
 

@@ -34,7 +34,7 @@ from .scored import (
     nested_pair_products,
     score_divergence,
 )
-from .self_distillation import (
+from .sia import (
     attention_divergence,
     nested_token_counts,
     prefix_attention_scores,
