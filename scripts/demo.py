@@ -213,7 +213,7 @@ def answer(
 
     Raises:
         ValueError: if there is no query, the size is not in the grid, or the encoder lacks the quantizer of a
-        precision.
+            precision.
     """
     query = query.strip()
     if not query:

@@ -86,8 +86,7 @@ class GridEncoder:
 
     Raises:
         ValueError: if a granularity is outside the model, a precision needs a quantizer for these embeddings and there
-        is
-            none, a maximum length is beyond the limit, or the pooling or the dtype is not a legal value.
+            is none, a maximum length is beyond the limit, or the pooling or the dtype is not a legal value.
 
     ```python
     >>> encoder = GridEncoder.from_pretrained("runs/elastic", grid="2,4,6x32,384")  # doctest: +SKIP

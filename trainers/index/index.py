@@ -117,9 +117,8 @@ class Index:
         Raises:
             OSError: if a file cannot be read or written.
             ValueError: if the encoder is not that of the plan, the vector store does not have its precisions, a
-            document has no
-                text or its id is not new, the folder holds another index or other files, or the rows that an
-                interrupted build read have changed. New rows after them are indexed, too.
+                document has no text or its id is not new, the folder holds another index or other files, or the rows
+                that an interrupted build read have changed. New rows after them are indexed, too.
         """
         identity = encoder_identity(encoder)
         require_same_encoder(plan.encoder, identity, "The plan")

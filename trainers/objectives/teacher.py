@@ -59,7 +59,7 @@ class RepresentationDistillation(Objective):
 
     Raises:
         ValueError: if the pooling is unknown; in forward, if the batch has no embeddings of a teacher, or of other
-        dims.
+            dims.
     """
 
     pooling: Pooling
