@@ -50,7 +50,11 @@ if TYPE_CHECKING:
 
 TRAINED_FILES = (*MODEL_FILES, "checkpoint-*", "adapter_*", "*_results.json", "trainer_state.json")
 __doc__ = (__doc__ or "").format(methods=", ".join(trainers.METHODS))
-BRIEF = "Options of a method, with the first sentence of their help. --help --all describes all of them."
+BRIEF = """
+    m3bert train METHOD --train_files FILE --model_name_or_path DIR --output_dir DIR
+
+Options of a method, with the first sentence of their help. --help --all describes all of them.
+"""
 TRAINING = "Training (TrainingArguments of transformers)"
 USUAL = (
     "bf16", "eval_strategy", "gradient_accumulation_steps", "hub_model_id", "load_best_model_at_end", "logging_steps",

@@ -308,7 +308,7 @@ def test_a_cut_keeps_its_own_exit_and_the_scores_that_hold_for_it(with_exits, tm
     assert part_of.exit_layers == [granularity.layer] and part_of.query_layers == []
     assert {g.layer for g in part_of.grid} == {granularity.layer}, "the exits of the other layers are gone"
     card = (folder / "README.md").read_text()
-    assert "cut from a\nlarger checkpoint at a layer with an exit" in card and "## Asymmetric encoders" not in card
+    assert "taken from a\nlarger checkpoint at a layer with an exit" in card and "## Asymmetric encoders" not in card
     assert re.findall(r"^\| (\d+) \| [\d.]+ \| -?\d", card, re.MULTILINE) == [str(granularity.layer)]
     if scored is not None:
         kept = GridResults.load(folder / "results.json")

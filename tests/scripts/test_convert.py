@@ -33,7 +33,7 @@ def test_pooling_and_prompts_are_kept_or_left_out(minilm, tmp_path):
 
 def test_a_student_of_chosen_layers_is_written(minilm, tmp_path, capsys):
     main([minilm, str(tmp_path / "student"), "--student_layers", "1,4,6"])
-    assert "3 layers, width 384" in capsys.readouterr().out
+    assert "3 layers, hidden size 384" in capsys.readouterr().out
     student = M3BertModel.from_pretrained(tmp_path / "student")
     assert student.config.source_layers == [1, 4, 6] and (tmp_path / "student" / "modules.json").is_file()
     with pytest.raises(ValueError, match="--student_layers 1,7 must be within 1..6, the depth of "):

@@ -34,7 +34,7 @@ def test_a_folder_is_written(static, tmp_path, capsys, options, printed):
     [
         (["--format", "static", "--granularity", "4x32"], "--format static exports layer 0, not 4"),
         (["--format", "static", "--granularity", "0x32", "--dim", "32"], "either --granularity 0x384 or --dim 384"),
-        (["--format", "static", "--granularity", "0x32@int8"], "0x32@int8: exports have no code; write 0x32"),
+        (["--format", "static", "--granularity", "0x32@int8"], "0x32@int8: exports have no precision; write 0x32"),
         (["--format", "static", "--model_type", "bert"], "--model_type is for --format router"),
         (["--format", "static", "--dtype", "int8"], "dtype='int8' is unknown; legal values: float32, float16"),
         (["--format", "router", "--granularity", "2x8", "--dtype", "float16"], "2x8 is none"),

@@ -75,7 +75,7 @@ def test_a_learned_code_is_searched_with_the_quantizer_of_the_encoder(encoder, s
     best = quantizer.hamming(codes, other)[0].sort(descending=True).values[:4]
     assert result.scores == pytest.approx((2 * best - 1).tolist(), abs=1e-6)
     assert result.bytes_per_vector == 6
-    with pytest.raises(ValueError, match=r"4x16@qama-2: these codes need a quantizer, and the encoder has none"):
+    with pytest.raises(ValueError, match=r"4x16@qama-2: these precisions need a quantizer, and the encoder has none"):
         replace(coded, quantizer=None)
     with pytest.raises(ValueError, match=r"2x16@qama-2: the quantizer is for embeddings of layer 4"):
         replace(coded, grid=Grid.parse("2,4x16@qama-2,int8"))

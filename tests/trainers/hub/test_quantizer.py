@@ -35,7 +35,7 @@ def test_a_written_quantizer_is_found_and_gives_the_same_codes(checkpoint, quant
 
 def test_a_command_reads_codes_with_the_quantizer_of_the_checkpoint(checkpoint, quantizer):
     grid = "6x16@float32,int8,qama-2"
-    with pytest.raises(ValueError, match="6x16@qama-2: these codes need a quantizer, and the encoder has none"):
+    with pytest.raises(ValueError, match="6x16@qama-2: these precisions need a quantizer, and the encoder has none"):
         load_encoder(EncoderArguments(model_name_or_path=checkpoint, grid=grid))
     write_quantizer(checkpoint, quantizer)
     encoder = load_encoder(EncoderArguments(model_name_or_path=checkpoint, grid=grid))
