@@ -85,7 +85,7 @@ SHORT, LONGER_SHARE, QUERIES = 160, 10, 8000
 TRAINED = Grid.product([0, 1, 2, 4, 6], [32, 64, 128, 384])
 TRAINING: dict[str, Any] = {
     "grid": str(TRAINED),
-    "max_steps": 1200,
+    "max_steps": 600,
     "per_device_train_batch_size": 64,
     "learning_rate": 3e-4,
     "table_learning_rate": 5e-3,
