@@ -442,7 +442,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--train", action="store_true", help="train from the fit, and score")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of --train")
     parser.add_argument("--steps", type=int, help="training steps; default: those of the study")
-    parser.add_argument("--stitches", type=int, nargs="+", default=[], help="depths of --train that end in last layers")
+    parser.add_argument("--stitches", type=int, nargs="+", default=[], help="stitched depths of --train")
     parser.add_argument("--development", action="store_true", help="score the development sets")
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--latency", action="store_true", help="time one query at each layer")
