@@ -67,7 +67,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "1 + 3": {"stitches": {4: 3}},
     "without the table": {"stitches": [1, 2, 4], "static": False},
 }
-THREADS = 2
+THREADS = 1
 ROUNDS = 9
 
 
