@@ -3,6 +3,7 @@ Exits and exit distillation on a real encoder: all-MiniLM-L6-v2 (extra `quicksta
 
     python -m benchmarks.reproduction.exits --fit                      # every variant of the fit, no training
     python -m benchmarks.reproduction.exits --train --seeds 0 1        # exit distillation from the fit
+    python -m benchmarks.reproduction.exits --train --stitches 2 4     # the same with stitched depths
     python -m benchmarks.reproduction.exits --fit --development        # on the development sets
     python -m benchmarks.reproduction.exits --table                    # print the tables
     python -m benchmarks.reproduction.exits --latency                  # time one query at each layer
@@ -14,7 +15,7 @@ kept in runs/exits; an exit commutes with mean pooling, so all variants of the f
 
 "static" is the fit with a static table, "fitted" the one without, "trained" is exit distillation from "static,
 principal" on the short ones of these texts, one of ten longer ones, and 8,000 spans of 3 to 16 words of them, in place
-of queries. It keeps its checkpoints: call it again to continue.
+of queries. "trained, stitched" starts from a fit with stitches. Both keep their checkpoints: call again to continue.
 
 Tests: STS-B, STS12 to STS16, SICK (Spearman); Cranfield, CISI, NPL (nDCG@10), 128 tokens per text. "NAME asymmetric"
 is the same collection with queries at the layer and documents at the last one. Development: the development sets of
@@ -84,7 +85,7 @@ SHORT, LONGER_SHARE, QUERIES = 160, 10, 8000
 TRAINED = Grid.product([0, 1, 2, 4, 6], [32, 64, 128, 384])
 TRAINING: dict[str, Any] = {
     "grid": str(TRAINED),
-    "max_steps": 1200,
+    "max_steps": 600,
     "per_device_train_batch_size": 64,
     "learning_rate": 3e-4,
     "table_learning_rate": 5e-3,
@@ -326,16 +327,19 @@ FITS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(data: Path, seed: int, steps: int | None) -> tuple[M3BertModel, Any, dict[str, Any]]:
+def train(
+    data: Path, seed: int, steps: int | None, stitches: Sequence[int] = ()
+) -> tuple[M3BertModel, Any, dict[str, Any]]:
     """Exit distillation from the fit with the static table, in the principal basis: the model, its tokenizer and the
     seconds that it took, since the last checkpoint if it was interrupted. A model that an earlier run has saved is not
     trained again."""
-    folder = FOLDER / (f"trained-{seed}" if steps is None else f"trained-{seed}-{steps}-steps")
+    parts = ["trained", *(["stitched"] if stitches else []), str(seed), *([] if steps is None else [f"{steps}-steps"])]
+    folder = FOLDER / "-".join(parts)
     if folder.is_dir():
         seconds = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
         return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), seconds
     rows = training_rows(data)
-    model, tokenizer = fit(data, basis="principal")
+    model, tokenizer = fit(data, basis="principal", stitches=stitches)
     for name in ("embedding_dropout", "hidden_dropout", "attention_dropout"):
         setattr(model.config, name, 0.0)
     model = M3BertModel.from_pretrained(None, config=model.config, state_dict=model.state_dict())
@@ -438,6 +442,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--train", action="store_true", help="train from the fit, and score")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of --train")
     parser.add_argument("--steps", type=int, help="training steps; default: those of the study")
+    parser.add_argument("--stitches", type=int, nargs="+", default=[], help="stitched depths of --train")
     parser.add_argument("--development", action="store_true", help="score the development sets")
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--latency", action="store_true", help="time one query at each layer")
@@ -459,10 +464,11 @@ def main(arguments: list[str]) -> None:
             found = {"0": score(tests, after_exits(model, tokenizer, tests, states))}
             add_results(file, {variant: found}, about(options.development))
     for seed in options.seeds if options.train else []:
-        model, tokenizer, seconds = train(data, seed, options.steps)
+        model, tokenizer, seconds = train(data, seed, options.steps, options.stitches)
         grid = Grid.product(TRAINED.layers, [WIDTH])
         encoder = GridEncoder(model, tokenizer, grid, max_length=MAX_LENGTH)
-        label = "trained" if options.steps is None else f"trained, {options.steps} steps"
+        label = "trained, stitched" if options.stitches else "trained"
+        label += "" if options.steps is None else f", {options.steps} steps"
         scores = {label: {str(seed): score(tests, encode_tests(encoder, tests))}}
         add_results(trained_file, scores, about(options.development, trained=True))
         print(f"{label}, seed {seed}: {seconds}", flush=True)
