@@ -266,15 +266,25 @@ def print_tables(results: dict[str, Any], development: bool) -> None:
 
 
 def draw(results: dict[str, Any]) -> None:
-    """Quality at full width over the number of layers that run: prefixes and stitched depths."""
+    """Quality at full width over the number of layers that run: prefixes, stitched depths, and these after exit
+    distillation, where there are scores of it."""
+    file, trained = RESULTS / "exits_trained.json", "trained, stitched"
+    if file.is_file():
+        found = json.loads(file.read_text(encoding="utf-8"))["scores"]
+        results = {"scores": results["scores"] | {name: its for name, its in found.items() if name == trained}}
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     panels = (
         (STS, "mean Spearman correlation of four STS sets"),
         ([f"{name} asymmetric" for name in RETRIEVAL_TESTS], "mean nDCG@10 of three, documents at layer 6"),
     )
     for axes, (tests, label) in zip(figure.subplots(1, 2), panels, strict=True):
-        for name, color, text in (("prefix", "grey", "prefix"), ("default", "#d95f02", "stitched")):
-            layers = (0, 1, 2, 4, DEPTH) if name == "prefix" else (1, 2, 4)
+        for name, layers, color, text in (
+            ("prefix", (0, 1, 2, 4, DEPTH), "grey", "prefix"),
+            ("default", (1, 2, 4), "#d95f02", "stitched"),
+            (trained, (0, 2, 4, DEPTH), "#1b9e77", "stitched, trained"),
+        ):
+            if name not in results["scores"]:
+                continue
             values = [mean_of(results, name, tests, layer, WIDTH) for layer in layers]
             axes.plot(layers, values, "-", color=color, marker="o", label=text)
         axes.set_xlabel("layers run")

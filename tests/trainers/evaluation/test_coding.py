@@ -162,7 +162,9 @@ def test_a_grid_needs_a_quantizer_for_its_embeddings():
     quantizer, grid = quantizer_of(16, (4,)), Grid.parse("2x8@int8,4x8,4x8@qama-1,4x16@qama-2")
     require_quantizer(quantizer, grid, 16)
     require_quantizer(None, Grid.parse("2x8@sign"), 16)
-    with pytest.raises(ValueError, match="4x8@qama-1, 4x16@qama-2: these precisions need a quantizer, and the encoder has"):
+    with pytest.raises(
+        ValueError, match="4x8@qama-1, 4x16@qama-2: these precisions need a quantizer, and the encoder has"
+    ):
         require_quantizer(None, grid, 16)
     with pytest.raises(ValueError, match="the quantizer reads 16 dims, and the embeddings have 32"):
         require_quantizer(quantizer, grid, 32)
