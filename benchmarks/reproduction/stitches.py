@@ -274,8 +274,8 @@ def draw(results: dict[str, Any]) -> None:
         results = {"scores": results["scores"] | {name: its for name, its in found.items() if name == trained}}
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     panels = (
-        (STS, "mean Spearman correlation of four STS sets"),
-        ([f"{name} asymmetric" for name in RETRIEVAL_TESTS], "mean nDCG@10 of three, documents at layer 6"),
+        (STS, "mean Spearman correlation (STS)"),
+        ([f"{name} asymmetric" for name in RETRIEVAL_TESTS], "mean nDCG@10, documents at layer 6"),
     )
     for axes, (tests, label) in zip(figure.subplots(1, 2), panels, strict=True):
         for name, layers, color, text in (
