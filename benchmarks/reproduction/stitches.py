@@ -201,6 +201,8 @@ def fit_costs(data: Path) -> dict[str, Any]:
     texts = [text for its in sources(data).values() for text in its]
     seconds: dict[str, float] = {}
     few, more = 800, 1600
+    # Passes over the vocabulary and keeps it in the folder, so that no fit below has this pass.
+    fit_exits(*converted(default_base()), texts[:few], max_length=MAX_LENGTH, cache_dir=FOLDER)
     for name, stitches in (("exits", []), ("exits and stitches", [2, 4])):
         taken = {}
         for count in (few, more):
