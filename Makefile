@@ -54,7 +54,7 @@ format: .venv/installed-dev  ## Rewrite the code in the project's style
 
 docs: .venv/installed-dev  ## Check the words of the documentation and build it into build/site
 	$(BIN)/python docs/words.py
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: .venv/installed-dev  ## Build the wheel into dist
 	$(BIN)/python -m build --wheel

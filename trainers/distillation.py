@@ -118,9 +118,9 @@ class DistillationTrainer(EmbeddingTrainer):
             the one beside the student.
         train_dataset ([`~datasets.Dataset`], *optional*): Texts, in one or more columns.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns.
-        teacher (`str`, [`~sentence_transformers.SentenceTransformer`], [`Teacher`] or [`TeacherEmbeddings`],
-            *optional*): The teacher: its folder or Hub id, the model, or its embeddings of all these texts. Default:
-            the teacher of `args`. Its embeddings are read from the cache or computed.
+        teacher (`Any`, *optional*): The teacher: its folder or Hub id, a
+            [`~sentence_transformers.SentenceTransformer`], a [`Teacher`], or its [`TeacherEmbeddings`] of all these
+            texts. Default: the teacher of `args`. Its embeddings are read from the cache or computed.
         kwargs: Further arguments of [`EmbeddingTrainer`].
 
     Raises:

@@ -52,9 +52,9 @@ class EmbeddingTrainer(PublishingTrainer):
             may differ. Each batch is of one of them (`args.multi_dataset_batch_sampler`).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns; beside
             several training sets, with columns of its own.
-        teacher (`str`, [`~sentence_transformers.SentenceTransformer`], [`Teacher`] or [`TeacherEmbeddings`],
-            *optional*): A teacher, for objectives with one, or a guide, to find false negatives: its folder or Hub id,
-            the model, or its embeddings of the texts in all columns. Default: the one that `args` names.
+        teacher (`Any`, *optional*): A teacher, for objectives with one, or a guide, to find false negatives: its
+            folder or Hub id, a [`~sentence_transformers.SentenceTransformer`], a [`Teacher`], or its
+            [`TeacherEmbeddings`] of the texts in all columns. Default: the one that `args` names.
         objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
             a [`Composition`].
         peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole encoder.

@@ -42,7 +42,8 @@ class PublishingTrainer(NestedTrainer):
             `eval_dataset` or in its place: a [`GridEvaluator`], an evaluator of sentence-transformers, or what takes a
             [`~sentence_transformers.SentenceTransformer`] of the full size and returns metrics. `eval_NAME` is logged,
             and may be `metric_for_best_model`.
-        others, kwargs: Arguments of [`NestedTrainer`].
+        others: Positional arguments of [`NestedTrainer`].
+        kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
         ValueError: as [`NestedTrainer`], or if `push_to_hub` is set for an adapter.
