@@ -144,18 +144,20 @@ def step_of(nested: NestedModel, inputs: Callable[[], dict[str, Any]]) -> Callab
     return step
 
 
-def training_step(objective: Objective, batch_size: int, tokens: int) -> Callable[[], None]:
-    """A training step on pairs of texts of random tokens."""
+def training_step(objective: Objective, batch_size: int, tokens: int, scored: bool = False) -> Callable[[], None]:
+    """A training step on pairs of texts of random tokens, on request with random scores."""
     torch.manual_seed(SEED)
     model = AutoModel.from_pretrained(default_base())
-    columns = {
+    inputs: dict[str, Any] = {
         name: {
             "input_ids": torch.randint(1000, model.config.vocab_size, (batch_size, tokens)),
             "attention_mask": torch.ones(batch_size, tokens, dtype=torch.long),
         }
         for name in ("anchor", "positive")
     }
-    return step_of(NestedModel(model, objective), lambda: columns)
+    if scored:
+        inputs["labels"] = torch.rand(batch_size)
+    return step_of(NestedModel(model, objective), lambda: inputs)
 
 
 def masked_lm_step(objective: Objective, texts: int) -> Callable[[], None]:

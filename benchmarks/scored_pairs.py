@@ -12,35 +12,14 @@ the median time of a step at six dims, divided by that at one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import torch
-from transformers import AutoModel
-
-from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
-from benchmarks.objectives import LAST_LAYER, step_of
+from benchmarks._measure import Benchmark, Bounds, Run, at_most
+from benchmarks.objectives import LAST_LAYER, training_step
 from scripts.command import run_command
-from scripts.sources import default_base
-from trainers import Grid, NestedModel, ScoredPairs
+from trainers import Grid, ScoredPairs
 
 
 BOUNDS: Bounds = {"cosent": at_most(1.15), "angle": at_most(1.15)}
 TOKENS = 32
-
-
-def scored_step(loss: str, grid: Grid, pairs: int) -> Callable[[], None]:
-    """A training step on pairs of texts of random tokens."""
-    torch.manual_seed(SEED)
-    model = AutoModel.from_pretrained(default_base())
-    columns = {
-        name: {
-            "input_ids": torch.randint(1000, model.config.vocab_size, (pairs, TOKENS)),
-            "attention_mask": torch.ones(pairs, TOKENS, dtype=torch.long),
-        }
-        for name in ("sentence1", "sentence2")
-    }
-    scores = torch.rand(pairs)
-    return step_of(NestedModel(model, ScoredPairs(grid, loss=loss)), lambda: {**columns, "labels": scores})
 
 
 def measure(run: Run) -> dict[str, float]:
@@ -48,8 +27,8 @@ def measure(run: Run) -> dict[str, float]:
     ratios = {}
     for loss in BOUNDS:
         steps = {
-            "one dim": scored_step(loss, Grid.parse("6x384"), pairs),
-            "six dims": scored_step(loss, LAST_LAYER, pairs),
+            name: training_step(ScoredPairs(grid, loss=loss), pairs, TOKENS, scored=True)
+            for name, grid in (("one dim", Grid.parse("6x384")), ("six dims", LAST_LAYER))
         }
         times = run.time(f"step of {pairs} pairs, {loss}", steps, rounds)
         ratios[loss] = times["six dims"] / times["one dim"]

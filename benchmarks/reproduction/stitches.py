@@ -68,7 +68,6 @@ RUNS: dict[str, dict[str, Any]] = {
     "1 + 3": {"stitches": {4: 3}},
     "without the table": {"stitches": [1, 2, 4], "static": False},
 }
-THREADS = 1
 ROUNDS = 9
 
 
@@ -307,11 +306,10 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--figures", action="store_true", help="draw the figure")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(THREADS)
+    torch.set_num_threads(1)  # waiting threads would count as processor time
     data = data_folder()
     file = RESULTS / ("stitches_development.json" if options.development else "stitches.json")
     for kind in options.costs:
-        torch.set_num_threads(1)  # waiting threads would count
         add_costs({kind: {"grid": grid_costs, "fit": fit_costs}[kind](data)})
     for name in options.runs if options.fit else []:
         fitted(data, name)
