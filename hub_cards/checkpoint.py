@@ -118,7 +118,7 @@ class Checkpoint:
 
     @property
     def elastic(self) -> bool:
-        """Whether it can be loaded at a smaller depth and dimensions."""
+        """Whether it can be loaded with fewer layers and dimensions."""
         return self.config.model_type == modeling_m3bert.M3BertConfig.model_type
 
     @property

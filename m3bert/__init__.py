@@ -1,5 +1,5 @@
 """
-m3BERT: elastic text encoders. One checkpoint, loaded at the depth and dimensions that you can afford.
+m3BERT: elastic text encoders. One checkpoint, loaded with the layers and dimensions that you can afford.
 
 All public names are here: the architecture, the conversion, the trainers and the evaluation. Each is imported when it
 is first used, so `import m3bert` imports no torch.

@@ -24,7 +24,7 @@ COMMANDS = {
     "geometry": ("geometry", "plot the geometry of an encoder's embeddings"),
     "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),
     "export": ("export", "export an encoder for servers: ONNX, one graph per granularity"),
-    "demo": ("demo", "open a page to try an encoder at any depth, dimensions and precision"),
+    "demo": ("demo", "open a page to try an encoder with any number of layers and dimensions, in any precision"),
     "example_data": ("example_data", "write small example files to try the commands with"),
     "paper_corpus": ("paper_corpus", "write the training corpus of MIPIC and MIC"),
     "quickstart": ("quickstart", "convert, fit exits, train, evaluate and query a real encoder (5 to 10 minutes)"),
@@ -47,7 +47,7 @@ def usage() -> str:
         [
             "usage: m3bert COMMAND [options]",
             "",
-            "Elastic text encoders: one checkpoint, loaded at the depth and dimensions that you can afford.",
+            "Elastic text encoders: one checkpoint, loaded with the layers and dimensions that you can afford.",
             "",
             *lines,
             "",

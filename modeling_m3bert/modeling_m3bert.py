@@ -498,7 +498,7 @@ class M3BertModel(M3BertPreTrainedModel):
             [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
             output_dim)`, after the exit of the output layer if it has one. In `hidden_states`, entry 0 is the input
             of the first layer that runs, the embeddings after `input_norm` (stitched, if only last layers run), and
-            entry l the raw output of the l-th layer that runs, all at all dims and before any exit; the last entry
+            entry l the raw output of the l-th layer that runs, each with all dims and before any exit; the last entry
             is normalised. Layer 0 as a static table runs nothing else and has no hidden states.
 
         Raises:
@@ -568,7 +568,7 @@ class M3BertModel(M3BertPreTrainedModel):
 
         Returns:
             `torch.Tensor` of shape `(batch, 1, dim)`; `(1, tokens, dim)` for a flattened row, where each token has the
-            hidden state of its text.
+            static vector of its text.
 
         Raises:
             ValueError: if the model has no static table, or the mask has another shape than the token ids.

@@ -250,11 +250,11 @@ def evaluate_grid(
             documents at different layers. Default: between the layers that share a space, see [`shared_layers`].
             `True` is between all layers, `False` is not at all.
         hybrid (`bool`, *optional*, defaults to `False`): Whether to also measure BM25, alone and beside queries at the
-            same layers as in searches with asymmetric encoders with documents at the last of them.
+            same layers as with asymmetric encoders, and documents at the last of them.
         seed (`int`, *optional*, defaults to 0): Seed to record in the results. The evaluation itself is deterministic.
         verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
-        unfinished (`Path`, *optional*): File that gets the results after each task. Tasks that it already has are not
-            rescored, so an interrupted run resumes. The file must be from the same weights, data and arguments;
+        unfinished (`Path`, *optional*): File that gets the results after each task. Tasks that it already has are
+            skipped, so an interrupted run resumes. The file must be from the same weights, data and arguments;
             of these, weights and grid are checked.
 
     Returns:
