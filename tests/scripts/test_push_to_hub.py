@@ -161,7 +161,7 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
         from sentence_transformers import SentenceTransformer
         options = {{"truncate_dim": 8, "model_kwargs": {{"output_layer": 2}}}}
         model = SentenceTransformer("user/base", trust_remote_code=True, **options)
-        vectors = model.encode(["open the file", "read a list of names"], normalize_embeddings=True)
+        vectors = model.encode(["open the file", "read a list of names"])
         import onnxruntime
         session = onnxruntime.InferenceSession(hf_hub_download("user/base", "onnx/model_2x8.onnx"))
         tokenizer = transformers.AutoTokenizer.from_pretrained("user/base")
