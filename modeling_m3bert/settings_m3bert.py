@@ -23,6 +23,7 @@ logger = logging.getLogger(__name__)
 Pooling = Literal["mean", "cls", "lasttoken"]
 POOLINGS = ("mean", "cls", "lasttoken")
 MODULES_FILE = "modules.json"
+INDEX_FILE = "model.safetensors.index.json"
 ENCODER_FILE, SIMILARITY_FILE = "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING_FOLDER, PROJECTION_FOLDER = "1_Pooling", "2_Dense"
 # Modules that are read and written, in this order; the first two are required.
@@ -95,14 +96,14 @@ class EmbeddingSettings:
 
         Raises:
             ValueError: if it has another pooling, or modules other than a pooling, one linear map without activation,
-                and normalisation.
+                and normalisation; or if a file has another form, or names a folder outside of the model's.
             OSError: if the files cannot be read.
         """
         folder = _Files(str(name_or_path), hub_options)
         modules = folder.json(MODULES_FILE, required=False)
         if modules is None:
             return None
-        paths = _paths_by_kind(str(name_or_path), [(one["type"].rpartition(".")[2], one["path"]) for one in modules])
+        paths = _paths_by_kind(str(name_or_path), _modules_in(str(name_or_path), modules))
         # Files without one of these are older than it.
         encoder = folder.json(ENCODER_FILE, required=False) or {}
         similarity = folder.json(SIMILARITY_FILE, required=False) or {}
@@ -240,7 +241,66 @@ class _Files:
         found = cached_file(
             self.name_or_path, file, _raise_exceptions_for_missing_entries=required, **self.hub_options
         )
-        return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+        return None if found is None else read_json(found, list if file == MODULES_FILE else dict)
+
+
+def read_json(file: str | Path, kind: type) -> Any:
+    """
+    The content of a JSON file.
+
+    Raises:
+        ValueError: if it is not JSON, or not of this kind (`dict` or `list`).
+    """
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}.") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{file} must hold a JSON {'object' if kind is dict else 'array'}.")
+    return content
+
+
+def shards_of(folder: str | Path) -> set[str]:
+    """
+    The files that the index of a checkpoint's weights names; none if it has no index.
+
+    Raises:
+        ValueError: if the index has another form, or names a file outside of the folder.
+    """
+    file = Path(folder, INDEX_FILE)
+    if not file.is_file():
+        return set()
+    shards = read_json(file, dict).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise ValueError(f"{file} must have a weight_map of tensors to files.")
+    if outside := [shard for shard in shards.values() if not re.fullmatch(r"[\w-][\w.-]*", shard)]:
+        raise ValueError(f"{file} names {outside[0]!r}, which is not a file of its folder.")
+    return set(shards.values())
+
+
+def safetensors_only(name_or_path: str | Path, subfolder: str = "") -> dict[str, Any]:
+    """
+    The arguments of `from_pretrained` with which weights are read from safetensors in the model's own folder. A
+    repository on the Hub has no files outside of it.
+
+    Raises:
+        ValueError: as [`shards_of`].
+    """
+    shards_of(Path(name_or_path, subfolder))
+    return {"use_safetensors": True}
+
+
+def _modules_in(name: str, modules: list[Any]) -> list[tuple[str, str]]:
+    """Kind and path of each module in a [`MODULES_FILE`]. Raises a ValueError if a path leads out of the folder."""
+    found = []
+    for module in modules:
+        kind, path = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise ValueError(f"{MODULES_FILE} of {name} has a module without type and path.")
+        if path not in ("", ".") and not re.fullmatch(r"[\w-][\w.-]*/?", path):
+            raise ValueError(f"{MODULES_FILE} of {name} names {path!r}, which is not a folder of the model.")
+        found.append((kind.rpartition(".")[2], path))
+    return found
 
 
 def _paths_by_kind(name: str, modules: list[tuple[str, Any]]) -> dict[str, Any]:

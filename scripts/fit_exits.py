@@ -197,8 +197,9 @@ def main(arguments: list[str]) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     import modeling_m3bert  # noqa: F401  # registers m3BERT
+    from modeling_m3bert.settings_m3bert import safetensors_only
 
-    model = AutoModel.from_pretrained(options.source, revision=options.revision, use_safetensors=True)
+    model = AutoModel.from_pretrained(options.source, revision=options.revision, **safetensors_only(options.source))
     tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
     fit = save_with_exits(
         model, tokenizer, options.output_dir, options.texts, options, source=options.source, revision=options.revision

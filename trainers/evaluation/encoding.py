@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.settings_m3bert import safetensors_only
 
 from ..core.codes import code_of
 from ..core.columns import Role
@@ -144,7 +145,8 @@ class GridEncoder:
         """
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         settings = EmbeddingSettings.find(name_or_path, revision=revision)
-        model = AutoModel.from_pretrained(name_or_path, use_safetensors=True, **options, **model_kwargs).eval()
+        safe = safetensors_only(name_or_path)
+        model = AutoModel.from_pretrained(name_or_path, **safe, **options, **model_kwargs).eval()
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         published = cls.arguments_of(settings or EmbeddingSettings(), model.config, tokenizer)
         said = settings is not None and changes.get("pooling", settings.pooling) != settings.pooling
