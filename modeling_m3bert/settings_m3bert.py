@@ -278,7 +278,7 @@ def shards_of(folder: str | Path) -> set[str]:
     return set(shards.values())
 
 
-def safetensors_only(name_or_path: str | Path, subfolder: str = "") -> dict[str, Any]:
+def safetensors_only(name_or_path: str | os.PathLike[str], subfolder: str = "") -> dict[str, Any]:
     """
     The arguments of `from_pretrained` with which weights are read from safetensors in the model's own folder. A
     repository on the Hub has no files outside of it.

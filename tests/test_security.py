@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import shutil
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,19 @@ import modeling_m3bert
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native
 from hub_cards.publication import Options, prepare
-from modeling_m3bert import EmbeddingSettings, M3BertModel, convert_to_m3bert
-from tests.conftest import tiny_config
+from modeling_m3bert import EmbeddingSettings, convert_to_m3bert
 from tests.evaluation_data import write_data
 from tests.published import contrastive_trainer
 from trainers import Granularity
 from trainers.core.given import backbone_of
 from trainers.data.hub_data import load_hub
 from trainers.data.teacher import Teacher
-from trainers.evaluation import GridEncoder, GridResults, evaluate_grid, find_tasks
+from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks
 from trainers.exits.fit import fit_exits
 from trainers.hub.quantizer import find_quantizer
-from trainers.index import Corpus, Index, Plan
+from trainers.index.corpus import Corpus
+from trainers.index.index import Index, Target
+from trainers.index.plan import Plan
 
 
 class Payload:
@@ -80,7 +80,7 @@ def test_the_guards_of_this_test_see_pickles(no_pickles, tmp_path):
 
 
 def test_no_pickle_is_read_where_models_are_loaded_trained_evaluated_indexed_and_exported(
-    no_pickles, tmp_path, tiny_tokenizer, sentences
+    no_pickles, tmp_path, tiny_tokenizer, encoder_folder, sentences
 ):
     """Beside the weights in safetensors lie pickles that make a folder when they are read."""
     output = tmp_path / "run"
@@ -90,7 +90,9 @@ def test_no_pickle_is_read_where_models_are_loaded_trained_evaluated_indexed_and
             (folder / name).write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
     trainer = contrastive_trainer(output, tiny_tokenizer, sentences)
     trainer.train(resume_from_checkpoint=str(output / "checkpoint-1"))
-    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth"} == set(no_pickles), "of the training run, all else is none"
+    assert {"optimizer.pt", "scheduler.pt", "rng_state.pth"} == set(no_pickles), (
+        "of the training run, all else is none"
+    )
     no_pickles.clear()
 
     model = output / "checkpoint-2"
@@ -99,11 +101,14 @@ def test_no_pickle_is_read_where_models_are_loaded_trained_evaluated_indexed_and
     evaluate_grid(encoder, find_tasks(["stsb", "cranfield"]), data, folder=tmp_path / "parts")
     Teacher(str(model)).embed(sentences[:4], tmp_path / "cache")
     corpus = Corpus([str(data / "cranfield" / "corpus.jsonl.gz")], id_column="id")
-    plan = Plan(Granularity(6, 8), Granularity(6, 8))
-    with Index.build(tmp_path / "index", plan, encoder, corpus) as index:
-        assert index.search(sentences[:1], encoder)
+    plan = Plan(Granularity(6, 8))
+    index = Index.build(Target(tmp_path / "index", "faiss"), plan, encoder, corpus)
+    index.close()
+    assert Index.open(tmp_path / "index", encoder).search(sentences[:1])
     fit_exits(AutoModel.from_pretrained(model), tiny_tokenizer, sentences, layers=[2])
-    export_native(Checkpoint(model), tmp_path / "native", Granularity(4, 8))
+    convert_to_m3bert(encoder_folder).save_pretrained(tmp_path / "converted")
+    tiny_tokenizer.save_pretrained(tmp_path / "converted")
+    export_native(Checkpoint(tmp_path / "converted"), tmp_path / "native", Granularity(1, 20))
     (tmp_path / "staged").mkdir()
     prepare(Checkpoint(model), tmp_path / "staged", "user/model")
     assert not no_pickles and not (tmp_path / "ran").exists()
@@ -158,7 +163,9 @@ def test_weights_that_are_a_pickle_are_refused(name, pickled, tmp_path):
 def test_an_index_of_weights_names_files_of_its_folder_only(name, sharded):
     if name == "Checkpoint":
         shutil.copy(sharded.parent / "other.safetensors", sharded / "model-1.safetensors")
-    with pytest.raises(ValueError, match=r"index.json names '../other.safetensors', which is not a file of its folder"):
+    with pytest.raises(
+        ValueError, match=r"index.json names '../other.safetensors', which is not a file of its folder"
+    ):
         LOADERS[name](sharded)
 
 
