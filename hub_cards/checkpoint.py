@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from modeling_m3bert.settings_m3bert import read_json, shards_of
+from modeling_m3bert.settings_m3bert import check_weights, read_json, shards_of
 from trainers.core.device import device_of
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
@@ -98,11 +97,7 @@ class Checkpoint:
         if missing := sorted(shards_of(self.folder) - {file.name for file in weights}):
             raise ValueError(f"{self.folder} lacks {', '.join(missing)}, which its index lists.")
         for file in weights:
-            try:
-                with safe_open(file, "pt"):
-                    pass
-            except SafetensorError as error:
-                raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
+            check_weights(file)
 
     @cached_property
     def config(self) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils.hub import cached_file
@@ -107,7 +108,9 @@ class EmbeddingSettings:
         # Files without one of these are older than it.
         encoder = folder.json(ENCODER_FILE, required=False) or {}
         similarity = folder.json(SIMILARITY_FILE, required=False) or {}
-        prompts = {name: prompt or "" for name, prompt in (similarity.get("prompts") or {}).items()}
+        prompts = {name: prompt or "" for name, prompt in _value(similarity, "prompts", dict, {}).items()}
+        if not all(isinstance(prompt, str) for prompt in prompts.values()):
+            raise ValueError(f"{SIMILARITY_FILE} of {name_or_path} has a prompt that is not text.")
         pooling = folder.json(f"{paths['Pooling']}/config.json")
         if not pooling.get("include_prompt", True) and any(prompts.values()):
             raise ValueError(f"{name_or_path} leaves prompts out of its pooling, which is not supported.")
@@ -116,9 +119,9 @@ class EmbeddingSettings:
             projection=_projection_of(folder, paths["Dense"]) if "Dense" in paths else None,
             normalize="Normalize" in paths,
             prompts=prompts,
-            default_prompt_name=similarity.get("default_prompt_name"),
-            max_length=encoder.get("max_seq_length"),
-            similarity=similarity.get("similarity_fn_name") or "cosine",
+            default_prompt_name=_value(similarity, "default_prompt_name", str),
+            max_length=_value(encoder, "max_seq_length", int),
+            similarity=_value(similarity, "similarity_fn_name", str, "cosine"),
         )
 
     @classmethod
@@ -260,6 +263,14 @@ def read_json(file: str | Path, kind: type) -> Any:
     return content
 
 
+def _value(content: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """An entry of a JSON object; the default where it is missing or null. Raises a ValueError on another type."""
+    value = content.get(name)
+    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise ValueError(f"{name}={value!r} must be of type {kind.__name__}.")
+    return default if value is None else value
+
+
 def shards_of(folder: str | Path) -> set[str]:
     """
     The files that the index of a checkpoint's weights names; none if it has no index.
@@ -284,10 +295,21 @@ def safetensors_only(name_or_path: str | os.PathLike[str], subfolder: str = "") 
     repository on the Hub has no files outside of it.
 
     Raises:
-        ValueError: as [`shards_of`].
+        ValueError: as [`shards_of`], or if a file of weights in the folder is broken or incomplete.
     """
     shards_of(Path(name_or_path, subfolder))
+    for file in Path(name_or_path, subfolder).glob("model*.safetensors"):
+        check_weights(file)
     return {"use_safetensors": True}
+
+
+def check_weights(file: str | Path) -> None:
+    """Raise a ValueError if a file is not whole safetensors. Reads its header only."""
+    try:
+        with safe_open(file, "pt"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
 
 
 def _modules_in(name: str, modules: list[Any]) -> list[tuple[str, str]]:
@@ -318,11 +340,10 @@ def _pooling_of(name: str, config: Mapping[str, Any]) -> Pooling:
     """The pooling in a config of any version. Raises a ValueError if it is not one of [`POOLINGS`]."""
     # Older files have one switch per pooling; mean if all are off.
     modes = config.get("pooling_mode", [mode for mode, switch in SWITCHES.items() if config.get(switch)] or "mean")
-    modes = [modes] if isinstance(modes, str) else modes
+    modes = modes if isinstance(modes, list | tuple) else [modes]
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise ValueError(
-            f"{name} was published with the pooling {' + '.join(modes)!r}; legal values: {', '.join(POOLINGS)}."
-        )
+        found, legal = " + ".join(map(str, modes)), ", ".join(POOLINGS)
+        raise ValueError(f"{name} was published with the pooling {found!r}; legal values: {legal}.")
     return cast("Pooling", modes[0])
 
 
@@ -339,12 +360,20 @@ def _dense_config(linear: nn.Linear) -> dict[str, Any]:
 def _projection_of(folder: _Files, path: str) -> nn.Linear:
     """The map in a module. Raises a ValueError if it has an activation or a residual."""
     config = folder.json(f"{path}/config.json")
-    linear = nn.Linear(config["in_features"], config["out_features"], bias=config["bias"])
+    inputs, outputs = (_value(config, name, int, 0) for name in ("in_features", "out_features"))
+    if min(inputs, outputs) < 1:
+        raise ValueError(f"The module {path} of {folder.name_or_path} has no in_features and out_features above 0.")
+    linear = nn.Linear(inputs, outputs, bias=_value(config, "bias", bool, True), device="meta")
     plain = _dense_config(linear) | {"use_residual": False}
     if any(config.get(name, plain[name]) != plain[name] for name in plain):
         raise ValueError(f"The module {path} of {folder.name_or_path} is not one linear map without activation.")
-    tensors = load_file(cached_file(folder.name_or_path, f"{path}/model.safetensors", **folder.hub_options))
-    linear.load_state_dict({name.removeprefix("linear."): tensor for name, tensor in tensors.items()})
+    file = cached_file(folder.name_or_path, f"{path}/model.safetensors", **folder.hub_options)
+    try:
+        tensors = load_file(file)
+        named = {name.removeprefix("linear."): tensor.float() for name, tensor in tensors.items()}
+        linear.load_state_dict(named, assign=True)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
     return linear
 
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from modeling_m3bert.conversion_m3bert import hub_id
+from modeling_m3bert.settings_m3bert import hub_id, read_json
 
 from ..core.granularity import EncoderConfig
 from ..core.objective import Identity
+from ..core.typed import typed
 
 
 RECORD_FILE = "training.json"
@@ -104,10 +105,11 @@ class TrainingRecord:
         file = Path(folder, RECORD_FILE)
         if not file.is_file():
             return None
+        content = read_json(file, dict)
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f"{file} is not a training record: {error}.") from error
+            return typed(cls, content)
+        except ValueError as error:
+            raise ValueError(f"{file} is not a training record: {error}") from error
 
 
 def parts_of(identity: Identity) -> list[dict[str, Any]]:

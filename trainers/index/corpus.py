@@ -9,8 +9,7 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from datasets.exceptions import DatasetGenerationError
-
+from ..core.streams.stream import UNREADABLE
 from ..data.collators import fields_of, joined_text
 from ..data.files import load_files
 
@@ -155,6 +154,6 @@ def _rows(file: str) -> Iterator[dict[str, Any]]:
     rows = load_files([file], streaming=True)
     try:
         yield from rows
-    except (DatasetGenerationError, ValueError) as error:  # pyarrow's errors are of ValueError
-        reason = str(error.__cause__ or error).splitlines()[0]
+    except UNREADABLE as error:
+        reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"Cannot read {file}: {reason}") from error
