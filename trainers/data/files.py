@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
 from transformers import PreTrainedTokenizerBase
 
-from ..core.dataset_checks import ORIGINS, Origin, place_of, require_columns
+from ..core.dataset_checks import ORIGINS, Origin, on_one_line, place_of, require_columns
 from ..core.streams.stream import UNREADABLE, DatasetShard, Stream
 from .collators import fields_of, joined_text
 
@@ -157,7 +157,7 @@ def require_texts(dataset: Any, columns: Sequence[str]) -> None:
         kind = getattr(feature, "dtype", None) or type(feature).__name__
         if kind not in ("string", "large_string", "null"):
             raise ValueError(
-                f"Column {field!r} is not text, but {kind}; the dataset has {', '.join(dataset.column_names)}. Name "
+                f"Column {field!r} is not text, but {kind}; the dataset has {on_one_line(dataset.column_names)}. Name "
                 "the columns with text in text_columns."
             )
     start = 0
