@@ -259,7 +259,7 @@ def read_json(file: str | Path, kind: type) -> Any:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is not JSON: {error}.") from error
     if not isinstance(content, kind):
-        raise ValueError(f"{file} must hold a JSON {'object' if kind is dict else 'array'}.")
+        raise ValueError(f"{file} is not a JSON {'object' if kind is dict else 'array'}.")
     return content
 
 

@@ -1,6 +1,6 @@
 """
 Generated input: every text embeds, and every broken file is refused with one line that names it. What failed once is a
-test of its own in the folder of the code that was mended.
+case of its own in `test_broken_files.py`.
 """
 
 from __future__ import annotations

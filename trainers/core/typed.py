@@ -48,4 +48,9 @@ def _object(kind: type, content: Any, name: str) -> Any:
     needed = {key for key, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     if missing := sorted(needed - content.keys()):
         raise ValueError(f"{name} lacks {', '.join(missing)}.")
-    return kind(**{key: typed(hints[key], value, f"{key} of {name}") for key, value in content.items()})
+    return kind(
+        **{
+            key: typed(hints[key], value, key if name == "it" else f"{key} of {name}")
+            for key, value in content.items()
+        }
+    )
