@@ -65,7 +65,7 @@ class Options:
         onnx_int8 (`bool`, *optional*, defaults to `False`): Export each granularity of `onnx` also in 8 bits.
         onnx_fp16 (`bool`, *optional*, defaults to `False`): Export each ONNX graph also in float16.
         data (`Path`, *optional*): Folder of local data sets. If STS-B is there, ONNX graphs are scored on it.
-        own_code (`bool`, *optional*, defaults to `False`): Publish code files that differ from this package's.
+        own_code (`bool`, *optional*, defaults to `False`): Publish Python files that differ from this package's.
     """
 
     granularity: Granularity | None = None
@@ -127,7 +127,7 @@ def prepare(
 
     Raises:
         ValueError: if the checkpoint is incomplete, the results belong to other weights or to other settings, a
-            granularity is not available, a file is a link out of the folder or holds a token, a code file differs from
+            granularity is not available, a file is a link out of the folder or holds a token, a Python file differs from
             this package's, or an extra is missing.
         OSError: if a file cannot be read or written.
     """

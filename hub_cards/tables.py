@@ -363,7 +363,7 @@ def settings_table(settings: Mapping[str, Any]) -> str:
 
 
 def digest_table(digests: Mapping[str, str]) -> str:
-    """One row per code file: its name and its SHA-256."""
+    """One row per Python file: its name and its SHA-256."""
     return markdown(["file", "SHA-256"], ([f"`{name}`", f"`{digest}`"] for name, digest in digests.items()), words=2)
 
 

@@ -58,7 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--base_model", help="Hub id of the base model, in place of the one on record")
     parser.add_argument("--tags", nargs="+", default=[], help="additional tags")
     parser.add_argument("--mteb_meta", type=Path, help="write a ModelMeta for MTEB's repository to this Python file")
-    parser.add_argument("--own_code", action="store_true", help="publish code files that differ from this package's")
+    parser.add_argument("--own_code", action="store_true", help="publish Python files that differ from this package's")
     parser.add_argument("--public", action="store_true", help="make a new repository public")
     parser.add_argument("--revision", help="existing branch to commit to; default: main")
     parser.add_argument("--message", default="Publish with m3bert", help="commit message")
