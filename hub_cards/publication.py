@@ -127,8 +127,8 @@ def prepare(
 
     Raises:
         ValueError: if the checkpoint is incomplete, the results belong to other weights or to other settings, a
-            granularity is not available, a file is a link out of the folder or holds a token, a Python file differs from
-            this package's, or an extra is missing.
+            granularity is not available, a file is a link out of the folder or holds a token, a Python file differs
+            from this package's, or an extra is missing.
         OSError: if a file cannot be read or written.
     """
     options = options or Options()

@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """
+    The object in a JSON file. `modeling_m3bert` has a reader of its own: importing that takes seconds, for torch.
+
+    Raises:
+        ValueError: if the file is not JSON, or not an object.
+    """
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} is not a JSON object.")
+    return content
 
 
 def typed(kind: Any, content: Any, name: str = "it") -> Any:

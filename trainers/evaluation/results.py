@@ -10,12 +10,10 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
-from modeling_m3bert.settings_m3bert import read_json
-
 from ..core.codes import FLOAT, bytes_per_vector
 from ..core.durable import replacing
 from ..core.granularity import Granularity, Grid
-from ..core.typed import typed
+from ..core.typed import read_object, typed
 
 
 SCHEMA_VERSION = 6
@@ -330,7 +328,7 @@ class GridResults:
         Raises:
             ValueError: if the file is not JSON, has another schema version, lacks a field, or has one of another form.
         """
-        content = read_json(file, dict)
+        content = read_object(file)
         found = content.get("schema_version")
         if found in [*ADDED_SINCE]:
             content |= ADDED_SINCE[found] | {"schema_version": SCHEMA_VERSION}

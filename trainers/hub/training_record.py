@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from modeling_m3bert.settings_m3bert import hub_id, read_json
+from modeling_m3bert.settings_m3bert import hub_id
 
 from ..core.granularity import EncoderConfig
 from ..core.objective import Identity
-from ..core.typed import typed
+from ..core.typed import read_object, typed
 
 
 RECORD_FILE = "training.json"
@@ -105,7 +105,7 @@ class TrainingRecord:
         file = Path(folder, RECORD_FILE)
         if not file.is_file():
             return None
-        content = read_json(file, dict)
+        content = read_object(file)
         try:
             return typed(cls, content)
         except ValueError as error:

@@ -10,11 +10,9 @@ from typing import Any
 
 import torch
 
-from modeling_m3bert.settings_m3bert import read_json
-
 from ..core.codes import FLOAT
 from ..core.granularity import Granularity, Grid
-from ..core.typed import typed
+from ..core.typed import read_object, typed
 from ..evaluation.choice import Choice
 from ..evaluation.coding import Coder
 from ..evaluation.encoding import GridEncoder
@@ -168,7 +166,7 @@ class Plan:
             OSError: if the file cannot be read.
             ValueError: if it is not a plan. The message names the file and the reason.
         """
-        content = read_json(file, dict)
+        content = read_object(file)
         try:
             return cls.from_dict(content)
         except ValueError as error:
