@@ -26,6 +26,7 @@ from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
 from .tables import (
     asymmetric_table,
+    digest_table,
     engine_table,
     hybrid_table,
     parts_table,
@@ -203,6 +204,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "pooling": checkpoint.pooling,
         "pooling_code": POOLING_CODE[checkpoint.pooling].strip("\n"),
         "remote": checkpoint.elastic,
+        "digests": digest_table(digests) if (digests := checkpoint.code_digests()) else None,
         "trust": ", trust_remote_code=True" if checkpoint.elastic else "",
         "onnx": source.onnx,
         "graphs": graph_table(source.onnx) if source.onnx else None,

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError, safe_open
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_import_files
 
 import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from modeling_m3bert.settings_m3bert import check_weights, read_json, shards_of
 from trainers.core.device import device_of
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
@@ -94,17 +94,10 @@ class Checkpoint:
         weights = [*self.folder.glob("model*.safetensors")]
         if not weights:
             raise ValueError(f"{self.folder} has no weights in safetensors, the only format that is published.")
-        index = self.folder / "model.safetensors.index.json"
-        if index.is_file():
-            needed = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            if missing := sorted(needed - {file.name for file in weights}):
-                raise ValueError(f"{self.folder} lacks {', '.join(missing)}, which its index lists.")
+        if missing := sorted(shards_of(self.folder) - {file.name for file in weights}):
+            raise ValueError(f"{self.folder} lacks {', '.join(missing)}, which its index lists.")
         for file in weights:
-            try:
-                with safe_open(file, "pt"):
-                    pass
-            except SafetensorError as error:
-                raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
+            check_weights(file)
 
     @cached_property
     def config(self) -> Any:
@@ -294,9 +287,22 @@ class Checkpoint:
         files = [self.folder / name for name in self.requires_code() if (self.folder / name).is_file()]
         return {Path(used).name for file in files for used in [file, *get_relative_import_files(file)]}
 
+    def other_code(self) -> list[str]:
+        """Those of [`~Checkpoint.code`] that are not the files of this package, byte for byte."""
+        package = Path(modeling_m3bert.__file__).parent
+        ours = {file.name: file.read_bytes() for file in package.glob("*_m3bert.py")}
+        return sorted(name for name in self.code() if (self.folder / name).read_bytes() != ours.get(name))
+
+    def code_digests(self) -> dict[str, str]:
+        """SHA-256 of each file of [`~Checkpoint.code`], as `sha256sum` prints it."""
+        return {name: sha256((self.folder / name).read_bytes()).hexdigest() for name in sorted(self.code())}
+
 
 def code_named_by(config: Path) -> set[str]:
-    """Python files that a config file names."""
-    auto_map = json.loads(config.read_text(encoding="utf-8")).get("auto_map", {})
-    entries = [entry for value in auto_map.values() for entry in ([value] if isinstance(value, str) else value)]
-    return {f"{entry.split('--')[-1].split('.')[0]}.py" for entry in entries if entry}
+    """Python files that a config file names. Raises a ValueError if one is outside of its folder."""
+    auto_map = read_json(config, dict).get("auto_map") or {}
+    entries = [entry for value in auto_map.values() for entry in (value if isinstance(value, list) else [value])]
+    modules = [str(entry).split("--")[-1].split(".")[0] for entry in entries if entry]
+    if outside := [module for module in modules if not module.isidentifier()]:
+        raise ValueError(f"{config} names the code {outside[0]!r}, which is not a Python file of its folder.")
+    return {f"{module}.py" for module in modules}

@@ -65,6 +65,7 @@ class Options:
         onnx_int8 (`bool`, *optional*, defaults to `False`): Export each granularity of `onnx` also in 8 bits.
         onnx_fp16 (`bool`, *optional*, defaults to `False`): Export each ONNX graph also in float16.
         data (`Path`, *optional*): Folder of local data sets. If STS-B is there, ONNX graphs are scored on it.
+        own_code (`bool`, *optional*, defaults to `False`): Publish Python files that differ from this package's.
     """
 
     granularity: Granularity | None = None
@@ -75,6 +76,7 @@ class Options:
     onnx_int8: bool = False
     onnx_fp16: bool = False
     data: Path | None = None
+    own_code: bool = False
 
     def __post_init__(self) -> None:
         if (self.onnx_int8 or self.onnx_fp16) and not self.onnx:
@@ -125,7 +127,8 @@ def prepare(
 
     Raises:
         ValueError: if the checkpoint is incomplete, the results belong to other weights or to other settings, a
-            granularity is not available, a file is a link out of the folder or holds a token, or an extra is missing.
+            granularity is not available, a file is a link out of the folder or holds a token, a Python file differs
+            from this package's, or an extra is missing.
         OSError: if a file cannot be read or written.
     """
     options = options or Options()
@@ -167,6 +170,11 @@ def prepare(
     else:
         rebuild(checkpoint, folder, options, published)
     complete(checkpoint, folder, results)
+    if not options.own_code and (other := Checkpoint(folder).other_code()):
+        raise ValueError(
+            f"{', '.join(other)} in {checkpoint.folder} differs from the code of this package: remove it to publish "
+            "the package's, or read it and pass own_code (--own_code)."
+        )
     written = checkpoint.folder / CARD
     if previous is None and written.is_file():
         previous = written.read_text(encoding="utf-8")

@@ -362,6 +362,11 @@ def settings_table(settings: Mapping[str, Any]) -> str:
     return markdown(["setting", "value"], rows, words=2)
 
 
+def digest_table(digests: Mapping[str, str]) -> str:
+    """One row per Python file: its name and its SHA-256."""
+    return markdown(["file", "SHA-256"], ([f"`{name}`", f"`{digest}`"] for name, digest in digests.items()), words=2)
+
+
 def has_codes(results: GridResults) -> bool:
     """Whether another precision than float32 was measured."""
     return results.granularities.codes != [FLOAT]

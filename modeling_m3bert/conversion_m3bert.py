@@ -14,7 +14,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from .configuration_m3bert import M3BertConfig
 from .modeling_m3bert import M3BertModel, M3BertPreTrainedModel
-from .settings_m3bert import EmbeddingSettings, hub_id
+from .settings_m3bert import EmbeddingSettings, hub_id, safetensors_only
 
 
 # Modules of one layer: name in m3BERT -> name in the source model.
@@ -126,7 +126,7 @@ def encoder_and_settings(source: Any, encoder_only: bool) -> tuple[PreTrainedMod
     """The model of a folder, a Hub id, a SentenceTransformer or a model, and its settings, if it has any."""
     model, read = source, lambda: EmbeddingSettings.of(model.base_model)
     if isinstance(source, str | os.PathLike):
-        model = AutoModel.from_pretrained(source, use_safetensors=True)
+        model = AutoModel.from_pretrained(source, **safetensors_only(source))
     elif not isinstance(source, PreTrainedModel):
         model = getattr(source, "transformers_model", None)
         read = partial(EmbeddingSettings.of_sentence_transformer, source)

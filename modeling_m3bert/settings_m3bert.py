@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers.utils.hub import cached_file
@@ -23,6 +24,7 @@ logger = logging.getLogger(__name__)
 Pooling = Literal["mean", "cls", "lasttoken"]
 POOLINGS = ("mean", "cls", "lasttoken")
 MODULES_FILE = "modules.json"
+INDEX_FILE = "model.safetensors.index.json"
 ENCODER_FILE, SIMILARITY_FILE = "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING_FOLDER, PROJECTION_FOLDER = "1_Pooling", "2_Dense"
 # Modules that are read and written, in this order; the first two are required.
@@ -95,18 +97,20 @@ class EmbeddingSettings:
 
         Raises:
             ValueError: if it has another pooling, or modules other than a pooling, one linear map without activation,
-                and normalisation.
+                and normalisation; or if a file has another form, or names a folder outside of the model's.
             OSError: if the files cannot be read.
         """
         folder = _Files(str(name_or_path), hub_options)
         modules = folder.json(MODULES_FILE, required=False)
         if modules is None:
             return None
-        paths = _paths_by_kind(str(name_or_path), [(one["type"].rpartition(".")[2], one["path"]) for one in modules])
+        paths = _paths_by_kind(str(name_or_path), _modules_in(str(name_or_path), modules))
         # Files without one of these are older than it.
         encoder = folder.json(ENCODER_FILE, required=False) or {}
         similarity = folder.json(SIMILARITY_FILE, required=False) or {}
-        prompts = {name: prompt or "" for name, prompt in (similarity.get("prompts") or {}).items()}
+        prompts = {name: prompt or "" for name, prompt in _value(similarity, "prompts", dict, {}).items()}
+        if not all(isinstance(prompt, str) for prompt in prompts.values()):
+            raise ValueError(f"{SIMILARITY_FILE} of {name_or_path} has a prompt that is not text.")
         pooling = folder.json(f"{paths['Pooling']}/config.json")
         if not pooling.get("include_prompt", True) and any(prompts.values()):
             raise ValueError(f"{name_or_path} leaves prompts out of its pooling, which is not supported.")
@@ -115,9 +119,9 @@ class EmbeddingSettings:
             projection=_projection_of(folder, paths["Dense"]) if "Dense" in paths else None,
             normalize="Normalize" in paths,
             prompts=prompts,
-            default_prompt_name=similarity.get("default_prompt_name"),
-            max_length=encoder.get("max_seq_length"),
-            similarity=similarity.get("similarity_fn_name") or "cosine",
+            default_prompt_name=_value(similarity, "default_prompt_name", str),
+            max_length=_value(encoder, "max_seq_length", int),
+            similarity=_value(similarity, "similarity_fn_name", str, "cosine"),
         )
 
     @classmethod
@@ -240,7 +244,85 @@ class _Files:
         found = cached_file(
             self.name_or_path, file, _raise_exceptions_for_missing_entries=required, **self.hub_options
         )
-        return None if found is None else json.loads(Path(found).read_text(encoding="utf-8"))
+        return None if found is None else read_json(found, list if file == MODULES_FILE else dict)
+
+
+def read_json(file: str | Path, kind: type) -> Any:
+    """
+    The content of a JSON file.
+
+    Raises:
+        ValueError: if it is not JSON, or not of this kind (`dict` or `list`).
+    """
+    try:
+        content = json.loads(Path(file).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file} is not JSON: {error}.") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{file} is not a JSON {'object' if kind is dict else 'array'}.")
+    return content
+
+
+def _value(content: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:
+    """An entry of a JSON object; the default where it is missing or null. Raises a ValueError on another type."""
+    value = content.get(name)
+    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise ValueError(f"{name}={value!r} must be of type {kind.__name__}.")
+    return default if value is None else value
+
+
+def shards_of(folder: str | Path) -> set[str]:
+    """
+    The files that the index of a checkpoint's weights names; none if it has no index.
+
+    Raises:
+        ValueError: if the index has another form, or names a file outside of the folder.
+    """
+    file = Path(folder, INDEX_FILE)
+    if not file.is_file():
+        return set()
+    shards = read_json(file, dict).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise ValueError(f"{file} must have a weight_map of tensors to files.")
+    if outside := [shard for shard in shards.values() if not re.fullmatch(r"[\w-][\w.-]*", shard)]:
+        raise ValueError(f"{file} names {outside[0]!r}, which is not a file of its folder.")
+    return set(shards.values())
+
+
+def safetensors_only(name_or_path: str | os.PathLike[str], subfolder: str = "") -> dict[str, Any]:
+    """
+    The arguments of `from_pretrained` with which weights are read from safetensors in the model's own folder. A
+    repository on the Hub has no files outside of it.
+
+    Raises:
+        ValueError: as [`shards_of`], or if a file of weights in the folder is broken or incomplete.
+    """
+    shards_of(Path(name_or_path, subfolder))
+    for file in Path(name_or_path, subfolder).glob("model*.safetensors"):
+        check_weights(file)
+    return {"use_safetensors": True}
+
+
+def check_weights(file: str | Path) -> None:
+    """Raise a ValueError if a file is not whole safetensors. Reads its header only."""
+    try:
+        with safe_open(file, "pt"):
+            pass
+    except SafetensorError as error:
+        raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
+
+
+def _modules_in(name: str, modules: list[Any]) -> list[tuple[str, str]]:
+    """Kind and path of each module in a [`MODULES_FILE`]. Raises a ValueError if a path leads out of the folder."""
+    found = []
+    for module in modules:
+        kind, path = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
+        if not isinstance(kind, str) or not isinstance(path, str):
+            raise ValueError(f"{MODULES_FILE} of {name} has a module without type and path.")
+        if path not in ("", ".") and not re.fullmatch(r"[\w-][\w.-]*/?", path):
+            raise ValueError(f"{MODULES_FILE} of {name} names {path!r}, which is not a folder of the model.")
+        found.append((kind.rpartition(".")[2], path))
+    return found
 
 
 def _paths_by_kind(name: str, modules: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -258,11 +340,10 @@ def _pooling_of(name: str, config: Mapping[str, Any]) -> Pooling:
     """The pooling in a config of any version. Raises a ValueError if it is not one of [`POOLINGS`]."""
     # Older files have one switch per pooling; mean if all are off.
     modes = config.get("pooling_mode", [mode for mode, switch in SWITCHES.items() if config.get(switch)] or "mean")
-    modes = [modes] if isinstance(modes, str) else modes
+    modes = modes if isinstance(modes, list | tuple) else [modes]
     if len(modes) != 1 or modes[0] not in POOLINGS:
-        raise ValueError(
-            f"{name} was published with the pooling {' + '.join(modes)!r}; legal values: {', '.join(POOLINGS)}."
-        )
+        found, legal = " + ".join(map(str, modes)), ", ".join(POOLINGS)
+        raise ValueError(f"{name} was published with the pooling {found!r}; legal values: {legal}.")
     return cast("Pooling", modes[0])
 
 
@@ -279,12 +360,20 @@ def _dense_config(linear: nn.Linear) -> dict[str, Any]:
 def _projection_of(folder: _Files, path: str) -> nn.Linear:
     """The map in a module. Raises a ValueError if it has an activation or a residual."""
     config = folder.json(f"{path}/config.json")
-    linear = nn.Linear(config["in_features"], config["out_features"], bias=config["bias"])
+    inputs, outputs = (_value(config, name, int, 0) for name in ("in_features", "out_features"))
+    if min(inputs, outputs) < 1:
+        raise ValueError(f"The module {path} of {folder.name_or_path} has no in_features and out_features above 0.")
+    linear = nn.Linear(inputs, outputs, bias=_value(config, "bias", bool, True), device="meta")
     plain = _dense_config(linear) | {"use_residual": False}
     if any(config.get(name, plain[name]) != plain[name] for name in plain):
         raise ValueError(f"The module {path} of {folder.name_or_path} is not one linear map without activation.")
-    tensors = load_file(cached_file(folder.name_or_path, f"{path}/model.safetensors", **folder.hub_options))
-    linear.load_state_dict({name.removeprefix("linear."): tensor for name, tensor in tensors.items()})
+    file = cached_file(folder.name_or_path, f"{path}/model.safetensors", **folder.hub_options)
+    try:
+        tensors = load_file(file)
+        named = {name.removeprefix("linear."): tensor.float() for name, tensor in tensors.items()}
+        linear.load_state_dict(named, assign=True)
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
     return linear
 
 

@@ -9,6 +9,7 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import take_layers
+from modeling_m3bert.settings_m3bert import safetensors_only
 from trainers.core.composition import mapping_of
 from trainers.core.device import ATTENTIONS, set_attention
 from trainers.data.vocabulary import transfer_vocabulary
@@ -95,7 +96,8 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
             raise ValueError(
                 f"--model_config has values that the config of {known.model_type} lacks: {', '.join(unknown)}."
             )
-        loading = {"trust_remote_code": options.trust_remote_code, "use_safetensors": True, **values}
+        loading = safetensors_only(options.model_name_or_path)
+        loading |= {"trust_remote_code": options.trust_remote_code, **values}
         if options.student_layers is None:
             model = auto_class.from_pretrained(options.model_name_or_path, **loading)
         else:

@@ -215,6 +215,8 @@ def naming(source: str | Path) -> Iterator[None]:
     """Name a model in the error if it cannot be loaded: the libraries' message says that there is no connection."""
     try:
         yield
+    except RuntimeError as error:  # how transformers refuses tensors of another shape
+        raise ValueError(f"{source} cannot be loaded: {one_line(error)}") from error
     except OSError as error:
         if Path(source).is_dir():
             raise

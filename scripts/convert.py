@@ -81,10 +81,11 @@ def converted(
     from transformers import AutoModel, AutoTokenizer
 
     from modeling_m3bert import convert_to_m3bert
+    from modeling_m3bert.settings_m3bert import safetensors_only
     from trainers.core.states import longest_text
 
     with naming(source):
-        encoder = AutoModel.from_pretrained(source, revision=revision, use_safetensors=True)
+        encoder = AutoModel.from_pretrained(source, revision=revision, **safetensors_only(source))
     depth = encoder.config.num_hidden_layers
     layers = None if student_layers is None else layers_from(student_layers, depth, source)
     model = convert_to_m3bert(encoder, encoder_only=encoder_only, layers=layers)

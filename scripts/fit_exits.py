@@ -116,6 +116,7 @@ def save_with_exits(
     from trainers.data.files import load_files
     from trainers.data.teacher import Teacher
     from trainers.exits.fit import fit_exits
+    from trainers.hub.training_record import file_name
 
     compute, kept = compute_of(options), model.dtype
     datasets = {file: load_files([file], streaming=True) for file in files}
@@ -134,7 +135,7 @@ def save_with_exits(
     fit = fit_exits(
         place(model, compute),
         tokenizer,
-        {Path(file).name: texts_of(dataset) for file, dataset in datasets.items()},
+        {file_name(file): texts_of(dataset) for file, dataset in datasets.items()},
         layers=options.exit_layers,
         pooling=published.pooling,
         static=not options.no_static,
@@ -197,8 +198,9 @@ def main(arguments: list[str]) -> None:
     from transformers import AutoModel, AutoTokenizer
 
     import modeling_m3bert  # noqa: F401  # registers m3BERT
+    from modeling_m3bert.settings_m3bert import safetensors_only
 
-    model = AutoModel.from_pretrained(options.source, revision=options.revision, use_safetensors=True)
+    model = AutoModel.from_pretrained(options.source, revision=options.revision, **safetensors_only(options.source))
     tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
     fit = save_with_exits(
         model, tokenizer, options.output_dir, options.texts, options, source=options.source, revision=options.revision

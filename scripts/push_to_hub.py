@@ -58,6 +58,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--base_model", help="Hub id of the base model, in place of the one on record")
     parser.add_argument("--tags", nargs="+", default=[], help="additional tags")
     parser.add_argument("--mteb_meta", type=Path, help="write a ModelMeta for MTEB's repository to this Python file")
+    parser.add_argument("--own_code", action="store_true", help="publish Python files that differ from this package's")
     parser.add_argument("--public", action="store_true", help="make a new repository public")
     parser.add_argument("--revision", help="existing branch to commit to; default: main")
     parser.add_argument("--message", default="Publish with m3bert", help="commit message")
@@ -90,6 +91,7 @@ def main(arguments: list[str]) -> None:
         given.onnx_int8,
         given.onnx_fp16,
         local_data(),
+        given.own_code,
     )
     results = GridResults.load(given.results) if given.results is not None else None
     where = {"revision": given.revision, "dry_run": given.dry_run}

@@ -124,6 +124,14 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
+@pytest.fixture
+def tiny_checkpoint(tiny_model, tiny_tokenizer, tmp_path) -> str:
+    """Folder of the tiny model with its tokenizer."""
+    tiny_model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
 @pytest.fixture(scope="session")
 def encoder_folder(tiny_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT with its tokenizer, which sentence-transformers reads with mean pooling: a teacher."""

@@ -5,9 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import datasets
+import pytest
 
 from trainers.evaluation import find_tasks
 
@@ -51,6 +55,13 @@ def write_paper_tasks(folder: Path, sentences: Sequence[str]) -> Path:
             if not (target / f"{split}.jsonl.gz").exists():
                 shutil.copy(source / "test.jsonl.gz", target / f"{split}.jsonl.gz")
     return folder
+
+
+def serve_datasets(monkeypatch: pytest.MonkeyPatch, load_dataset: Callable[..., Any]) -> None:
+    """Let a function stand for the Hub's data sets, whose files are all on the Hub."""
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    builder = SimpleNamespace(config=SimpleNamespace(data_files=None))
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_: builder)
 
 
 def nanobeir_rows(sentences: Sequence[str]) -> dict[str, list[dict[str, Any]]]:

@@ -25,7 +25,7 @@ from .core.trainer import NestedTrainer
 from .data.training_sets import NamedDatasets
 from .evaluation.encoding import GridEncoder
 from .evaluation.grid_evaluator import GridEvaluator, as_sentence_transformer
-from .hub.training_record import TrainingRecord, changed_settings, hub_datasets, origin_of, parts_of
+from .hub.training_record import TrainingRecord, changed_settings, file_name, hub_datasets, origin_of, parts_of
 
 
 logger = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class PublishingTrainer(NestedTrainer):
             steps=self.state.global_step if self.is_in_train or best is None else best,
             batch_size=args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
             seed=args.seed,
-            files=list(dict.fromkeys(Path(file).name for file in self.data_files)),
+            files=list(dict.fromkeys(map(file_name, self.data_files))),
         )
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:

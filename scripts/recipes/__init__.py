@@ -65,7 +65,7 @@ def read_recipes(names: Iterable[str], option: str = "--config") -> dict[str, An
         file = find_recipe(name, option)
         try:
             content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
+        except (yaml.YAMLError, ValueError) as error:
             raise ValueError(f"{option} {file} is not YAML: {' '.join(str(error).split())}.") from error
         if not isinstance(content, Mapping | None):
             raise ValueError(f"{option} {file} must map options to values.")

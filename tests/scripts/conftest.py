@@ -49,14 +49,6 @@ def run_module() -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.fixture
-def tiny_checkpoint(tiny_model, tiny_tokenizer, tmp_path) -> str:
-    """Folder of the tiny model with its tokenizer."""
-    tiny_model.save_pretrained(tmp_path / "model")
-    tiny_tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
-
-
-@pytest.fixture
 def text_files(tmp_path, tiny_tokenizer, sentences) -> Path:
     """A folder with a tokenizer, texts in two languages, and pairs."""
     tiny_tokenizer.save_pretrained(tmp_path / "tokenizer")

@@ -22,6 +22,7 @@ from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
 from scripts.backbone import BackboneArguments
 from tests.conftest import padded_batch, tiny_config
+from tests.evaluation_data import serve_datasets
 from tests.scripts.conftest import ROOT
 from trainers import ContrastiveConfig
 from trainers.hub.quantizer import find_quantizer
@@ -453,7 +454,7 @@ def test_the_data_set_that_is_asked_for_is_trained_on(text_files, tiny_checkpoin
         dataset = datasets.Dataset.from_list(rows)
         return dataset.to_iterable_dataset() if options["streaming"] else dataset
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    serve_datasets(monkeypatch, load_dataset)
     options = ["--model_name_or_path", tiny_checkpoint, "--per_device_train_batch_size", 8, *quick_options()]
     options += ["--output_dir", text_files / "out", "--dataset_name", "user/data", "--dataset_config", "small"]
     run("contrastive", *options, "--split", "train[:90%]", "--eval_split", "dev", "--streaming")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -44,6 +46,19 @@ def _is_json(file: Path) -> bool:
     except ValueError:
         return False
     return True
+
+
+@contextmanager
+def reading_state(folder: str | None) -> Iterator[None]:
+    """Say in one line that the state of the optimizer or of the generators in a checkpoint cannot be read. Their files
+    are read with `weights_only`, which refuses every pickle of more than tensors and numbers."""
+    try:
+        yield
+    except (UnpicklingError, EOFError, RuntimeError, KeyError) as error:
+        if folder is None:
+            raise
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise ValueError(f"The state of the training run in {folder} cannot be read: {reason}") from error
 
 
 def part_of(state_dict: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

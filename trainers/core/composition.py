@@ -111,7 +111,10 @@ def mapping_of(name: str, value: Mapping[str, Any] | str | None) -> dict[str, An
     Raises:
         ValueError: if the value is not a mapping.
     """
-    found = yaml.safe_load(value) if isinstance(value, str) else value
+    try:
+        found = yaml.safe_load(value) if isinstance(value, str) else value
+    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
+        raise ValueError(f"{name}={value!r} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(found, Mapping | None):
         raise ValueError(f"{name}={value!r} must be a mapping, such as {{pooling: mean}}.")
     return dict(found or {})

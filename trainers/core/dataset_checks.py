@@ -47,6 +47,11 @@ def header_of(dataset: Any) -> str:
     return f" Line 1 of {header} is read as the names of the columns; if it is a row, put a line with names above it."
 
 
+def on_one_line(columns: Iterable[str]) -> str:
+    """Names of columns for an error message. In a broken table, they may have line breaks."""
+    return " ".join(", ".join(columns).split())
+
+
 def require_columns(dataset: Any, columns: Iterable[str]) -> None:
     """
     Check that a dataset has rows and the required columns.
@@ -66,7 +71,7 @@ def require_columns(dataset: Any, columns: Iterable[str]) -> None:
     if missing:
         hint = " trainers.data.files.tokenize_texts makes input_ids of texts." if "input_ids" in missing else ""
         hint += header_of(dataset)
-        raise ValueError(f"The dataset lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.{hint}")
+        raise ValueError(f"The dataset lacks the column(s) {', '.join(missing)}; it has {on_one_line(found)}.{hint}")
 
 
 def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The training set") -> None:

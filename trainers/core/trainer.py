@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from transformers.trainer_utils import EvalLoopOutput
 
 from .arguments import NestedTrainingArguments
-from .checkpoints import load_weights, part_of
+from .checkpoints import load_weights, part_of, reading_state
 from .dataset_checks import require_columns, require_one_batch
 from .granularity import Grid
 from .model import NestedModel
@@ -51,7 +52,8 @@ class NestedTrainer(Trainer):
     - A loss that is not finite stops the run before the update.
     - A checkpoint has the backbone in the format of `from_pretrained`, and the objective's own parameters in a
       separate file, which [`~NestedTrainer.save_model`] does not write.
-    - Only the optimizer's state is pickled, which is needed to resume.
+    - Only the state of the optimizer and of the generators is pickled, which is needed to resume. It is read with
+      `weights_only`: a file that holds anything but tensors and numbers is refused.
     - A stream is shuffled, each rank trains on rows of its own, and a resumed run continues with the next row
       ([`Stream`]).
 
@@ -398,7 +400,18 @@ class NestedTrainer(Trainer):
                     f"{folder} has no parameters of {type(objective).__name__}: it lacks {OBJECTIVE_FILE} with "
                     f"{', '.join(wanted)}."
                 )
-            objective.load_state_dict(load_file(file))
+            try:
+                objective.load_state_dict(load_file(file))
+            except (SafetensorError, RuntimeError) as error:
+                raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading_state(checkpoint):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with reading_state(checkpoint):
+            super()._load_rng_state(checkpoint)
 
     def _load_best_model(self) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:

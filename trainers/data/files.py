@@ -7,6 +7,7 @@ import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,10 @@ from typing import IO, Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from datasets import Dataset, load_dataset
-from datasets.exceptions import DatasetGenerationError
 from transformers import PreTrainedTokenizerBase
 
-from ..core.dataset_checks import ORIGINS, Origin, place_of, require_columns
-from ..core.streams.stream import DatasetShard, Stream
+from ..core.dataset_checks import ORIGINS, Origin, on_one_line, place_of, require_columns
+from ..core.streams.stream import UNREADABLE, DatasetShard, Stream
 from .collators import fields_of, joined_text
 
 
@@ -52,11 +52,13 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
     builder, options = BUILDERS.get(kind, (kind, {}))
     try:
         dataset = load_dataset(builder, data_files=list(files), split="train", streaming=streaming, **options)
-    except (DatasetGenerationError, ValueError) as error:
+    except UNREADABLE as error:
         if "corresponds to no data" in str(error):
             raise ValueError(f"The dataset is empty: {', '.join(files)} has no rows.") from error
-        broken = next(filter(None, map(broken_line, files)), None) if kind == "json" else None
-        reason = str(error.__cause__ or error).splitlines()[0]
+        broken = None
+        with suppress(*UNREADABLE):  # a broken archive has no lines
+            broken = next(filter(None, map(broken_line, files)), None) if kind == "json" else None
+        reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(broken or f"Cannot read {', '.join(files)}: {reason}") from error
     ORIGINS[dataset] = Origin(partial(place_in, files, kind), files[0] if kind in ("csv", "tsv") else None)
     return dataset
@@ -155,7 +157,7 @@ def require_texts(dataset: Any, columns: Sequence[str]) -> None:
         kind = getattr(feature, "dtype", None) or type(feature).__name__
         if kind not in ("string", "large_string", "null"):
             raise ValueError(
-                f"Column {field!r} is not text, but {kind}; the dataset has {', '.join(dataset.column_names)}. Name "
+                f"Column {field!r} is not text, but {kind}; the dataset has {on_one_line(dataset.column_names)}. Name "
                 "the columns with text in text_columns."
             )
     start = 0
@@ -214,8 +216,11 @@ def format_of(files: Sequence[str]) -> str:
         if not is_url(file):
             if not Path(file).is_file():
                 raise ValueError(f"{file} does not exist.")
-            with gzip.open(file) if file.endswith(".gz") else open(file, "rb") as opened:
-                empty = not opened.read(1)
+            try:
+                with gzip.open(file) if file.endswith(".gz") else open(file, "rb") as opened:
+                    empty = not opened.read(1)
+            except UNREADABLE as error:
+                raise ValueError(f"{file} is not gzip, or is incomplete: {error}.") from error
             if empty:
                 raise ValueError(f"The dataset is empty: {file} has no content.")
         kinds.add(FORMATS[suffix])

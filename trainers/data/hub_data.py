@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
 from datasets.exceptions import DatasetsError
+
+from .files import is_url
 
 
 def load_hub(name: str, config: str | None = None, *, split: str = "train", streaming: bool = False) -> Any:
@@ -26,10 +30,11 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
 
     Raises:
         ValueError: if it has no such configuration or split (the message names those that are there), or its files
-            cannot be read.
+            cannot be read, or are outside of it.
         OSError: if there is no such data set, or the Hub cannot be reached.
     """
     with _reading(name):
+        _refuse_outside(name, config)
         return datasets.load_dataset(name, config, split=split, streaming=streaming)
 
 
@@ -53,6 +58,16 @@ def hub_splits(name: str, config: str) -> list[str]:
     """
     with _reading(name):
         return [str(split) for split in datasets.get_dataset_split_names(name, config)]
+
+
+def _refuse_outside(name: str, config: str | None) -> None:
+    """Raise a ValueError if the card of a data set names a file of this machine that is not in its folder."""
+    folder = f"{os.path.abspath(name)}{os.sep}" if Path(name).is_dir() else None
+    files = datasets.load_dataset_builder(name, config).config.data_files or {}
+    for file in chain.from_iterable(files.values()):
+        inside = folder is not None and os.path.abspath(file).startswith(folder)
+        if not is_url(str(file)) and not inside:
+            raise ValueError(f"its files include {file}, which is outside of the data set.")
 
 
 @contextmanager

@@ -18,6 +18,8 @@ import torch
 from tqdm.auto import tqdm
 from transformers.utils.hub import cached_file, extract_commit_hash
 
+from modeling_m3bert.settings_m3bert import safetensors_only
+
 from ..core.device import ComputeArguments, autocast, place
 from ..core.extras import require_sentence_transformers
 from ..core.parallel.ranks import rank, wait_for_all_ranks
@@ -116,7 +118,7 @@ class Teacher:
         # The commit that the cache is made for: the branch may have moved since then.
         revision = None if Path(self.name_or_path).is_dir() else self.commit
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": self.trust_remote_code}
-        safe = {"use_safetensors": True}  # never load pickles
+        safe = safetensors_only(self.name_or_path)
         device = None if self.compute is None else str(self.compute.torch_device)
         return self.with_settings(
             library.SentenceTransformer(self.name_or_path, model_kwargs=safe, device=device, **options)

@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.settings_m3bert import safetensors_only
 
 from ..core.codes import code_of
 from ..core.columns import Role
@@ -144,7 +145,11 @@ class GridEncoder:
         """
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         settings = EmbeddingSettings.find(name_or_path, revision=revision)
-        model = AutoModel.from_pretrained(name_or_path, use_safetensors=True, **options, **model_kwargs).eval()
+        safe = safetensors_only(name_or_path)
+        try:
+            model = AutoModel.from_pretrained(name_or_path, **safe, **options, **model_kwargs).eval()
+        except RuntimeError as error:  # how transformers refuses tensors of another shape
+            raise ValueError(f"{name_or_path} cannot be loaded: {' '.join(str(error).split())}") from error
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         published = cls.arguments_of(settings or EmbeddingSettings(), model.config, tokenizer)
         said = settings is not None and changes.get("pooling", settings.pooling) != settings.pooling
@@ -255,8 +260,8 @@ class GridEncoder:
             [`GridEmbeddings`]
 
         Raises:
-            ValueError: if there are no texts, several processes run without a folder, or the folder has other
-                embeddings.
+            ValueError: if there are no texts, a text has a lone surrogate, several processes run without a folder, or
+                the folder has other embeddings.
         """
         if not texts:
             raise ValueError("There is no text to encode.")

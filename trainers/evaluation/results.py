@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 from ..core.codes import FLOAT, bytes_per_vector
 from ..core.durable import replacing
 from ..core.granularity import Granularity, Grid
+from ..core.typed import read_object, typed
 
 
 SCHEMA_VERSION = 6
@@ -324,14 +326,11 @@ class GridResults:
         Read results from a JSON file, of this schema version or one in `ADDED_SINCE`.
 
         Raises:
-            ValueError: if the file is not JSON, has another schema version, or lacks a field.
+            ValueError: if the file is not JSON, has another schema version, lacks a field, or has one of another form.
         """
-        try:
-            content = json.loads(file.read_text(encoding="utf-8"))
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{file} is not JSON: {error}.") from error
-        found = content.get("schema_version") if isinstance(content, dict) else None
-        if found in ADDED_SINCE:
+        content = read_object(file)
+        found = content.get("schema_version")
+        if found in [*ADDED_SINCE]:
             content |= ADDED_SINCE[found] | {"schema_version": SCHEMA_VERSION}
         elif found != SCHEMA_VERSION:
             legal = ", ".join(map(str, [*ADDED_SINCE, SCHEMA_VERSION]))
@@ -339,13 +338,16 @@ class GridResults:
         missing = sorted({part.name for part in fields(cls)} - content.keys())
         if missing:
             raise ValueError(f"{file} lacks {', '.join(missing)}.")
-        content["scores"] = [Score(**score) for score in content["scores"]]
-        content["two_stage_searches"] = [TwoStageSearch(**search) for search in content["two_stage_searches"]]
-        content["rescored_searches"] = [RescoredSearch(**search) for search in content["rescored_searches"]]
-        content["asymmetric_searches"] = [AsymmetricSearch(**search) for search in content["asymmetric_searches"]]
-        content["hybrid_searches"] = [HybridSearch(**search) for search in content["hybrid_searches"]]
-        content["latency"] = Latency(**content["latency"]) if content["latency"] else None
-        return cls(**content)
+        try:
+            results = typed(cls, content)
+            for text in {results.grid, *(score.granularity for score in results.scores)}:
+                Grid.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{file} is not a results file: {error}") from error
+        named = {*results.variances, *(name for score in results.scores for name in (score.task, score.task_type))}
+        if outside := [name for name in named if re.search(r"^\.|[/\\\0]", name)]:
+            raise ValueError(f"{file} has the task {outside[0]!r}, which cannot be a part of the name of a figure.")
+        return results
 
     @property
     def granularities(self) -> Grid:

@@ -9,7 +9,7 @@ from typing import Any
 from transformers.utils.hub import cached_file
 
 from modeling_m3bert import M3BertQuantizer, quantization_m3bert
-from modeling_m3bert.settings_m3bert import hub_id
+from modeling_m3bert.settings_m3bert import hub_id, safetensors_only
 
 
 QUANTIZER_FOLDER = "quantizer"
@@ -27,7 +27,8 @@ def find_quantizer(name_or_path: str, **hub_options: Any) -> M3BertQuantizer | N
     """
     if not has_quantizer(name_or_path, **hub_options):
         return None
-    return M3BertQuantizer.from_pretrained(name_or_path, subfolder=QUANTIZER_FOLDER, **hub_options).eval()
+    options = {**safetensors_only(name_or_path, QUANTIZER_FOLDER), **hub_options}
+    return M3BertQuantizer.from_pretrained(name_or_path, subfolder=QUANTIZER_FOLDER, **options).eval()
 
 
 def has_quantizer(name_or_path: str, **hub_options: Any) -> bool:

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
-from modeling_m3bert.conversion_m3bert import hub_id
+from modeling_m3bert.settings_m3bert import hub_id
 
 from ..core.granularity import EncoderConfig
 from ..core.objective import Identity
+from ..core.typed import read_object, typed
 
 
 RECORD_FILE = "training.json"
@@ -104,10 +105,11 @@ class TrainingRecord:
         file = Path(folder, RECORD_FILE)
         if not file.is_file():
             return None
+        content = read_object(file)
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f"{file} is not a training record: {error}.") from error
+            return typed(cls, content)
+        except ValueError as error:
+            raise ValueError(f"{file} is not a training record: {error}") from error
 
 
 def parts_of(identity: Identity) -> list[dict[str, Any]]:
@@ -169,6 +171,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: plain(member) for name, member in value.items()}
     return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
+def file_name(file: str) -> str:
+    """The name of a file or URL without its folder, and without a query, which may hold a signature."""
+    return Path(file.partition("?")[0] if "://" in file else file).name
 
 
 def hub_datasets(datasets: Iterable[Any]) -> list[str]:

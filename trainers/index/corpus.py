@@ -9,8 +9,8 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from datasets.exceptions import DatasetGenerationError
-
+from ..core.dataset_checks import on_one_line
+from ..core.streams.stream import UNREADABLE
 from ..data.collators import fields_of, joined_text
 from ..data.files import load_files
 
@@ -81,7 +81,7 @@ class Corpus:
         if columns is None:
             columns = [name for name in row if name not in taken]
         if missing := [name for name in columns if name not in row]:
-            raise ValueError(f"{place}: the row has no column {missing[0]!r}; it has {', '.join(row)}.")
+            raise ValueError(f"{place}: the row has no column {missing[0]!r}; it has {on_one_line(row)}.")
         if reserved := [name for name in columns if name in RESERVED or '"' in name]:
             raise ValueError(
                 f"{place}: a metadata column cannot be called {reserved[0]!r}; rename it, or leave it out with "
@@ -155,6 +155,6 @@ def _rows(file: str) -> Iterator[dict[str, Any]]:
     rows = load_files([file], streaming=True)
     try:
         yield from rows
-    except (DatasetGenerationError, ValueError) as error:  # pyarrow's errors are of ValueError
-        reason = str(error.__cause__ or error).splitlines()[0]
+    except UNREADABLE as error:
+        reason = " ".join(str(error.__cause__ or error).split())
         raise ValueError(f"Cannot read {file}: {reason}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 
 from ..core.codes import FLOAT
 from ..core.granularity import Granularity, Grid
+from ..core.typed import read_object, typed
 from ..evaluation.choice import Choice
 from ..evaluation.coding import Coder
 from ..evaluation.encoding import GridEncoder
@@ -165,10 +166,9 @@ class Plan:
             OSError: if the file cannot be read.
             ValueError: if it is not a plan. The message names the file and the reason.
         """
+        content = read_object(file)
         try:
-            return cls.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise ValueError(f"{file} is not JSON: {error}.") from error
+            return cls.from_dict(content)
         except ValueError as error:
             raise ValueError(f"{file} is not a plan of `m3bert choose --output`: {error}") from error
 
@@ -182,12 +182,9 @@ class Plan:
         """
         if not isinstance(content, dict) or not isinstance(content.get("documents"), str):
             raise ValueError("it has no granularity `documents`.")
-        if unknown := sorted(content.keys() - {part.name for part in fields(cls)}):
-            raise ValueError(f"it has the unknown field(s) {', '.join(unknown)}.")
         if (version := content.get("schema_version", SCHEMA_VERSION)) != SCHEMA_VERSION:
             raise ValueError(f"it has schema version {version}; this version of m3bert reads {SCHEMA_VERSION}.")
-        values = {**content, "documents": Granularity.parse(content["documents"])}
-        return cls(**{**values, "tasks": tuple(content.get("tasks", ()))})
+        return typed(cls, {**content, "documents": Granularity.parse(content["documents"])})
 
 
 def encoder_identity(encoder: GridEncoder) -> dict[str, Any]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-import datasets
 import pytest
 from datasets import Dataset
 
-from tests.evaluation_data import nanobeir_rows, write_nanobeir
+from tests.evaluation_data import nanobeir_rows, serve_datasets, write_nanobeir
 from trainers import Grid
 from trainers.evaluation import GridEncoder, as_sentence_transformer, find_tasks, load_task, score_grid
 
@@ -22,7 +21,7 @@ def on_the_hub(monkeypatch, sentences):
         assert path == "sentence-transformers/NanoBEIR-en" and split.startswith("Nano")
         return Dataset.from_list(rows[config])
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    serve_datasets(monkeypatch, load_dataset)
 
 
 def test_scores_are_those_of_the_evaluator_of_sentence_transformers(on_the_hub, tiny_model, tiny_tokenizer):

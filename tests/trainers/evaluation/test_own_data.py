@@ -15,6 +15,7 @@ import datasets
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
+from tests.evaluation_data import serve_datasets
 from tests.scripts.conftest import rows_of
 from trainers.evaluation import (
     collection_task,
@@ -310,7 +311,7 @@ def on_the_hub(monkeypatch):
             raise ValueError(f'Unknown split "{split}". Should be one of {list(splits)}.')
         return Dataset.from_dict(splits[split])
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    serve_datasets(monkeypatch, load_dataset)
     monkeypatch.setattr(
         datasets, "get_dataset_config_names", lambda name: [key[1] for key in ON_THE_HUB if key[0] == name]
     )
@@ -360,7 +361,7 @@ def test_classes_are_no_scores(tmp_path, monkeypatch):
         }
     )
     rows = {"sentence1": ["a"] * 3, "sentence2": ["b"] * 3, "label": [0, 1, 2]}
-    monkeypatch.setattr(datasets, "load_dataset", lambda *names, **options: Dataset.from_dict(rows, features))
+    serve_datasets(monkeypatch, lambda *names, **options: Dataset.from_dict(rows, features))
     with pytest.raises(
         ValueError, match="user/nli: column 'label' has 3 classes, which are no scores: yes, maybe, no"
     ):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gzip
 import re
 
-import datasets
 import pytest
 from datasets import Dataset
 
+from tests.evaluation_data import serve_datasets
 from trainers.evaluation import Task, evaluate_grid, find_task, load_task
 from trainers.evaluation.readers import read_rows
 
@@ -46,7 +46,7 @@ def test_the_hub_has_the_same_tasks_under_other_columns_and_labels(monkeypatch):
         asked.append((path, config, split))
         return Dataset.from_dict(HUB[path] if path != "mteb/scifact" else HUB[path][split])
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    serve_datasets(monkeypatch, load_dataset)
     scitail = load_task(find_task("scitail"))
     assert scitail.texts == {"sentence1": ["a", "b"], "sentence2": ["c", "d"]} and scitail.labels == [1, 0]
     snli = load_task(find_task("snli"))

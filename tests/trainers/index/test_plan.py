@@ -80,10 +80,10 @@ def test_only_the_granularity_is_needed(tmp_path):
     ("content", "reason"),
     [
         ("{", "JSON"),
-        ("[]", "it has no granularity `documents`"),
+        ("[]", "a JSON object"),
         ({"layers": 4}, "it has no granularity `documents`"),
         ({"documents": "big"}, "big"),
-        ({"documents": "4x16", "shortlists": 3}, "unknown field.* shortlists"),
+        ({"documents": "4x16", "shortlists": 3}, "unknown field.* 'shortlists'"),
         ({"documents": "4x16", "schema_version": 9}, "schema version 9; this version of m3bert reads 1"),
         ({"documents": "4x16", "shortlist": 10}, "shortlist if it has first_dim or rescore"),
         ({"documents": "4x16", "first_dim": 8}, "shortlist if it has first_dim or rescore"),
@@ -91,7 +91,7 @@ def test_only_the_granularity_is_needed(tmp_path):
         ({"documents": "4x16@sign", "first_dim": 8, "shortlist": 10}, "first_dim is for documents in float32"),
         ({"documents": "4x16@sign", "rescore": "int4", "shortlist": 10}, "rescore='int4' is unknown; legal values: c"),
         ({"documents": "4x16@sign", "rescore": "int8", "shortlist": 0}, "shortlist=0 must be a number above 0"),
-        ({"documents": "4x16", "query_layer": "two"}, "query_layer='two' must be a layer"),
+        ({"documents": "4x16", "query_layer": "two"}, "query_layer must be of type int, and is 'two'"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, reason):

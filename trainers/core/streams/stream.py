@@ -8,7 +8,9 @@ the block. A [`Position`] therefore says which rows come next, without the rows 
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,6 +26,8 @@ from datasets.exceptions import DatasetsError
 Values = Mapping[str, Any]
 Transform = Callable[[Sequence[Values]], Sequence[Values]]
 ROWS_AT_ONCE = 1000  # of a shard
+# What reading a broken data file raises: datasets, pyarrow (its errors are of ValueError), gzip and zlib.
+UNREADABLE = (DatasetsError, ValueError, EOFError, gzip.BadGzipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,7 @@ class DatasetShard:
                         number += 1
                         yield Row(dict(zip(batch, values, strict=True)), f"{self.name}, {self.unit} {number}")
                 return
-            except (ValueError, DatasetsError, EOFError) as error:
+            except UNREADABLE as error:
                 if size == 1:
                     reason = " ".join(str(error.__cause__ or error).split())
                     raise ValueError(f"{self.name} cannot be read after {self.unit} {number}: {reason}") from error
