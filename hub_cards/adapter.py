@@ -145,7 +145,8 @@ def export_adapter(
     config = json.dumps(adapter.published_config(), indent=2) + "\n"
     (folder / ADAPTER_CONFIG).write_text(config, encoding="utf-8")
     write_adapter_card(adapter, folder, repo_id, said, previous)
-    return {name: why for name, why in files.items() if why is not None}
+    own_card = {CARD: "generated again, with the edits of the card on the Hub"}
+    return {name: own_card.get(name, why) for name, why in files.items() if why is not None}
 
 
 def write_adapter_card(
