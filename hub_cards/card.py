@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.hub.serving import ARCHITECTURES
+from trainers.hub.training_record import TrainingRecord
 
 from .checkpoint import Checkpoint
 from .codes import code_values, quantizer_values
@@ -134,13 +135,33 @@ def render_card(source: CardSource, previous: str | None = None) -> ModelCard:
     Raises:
         ValueError: if the metadata of the existing card cannot be read, or the extra `publish` is missing.
     """
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return merged_card(template, context(source), metadata(source), source.name, source.results, previous)
+
+
+def merged_card(
+    template: str,
+    values: Mapping[str, Any],
+    described: dict[str, Any],
+    name: str,
+    results: GridResults | None = None,
+    previous: str | None = None,
+) -> ModelCard:
+    """
+    A card from a template, merged with an existing one; see [`render_card`].
+
+    Args:
+        template (`str`): The sections of the card, in Jinja.
+        values (`Mapping[str, Any]`): The variables of the template.
+        described (`dict[str, Any]`): Metadata by the keys of the Hub.
+        name (`str`): Name of the model in the results.
+        results ([`GridResults`], *optional*): Results for the metadata.
+        previous (`str`, *optional*): The existing card.
+    """
     jinja2 = require_extra("jinja2", "publish", "A model card")
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    values = context(source)
-    sections = generated(
-        TEMPLATE.read_text(encoding="utf-8"), lambda text: environment.from_string(text).render(values)
-    )
-    data = card_data(metadata(source), source.name, source.results)
+    sections = generated(template, lambda text: environment.from_string(text).render(values))
+    data = card_data(described, name, results)
     if previous is None:
         return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{join(sections)}")
     try:
@@ -236,7 +257,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "record": record,
         "parts": parts_table(record.parts) if record else None,
         "several": record is not None and len(record.parts) > 1,
-        "data": training_data(source) if record else None,
+        "data": training_data(record, source.datasets) if record else None,
         "origin": origin(source),
         "settings": settings_table(record.settings) if record else None,
         "limits": limits(source),
@@ -305,18 +326,21 @@ def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
     }
 
 
-def training_data(source: CardSource) -> str:
-    """The rows of the training data, and where they are from, in words."""
-    record = source.checkpoint.record
-    assert record is not None
+def training_data(record: TrainingRecord, datasets: Iterable[str]) -> str:
+    """The rows of the training data, and where they are from (Hub ids, and files on record), in words."""
     rows = "a stream of rows" if record.rows is None else f"{record.rows:,} rows" if record.rows else "rows"
     if record.sets:
         sets = ", ".join(f"`{name}` {count:,}" for name, count in record.sets.items())
         rows += f" in {len(record.sets)} sets ({sets})"
     columns = f" with the columns {', '.join(f'`{name}`' for name in record.columns)}" if record.columns else ""
-    places = [f"the data set [{name}](https://huggingface.co/datasets/{name})" for name in source.datasets]
+    places = [f"the data set [{name}](https://huggingface.co/datasets/{name})" for name in datasets]
     places += [f"the local file `{name}`" for name in record.files]
     return f"{rows}{columns} of {', '.join(places)}" if places else f"{rows}{columns}; their source is not on record"
+
+
+def link_to(repo_id: str) -> str:
+    """A link to a model on the Hub."""
+    return f"[{repo_id}](https://huggingface.co/{repo_id})"
 
 
 def origin(source: CardSource) -> str | None:
@@ -325,7 +349,7 @@ def origin(source: CardSource) -> str | None:
     converted = getattr(source.checkpoint.config, "converted_from", None)
     if base is None:
         return None
-    link = f"[{base}](https://huggingface.co/{base})"
+    link = link_to(base)
     if layers := getattr(source.checkpoint.config, "source_layers", None):
         return f"layers {', '.join(map(str, layers))} of {link}"
     return f"{link}, converted to m3BERT with equal hidden states at every layer" if converted == base else link
@@ -394,5 +418,10 @@ def citations(source: CardSource) -> list[str]:
     elastic = source.checkpoint.elastic or source.checkpoint.exported_from is not None
     entries = [papers.M3BERT.citation] if elastic else []
     entries += [papers.QAMA.citation] if source.checkpoint.quantizer_config is not None else []
-    entries += [paper["citation"] for part in (record.parts if record else []) for paper in part["papers"]]
-    return list(dict.fromkeys(entries))
+    return papers_of(record, entries)
+
+
+def papers_of(record: TrainingRecord | None, entries: Iterable[str] = ()) -> list[str]:
+    """These BibTeX entries, and those of the papers of a training loss."""
+    parts = record.parts if record is not None else []
+    return list(dict.fromkeys([*entries, *(paper["citation"] for part in parts for paper in part["papers"])]))

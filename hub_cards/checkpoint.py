@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
@@ -87,7 +87,7 @@ class Checkpoint:
         if not (self.folder / "config.json").is_file():
             adapter = (self.folder / "adapter_config.json").is_file()
             raise ValueError(
-                f"{self.folder} holds only an adapter: merge it (merge_and_unload), or publish it with peft."
+                f"{self.folder} holds only an adapter: merge it (m3bert train --merge_adapter, or merge_and_unload)."
                 if adapter
                 else f"{self.folder} is not a checkpoint: it has no config.json."
             )
@@ -123,7 +123,7 @@ class Checkpoint:
     def head(self) -> str:
         """Name of the Auto class that loads the whole model, head included."""
         architecture = (self.config.architectures or ["Model"])[0]
-        found = next((auto for end, auto in HEADS.items() if architecture.endswith(end)), None)
+        found = head_of(architecture)
         if found is None:
             raise ValueError(f"{self.folder} holds a {architecture}; legal endings of a class: {', '.join(HEADS)}.")
         return found
@@ -258,16 +258,7 @@ class Checkpoint:
         Raises:
             ValueError: if a file to publish is a link to a file outside of the folder.
         """
-        root, code = self.folder.resolve(), self.code()
-        for file in sorted(path for path in self.folder.rglob("*") if path.is_file()):
-            name = file.relative_to(self.folder).as_posix()
-            if PUBLISHED.fullmatch(name) or name in code:
-                if not file.resolve().is_relative_to(root):
-                    raise ValueError(f"{name} is a link out of {self.folder}: put the file there, or remove it.")
-                yield name, None
-            elif not any(part.startswith(".") for part in Path(name).parts):
-                why = next((why for form, why in REASONS if re.fullmatch(form, name)), "not part of a checkpoint")
-                yield name, why
+        return files_of(self.folder, self.code())
 
     def requires_code(self) -> set[str]:
         """Python files that loading needs, according to the configs of encoder and quantizer."""
@@ -296,6 +287,25 @@ class Checkpoint:
     def code_digests(self) -> dict[str, str]:
         """SHA-256 of each file of [`~Checkpoint.code`], as `sha256sum` prints it."""
         return {name: sha256((self.folder / name).read_bytes()).hexdigest() for name in sorted(self.code())}
+
+
+def files_of(folder: Path, more: Collection[str] = ()) -> Iterator[tuple[str, str | None]]:
+    """As [`Checkpoint.files`], for any folder; `more` are files that are published, too."""
+    root = folder.resolve()
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = file.relative_to(folder).as_posix()
+        if PUBLISHED.fullmatch(name) or name in more:
+            if not file.resolve().is_relative_to(root):
+                raise ValueError(f"{name} is a link out of {folder}: put the file there, or remove it.")
+            yield name, None
+        elif not any(part.startswith(".") for part in Path(name).parts):
+            why = next((why for form, why in REASONS if re.fullmatch(form, name)), "not part of a checkpoint")
+            yield name, why
+
+
+def head_of(architecture: str) -> str | None:
+    """Name of the Auto class that loads a class of model; `None` if it is unknown."""
+    return next((auto for end, auto in HEADS.items() if architecture.endswith(end)), None)
 
 
 def code_named_by(config: Path) -> set[str]:

@@ -26,6 +26,7 @@ from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 
+from .adapter import Adapter, export_adapter, is_adapter, write_adapter_card
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint
 from .codes import without_learned_codes
@@ -218,6 +219,27 @@ def prepare_standalone(
     return Publication(folder, repo_id, {name: why for name, _ in checkpoint.files() if not (folder / name).exists()})
 
 
+def prepare_adapter(
+    source: Path,
+    folder: Path,
+    repo_id: str,
+    options: Options,
+    results: GridResults | None,
+    previous: str | None,
+    token: str | None,
+) -> Publication:
+    """As [`prepare`], for an adapter of peft in the folder `source`, as it is."""
+    said = options.statements
+    if results is not None or replace(options, statements=Statements(), data=None) != Options():
+        raise ValueError(
+            f"{source} holds only an adapter, which is published as it is: for results, granularity, format, quantize "
+            "and onnx, merge it (m3bert train --merge_adapter, or merge_and_unload)."
+        )
+    left_out = export_adapter(Adapter(source, said.base_model), folder, repo_id, said, previous)
+    refuse_tokens(folder, token)
+    return Publication(folder, repo_id, left_out)
+
+
 def describe(
     checkpoint: Checkpoint,
     repo_id: str,
@@ -384,8 +406,8 @@ def laid_out(
     dry_run: bool = False,
 ) -> Iterator[Publication]:
     """
-    [`prepare`] a checkpoint in a temporary folder. Edits of the card on the Hub are kept, or else those of the card in
-    the checkpoint's folder.
+    [`prepare`] a checkpoint or an adapter in a temporary folder. Edits of the card on the Hub are kept, or else those
+    of the card in the checkpoint's folder.
 
     Args:
         source (`Path`): Folder of the checkpoint.
@@ -409,8 +431,9 @@ def laid_out(
     validate_repo_id(repo_id)
     if "/" not in repo_id:
         raise ValueError(f"repo_id={repo_id!r} names no owner; write user/{repo_id}.")
-    checkpoint = Checkpoint(source)
-    if results is None and not options.quantize and not options.standalone and (source / RESULTS).is_file():
+    checkpoint = None if is_adapter(source) else Checkpoint(source)
+    own = (source / RESULTS).is_file() and not options.quantize and not options.standalone
+    if results is None and checkpoint is not None and own:
         found = GridResults.load(source / RESULTS)
         results = found if found.weights == checkpoint.weights_fingerprint else None
     with tempfile.TemporaryDirectory() as folder:
@@ -421,7 +444,10 @@ def laid_out(
                 raise
             logger.warning(f"{error} The new card is based on the one in {source}, if there is one.")
             previous = None
-        yield prepare(checkpoint, Path(folder), repo_id, options, results, previous, token)
+        if checkpoint is None:
+            yield prepare_adapter(source, Path(folder), repo_id, options, results, previous, token)
+        else:
+            yield prepare(checkpoint, Path(folder), repo_id, options, results, previous, token)
 
 
 def publish(
@@ -440,7 +466,11 @@ def publish(
 
 
 def write_card(folder: Path, repo_id: str, options: Options, results: GridResults | None = None) -> None:
-    """Write the card of a checkpoint, results and figures into its folder. Keeps edits of an existing card."""
+    """Write the card of a checkpoint, results and figures into its folder. Keeps edits of an existing card, but not of
+    an adapter's, which peft writes again whenever it saves."""
+    if is_adapter(folder):
+        write_adapter_card(Adapter(folder, options.statements.base_model), folder, repo_id, options.statements)
+        return
     checkpoint, card = Checkpoint(folder), folder / CARD
     if results is not None:
         results = results_of(checkpoint, results, repo_id)

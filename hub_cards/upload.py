@@ -30,12 +30,14 @@ from .onnx_graphs import QUALITY, SUFFIXES, graph_name
 
 
 CARD, RESULTS = "README.md", "results.json"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as peft names them
 EVAL_RESULTS = ".eval_results/m3bert.yaml"  # other files of this folder belong to other people
 # Files that every push generates. A push deletes those that it does not have itself; files of a person stay.
 GENERATED_FILES = (
     RESULTS,
     EVAL_RESULTS,
     RECORD_FILE,
+    *("config.json", ADAPTER_CONFIG, ADAPTER_WEIGHTS),  # with both configs, a reader may take either for the model
     "figures/heat_map_*.png",
     "figures/quality_and_*.png",
     "figures/quality_by_code.png",

@@ -286,8 +286,12 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
             "--merge_adapter excludes --fsdp, whose parameters are divided among processes: save the adapter, "
             "then merge it in one process (PeftModel.from_pretrained(...).merge_and_unload())."
         )
-    if backbone.peft is not None and args.push_to_hub:
-        raise ValueError("--push_to_hub does not publish adapters: pass --merge_adapter, then use `m3bert push`.")
+    if backbone.merge_adapter and args.push_to_hub:
+        raise ValueError("--merge_adapter excludes --push_to_hub: use `m3bert push` after training.")
+    if backbone.peft is not None and not backbone.merge_adapter:
+        for option in ("student_layers", "transfer_vocabulary"):
+            if getattr(backbone, option):
+                raise ValueError(f"--{option} makes a new base model, which an adapter alone needs: --merge_adapter.")
     if data.max_pairs_per_query is not None and not data.clean_pairs:
         raise ValueError("--max_pairs_per_query needs --clean_pairs.")
     if data.max_pairs_per_query is not None and data.max_pairs_per_query < 1:

@@ -35,6 +35,7 @@ from scripts.example_data import example_files
 from tests.evaluation_data import write_nanobeir, write_paper_tasks
 from tests.hub_server import HubServer
 from tests.snippets import ROOT, pages, read, snippets
+from trainers.core import papers
 from trainers.evaluation import find_tasks
 
 
@@ -284,6 +285,12 @@ def test_all_pages_are_in_the_navigation():
 
     nav = yaml.safe_load(read("mkdocs.yml"))["nav"]
     assert sorted(f"docs/{file}" for file in files(nav)) == pages()[1:]
+
+
+def test_every_paper_has_one_row_on_its_page():
+    rows = [line for line in read("docs/papers.md").splitlines() if line.startswith("| [")]
+    known = {f"[{paper.title}]({paper.link})" for paper in vars(papers).values() if isinstance(paper, papers.Paper)}
+    assert sorted(row.split(" | ")[0].removeprefix("| ") for row in rows) == sorted(known)
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from transformers.trainer_utils import HubStrategy, has_length
 from transformers.utils import PushInProgress
 
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.settings_m3bert import hub_id
 
 from .core.arguments import NestedTrainingArguments
 from .core.objective import Objective
@@ -42,11 +43,13 @@ class PublishingTrainer(NestedTrainer):
             `eval_dataset` or in its place: a [`GridEvaluator`], an evaluator of sentence-transformers, or what takes a
             [`~sentence_transformers.SentenceTransformer`] of the full size and returns metrics. `eval_NAME` is logged,
             and may be `metric_for_best_model`.
+        compute_metrics (`None`): Not supported; `evaluator` takes its place.
         others: Positional arguments of [`NestedTrainer`].
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
-        ValueError: as [`NestedTrainer`], or if `push_to_hub` is set for an adapter.
+        ValueError: as [`NestedTrainer`], if `compute_metrics` is passed, or if `push_to_hub` is set for an adapter
+            whose base model is not on the Hub.
     """
 
     push_in_progress: Any = None
@@ -61,10 +64,17 @@ class PublishingTrainer(NestedTrainer):
         args: NestedTrainingArguments,
         *others: Any,
         evaluator: Any = None,
+        compute_metrics: Any = None,
         **kwargs: Any,
     ):
-        if args.push_to_hub and not isinstance(model, PreTrainedModel):  # before a repository is made
-            raise ValueError("push_to_hub=True cannot publish an adapter: merge it into the model (merge_and_unload).")
+        if compute_metrics is not None:
+            raise ValueError("compute_metrics is not supported, as an evaluation keeps no logits: pass evaluator=.")
+        base, adapts = unwrap_encoder(model).config.name_or_path, not isinstance(model, PreTrainedModel)
+        if args.push_to_hub and adapts and hub_id(base) is None:  # before a repository is made
+            raise ValueError(
+                f"push_to_hub=True cannot publish an adapter whose base model, {base!r}, is not on the Hub: publish "
+                "the base model first, and load it from there."
+            )
         # Read before this run writes anything: it may save into the folder of the model it starts from.
         self.base_model, self.earlier_objectives = origin_of(unwrap_encoder(model).config)
         several = isinstance(evaluator, list | tuple)

@@ -35,7 +35,9 @@ def test_an_incomplete_checkpoint_is_refused(folder, gone, message):
 
 def test_an_adapter_alone_is_refused_with_what_to_do(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"only an adapter: merge it \(merge_and_unload\), or publish it with peft"):
+    with pytest.raises(
+        ValueError, match=r"only an adapter: merge it \(m3bert train --merge_adapter, or merge_and_unload"
+    ):
         Checkpoint(tmp_path)
 
 

@@ -17,14 +17,16 @@ import pytest
 import torch
 import transformers
 import yaml
-from huggingface_hub import HfApi, constants
-from peft import LoraConfig, get_peft_model
+from huggingface_hub import HfApi, ModelCard, constants
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 import modeling_m3bert
+from hub_cards.metadata import Statements
+from hub_cards.publication import Options, prepare_adapter
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
-from tests.published import contrastive_trainer, evaluated, save_with_exits
+from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
 from tests.static_checkpoints import save_static
 from trainers import Granularity
 from trainers.evaluation import GridEncoder
@@ -462,10 +464,132 @@ def test_a_trainer_refuses_to_publish_the_optimizers_state(tmp_path, tiny_tokeni
         )
 
 
-def test_an_adapter_alone_is_refused_before_it_is_trained(tmp_path, tiny_tokenizer, sentences):
-    adapted = get_peft_model(modeling_m3bert.M3BertModel(tiny_config()), LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(ValueError, match="merge_and_unload"):
-        contrastive_trainer(tmp_path, tiny_tokenizer, sentences, adapted, push_to_hub=True, hub_model_id="user/m")
+@pytest.fixture
+def adapter(tmp_path, tiny_tokenizer, sentences) -> Path:
+    """A folder with a `base` and the `adapter` that was trained for it."""
+    modeling_m3bert.M3BertModel(tiny_config()).save_pretrained(tmp_path / "base")
+    tiny_tokenizer.save_pretrained(tmp_path / "base")
+    base = modeling_m3bert.M3BertModel.from_pretrained(tmp_path / "base")
+    adapted = get_peft_model(base, LoraConfig(r=2, target_modules="all-linear"))
+    trainer = contrastive_trainer(tmp_path / "adapter", tiny_tokenizer, sentences, adapted, learning_rate=0.1)
+    trainer.train()
+    trainer.save_model()
+    return tmp_path
+
+
+def test_an_adapter_comes_back_on_its_base(adapter, hub, push, in_process):
+    """As a repository of peft, in every library; and the examples of its card run, as they stand there."""
+    line = [adapter / "adapter", "user/adapter", "--base_model", "user/base"]
+    done = push([adapter / "base", "user/base"], line)
+    assert done.returncode == 0, done.stderr
+    files = hub.files("user/adapter")
+    assert set(files) >= {"adapter_config.json", "adapter_model.safetensors", "training.json", "modules.json"}
+    assert not {"model.safetensors", "config.json", "training_args.json"} & set(files)
+    assert not [name for name, content in files.items() if str(adapter).encode() in content]
+    card = ModelCard(files["README.md"].decode())
+    described = {name: card.data[name] for name in ("base_model", "base_model_relation", "library_name")}
+    assert described == {"base_model": "user/base", "base_model_relation": "adapter", "library_name": "peft"}
+    assert {"lora", "matryoshka", "generated_from_trainer"} <= set(card.data.tags)
+    assert "Objective: MRL" in card.text and f"`{GRID}`" in card.text
+
+    batch = padded_batch()
+    save_file(batch, adapter / "batch.safetensors")
+    loaded = in_process(
+        """
+        import re, torch
+        from huggingface_hub import ModelCard
+        from peft import AutoPeftModelForFeatureExtraction, PeftModel
+        from safetensors.torch import load_file, save_file
+        from sentence_transformers import SentenceTransformer
+        from transformers import AutoModel
+        code = {"trust_remote_code": True}
+        base = AutoModel.from_pretrained("user/base", **code)
+        models = {
+            "base": AutoModel.from_pretrained("user/base", **code),
+            "peft": PeftModel.from_pretrained(base, "user/adapter"),
+            "automatic": AutoPeftModelForFeatureExtraction.from_pretrained("user/adapter", **code),
+            "transformers": AutoModel.from_pretrained("user/adapter", **code),
+            "sentence_transformers": SentenceTransformer("user/adapter", device="cpu", **code).transformers_model,
+        }
+        batch = load_file("batch.safetensors")
+        with torch.no_grad():
+            outputs = {name: model.eval()(**batch)[0].contiguous() for name, model in models.items()}
+        card = str(ModelCard.load("user/adapter"))
+        examples = re.findall(r"^```python\\n(.*?)^```$", card, re.DOTALL | re.MULTILINE)
+        for example in examples:
+            found = {}
+            exec(compile(example, "card", "exec"), found)
+            if "small" in found:
+                with torch.no_grad():
+                    outputs["small"] = found["small"].eval()(**batch)[0].contiguous()
+        print("examples", len(examples))
+        save_file(outputs, "outputs.safetensors")
+        """,
+        bare=True,
+    )
+    assert loaded.returncode == 0, loaded.stderr
+    assert "examples 3" in loaded.stdout
+    outputs = load_file(adapter / "outputs.safetensors")
+    base = modeling_m3bert.M3BertModel.from_pretrained(adapter / "base")
+    ours = PeftModel.from_pretrained(base, adapter / "adapter").eval()
+    with torch.no_grad():
+        expected, small = ours(**batch)[0], ours(**batch, output_layer=2, output_dim=8)[0]
+    assert not torch.allclose(outputs.pop("base"), expected, atol=1e-3)
+    torch.testing.assert_close(outputs.pop("small"), small)
+    for name, output in outputs.items():
+        torch.testing.assert_close(output, expected, msg=name)
+
+
+def test_an_adapter_needs_its_base_and_stays_as_it_is(adapter):
+    def prepared(**options):
+        return prepare_adapter(adapter / "adapter", adapter, "user/adapter", Options(**options), None, None, None)
+
+    with pytest.raises(ValueError, match="which is not on the Hub: push the base model first"):
+        prepared()
+    with pytest.raises(ValueError, match="published as it is: for results, granularity"):
+        prepared(granularity=Granularity.parse("2x8"), statements=Statements(base_model="user/base"))
+
+
+@pytest.mark.slow
+def test_a_whole_model_replaces_an_adapter(adapter, hub, push):
+    """And the other way round: a reader finds one of both."""
+    line = [adapter / "adapter", "user/model", "--base_model", "user/base"]
+    assert push(line, [adapter / "base", "user/model"]).returncode == 0
+    files = set(hub.files("user/model"))
+    assert "model.safetensors" in files and not any(name.startswith("adapter_") for name in files)
+    assert push(line).returncode == 0
+    files = set(hub.files("user/model"))
+    assert "adapter_config.json" in files and not {"model.safetensors", "config.json"} & files
+
+
+@pytest.mark.slow
+def test_a_trainer_publishes_its_adapter(adapter, hub, push, in_process):
+    """With `push_to_hub`, for a base model on the Hub: while it trains, and at the end."""
+    assert push([adapter / "base", "user/base"]).returncode == 0
+    done = in_process(
+        f"""
+        from pathlib import Path
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModel, AutoTokenizer
+        from tests.published import contrastive_trainer
+        adapted = get_peft_model(AutoModel.from_pretrained("user/base"), LoraConfig(target_modules="all-linear"))
+        sentences = ["open the file", "read a list", "on the name", "to be or not"] * 12
+        trainer = contrastive_trainer(
+            Path({str(adapter / "pushed")!r}), AutoTokenizer.from_pretrained("user/base"), sentences, adapted,
+            push_to_hub=True, hub_model_id="user/pushed", hub_strategy="every_save", save_steps=1,
+        )
+        trainer.train()
+        trainer.push_to_hub(license="mit")
+        trainer.create_model_card("user/pushed", license="apache-2.0")
+        assert "license: apache-2.0" in (Path(trainer.args.output_dir) / "README.md").read_text()
+        """
+    )
+    assert done.returncode == 0, done.stderr
+    files = hub.files("user/pushed")
+    assert "adapter_model.safetensors" in files and "training_args.json" not in files
+    assert any("step 1" in commit.message for commit in hub.commits("user/pushed"))
+    card = ModelCard(files["README.md"].decode()).data
+    assert (card.base_model, card.license) == ("user/base", "mit")
 
 
 def test_a_trainers_card_is_that_of_its_run(tmp_path, tiny_tokenizer, sentences):

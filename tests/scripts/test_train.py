@@ -389,7 +389,14 @@ def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
         (["contrastive", "FILES", "pairs.jsonl", "--streaming"], "max_steps has to be specified"),
         (["contrastive", "FILES", "pairs.jsonl", "--clean_pairs", "--max_pairs_per_query", "0"], "query 0 must be 1"),
         (["contrastive", "FILES", "pairs.jsonl", "--language_exponent", "0.7"], "--language_exponent is for masked"),
-        (["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--push_to_hub"], "--push_to_hub does not publish"),
+        (
+            ["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--merge_adapter", "--push_to_hub"],
+            "--merge_adapter excludes --push_to_hub",
+        ),
+        (
+            ["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--student_layers", "2"],
+            "--student_layers makes a new base model",
+        ),
         (["contrastive", "FILES", "pairs.jsonl", "--model_config", "5"], "--model_config='5' must be a mapping"),
         (["simcse", "FILES", "pairs.jsonl"], "takes one text column; found: query, answer"),
         (["simcse", "FILES", "en.txt", "--clean_pairs"], "--clean_pairs is for pairs; this method trains on single"),
