@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from pickle import UnpicklingError
 
@@ -12,6 +11,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from transformers import PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_pt_utils import safe_globals
+
+
+STATE_FILES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
 
 
 def complete_checkpoints(output_dir: str | Path) -> list[str]:
@@ -48,17 +51,22 @@ def _is_json(file: Path) -> bool:
     return True
 
 
-@contextmanager
-def reading_state(folder: str | None) -> Iterator[None]:
-    """Say in one line that the state of the optimizer or of the generators in a checkpoint cannot be read. Their files
-    are read with `weights_only`, which refuses every pickle of more than tensors and numbers."""
-    try:
-        yield
-    except (UnpicklingError, EOFError, RuntimeError, KeyError) as error:
-        if folder is None:
-            raise
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise ValueError(f"The state of the training run in {folder} cannot be read: {reason}") from error
+def check_training_state(folder: str) -> None:
+    """
+    Check that the pickled state of the optimizer, the scheduler and the generators in a checkpoint is of tensors and
+    numbers only, and complete. Tensors stay on the disk.
+
+    Raises:
+        ValueError: if it is not. Reading anything else could run code.
+    """
+    for name in STATE_FILES:
+        for file in sorted(Path(folder).glob(name)):
+            try:
+                with safe_globals():
+                    torch.load(file, weights_only=True, mmap=True, map_location="cpu")
+            except (UnpicklingError, EOFError, RuntimeError, KeyError) as error:
+                reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+                raise ValueError(f"The state of the training run in {folder} cannot be read: {reason}") from error
 
 
 def part_of(state_dict: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from transformers.trainer_utils import EvalLoopOutput
 
 from .arguments import NestedTrainingArguments
-from .checkpoints import load_weights, part_of, reading_state
+from .checkpoints import check_training_state, load_weights, part_of
 from .dataset_checks import require_columns, require_one_batch
 from .granularity import Grid
 from .model import NestedModel
@@ -383,6 +383,7 @@ class NestedTrainer(Trainer):
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
+        check_training_state(resume_from_checkpoint)
         backbone = self.backbone
         if isinstance(backbone, PreTrainedModel):
             load_weights(backbone, resume_from_checkpoint)
@@ -404,14 +405,6 @@ class NestedTrainer(Trainer):
                 objective.load_state_dict(load_file(file))
             except (SafetensorError, RuntimeError) as error:
                 raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        with reading_state(checkpoint):
-            super()._load_optimizer_and_scheduler(checkpoint)
-
-    def _load_rng_state(self, checkpoint: str | None) -> None:
-        with reading_state(checkpoint):
-            super()._load_rng_state(checkpoint)
 
     def _load_best_model(self) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:

@@ -16,8 +16,6 @@ OVERRIDDEN = {
     "_finish_current_push": "(self)",
     "_load_best_model": "(self)",
     "_load_from_checkpoint": "(self, resume_from_checkpoint, model)",
-    "_load_optimizer_and_scheduler": "(self, checkpoint)",
-    "_load_rng_state": "(self, checkpoint)",
     "_prepare_for_training": "(self, max_steps, train_dataloader, resume_from_checkpoint)",
     "_push_from_checkpoint": "(self, checkpoint_folder)",
     "_save": "(self, output_dir, state_dict)",
