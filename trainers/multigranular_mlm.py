@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase, TrainerCallback
 
 from .core import papers
@@ -150,13 +151,16 @@ class MultigranularMLMTrainer(PublishingTrainer):
             `document_lengths` are packed ([`load_prepared`][trainers.data.preparing.load_prepared]).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Tokenised texts for evaluation.
         peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole backbone.
-        kwargs: Further arguments of [`NestedTrainer`].
+        kwargs: Further arguments of [`NestedTrainer`]. `compute_metrics` gets the logits of the full size
+            `(texts, tokens, vocabulary)`, or what `preprocess_logits_for_metrics` makes of them, and the labels. It
+            costs a second forward pass of the texts to evaluate.
 
     Raises:
-        ValueError: as [`NestedTrainer`], if the tokenizer has no mask token, or if rows are packed and the backbone
-            cannot read packed rows.
+        ValueError: as [`NestedTrainer`], if the tokenizer has no mask token, if rows are packed and the backbone
+            cannot read packed rows, or if `compute_metrics` is passed with packed rows to evaluate.
     """
 
+    gives_logits = True
     _optional_columns = ("attention_mask", "special_tokens_mask", DOCUMENT_LENGTHS)
 
     def __init__(
@@ -186,5 +190,25 @@ class MultigranularMLMTrainer(PublishingTrainer):
             columns=("input_ids",),
             **kwargs,
         )
+        if self.compute_metrics is not None:
+            sets = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
+            if any(DOCUMENT_LENGTHS in (each.column_names or ()) for each in sets if each is not None):
+                raise ValueError("compute_metrics needs rows of one text each; rows of eval_dataset are packed.")
         if not isinstance(train_dataset, Stream):  # the loader of a stream seeds each batch itself
             self.add_callback(MasksOfEpoch(self.data_collator))
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+        inputs = self._prepare_inputs(inputs)
+        loss, *_ = super().prediction_step(model, inputs, True, ignore_keys)
+        if prediction_loss_only:
+            return loss, None, None
+        texts = {name: value for name, value in inputs.items() if name != "labels"}
+        with torch.no_grad(), self.compute_loss_context_manager():
+            logits = self.backbone(**texts).logits
+        return loss, logits, inputs["labels"]

@@ -43,12 +43,11 @@ class PublishingTrainer(NestedTrainer):
             `eval_dataset` or in its place: a [`GridEvaluator`], an evaluator of sentence-transformers, or what takes a
             [`~sentence_transformers.SentenceTransformer`] of the full size and returns metrics. `eval_NAME` is logged,
             and may be `metric_for_best_model`.
-        compute_metrics (`None`): Not supported; `evaluator` takes its place.
         others: Positional arguments of [`NestedTrainer`].
         kwargs: Further arguments of [`NestedTrainer`].
 
     Raises:
-        ValueError: as [`NestedTrainer`], if `compute_metrics` is passed, or if `push_to_hub` is set for an adapter
+        ValueError: as [`NestedTrainer`], or if `push_to_hub` is set for an adapter
             whose base model is not on the Hub.
     """
 
@@ -64,11 +63,8 @@ class PublishingTrainer(NestedTrainer):
         args: NestedTrainingArguments,
         *others: Any,
         evaluator: Any = None,
-        compute_metrics: Any = None,
         **kwargs: Any,
     ):
-        if compute_metrics is not None:
-            raise ValueError("compute_metrics is not supported, as an evaluation keeps no logits: pass evaluator=.")
         base, adapts = unwrap_encoder(model).config.name_or_path, not isinstance(model, PreTrainedModel)
         if args.push_to_hub and adapts and hub_id(base) is None:  # before a repository is made
             raise ValueError(

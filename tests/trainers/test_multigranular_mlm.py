@@ -8,7 +8,7 @@ import pytest
 import torch
 from datasets import Dataset
 from torch import nn
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, EvalPrediction
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from tests.conftest import padded_batch, tiny_config
@@ -100,6 +100,31 @@ def test_a_tokenizer_without_a_mask_is_refused(tiny_tokenizer, tiny_masked_lm, t
     tokenizer.mask_token = None
     with pytest.raises(ValueError, match="has no mask token"):
         MultigranularMLMTrainer(tiny_masked_lm, MultigranularMLMConfig(**quiet_arguments(tmp_path)), tokenizer)
+
+
+def test_metrics_get_the_logits_of_the_full_size(tiny_tokenizer, tiny_masked_lm, sentences, tmp_path, quiet_arguments):
+    """Their cross-entropy is the loss of the full size, over batches of different lengths."""
+    seen = {}
+
+    def accuracy(found: EvalPrediction) -> dict[str, float]:
+        seen["logits"], seen["labels"] = map(torch.from_numpy, found)
+        kept = seen["labels"] != -100
+        return {"accuracy": (seen["logits"].argmax(-1) == seen["labels"])[kept].float().mean().item()}
+
+    dataset = tokenize_texts(Dataset.from_dict({"text": sentences[:10]}), tiny_tokenizer, max_length=48)
+    args = MultigranularMLMConfig(**quiet_arguments(tmp_path, per_device_eval_batch_size=10, mlm_probability=0.5))
+    trainer = MultigranularMLMTrainer(
+        tiny_masked_lm, args, tiny_tokenizer, eval_dataset=dataset, compute_metrics=accuracy
+    )
+    metrics = trainer.evaluate()
+    logits, labels = seen["logits"].float(), seen["labels"]
+    assert logits.shape == (*labels.shape, tiny_masked_lm.config.vocab_size) and (labels != -100).sum() > 9
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    assert metrics["eval_mlm_6x32"] == pytest.approx(loss.item(), rel=1e-4)
+    assert 0 <= metrics["eval_accuracy"] <= 1
+    packed = dataset.add_column("document_lengths", [[len(row)] for row in dataset["input_ids"]])
+    with pytest.raises(ValueError, match="compute_metrics needs rows of one text each; rows of eval_dataset are pack"):
+        MultigranularMLMTrainer(tiny_masked_lm, args, tiny_tokenizer, eval_dataset=packed, compute_metrics=accuracy)
 
 
 @pytest.mark.parametrize("texts", ["embedded", pytest.param("wikitext", marks=pytest.mark.slow)])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import quiet
-from tests.trainers.tiny_run import masked_dataset, mlm_trainer, quiet_model
-from trainers import MultigranularMLMConfig, MultigranularMLMTrainer, PublishingTrainer
+from tests.trainers.tiny_run import mlm_trainer, quiet_model
+from trainers import PublishingTrainer
 from trainers.hub.training_record import TrainingRecord
 
 
@@ -32,12 +31,6 @@ def test_an_adapter_of_a_local_model_is_refused_before_anything_is_made_on_the_h
     adapter = peft.get_peft_model(quiet_model(), peft.LoraConfig(target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="base model, '', is not on the Hub: publish the base model first"):
         mlm_trainer(tiny_tokenizer, tmp_path, adapter, trainer_class=PublishingTrainer, push_to_hub=True)
-
-
-def test_compute_metrics_is_refused_with_what_to_pass_instead(tiny_tokenizer, tmp_path):
-    args = MultigranularMLMConfig(**quiet(tmp_path))
-    with pytest.raises(ValueError, match="compute_metrics is not supported.*: pass evaluator="):
-        MultigranularMLMTrainer(quiet_model(), args, tiny_tokenizer, masked_dataset(64), compute_metrics=dict)
 
 
 @pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])

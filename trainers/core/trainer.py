@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors import SafetensorError
@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
 
 from .arguments import NestedTrainingArguments
 from .checkpoints import check_training_state, load_weights, part_of
@@ -74,16 +74,20 @@ class NestedTrainer(Trainer):
             sentence-transformers.
         evaluator (`Any`, *optional*): What [`~NestedTrainer.quality`] runs at each evaluation, beside or in place of
             `eval_dataset`.
+        compute_metrics (`Callable`, *optional*): As in [`~transformers.Trainer`], for a masked-LM head. Other trainers
+            have no logits: pass `evaluator`.
+        preprocess_logits_for_metrics (`Callable`, *optional*): As in [`~transformers.Trainer`].
 
     Raises:
-        ValueError: if a dataset is empty or lacks a column; if the pooling is not that of the model's exits; if the
-            training set is smaller than one batch and smaller
-            batches are dropped; if the grid is outside the model, or lacks the full size that the objective needs; if
-            the objective reads more than the projection has.
+        ValueError: if `compute_metrics` is passed to a trainer without logits; if a dataset is empty or lacks a
+            column; if the pooling is not that of the model's exits; if the training set is smaller than one batch and
+            smaller batches are dropped; if the grid is outside the model, or lacks the full size that the objective
+            needs; if the objective reads more than the projection has.
     """
 
     # Columns that the collator reads if a dataset has them.
     _optional_columns: tuple[str, ...] = ()
+    gives_logits: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -100,7 +104,11 @@ class NestedTrainer(Trainer):
         mini_batch_size: int | None = None,
         projection: Projection | None = None,
         evaluator: Any = None,
+        compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
+        preprocess_logits_for_metrics: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     ):
+        if compute_metrics is not None and not self.gives_logits:
+            raise ValueError("compute_metrics needs logits, which this trainer does not have: pass evaluator=.")
         config = unwrap_encoder(model).config
         if projection is not None:
             projection.validate(objective, config)
@@ -132,6 +140,8 @@ class NestedTrainer(Trainer):
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
+            compute_metrics=compute_metrics,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
         )
         self.eval_dataset, self.evaluator = eval_dataset, evaluator
         if self.is_fsdp_enabled and evaluator is not None:
@@ -315,7 +325,7 @@ class NestedTrainer(Trainer):
         inputs: dict[str, Any],
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
-    ) -> tuple[torch.Tensor, None, None]:
+    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs)

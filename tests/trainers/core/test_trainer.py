@@ -16,13 +16,14 @@ from transformers import BertConfig, BertForMaskedLM, DataCollatorForTokenClassi
 from modeling_m3bert import M3BertForMaskedLM
 from tests.trainers.tiny_run import (
     GRID,
+    arguments,
     assert_same_weights,
     masked_dataset,
     mlm_trainer,
     quiet_model,
     weights,
 )
-from trainers import Granularity, Grid, MultigranularMLM, NestedBatch
+from trainers import Granularity, Grid, MultigranularMLM, NestedBatch, NestedTrainer
 from trainers.core.objective import Terms
 
 
@@ -207,6 +208,11 @@ def test_watching_reads_one_number_per_step(tiny_tokenizer, tmp_path):
     trainer._watch = counting
     trainer.train()
     assert reads == [0, 0, 0, 1] * 2
+
+
+def test_compute_metrics_is_refused_where_there_are_no_logits(tiny_tokenizer, tmp_path):
+    with pytest.raises(ValueError, match="compute_metrics needs logits, which this trainer does not have: pass eval"):
+        NestedTrainer(quiet_model(), MultigranularMLM(GRID), arguments(tmp_path), dict, compute_metrics=dict)
 
 
 def test_a_grid_outside_the_model_is_refused(tiny_tokenizer, tmp_path):
