@@ -5,7 +5,7 @@ Stitches on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), converted. No
     python -m benchmarks.reproduction.stitches --fit                   # fit only
     python -m benchmarks.reproduction.stitches --development           # on the development sets
     python -m benchmarks.reproduction.stitches --runs "default"        # some of the runs
-    python -m benchmarks.reproduction.stitches --costs grid fit        # time a grid, a query, and a fit
+    python -m benchmarks.reproduction.stitches --costs grid deep fit   # time a grid, a query, and a fit
     python -m benchmarks.reproduction.stitches --table                 # print the tables
     python -m benchmarks.reproduction.stitches --figures               # draw the scores
 
@@ -49,7 +49,7 @@ from benchmarks.reproduction.exits import (
     sources,
 )
 from benchmarks.reproduction.study import add_results, print_table
-from modeling_m3bert import M3BertModel
+from modeling_m3bert import M3BertConfig, M3BertModel
 from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import data_folder, default_base
@@ -169,19 +169,20 @@ def cpu_seconds(call: Any) -> float:
 
 
 @torch.no_grad()
-def grid_costs(data: Path) -> dict[str, float]:
-    """The time of a grid of four depths from one encode with and without two stitches, and of a query at a stitched
-    depth and at a prefix of as many layers, in seconds of processor time and as ratios."""
+def costs_of(data: Path, model: M3BertModel, tokenizer: Any) -> dict[str, float]:
+    """The time of a grid of four depths from one encode with and without two stitches (at a third and at two thirds of
+    the layers), and of a query at a stitched depth and at a prefix of as many layers, in seconds of processor time and
+    as ratios."""
     texts = [text for its in sources(data).values() for text in its[:8]]
-    model, tokenizer = converted(default_base())
-    model.eval()
-    exits_of_all = {layer: (torch.eye(WIDTH), torch.zeros(WIDTH)) for layer in range(1, DEPTH)}
-    stitches = {2: (1, torch.eye(WIDTH), torch.zeros(WIDTH)), 4: (2, torch.eye(WIDTH), torch.zeros(WIDTH))}
+    depth, width = model.eval().config.num_hidden_layers, model.config.hidden_size
+    depths, no_map = (depth // 3, 2 * depth // 3), (torch.eye(width), torch.zeros(width))
+    exits_of_all = dict.fromkeys(range(1, depth), no_map)
+    stitches = {layer: (layer // 2, *no_map) for layer in depths}
     batch = tokenizer(texts, truncation=True, max_length=MAX_LENGTH, padding=True, return_tensors="pt")
     queries = [row["text"] for row in read_rows(data / "cranfield" / "queries.jsonl.gz")][:50]
     ids = [tokenizer(query, return_tensors="pt") for query in queries]
-    calls: dict[str, Any] = {"grid": lambda: nested_states(model, batch, [2, 3, 4, DEPTH])}
-    calls |= {f"query at {layer}": lambda at=layer: [model(**its, output_layer=at) for its in ids] for layer in (2, 4)}
+    calls: dict[str, Any] = {"grid": lambda: nested_states(model, batch, [depths[0], depth // 2, depths[1], depth])}
+    calls |= {f"query at {layer}": lambda at=layer: [model(**its, output_layer=at) for its in ids] for layer in depths}
     found: dict[str, float] = {}
     for name, call in calls.items():
         rounds: dict[str, list[float]] = {"stitched": [], "prefix": []}
@@ -192,6 +193,26 @@ def grid_costs(data: Path) -> dict[str, float]:
         found |= {f"{name}, {kind}": median(taken) for kind, taken in rounds.items()}
         found[f"{name}, stitched / prefix"] = found[f"{name}, stitched"] / found[f"{name}, prefix"]
     return found
+
+
+def grid_costs(data: Path) -> dict[str, float]:
+    """[`costs_of`] the encoder of the study."""
+    return costs_of(data, *converted(default_base()))
+
+
+def deep_costs(data: Path) -> dict[str, float]:
+    """[`costs_of`] random weights in the size of multilingual-e5-base: 12 layers of 768 dims. Its larger vocabulary
+    takes no part in a forward pass."""
+    tokenizer = AutoTokenizer.from_pretrained(default_base())
+    config = M3BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    return costs_of(data, M3BertModel(config), tokenizer)
 
 
 def fit_costs(data: Path) -> dict[str, Any]:
@@ -232,12 +253,15 @@ def fit_costs(data: Path) -> dict[str, Any]:
     return {"with / without stitches": ratio, **seconds}
 
 
+COSTS = {"grid": grid_costs, "deep": deep_costs, "fit": fit_costs}
+
+
 def add_costs(found: dict[str, Any]) -> None:
     """Print times, and add them to the file of costs."""
     file = RESULTS / "stitches_costs.json"
     earlier = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     content = {
-        "command": "python -m benchmarks.reproduction.stitches --costs grid fit",
+        "command": "python -m benchmarks.reproduction.stitches --costs grid deep fit",
         "metric": "seconds of processor time on one thread, and their ratios",
         "machine": f"{platform.machine()}, no accelerator",
         "date": date.today().isoformat(),
@@ -301,7 +325,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--fit", action="store_true", help="fit and save the runs, which are scored later")
     parser.add_argument("--development", action="store_true", help="score the development sets")
     parser.add_argument(
-        "--costs", nargs="+", choices=("grid", "fit"), default=[], help="time a grid and a query; a fit"
+        "--costs", nargs="+", choices=COSTS, default=[], help="time a grid and a query; 12 layers; a fit"
     )
     parser.add_argument("--table", action="store_true", help="print the tables")
     parser.add_argument("--figures", action="store_true", help="draw the figure")
@@ -310,7 +334,7 @@ def main(arguments: list[str]) -> None:
     data = data_folder()
     file = RESULTS / ("stitches_development.json" if options.development else "stitches.json")
     for kind in options.costs:
-        add_costs({kind: {"grid": grid_costs, "fit": fit_costs}[kind](data)})
+        add_costs({kind: COSTS[kind](data)})
     for name in options.runs if options.fit else []:
         fitted(data, name)
     if options.costs or options.fit:

@@ -133,12 +133,11 @@ def fit_exits(
     4. Layer 0: a ridge regression from the mean of phi over a text's tokens to its L2-normalised embedding at the
        last layer. It gives the static table T, one row per token: layer 0 of a text is the mean of its tokens' rows.
     5. Layer l: a ridge regression from [pooled hidden state of l, mean of T] to the same target; beside it, one from
-    the
-       hidden state alone, which a native export uses.
+       the hidden state alone, which a native export uses.
     6. Stitched depth l with k last layers: a ridge regression over the tokens of 2,500 texts, from [hidden state of
-    layer
-       l - k, row of T] to the hidden state that the last k layers read. Its penalty is the one that explains most of
-       the tokens of held-out texts. 5,000 texts are then encoded at the stitched depths, for their exits as in 5.
+       layer l - k, row of T] to the hidden state that the last k layers read. Its penalty is the one that explains
+       most of the tokens of held-out texts. 5,000 texts are then encoded at the stitched depths, for their exits as
+       in 5.
 
     The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target

@@ -1,0 +1,103 @@
+"""
+Which layers a student should take: the first ones of its teacher, or layers spread over its depth. No training.
+
+    python -m benchmarks.reproduction.student_layers            # fit and score every student
+    python -m benchmarks.reproduction.student_layers --table    # print the table
+
+Teacher: all-MiniLM-L6-v2 (extra `quickstart`). Each student has some of its layers, in their order, and an exit that
+maps its last hidden state, with a static table and without one, to the teacher's embedding, fitted to a quarter of the
+texts of benchmarks.reproduction.exits. The tests are those of benchmarks.reproduction.stitches; in retrieval, the
+student embeds queries and the teacher documents. The fit has no seed; nothing was chosen by these scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import normalize
+
+from benchmarks.reproduction.exits import (
+    DEPTH,
+    FOLDER,
+    MAX_LENGTH,
+    RESULTS,
+    RETRIEVAL_TESTS,
+    WIDTH,
+    mean_of,
+    raw_states,
+    sources,
+)
+from benchmarks.reproduction.stitches import STS, score, tests_of
+from benchmarks.reproduction.study import add_results
+from scripts.command import run_command
+from scripts.convert import converted
+from scripts.sources import data_folder, default_base
+from trainers import fit_exits
+from trainers.data.teacher import TeacherEmbeddings
+
+
+STUDENTS = ["2", "1,6", "3,6", "3", "1,3,6", "2,4,6", "1,3,5", "4", "1,2,4,6", "1,3,5,6"]
+KINDS = ["", ", no table"]
+SHARE = 4  # one of so many texts
+FILE = RESULTS / "student_layers.json"
+
+
+def fit_and_score(data: Path, layers: str, static: bool, tests: Any, raw: Any) -> dict[str, Any]:
+    """The scores of a student with these layers at its last layer."""
+    texts, states = sources(data), raw_states(data, "texts")
+    kept = {
+        text: states[source][DEPTH][row]
+        for source, its in texts.items()
+        for row, text in enumerate(its)
+        if row % SHARE == 0
+    }
+    vectors = normalize(torch.stack([*kept.values()]), dim=-1)
+    teacher = TeacherEmbeddings.write([*kept], vectors, FOLDER / "student-teacher.npy")
+    model, tokenizer = converted(default_base(), student_layers=layers)
+    fit_exits(model, tokenizer, [*kept], layers=[], static=static, teacher=teacher, max_length=MAX_LENGTH)
+    return score(model.eval(), tokenizer, [model.config.num_hidden_layers], tests, raw)
+
+
+def print_table(results: dict[str, Any]) -> None:
+    """Means of STS and of asymmetric retrieval, for exits with the table and without it."""
+    print("| layers of the student | STS (4) | nDCG@10 | without a table: STS (4) | nDCG@10 |")
+    print("| --- | --: | --: | --: | --: |")
+    asymmetric = [f"{name} asymmetric" for name in RETRIEVAL_TESTS]
+    for layers in STUDENTS:
+        depth = int(layers) if layers.isdecimal() else len(layers.split(","))
+        cells = [
+            mean_of(results, f"{layers}{kind}", tests, depth, WIDTH) for kind in KINDS for tests in (STS, asymmetric)
+        ]
+        name = ", ".join(map(str, range(1, depth + 1))) if layers.isdecimal() else layers.replace(",", ", ")
+        print(f"| {name} | {' | '.join('' if cell is None else f'{cell:.1f}' for cell in cells)} |")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="store_true", help="print the table")
+    options = parser.parse_args(arguments)
+    about = {
+        "command": "python -m benchmarks.reproduction.student_layers",
+        "settings": {"texts": f"one of {SHARE}"},
+        "metric": "Spearman correlation (STS), nDCG@10 (retrieval); student -> seed -> test -> granularity",
+    }
+    data = data_folder()
+    if not options.table:
+        tests, raw = tests_of(data, False), raw_states(data, "tests")
+        done = json.loads(FILE.read_text(encoding="utf-8"))["scores"] if FILE.is_file() else {}
+        for layers in STUDENTS:
+            for kind in KINDS:
+                if f"{layers}{kind}" in done:
+                    continue
+                found = fit_and_score(data, layers, not kind, tests, raw)
+                add_results(FILE, {f"{layers}{kind}": {"0": found}}, about)
+                print(f"{layers}{kind}: scored", flush=True)
+    print_table(json.loads(FILE.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    run_command(main)
