@@ -169,11 +169,11 @@ def cpu_seconds(call: Any) -> float:
 
 
 @torch.no_grad()
-def costs_of(data: Path, model: M3BertModel, tokenizer: Any) -> dict[str, float]:
-    """The time of a grid of four depths from one encode with and without two stitches (at a third and at two thirds of
+def costs_of(data: Path, model: M3BertModel, tokenizer: Any, share: int = 8) -> dict[str, float]:
+    """The time of a grid of four depths from one encode of `share` texts of each source, with and without two stitches (at a third and at two thirds of
     the layers), and of a query at a stitched depth and at a prefix of as many layers, in seconds of processor time and
     as ratios."""
-    texts = [text for its in sources(data).values() for text in its[:8]]
+    texts = [text for its in sources(data).values() for text in its[:share]]
     depth, width = model.eval().config.num_hidden_layers, model.config.hidden_size
     depths, no_map = (depth // 3, 2 * depth // 3), (torch.eye(width), torch.zeros(width))
     exits_of_all = dict.fromkeys(range(1, depth), no_map)
@@ -212,7 +212,7 @@ def deep_costs(data: Path) -> dict[str, float]:
         intermediate_size=3072,
         pad_token_id=tokenizer.pad_token_id,
     )
-    return costs_of(data, M3BertModel(config), tokenizer)
+    return costs_of(data, M3BertModel(config), tokenizer, share=1)
 
 
 def fit_costs(data: Path) -> dict[str, Any]:
