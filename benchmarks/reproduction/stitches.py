@@ -170,9 +170,9 @@ def cpu_seconds(call: Any) -> float:
 
 @torch.no_grad()
 def costs_of(data: Path, model: M3BertModel, tokenizer: Any, share: int = 8) -> dict[str, float]:
-    """The time of a grid of four depths from one encode of `share` texts of each source, with and without two stitches (at a third and at two thirds of
-    the layers), and of a query at a stitched depth and at a prefix of as many layers, in seconds of processor time and
-    as ratios."""
+    """The time of a grid of four depths from one encode of `share` texts of each source, with and without two stitches
+    (at a third and at two thirds of the layers), and of a query at a stitched depth and at a prefix of as many layers,
+    in seconds of processor time and as ratios."""
     texts = [text for its in sources(data).values() for text in its[:share]]
     depth, width = model.eval().config.num_hidden_layers, model.config.hidden_size
     depths, no_map = (depth // 3, 2 * depth // 3), (torch.eye(width), torch.zeros(width))
