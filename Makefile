@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow lint format docs wheel bench bench-quick clean
+.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow test-versions lint format docs wheel bench bench-quick clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -43,6 +43,22 @@ test-e2e: .venv/installed-dev  ## Check the wheel in an empty environment, the q
 test-slow: .venv/installed-dev  ## Run the tests that take minutes
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow --numprocesses auto --maxprocesses 4 --dist loadfile
 
+# The lowest versions that pyproject.toml allows, and the newest; torch stays as it is.
+.venv-lowest/installed .venv-newest/installed: pyproject.toml .venv/installed-dev
+	$(PYTHON) -m venv $(@D)
+	grep '^torch==' constraints.txt > $(@D)/torch.txt
+	$(BIN)/uv pip compile --quiet --extra dev --constraint $(@D)/torch.txt --output-file $(@D)/versions.txt \
+		--resolution $(if $(findstring lowest,$@),lowest-direct,highest) pyproject.toml
+	$(@D)/bin/pip install --quiet --requirement $(@D)/torch.txt
+	$(@D)/bin/pip install --quiet --constraint $(@D)/versions.txt --editable '.[dev]'
+	touch $@
+
+test-versions: .venv-lowest/installed .venv-newest/installed  ## Run the tests with the lowest and the newest versions
+	for which in lowest newest; do \
+		HF_HUB_OFFLINE=1 .venv-$$which/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
+			|| exit 1; \
+	done
+
 lint: .venv/installed-dev  ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -66,4 +82,4 @@ bench-quick: .venv/installed-dev  ## Run the benchmarks at small sizes (10 minut
 	$(BIN)/python -m benchmarks --quick
 
 clean:  ## Remove the environment and the output of runs
-	rm -rf .venv build dist runs *.egg-info
+	rm -rf .venv .venv-lowest .venv-newest build dist runs *.egg-info
