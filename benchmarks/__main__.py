@@ -41,6 +41,7 @@ NAMES = (
     "quantised_search",
     "index_engines",
     "index_costs",
+    "serving_load",
     "peers",
 )
 ONE_THREAD = "masked_lm_head"
