@@ -230,7 +230,7 @@ def measure_quality(run: Run, sizes: Sizes, folder: Path) -> dict[str, float]:
     """Overlaps of all engines, with what `choose` names."""
     encoder = make_encoder(folder / "model", sizes)
     tasks = {name: load_task(find_tasks([name])[0], data_folder()) for name in sizes.collections}
-    evaluated = replace(encoder, grid=Grid.parse("2,6x64,384@float32,int8,sign"))
+    evaluated = replace(encoder, grid=Grid.parse("2,6x64,384@float32,int8,binary"))
     results = evaluate_grid(evaluated, find_tasks(sizes.collections), data_folder())
     results.latency = measure_latency(encoder, ["what is a boundary layer"], documents=100_000)
     choice = choose(results, list(sizes.collections), BUDGET)

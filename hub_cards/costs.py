@@ -21,7 +21,7 @@ from .tables import markdown
 
 
 TOKENS = 128  # length of the text whose operations are counted, where the model reads that many tokens
-CODES_SHOWN = (FLOAT, "int8", "sign")  # whose bytes every card lists, measured or not
+CODES_SHOWN = (FLOAT, "int8", "binary")  # whose bytes every card lists, measured or not
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ index, and, if they were measured, the layer for queries and what rescores a sho
     m3bert choose runs/evaluation/results.json --documents 1000000 --memory_gb 0.5
     m3bert choose runs/evaluation/results.json --documents 1000000 --latency_ms 10 --min_quality 0.4
 
-With `--output plan.json`, `m3bert index plan.json` builds the index.
+With `--output_file plan.json`, `m3bert index plan.json` builds the index.
 """
 
 from __future__ import annotations
@@ -54,18 +54,19 @@ def main(arguments: list[str]) -> None:
         action="store_true",
         help="also print all measured searches in two stages, with codes rescored, or between layers",
     )
-    parser.add_argument("--output", type=Path, help="file for the plan, which `m3bert index` builds")
+    parser.add_argument("--output_file", type=Path, help="file for the plan, which `m3bert index` builds")
     options = parser.parse_args(arguments)
     results = GridResults.load(options.results)
     tasks = judges(results, options.tasks)
     budget = Budget(options.documents, options.memory_gb, options.latency_ms, options.min_quality)
     choice = choose(results, tasks, budget, tolerance=options.tolerance)
     print(f"Judged by {', '.join(tasks)}. {choice.explanation}")
-    if options.output is not None:
+    if options.output_file is not None:
         from trainers.index.plan import Plan  # imports torch, which choosing does not need
 
-        Plan.of(choice, results, tasks, budget.documents).save(options.output)
-        print(f"Plan: {options.output}. Build it: m3bert index {options.output} --files FILE --output FOLDER")
+        file = options.output_file
+        Plan.of(choice, results, tasks, budget.documents).save(file)
+        print(f"Plan: {file}. Build it: m3bert index {file} --files FILE --vector_store faiss --output_dir FOLDER")
     if options.plans:
         size = choice.granularity.size
         print(f"\n{two_stage_table(results, size)}")

@@ -70,7 +70,7 @@ li.shared, .problem { border-left: 3px solid var(--color-accent); }
 """
 EXPLANATION = """
 A coloured line marks documents that both sides found. Scores are cosines. The precision says how the
-documents are stored: rounded to 16, 8 or 4 bits, or binary. With `sign` (binary), only the signs of query and
+documents are stored: rounded to 16, 8 or 4 bits, or binary. With `binary` (binary), only the signs of query and
 documents are compared, by Hamming distance. Each search is exact: it compares the query with all documents. Times are
 for one query on this machine, the median of five runs.
 """

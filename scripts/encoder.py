@@ -36,7 +36,7 @@ class ReadingArguments:
         metadata={
             "help": "Layers x dims (4,12x64,768), or a list of granularities (4x64,12x768). Default: all layers x 16, "
             "32, 64, ... and the hidden size. An evaluation also takes codes of stored embeddings: "
-            "6x384@float32,int8,qama-2 or 6x64@int8,6x384@sign; legal values: " + ", ".join(CODES) + "."
+            "6x384@float32,int8,qama-2 or 6x64@int8,6x384@binary; legal values: " + ", ".join(CODES) + "."
         },
     )
     pooling: str | None = field(

@@ -4,10 +4,10 @@ Score every granularity of an encoder, encoding each task once: a results file, 
     m3bert evaluate --tasks paper --output_dir runs/evaluation                  # the default encoder
     m3bert evaluate --model_name_or_path intfloat/multilingual-e5-base --tasks sts cranfield \\
         --grid "4,8,12x32,64,768" --query_prompt "query: " --document_prompt "passage: "
-    m3bert evaluate --tasks cranfield --grid "6x384@float32,int8,sign"    # also in fewer bits
+    m3bert evaluate --tasks cranfield --grid "6x384@float32,int8,binary"    # also in fewer bits
     m3bert evaluate --tasks nanobeir                                      # the 13 small collections of NanoBEIR
     m3bert evaluate --mteb STSBenchmark Banking77Classification           # by MTEB's own protocol
-    m3bert evaluate --collection my-collection --pairs pairs.csv --labels reviews.csv     # your own data
+    m3bert evaluate --retrieval my-collection --pairs pairs.csv --classification reviews.csv     # your own data
     m3bert evaluate --list_tasks
 
 Tasks are read from the folder in the environment variable M3BERT_DATA if they are there, otherwise from the Hub.
@@ -79,7 +79,7 @@ class EvaluationArguments:
             "granularity. Their task types are mteb_sts, mteb_retrieval, ... Needs the extra `mteb`."
         },
     )
-    collection: list[str] = field(
+    retrieval: list[str] = field(
         default_factory=list,
         metadata={
             "help": "Your own collections to search, in the layout of BEIR: folders with corpus.jsonl, queries.jsonl "
@@ -97,15 +97,15 @@ class EvaluationArguments:
         default_factory=list,
         metadata={"help": "The columns of --pairs. Default: sentence1, sentence2, and score or label."},
     )
-    labels: list[str] = field(
+    classification: list[str] = field(
         default_factory=list,
         metadata={
             "help": "Your own labelled texts: folders with the files train and test, or Hub ids; or single files, of "
             "which a fifth of the texts is the test split, always the same. Formats as for --pairs."
         },
     )
-    labels_columns: list[str] = field(
-        default_factory=lambda: ["text", "label"], metadata={"help": "The columns of --labels."}
+    classification_columns: list[str] = field(
+        default_factory=lambda: ["text", "label"], metadata={"help": "The columns of --classification."}
     )
     split: str = field(default="test", metadata={"help": "Split of your own data to score."})
     recall: list[int] = field(
@@ -166,9 +166,12 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
     """The tasks that the options name, then those of your own data."""
     tasks = [
         *find_tasks(options.tasks),
-        *(collection_task(source, split=options.split) for source in options.collection),
+        *(collection_task(source, split=options.split) for source in options.retrieval),
         *(pairs_task(source, columns=options.pairs_columns, split=options.split) for source in options.pairs),
-        *(labels_task(source, columns=options.labels_columns, split=options.split) for source in options.labels),
+        *(
+            labels_task(source, columns=options.classification_columns, split=options.split)
+            for source in options.classification
+        ),
     ]
     return [replace(task, recall=tuple(sorted({*options.recall}))) for task in tasks]
 
@@ -196,7 +199,7 @@ def unfinished_file(encoder: GridEncoder, encoding: EncoderArguments, options: E
 
 def own_files(options: EvaluationArguments) -> Iterator[tuple[str, int, int]]:
     """Name, bytes and time of change of every local file with your own data."""
-    for source in (*options.collection, *options.pairs, *options.labels):
+    for source in (*options.retrieval, *options.pairs, *options.classification):
         for file in sorted(path for path in (Path(source), *Path(source).rglob("*")) if path.is_file()):
             yield str(file), file.stat().st_size, file.stat().st_mtime_ns
 

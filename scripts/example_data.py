@@ -9,11 +9,11 @@ Write small files to try the commands with, made from the documentation of Pytho
     text.txt       one summary line per line
 
     triplets.csv   anchor, positive, negative: a summary line, the text below it, and another text
-    matches.csv    sentence1, sentence2, label: whether a text belongs to a summary line
-    kinds.csv      text, label: where a text is from
+    labelled_pairs.csv    sentence1, sentence2, label: whether a text belongs to a summary line
+    classification.csv      text, label: where a text is from
     collection/    corpus.jsonl, queries.jsonl and qrels/test.tsv: texts to find by their summary lines
 
-matches.csv and collection hold texts that are not in triplets.csv, so they can score what was trained on it.
+labelled_pairs.csv and collection hold texts that are not in triplets.csv, so they can score what was trained on it.
 None of these texts is in the task `stdlib` of `m3bert evaluate`. Nothing is downloaded.
 """
 
@@ -44,12 +44,12 @@ def example_files() -> dict[str, str]:
         "triplets.csv": [
             {"anchor": pair.summary, "positive": pair.body, "negative": others[pair].body} for pair in rest
         ],
-        "matches.csv": [
+        "labelled_pairs.csv": [
             {"sentence1": pair.summary, "sentence2": text.body, "label": int(text == pair)}
             for pair in held
             for text in (pair, others[pair])
         ],
-        "kinds.csv": [{"text": pair.body, "label": kind_of(pair)} for pair in pairs[::4]],
+        "classification.csv": [{"text": pair.body, "label": kind_of(pair)} for pair in pairs[::4]],
         "collection/corpus.jsonl": [
             {"_id": f"d{row}", "title": pair.name, "text": pair.body} for row, pair in enumerate(held)
         ],

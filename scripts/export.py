@@ -1,7 +1,7 @@
 """
 Export an encoder for servers that do not run Python code of a checkpoint:
 
-    m3bert export --model_name_or_path runs/model --granularities 2x64 4x64 --output_dir runs/onnx
+    m3bert export --model_name_or_path runs/model --granularity 2x64 4x64 --output_dir runs/onnx
 
 writes a folder in the layout of the Hub: config, tokenizer, the modules of sentence-transformers, and in `onnx/` the
 full size as `model.onnx` and `model_quantized.onnx` (8 bits), the other granularities as `model_2x64.onnx` and
@@ -40,7 +40,7 @@ class ExportArguments:
     """What to export, and where to."""
 
     format: str = field(default="onnx", metadata={"help": f"Format of the export: {', '.join(FORMATS)}."})
-    granularities: list[str] = field(
+    granularity: list[str] = field(
         default_factory=list, metadata={"help": "Granularities to export besides the full size: 2x64 4x64."}
     )
     output_dir: str = field(default="runs/onnx", metadata={"help": "Folder for the files."})
@@ -69,16 +69,16 @@ def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, ExportArguments), __doc__, arguments)
     if options.format not in FORMATS:
         raise ValueError(f"--format {options.format} is not known; legal values: {', '.join(FORMATS)}.")
-    if options.granularities and encoding.grid:
-        raise ValueError("Pass either --granularities 2x64 6x384 or --grid 2,6x64,384.")
+    if options.granularity and encoding.grid:
+        raise ValueError("Pass either --granularity 2x64 6x384 or --grid 2,6x64,384.")
     if options.opset not in OPSETS:
         raise ValueError(f"--opset {options.opset} must be within {OPSETS[0]}..{OPSETS[-1]}.")
     if encoding.compile or encoding.compute_dtype != "float32" or encoding.device not in (None, "cpu"):
         raise ValueError("--device, --compute_dtype and --compile do not suit an export: it is in float32, on a CPU.")
     encoding.device = "cpu"
     require_onnx()
-    named = bool(options.granularities or encoding.grid)
-    encoding.grid = encoding.grid or ",".join(options.granularities)
+    named = bool(options.granularity or encoding.grid)
+    encoding.grid = encoding.grid or ",".join(options.granularity)
     source, folder = encoding.model_name_or_path or default_base(), Path(options.output_dir)
     files = ["onnx"] if folder.resolve() == Path(source).resolve() else EXPORT_FILES
     check_overwriting(folder, files, options.overwrite)

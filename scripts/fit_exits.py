@@ -3,7 +3,7 @@ Fit exits: affine maps, one per layer, from the layer's hidden state to the embe
 table of the vocabulary, which is layer 0 and which deeper exits read, too. Every depth of the encoder then embeds into
 one space. A fit is a linear solve on unlabelled texts and needs no training:
 
-    m3bert fit_exits runs/m3bert-from-me5 runs/elastic --texts sentences.txt passages.jsonl queries.txt
+    m3bert fit_exits runs/m3bert-from-me5 runs/elastic --files sentences.txt passages.jsonl queries.txt
 
 Each file is a source of its own, which helps to choose the penalty. A few thousand texts are enough; take texts like
 those that will be searched, and queries like those that will be asked. `m3bert convert SOURCE OUTPUT --fit_exits FILE`
@@ -41,7 +41,7 @@ def add_exit_options(parser: ArgumentParser) -> None:
         "--exit_layers", type=int, nargs="+", help="layers to give an exit; default: all below the last"
     )
     parser.add_argument(
-        "--stitches",
+        "--stitch_layers",
         nargs="+",
         default=[],
         metavar="DEPTH",
@@ -77,7 +77,7 @@ def stitches_of(values: list[str]) -> dict[int, int]:
         depth, _, top = value.partition("=")
         if not depth.isdecimal() or not (top or depth).isdecimal():
             raise ValueError(
-                f"--stitches {value} is neither a depth nor a depth and its number of last layers: 4, 4=1."
+                f"--stitch_layers {value} is neither a depth nor a depth and its number of last layers: 4, 4=1."
             )
         found[int(depth)] = int(top) if top else default_top_layers(int(depth))
     return found
@@ -139,7 +139,7 @@ def save_with_exits(
         layers=options.exit_layers,
         pooling=published.pooling,
         static=not options.no_static,
-        stitches=stitches_of(options.stitches),
+        stitches=stitches_of(options.stitch_layers),
         basis=options.basis,
         projection=Projection.of(published.projection) if teacher is None else None,
         teacher=teacher,
@@ -188,7 +188,7 @@ def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("source", help="folder or Hub id of an m3BERT")
     parser.add_argument("output_dir", help="folder for the m3BERT with exits")
-    parser.add_argument("--texts", nargs="+", required=True, help=".txt, .jsonl, .csv or .parquet files, also gzipped")
+    parser.add_argument("--files", nargs="+", required=True, help=".txt, .jsonl, .csv or .parquet files, also gzipped")
     parser.add_argument("--revision", help="branch, tag or commit of the source")
     add_exit_options(parser)
     options = parser.parse_args(arguments)
@@ -203,7 +203,7 @@ def main(arguments: list[str]) -> None:
     model = AutoModel.from_pretrained(options.source, revision=options.revision, **safetensors_only(options.source))
     tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
     fit = save_with_exits(
-        model, tokenizer, options.output_dir, options.texts, options, source=options.source, revision=options.revision
+        model, tokenizer, options.output_dir, options.files, options, source=options.source, revision=options.revision
     )
     print(f"{report(fit)}\nSaved to {options.output_dir}.")
 

@@ -1,7 +1,7 @@
 """
-Build an index from the plan of `m3bert choose --output plan.json`, in one pass over the documents:
+Build an index from the plan of `m3bert choose --output_file plan.json`, in one pass over the documents:
 
-    m3bert index plan.json --model runs/elastic --files corpus.jsonl --engine faiss --output runs/index
+    m3bert index plan.json --model runs/elastic --files corpus.jsonl --vector_store faiss --output_dir runs/index
     m3bert index runs/index --add new.jsonl
     m3bert index runs/index --delete doc-17 doc-18
 
@@ -34,11 +34,11 @@ class IndexArguments:
     files: list[str] = field(
         default_factory=list, metadata={"help": "Documents: .jsonl, .csv, .tsv, .parquet or .txt files, also gzipped."}
     )
-    engine: str | None = field(
+    vector_store: str | None = field(
         default=None, metadata={"help": f"{', '.join(ENGINES)}. Each is an extra: pip install 'm3bert[faiss]'."}
     )
-    output: Path | None = field(default=None, metadata={"help": "Folder for the index."})
-    kind: str | None = field(
+    output_dir: Path | None = field(default=None, metadata={"help": "Folder for the index."})
+    index_type: str | None = field(
         default=None,
         metadata={"help": f"{', '.join(KINDS)}: compare all vectors, or those of near clusters, or follow a graph."},
     )
@@ -67,12 +67,12 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
     Raises:
         ValueError: if an option is missing, or as [`Index.build`].
     """
-    for name in ("files", "engine", "output"):
+    for name in ("files", "vector_store", "output_dir"):
         if not getattr(options, name):
             raise ValueError(f"Building an index needs --{name}.")
     plan = Plan.load(file)
-    assert options.engine is not None and options.output is not None  # by the loop above
-    find_engine(options.engine).library()
+    assert options.vector_store is not None and options.output_dir is not None  # by the loop above
+    find_engine(options.vector_store).library()
     encoding.model_name_or_path = encoding.model_name_or_path or plan.model or default_base()
     encoder = load_as(encoding, plan.encoder, plan.grid())
     corpus = Corpus(
@@ -82,7 +82,7 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
         options.metadata_columns,
         separator_for([options.text_column], encoder.tokenizer),
     )
-    target = Target(options.output, options.engine, options.kind, options.url, options.hybrid)
+    target = Target(options.output_dir, options.vector_store, options.index_type, options.url, options.hybrid)
     name = encoding.model_name_or_path
     model = str(Path(name).resolve()) if Path(name).is_dir() else name
     with Index.build(target, plan, encoder, corpus, model=model, verbose=True) as index:
@@ -131,15 +131,18 @@ def encoder_of(folder: Path, encoding: EncoderArguments) -> GridEncoder:
 
 
 def main(arguments: list[str]) -> None:
-    plan = {"type": Path, "help": "plan.json of `m3bert choose --output`; or the folder of an index, to change it"}
+    plan = {
+        "type": Path,
+        "help": "plan.json of `m3bert choose --output_file`; or the folder of an index, to change it",
+    }
     options, encoding, place = parse_options((IndexArguments, EncoderArguments), __doc__, arguments, plan=plan)
     if encoding.grid:
         raise ValueError("--grid: an index has the granularity of its plan.")
     if place.plan.is_dir():
         if not options.add and not options.delete:
             raise ValueError(f"Nothing to do for {place.plan}: pass --add FILE ... or --delete ID ...")
-        if options.files or options.engine or options.output:
-            raise ValueError("--files, --engine and --output are for building an index from a plan.")
+        if options.files or options.vector_store or options.output_dir:
+            raise ValueError("--files, --vector_store and --output_dir are for building an index from a plan.")
         change(place.plan, encoding, options)
     elif options.add or options.delete:
         raise ValueError(f"--add and --delete need the folder of an index, and {place.plan} is no folder.")

@@ -1,7 +1,7 @@
 """
 Find hard negatives for pairs with a teacher model: texts that are close to a query but do not answer it.
 
-    m3bert mine --teacher_name_or_path BAAI/bge-m3 --files pairs.jsonl --output triplets.jsonl
+    m3bert mine --teacher_name_or_path BAAI/bge-m3 --files pairs.jsonl --output_file triplets.jsonl
     m3bert train ibkd-finetuning --train_files triplets.jsonl ...
 
 Candidates are all positives in the files, and the texts of --corpus_files. The search is `mine_hard_negatives` of
@@ -64,7 +64,7 @@ class MiningArguments:
         default="top", metadata={"help": "top: take the nearest candidates in range; random: a random sample of them."}
     )
     seed: int = field(default=0, metadata={"help": "Random seed, for --sampling random."})
-    output: str = field(default="runs/negatives.jsonl", metadata={"help": "JSON Lines file to write."})
+    output_file: str = field(default="runs/negatives.jsonl", metadata={"help": "JSON Lines file to write."})
 
 
 def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: list[str] | None = None) -> Dataset:
@@ -127,7 +127,7 @@ def main(arguments: list[str]) -> None:
         corpus = documents[options.corpus_column][:]
     pairs = load_files(options.files)
     found = mine(pairs, teacher, options, corpus)
-    file = Path(options.output)
+    file = Path(options.output_file)
     file.parent.mkdir(parents=True, exist_ok=True)
     found.to_json(str(file))
     print(f"{file}: {len(found):,} of {len(pairs):,} pairs, {options.negatives} negatives per pair")

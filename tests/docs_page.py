@@ -84,7 +84,7 @@ def run_line(line: str) -> None:
         make_fast(Path(words[2]))
     run_command(words[1:])
     if words[1] == "mine":
-        add_negatives(Path(words[words.index("--output") + 1]))
+        add_negatives(Path(words[words.index("--output_file") + 1]))
     print(f"## {time.process_time() - start:.1f} s: {line}")
 
 

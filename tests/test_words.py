@@ -59,7 +59,7 @@ def test_an_old_word_is_found(words, old):
 def test_the_words_of_the_field_and_code_are_left_alone(words):
     text = (
         "The hidden states and the\n    optimizer's state are truncated; remote code, a code of two letters.\n"
-        "`state` and `--engine faiss`\n```bash\ncut -f 1 states | engine\n```\n"
+        "`state` and `--vector_store faiss`\n```bash\ncut -f 1 states | engine\n```\n"
         "Args:\n    state (`torch.Tensor`): The state dict. {{ engine }}\n"
     )
     assert list(words.hits(iter([("page.md", 1, text)]))) == []

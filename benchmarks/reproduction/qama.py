@@ -191,8 +191,8 @@ def product_quantization(evaluator: Retrieval, vectors: Vectors, train: torch.Te
 
 
 def scalar_codes(evaluator: Retrieval, vectors: Vectors) -> dict[Granularity, float]:
-    """float32, int8 and sign of sentence-transformers, int4 of faiss, at dims of the same bytes as QAMA's codes."""
-    sizes = {"float32": [12, 24, 36, *DIMS], "int8": [24, 48, 78, 96, 144, *DIMS[1:]], "sign": DIMS}
+    """float32, int8 and binary of sentence-transformers, int4 of faiss, at dims of the same bytes as QAMA's codes."""
+    sizes = {"float32": [12, 24, 36, *DIMS], "int8": [24, 48, 78, 96, 144, *DIMS[1:]], "binary": DIMS}
     sizes["int4"] = [48, 96, 156, 192, 288, 384]
     found = {}
     for code, dims in sizes.items():
@@ -286,7 +286,7 @@ def draw(results: dict[str, Any], tests: Sequence[str]) -> None:
 
     keys = next(iter(results["scores"]["no quantizer"].values()))[tests[0]]
     scored = [Granularity(DEPTH, dim, code) for code in CODES for dim in DIMS]
-    scored += [g for g in map(Granularity.parse, keys) if g.code in ("float32", "int8", "int4", "sign")]
+    scored += [g for g in map(Granularity.parse, keys) if g.code in ("float32", "int8", "int4", "binary")]
     for code in dict.fromkeys(g.code for g in scored):
         sizes = [g for g in scored if g.code == code]
         source, marker, dashes = (run, "o", "-") if code in CODES else ("no quantizer", "s", ":")

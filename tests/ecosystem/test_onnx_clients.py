@@ -64,7 +64,7 @@ def exported(published, tmp_path_factory) -> Path:
         pytest.importorskip(package, reason="needs the extra onnx")
     folder = tmp_path_factory.mktemp("exported") / "minilm"
     names = ["--model_name_or_path", str(published), "--output_dir", str(folder)]
-    export.main([*names, "--granularities", str(SMALL), "--fp16"])
+    export.main([*names, "--granularity", str(SMALL), "--fp16"])
     return folder
 
 

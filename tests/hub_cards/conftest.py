@@ -88,7 +88,7 @@ def results(request: pytest.FixtureRequest) -> GridResults:
 @pytest.fixture
 def coded() -> GridResults:
     """An evaluation over codes: what it loses grows as the bits get fewer."""
-    grid = Grid.parse("4,6x8,16@float32,int8,qama-2,sign")
+    grid = Grid.parse("4,6x8,16@float32,int8,qama-2,binary")
     tasks = {"stsb": "sts", "cranfield": "retrieval", "cisi": "retrieval"}
     lost = {code: place / 100 for place, code in enumerate(CODES)}
     scores = [
@@ -103,7 +103,7 @@ def coded() -> GridResults:
         RescoredSearch(task, documents, 6, dim, code, rescore, shortlist, "ndcg@10", 0.4 + gained + shortlist / 1000)
         for task, documents in (("cranfield", 1398), ("cisi", 1460))
         for dim in (8, 16)
-        for code in ("qama-2", "sign")
+        for code in ("qama-2", "binary")
         for rescore, gained in (("codes", 0.0), ("int8", 0.01), ("float32", 0.02))
         for shortlist in (10, 100)
     ]

@@ -218,7 +218,7 @@ def scored(saved, tmp_path_factory, sentences) -> GridResults:
     """Scores of the checkpoint in codes."""
     data = tmp_path_factory.mktemp("data")
     write_data(data, sentences)
-    encoder = Checkpoint(saved).encoder(Grid.parse("2,6x16,32@float32,int8,qama-2,sign"))
+    encoder = Checkpoint(saved).encoder(Grid.parse("2,6x16,32@float32,int8,qama-2,binary"))
     return evaluate_grid(encoder, find_tasks(["stsb", "cranfield"]), data, asymmetric=False)
 
 
@@ -226,14 +226,14 @@ def test_the_card_shows_bits(scored, saved, tmp_path):
     folder = lay_out(saved, tmp_path / "staged", scored).folder
     card = (folder / "README.md").read_text()
     evaluation = section(card, "evaluation")
-    assert "### Bits" in evaluation and evaluation.count("| size | float32 | int8 | qama-2 | sign |") == 2
+    assert "### Bits" in evaluation and evaluation.count("| size | float32 | int8 | qama-2 | binary |") == 2
     assert "| 20 rescored by codes | 20 rescored by int8 | 20 rescored by float32 |" in evaluation
     assert "](figures/quality_by_code.png)" in evaluation and (folder / "figures/quality_by_code.png").is_file()
     assert "quality of the codes of its quantizer" not in card and "although their bytes are listed" not in card
     stsb = {s.granularity: s.value for s in scored.scores if s.task == "stsb" and s.main}
     qama, whole = stsb["6x32@qama-2"], stsb["6x32"]
     assert f"| {100 * qama:.1f} ({100 * qama / whole:.1f}%, 12 B) |" in evaluation
-    assert f"| {100 * stsb['6x32@sign']:.1f} ({100 * stsb['6x32@sign'] / whole:.1f}%, 4 B) |" in evaluation
+    assert f"| {100 * stsb['6x32@binary']:.1f} ({100 * stsb['6x32@binary'] / whole:.1f}%, 4 B) |" in evaluation
 
 
 def test_scores_of_codes_never_pass_as_those_of_the_model(scored, saved, tmp_path):
@@ -248,9 +248,9 @@ def test_a_part_without_the_quantizer_has_no_scores_of_its_codes(scored, saved, 
     results = replace(scored, weights=Checkpoint(saved).weights_fingerprint)
     folder = lay_out(saved, tmp_path / "part", results, granularity=Granularity(2, 16)).folder
     kept = GridResults.load(folder / "results.json")
-    assert kept.granularities.codes == ["sign", "int8", "float32"]
+    assert kept.granularities.codes == ["binary", "int8", "float32"]
     assert not any("qama" in score.granularity for score in kept.scores)
-    assert {search.code for search in kept.rescored_searches} == {"int8", "sign"}
+    assert {search.code for search in kept.rescored_searches} == {"int8", "binary"}
     assert "qama" not in section((folder / "README.md").read_text(), "evaluation")
     whole = lay_out(saved, tmp_path / "whole", results, granularity=Granularity(2, 32)).folder
     assert "qama-2" in GridResults.load(whole / "results.json").granularities.codes
@@ -271,4 +271,4 @@ def test_results_of_nothing_but_learned_codes_cannot_go_without_them(coded):
     only = replace(coded, grid=str(grid), scores=[s for s in coded.scores if "qama" in s.granularity])
     with pytest.raises(ValueError, match="codes of a quantizer only .6x8,16@qama-2., which is not published"):
         without_learned_codes(only)
-    assert without_learned_codes(coded).granularities == Grid.parse("4,6x8,16@float32,int8,sign")
+    assert without_learned_codes(coded).granularities == Grid.parse("4,6x8,16@float32,int8,binary")

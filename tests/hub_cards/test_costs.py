@@ -45,17 +45,17 @@ def test_an_exit_counts_where_it_is_and_only_the_rows_that_are_computed():
             assert found[g].flops_per_token == 2 * width * g.dim
 
 
-@pytest.mark.parametrize("code, expected", [("float32", 32), ("int8", 8), ("qama-2", 3), ("sign", 1)])
+@pytest.mark.parametrize("code, expected", [("float32", 32), ("int8", 8), ("qama-2", 3), ("binary", 1)])
 def test_bytes_per_vector(code, expected):
     (cost,) = costs(tiny_config(), [Granularity(2, 8)]).values()
     assert cost.vector_bytes(code) == expected
 
 
 def test_codes_that_every_size_has_are_listed(coded):
-    assert codes_shown(None) == ["float32", "int8", "sign"]
-    assert codes_shown(coded) == ["float32", "int8", "sign"], "codes of a quantizer belong to some sizes only"
+    assert codes_shown(None) == ["float32", "int8", "binary"]
+    assert codes_shown(coded) == ["float32", "int8", "binary"], "codes of a quantizer belong to some sizes only"
     coded.grid = "6x8,16@float16,int4"
-    assert codes_shown(coded) == ["float32", "float16", "int8", "int4", "sign"]
+    assert codes_shown(coded) == ["float32", "float16", "int8", "int4", "binary"]
 
 
 def test_a_layer_costs_the_same_whether_it_was_trained_or_not():

@@ -44,7 +44,7 @@ def test_a_code_is_never_reported_as_the_model(coded):
     (entry,) = eval_results(coded, Granularity(6, 16), "user/model")
     (score,) = (score for score in coded.scores if (score.task, score.granularity) == ("stsb", "6x16"))
     assert entry.value == pytest.approx(100 * score.value) and entry.notes.startswith("full size 6x16,")
-    assert eval_results(coded, Granularity(6, 16, "sign"), "user/model") == [entry], "a model is read in float32"
+    assert eval_results(coded, Granularity(6, 16, "binary"), "user/model") == [entry], "a model is read in float32"
     coded.scores = [score for score in coded.scores if "@" in score.granularity]
     assert eval_results(coded, Granularity(6, 16), "user/model") == []
 

@@ -41,8 +41,8 @@ def test_every_figure_is_drawn(results, tmp_path):
 @pytest.mark.parametrize(
     "grid, expected",
     [
-        ("4,6x8,16@float32,int8,qama-2,sign", {"quality_and_bytes", "quality_by_code"}),
-        ("4x8@sign,6x16@int8", {"quality_by_code"}),  # nothing in float32
+        ("4,6x8,16@float32,int8,qama-2,binary", {"quality_and_bytes", "quality_by_code"}),
+        ("4x8@binary,6x16@int8", {"quality_by_code"}),  # nothing in float32
         ("4x8,6x16@int8", {"quality_and_bytes", "quality_by_code"}),
         ("4,6x8,16", {"quality_and_bytes"}),
     ],
@@ -66,8 +66,8 @@ def test_the_figure_of_codes_has_one_line_per_code_at_the_deepest_layer(coded, t
     retrieval = by_type["retrieval, mean of 2 tasks"]
     quality = coded.quality(["cranfield", "cisi"])
     lines = {line.get_label(): line for line in retrieval.lines}
-    assert list(lines) == ["float32", "int8", "qama-2", "sign", "6x16 in float32"]
-    for code in ("float32", "int8", "qama-2", "sign"):
+    assert list(lines) == ["float32", "int8", "qama-2", "binary", "6x16 in float32"]
+    for code in ("float32", "int8", "qama-2", "binary"):
         assert list(lines[code].get_xdata()) == [bytes_per_vector(code, dim) for dim in (8, 16)]
         expected = [100 * quality[Granularity(6, dim, code)] for dim in (8, 16)]
         assert list(lines[code].get_ydata()) == pytest.approx(expected)

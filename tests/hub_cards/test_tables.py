@@ -140,17 +140,17 @@ def test_tables_of_sizes_are_those_of_float32(coded):
 
 def test_each_code_is_a_column_with_its_bytes_and_its_share_of_float32(coded):
     lines = code_table(coded, "retrieval").splitlines()
-    assert lines[0] == "| size | float32 | int8 | qama-2 | sign |"
+    assert lines[0] == "| size | float32 | int8 | qama-2 | binary |"
     # 55% on average at 16 dims of layer 6, times 0.8; each code loses as many percent as its place in the list.
     assert lines[-1] == "| 6x16 | 44.0 (64 B) | 43.1 (98.0%, 16 B) | 42.2 (96.0%, 6 B) | 40.9 (93.0%, 2 B) |"
     assert len(lines) == 2 + 4
 
 
 def test_codes_that_were_not_measured_at_a_size_stay_blank(coded):
-    kept = Grid.parse("4x8@sign,6x16,6x16@int8")
+    kept = Grid.parse("4x8@binary,6x16,6x16@int8")
     coded.grid, coded.scores = str(kept), [s for s in coded.scores if Granularity.parse(s.granularity) in kept]
     assert code_table(coded, "sts").splitlines() == [
-        "| size | float32 | int8 | sign |",
+        "| size | float32 | int8 | binary |",
         "| --- | --: | --: | --: |",
         "| 4x8 |  |  | 52.1 (1 B) |",
         "| 6x16 | 64.0 (64 B) | 62.7 (98.0%, 16 B) |  |",
@@ -167,7 +167,7 @@ def test_searches_that_are_scored_again_are_beside_the_code_alone(coded):
     assert [line.split(" | ")[:3] for line in lines[2:]] == [
         [f"| {name}", documents, code]
         for name, documents in (("cranfield", "1,398"), ("cisi", "1,460"), ("mean of 2", ""))
-        for code in ("qama-2", "sign")
+        for code in ("qama-2", "binary")
     ]
     # 0.4, and what re-scoring gains; of 0.4 in float32.
     assert lines[2].endswith("| 38.4 (96.0%, 6 B) | 50.0 (125.0%, 6 B) | 51.0 (127.5%, 22 B) | 52.0 (130.0%, 70 B) |")
@@ -179,7 +179,7 @@ def test_shortlists_have_the_length_that_every_collection_has(coded):
     searches = coded.rescored_searches
     coded.rescored_searches = [s for s in searches if (s.task, s.shortlist) != ("cisi", 100)]
     assert "| 10 rescored by codes |" in rescored_table(coded, Granularity(6, 16))
-    coded.rescored_searches = [s for s in searches if (s.task, s.code, s.rescore) != ("cisi", "sign", "int8")]
+    coded.rescored_searches = [s for s in searches if (s.task, s.code, s.rescore) != ("cisi", "binary", "int8")]
     last = rescored_table(coded, Granularity(6, 16)).splitlines()[-1]
     assert last.endswith("| 50.0 (113.6%, 2 B) |  | 52.0 (118.2%, 66 B) |"), "no mean of one of two"
 

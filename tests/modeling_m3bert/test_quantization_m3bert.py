@@ -305,7 +305,7 @@ def test_codes_are_saved_with_all_that_belongs_to_them(tmp_path, code):
     [
         (lambda q, x: q.encode(x, "int8"), "'int8' is not a precision of a quantizer; legal values: qama-2, qama-hy"),
         (lambda q, x: q.units(x, "qama-3"), "'qama-3' is not a precision of a quantizer"),
-        (lambda q, x: stored_bits("sign", 8), "'sign' is not a precision"),
+        (lambda q, x: stored_bits("binary", 8), "'binary' is not a precision"),
         (lambda q, x: stored_bits("qama-2", 0), "dim=0 must be 1 or more"),
         (lambda q, x: q.encode(x, "qama-2", 0), r"dim=0 must be within 1\.\.24, the dims of this quantizer"),
         (lambda q, x: q.encode(x, "qama-2", 25), r"dim=25 must be within 1\.\.24"),

@@ -7,7 +7,25 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scripts.command import add_compute_options, argument_parser, compute_of, parse_options, run_command
+from scripts import (
+    choose,
+    convert,
+    evaluate,
+    export,
+    fit_exits,
+    index,
+    mine_negatives,
+    quickstart,
+    search,
+)
+from scripts.command import (
+    RENAMED,
+    add_compute_options,
+    argument_parser,
+    compute_of,
+    parse_options,
+    run_command,
+)
 from trainers.core.device import ComputeArguments
 
 
@@ -55,6 +73,28 @@ def test_a_required_option_has_no_default(capsys):
         parser.parse_args(["--help"])
     printed = capsys.readouterr().out
     assert "number of documents\n" in printed and "share that may be lost (default: 0.01)" in printed
+
+
+@pytest.mark.parametrize(
+    "main, arguments",
+    [
+        (choose.main, ["results.json", "--documents", "9", "--output", "plan.json"]),
+        (index.main, ["plan.json", "--engine", "faiss", "--kind", "flat", "--output", "runs/index"]),
+        (search.main, ["runs/index", "question", "--k=3"]),
+        (evaluate.main, ["--collection", "a", "--labels", "b", "--labels_columns", "text", "label"]),
+        (export.main, ["--granularities", "2x8"]),
+        (fit_exits.main, ["model", "out", "--texts", "texts.txt", "--stitches", "2"]),
+        (convert.main, ["model", "out", "--fit_exits", "texts.txt", "--stitches", "2"]),
+        (mine_negatives.main, ["--files", "pairs.jsonl", "--output", "triplets.jsonl"]),
+        (quickstart.main, ["--base", "model"]),
+    ],
+)
+def test_an_earlier_name_of_an_option_is_read_with_one_warning(main, arguments):
+    """As the present name: the command refuses what follows, and not the option."""
+    earlier = [word.partition("=")[0] for word in arguments if word.partition("=")[0] in RENAMED]
+    with pytest.warns(FutureWarning) as warned, pytest.raises(ValueError, match=r"^unknown option --nothing\."):
+        main([*arguments, "--nothing"])
+    assert [str(one.message).split()[0] for one in warned if one.category is FutureWarning] == earlier
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def naive_scores(encoder: GridEncoder, query: str, texts: list[str], setting: Se
     g = setting.granularity
     query_vector = encoder.encode([query]).at(g.size, normalize=True)[0]
     vectors = torch.cat([encoder.encode([text]).at(g.size, normalize=True) for text in texts])
-    if g.code == "sign":
+    if g.code == "binary":
         return [float(((query_vector > 0) == (vector > 0)).float().mean() * 2 - 1) for vector in vectors]
     if g.code == "int8":
         low = vectors.amin(dim=0)
@@ -73,7 +73,7 @@ def naive_scores(encoder: GridEncoder, query: str, texts: list[str], setting: Se
     return (vectors @ query_vector).tolist()
 
 
-@pytest.mark.parametrize("code", ["float32", "int8", "sign"])
+@pytest.mark.parametrize("code", ["float32", "int8", "binary"])
 def test_both_sides_show_what_a_naive_search_finds(encoder, corpus, code):
     setting, full = Setting(Granularity(2, 12, code)), Setting(Granularity(6, 32))
     html = answer(encoder, corpus, f"  {QUERY} ", setting)
@@ -105,13 +105,13 @@ def test_costs_are_shown(encoder, corpus):
 
 def test_dims_that_do_not_fill_bytes_are_explained(encoder, corpus):
     note = "12 dims do not fill whole bytes: 4 bits per vector are unused."
-    assert note in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "sign")))
-    assert "vector 2 bytes" in text_of(answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "sign"))))
+    assert note in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "binary")))
+    assert "vector 2 bytes" in text_of(answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "binary"))))
     assert note not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "int8")))
-    assert "whole bytes" not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 8, "sign")))
+    assert "whole bytes" not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 8, "binary")))
 
 
-@pytest.mark.parametrize("code", ["float32", "int8", "sign"])
+@pytest.mark.parametrize("code", ["float32", "int8", "binary"])
 def test_one_document_is_found(encoder, code):
     html = answer(encoder, own_corpus(encoder, "\n open a file \n"), QUERY, Setting(Granularity(4, 12, code)))
     assert "1 of the 1 documents" in text_of(html)
@@ -119,7 +119,7 @@ def test_one_document_is_found(encoder, code):
         ((score, line),) = hits(side(html, name))
         g = Granularity(4, 12) if name == "chosen" else GRID.full
         cosine = naive_scores(
-            encoder, QUERY, ["open a file"], Setting(replace(g, code="sign" if expected == "sign" else "float32"))
+            encoder, QUERY, ["open a file"], Setting(replace(g, code="binary" if expected == "binary" else "float32"))
         )[0]
         assert line == "line 2" and score == pytest.approx(cosine, abs=0.02)
 
@@ -263,7 +263,7 @@ def test_codes_of_a_quantizer_find_what_its_hamming_distances_find(with_quantize
 
 def test_codes_of_a_quantizer_are_offered_only_with_one(encoder, with_quantizer):
     plain, all_codes = ([code.name for code in demo.codes_of(one)] for one in (encoder, with_quantizer))
-    assert plain == ["float32", "float16", "int8", "int4", "sign"]
+    assert plain == ["float32", "float16", "int8", "int4", "binary"]
     assert all_codes == list(CODES)
 
 
@@ -354,7 +354,7 @@ def test_a_reader_compares_sizes_in_a_browser(page, encoder, sentences):
     page.locator("#dim input[type=range]").fill("3")
     page.get_by_text("Layers: 2 of 6").wait_for()
     page.get_by_text("Dims: 32 of 32").wait_for()
-    for code, label in (("float32", "float32 (32 bits)"), ("int4", "int4 (4 bits)"), ("sign", "sign (1 bit)")):
+    for code, label in (("float32", "float32 (32 bits)"), ("int4", "int4 (4 bits)"), ("binary", "binary (1 bit)")):
         page.locator("#code").get_by_label(label, exact=True).check()
         page.locator("#compare").click()
         html = shown(page, f"Chosen: 2 layers, 32 dims, {label}", full)

@@ -169,9 +169,9 @@ def test_data_of_ones_own_is_scored_beside_tasks(tiny_checkpoint, data, tmp_path
         "--overwrite",
         "--tasks",
         "mrpc",
-        "--labels",
+        "--classification",
         str(tmp_path / "topics.tsv"),
-        "--collection",
+        "--retrieval",
         str(tmp_path / "mine"),
     ]
     evaluate.main([*line, "--recall", "20", "5", "30", "--query_max_length", "7", "--document_max_length", "9"])
@@ -209,7 +209,7 @@ def test_nanobeir_mteb_and_own_data_are_in_one_file_that_choose_and_the_card_rea
     evaluate.main(
         ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8,32", "--output_dir", str(tmp_path / "out")]
         + ["--tasks", "nanobeir", "banking77", "--mteb", "LocalSTS", "LocalClassification"]
-        + ["--collection", str(tmp_path / "mine"), "--latency_documents", "100"]
+        + ["--retrieval", str(tmp_path / "mine"), "--latency_documents", "100"]
     )
     file = tmp_path / "out" / "results.json"
     results = GridResults.load(file)

@@ -37,12 +37,12 @@ def test_three_columns_to_train_on_and_data_to_score_that_training_has_not_seen(
     trained = {text for column in triplets.column_names for text in triplets[column]}
     collection, matches = (
         load_task(task)
-        for task in (collection_task(str(tmp_path / "collection")), pairs_task(str(tmp_path / "matches.csv")))
+        for task in (collection_task(str(tmp_path / "collection")), pairs_task(str(tmp_path / "labelled_pairs.csv")))
     )
     assert len(collection.texts["documents"]) == 200 and collection.relevant == [{row: 1.0} for row in range(200)]
     assert sum(matches.labels) == 200 and len(matches.labels) == 400
     assert not trained & {*collection.texts["queries"], *matches.texts["sentence1"], *matches.texts["sentence2"]}
-    kinds = load_task(labels_task(str(tmp_path / "kinds.csv")))
+    kinds = load_task(labels_task(str(tmp_path / "classification.csv")))
     assert {*kinds.train_labels} == {*kinds.test_labels} == {"language", "built-in", "library"}
 
 

@@ -35,7 +35,7 @@ def test_the_folder_has_the_names_that_clients_look_for(
     for package in onnx_export.PACKAGES:
         pytest.importorskip(package, reason="needs the extra onnx")
     monkeypatch.setenv("M3BERT_DATA", str(write_data(tmp_path / "data", sentences)))
-    options = ["--granularities", "2x16", "2x32", "--int8", "--fp16", "--pooling", "cls", "--max_length", "20"]
+    options = ["--granularity", "2x16", "2x32", "--int8", "--fp16", "--pooling", "cls", "--max_length", "20"]
     main([*arguments, *options])
     folder = tmp_path / "onnx"
     sizes, weights = ("", "_2x16"), ("", "_quantized", "_fp16")
@@ -79,7 +79,7 @@ def test_options_reach_the_graphs_and_the_folder_of_a_checkpoint_stays_as_it_is(
     monkeypatch.setattr("scripts.export.write_graphs", write)
     own = [*arguments[:2], "--output_dir", arguments[1]]
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()}
-    for named in (["--granularities", "2x8", "1x8"], ["--grid", "1,2x8"], []):
+    for named in (["--granularity", "2x8", "1x8"], ["--grid", "1,2x8"], []):
         main([*own, *named, "--normalize", "false", "--opset", "20"])
     assert asked == [[Granularity(1, 8), Granularity(2, 8)]] * 2 + [[]]
     assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()} == before
@@ -87,13 +87,13 @@ def test_options_reach_the_graphs_and_the_folder_of_a_checkpoint_stays_as_it_is(
 
 def test_bad_requests_are_refused(arguments, monkeypatch):
     with pytest.raises(ValueError, match="--format gguf is not known; legal values: onnx"):
-        main([*arguments, "--granularities", "2x8", "--format", "gguf"])
-    with pytest.raises(ValueError, match="Pass either --granularities 2x64 6x384 or --grid 2,6x64,384"):
-        main([*arguments, "--granularities", "2x8", "--grid", "4x8"])
+        main([*arguments, "--granularity", "2x8", "--format", "gguf"])
+    with pytest.raises(ValueError, match="Pass either --granularity 2x64 6x384 or --grid 2,6x64,384"):
+        main([*arguments, "--granularity", "2x8", "--grid", "4x8"])
     with pytest.raises(ValueError, match="--opset 17 must be within 18..23"):
-        main([*arguments, "--granularities", "2x8", "--opset", "17"])
+        main([*arguments, "--granularity", "2x8", "--opset", "17"])
     with pytest.raises(ValueError, match="outside of it: 9x8"):
-        main([*arguments, "--granularities", "2x8", "9x8"])
+        main([*arguments, "--granularity", "2x8", "9x8"])
     with pytest.raises(ValueError, match="There is no task 'poetry'"):
         main([*arguments, "--tasks", "poetry"])
     with pytest.raises(ValueError, match="--no_normalize is not an option: pass --normalize false"):
@@ -103,4 +103,4 @@ def test_bad_requests_are_refused(arguments, monkeypatch):
             main([*arguments, *option])
     monkeypatch.setattr(onnx_export, "PACKAGES", ("absent",))
     with pytest.raises(ValueError, match=r"ONNX export needs absent: pip install 'm3bert\[onnx\]'"):
-        main([*arguments, "--granularities", "2x8"])
+        main([*arguments, "--granularity", "2x8"])

@@ -44,7 +44,7 @@ def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path
     printed = capsys.readouterr().out
     assert "Exits fitted to 60 texts (target: last layer, basis: last_layer, pooling: cls)" in printed
     convert([source, str(tmp_path / "plain")])
-    fit_exits([str(tmp_path / "plain"), str(tmp_path / "twice"), "--texts", files[0], "--exit_layers", "1", "2"])
+    fit_exits([str(tmp_path / "plain"), str(tmp_path / "twice"), "--files", files[0], "--exit_layers", "1", "2"])
     once, twice = (AutoModel.from_pretrained(tmp_path / name) for name in ("once", "twice"))
     assert once.config.exit_layers == [0, 1, 2] and once.config.exit_fit == twice.config.exit_fit
     assert once.config.exit_fit["prompts"] == ["name: ", "text: "]
@@ -54,16 +54,16 @@ def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path
 
 
 def test_stitches_are_fitted_on_request_and_the_report_says_which_layers_run(source, files, tmp_path, capsys):
-    convert([source, str(tmp_path / "model"), "--fit_exits", files[0], "--exit_layers", "1", "--stitches", "2=2"])
+    convert([source, str(tmp_path / "model"), "--fit_exits", files[0], "--exit_layers", "1", "--stitch_layers", "2=2"])
     assert "Depth 2 runs 0 first and 2 last layers; its stitch explains" in capsys.readouterr().out
     assert AutoModel.from_pretrained(tmp_path / "model", output_layer=2).config.stitches == {2: 2}
-    with pytest.raises(ValueError, match="--stitches two is neither a depth nor a depth and its number"):
-        convert([source, str(tmp_path / "other"), "--fit_exits", files[0], "--stitches", "two"])
+    with pytest.raises(ValueError, match="--stitch_layers two is neither a depth nor a depth and its number"):
+        convert([source, str(tmp_path / "other"), "--fit_exits", files[0], "--stitch_layers", "two"])
 
 
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
     convert([source, str(tmp_path / "plain")])
-    line = [str(tmp_path / "plain"), "--texts", files[0], "--device", "cpu", "--exit_layers", "1", "2"]
+    line = [str(tmp_path / "plain"), "--files", files[0], "--device", "cpu", "--exit_layers", "1", "2"]
     fit_exits([line[0], str(tmp_path / "exact"), *line[1:]])
     options = ["--compute_dtype", "bfloat16", "--attn_implementation", "eager"]
     fit_exits([line[0], str(tmp_path / "mixed"), *line[1:], *options])
@@ -79,7 +79,7 @@ def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files,
 def test_a_checkpoint_in_half_precision_stays_one(source, files, tmp_path):
     convert([source, str(tmp_path / "plain")])
     AutoModel.from_pretrained(tmp_path / "plain").to(torch.bfloat16).save_pretrained(tmp_path / "plain")
-    fit_exits([str(tmp_path / "plain"), str(tmp_path / "exits"), "--texts", files[0]])
+    fit_exits([str(tmp_path / "plain"), str(tmp_path / "exits"), "--files", files[0]])
     plain, fitted = (AutoModel.from_pretrained(tmp_path / name) for name in ("plain", "exits"))
     assert fitted.dtype == torch.bfloat16
     for name, tensor in plain.state_dict().items():
@@ -90,7 +90,7 @@ def test_each_file_is_a_source(source, files, tmp_path):
     convert([source, str(tmp_path / "model"), "--fit_exits", files[1], "--text_column", "body"])
     assert AutoModel.from_pretrained(tmp_path / "model").config.exit_fit["sources"] == {"rows.jsonl": 60}
     (tmp_path / "more.txt").write_text("\n".join(random_texts(30, seed=2)))
-    fit_exits([str(tmp_path / "model"), str(tmp_path / "again"), "--texts", files[0], str(tmp_path / "more.txt")])
+    fit_exits([str(tmp_path / "model"), str(tmp_path / "again"), "--files", files[0], str(tmp_path / "more.txt")])
     record = AutoModel.from_pretrained(tmp_path / "again").config.exit_fit
     assert record["sources"] == {"lines.txt": 60, "more.txt": 30} and record["texts"] == 90
 
@@ -108,7 +108,7 @@ def test_a_teacher_is_named_in_the_record(source, files, tmp_path, encoder_folde
 
 def test_what_is_wrong_is_said(source, files, tmp_path):
     for command, line in ((convert, ["nowhere", "out", "--fit_exits", files[0]]), (fit_exits, ["nowhere", "out"])):
-        options = ["--texts", files[0]] if command is fit_exits else []
+        options = ["--files", files[0]] if command is fit_exits else []
         with pytest.raises(ValueError, match="compute_dtype='int8' is unknown; legal values: float32, bfloat16"):
             command([*line, *options, "--compute_dtype", "int8"])
     with pytest.raises(ValueError, match="--fit_exits needs the pooling, which --encoder_only leaves out"):
@@ -118,5 +118,5 @@ def test_what_is_wrong_is_said(source, files, tmp_path):
     with pytest.raises(ValueError, match="text"):
         convert([source, str(tmp_path / "out"), "--fit_exits", files[1]])
     with pytest.raises(ValueError, match="BertModel has no exits: convert it to an m3BERT first"):
-        fit_exits([source, str(tmp_path / "out"), "--texts", files[0]])
+        fit_exits([source, str(tmp_path / "out"), "--files", files[0]])
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""The commands `choose --output`, `index` and `search`, from results to hits."""
+"""The commands `choose --output_file`, `index` and `search`, from results to hits."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def plan(tmp_path) -> str:
 
 
 def build(plan: str, model: str, corpus: str, output: Path, *options: str) -> None:
-    fixed = ["--model", model, "--files", corpus, "--output", str(output), "--device", "cpu", "--id_column", "_id"]
-    index.main([plan, *fixed, "--engine", "faiss", *options])
+    fixed = ["--model", model, "--files", corpus, "--output_dir", str(output), "--device", "cpu", "--id_column", "_id"]
+    index.main([plan, *fixed, "--vector_store", "faiss", *options])
 
 
 def test_a_choice_becomes_a_plan(results, tmp_path, capsys):  # noqa: F811
     results.save(tmp_path / "results.json")
     file = tmp_path / "runs" / "plan.json"
-    choose.main([str(tmp_path / "results.json"), "--documents", "1000", "--output", str(file)])
+    choose.main([str(tmp_path / "results.json"), "--documents", "1000", "--output_file", str(file)])
     assert f"Plan: {file}. Build it: m3bert index {file} --files FILE" in capsys.readouterr().out
     plan = Plan.load(file)
     assert (str(plan.documents), plan.vectors, plan.model) == ("6x32", 1000, "user/model")
@@ -59,7 +59,7 @@ def test_build_search_add_and_delete(plan, model, corpus, tmp_path, sentences, c
     lines = said.partition("Without m3bert:\n\n")[2].replace("'your question'", repr(sentences[4]))
     assert run_bare(lines).strip().startswith("[('d4', ")
 
-    search.main([str(folder), sentences[4], "--k", "2", "--where", "part=0", "--device", "cpu"])
+    search.main([str(folder), sentences[4], "--top_k", "2", "--where", "part=0", "--device", "cpu"])
     first, text, metadata, second, *_ = capsys.readouterr().out.splitlines()
     assert first.split()[0] == "1" and first.endswith("  d4") and second.split()[0] == "2"
     assert " ".join(sentences[4].split())[:40] in text and metadata.strip() == "part=0"
@@ -70,7 +70,7 @@ def test_build_search_add_and_delete(plan, model, corpus, tmp_path, sentences, c
         f"Deleted 2 documents.\nAdded 1 documents.\n{folder}: {len(sentences) - 1} documents"
         in capsys.readouterr().out
     )
-    search.main([str(folder), sentences[4], "--k", "1", "--device", "cpu"])
+    search.main([str(folder), sentences[4], "--top_k", "1", "--device", "cpu"])
     assert capsys.readouterr().out.splitlines()[0].endswith("  new")
     search.main([str(folder), sentences[4], "--where", "part=99", "--device", "cpu"])
     assert capsys.readouterr().out == "Nothing found.\n"
@@ -112,15 +112,24 @@ def test_another_model_is_refused(plan, model, corpus, tmp_path):
     ("options", "reason"),
     [
         (["PLAN"], "Building an index needs --files"),
-        (["PLAN", "--files", "a.jsonl"], "Building an index needs --engine"),
-        (["PLAN", "--files", "a.jsonl", "--engine", "faiss"], "Building an index needs --output"),
-        (["PLAN", "--files", "a.jsonl", "--engine", "annoy", "--output", "x"], "--engine annoy is unknown; legal"),
-        (["PLAN", "--files", "a", "--engine", "usearch", "--output", "x"], "--engine usearch: m3bert builds no index"),
+        (["PLAN", "--files", "a.jsonl"], "Building an index needs --vector_store"),
+        (["PLAN", "--files", "a.jsonl", "--vector_store", "faiss"], "Building an index needs --output_dir"),
+        (
+            ["PLAN", "--files", "a.jsonl", "--vector_store", "annoy", "--output_dir", "x"],
+            "--vector_store annoy is unknown; legal",
+        ),
+        (
+            ["PLAN", "--files", "a", "--vector_store", "usearch", "--output_dir", "x"],
+            "--vector_store usearch: m3bert builds no index",
+        ),
         (["PLAN", "--grid", "6x8"], "--grid: an index has the granularity of its plan"),
         (["PLAN", "--delete", "a"], "--add and --delete need the folder of an index"),
         (["FOLDER"], "Nothing to do for .*: pass --add FILE ... or --delete ID"),
         (["FOLDER", "--delete", "a"], "holds no index: it has no index.json"),
-        (["FOLDER", "--delete", "a", "--engine", "faiss"], "--files, --engine and --output are for building"),
+        (
+            ["FOLDER", "--delete", "a", "--vector_store", "faiss"],
+            "--files, --vector_store and --output_dir are for building",
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_refused(plan, tmp_path, options, reason):
@@ -155,7 +164,7 @@ def test_values_of_filters_have_the_types_of_their_columns():
 def test_errors_are_one_line(plan, model, corpus, tmp_path, run_module):
     with open(corpus, "a") as file:
         file.write(json.dumps({"_id": "empty", "text": "", "part": 1}) + "\n")
-    options = ["--model", model, "--files", corpus, "--engine", "faiss", "--output", tmp_path / "index"]
+    options = ["--model", model, "--files", corpus, "--vector_store", "faiss", "--output_dir", tmp_path / "index"]
     done = run_module("m3bert", "index", plan, *options, "--id_column", "_id")
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

@@ -30,7 +30,7 @@ def test_negatives_are_the_closest_that_are_no_answer(encoder_folder, pairs, tmp
     output = tmp_path / "out" / "triplets.jsonl"
     run(
         "--teacher_name_or_path", encoder_folder, "--files", file, "--negatives", 3, "--relative_margin", 0,
-        "--range_max", 19, "--output", output,
+        "--range_max", 19, "--output_file", output,
     )  # fmt: skip
     found = [json.loads(line) for line in output.read_text().splitlines()]
     assert found
@@ -56,7 +56,7 @@ def test_the_teacher_computes_as_asked_for(encoder_folder, pairs, tmp_path, monk
         return original(model, *arguments, **options)
 
     monkeypatch.setattr(sentence_transformers.SentenceTransformer, "encode", encode)
-    line = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output", tmp_path / "out.jsonl"]
+    line = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output_file", tmp_path / "out.jsonl"]
     run(*line, "--device", "cpu", "--compute_dtype", "bfloat16", "--attn_implementation", "eager")
     assert seen == {"attention": "eager", "autocast": True}
     with pytest.raises(ValueError, match="device='abacus' is not on this machine"):
@@ -69,7 +69,7 @@ def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
     output = tmp_path / "triplets.jsonl"
     run(
         "--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--corpus_files", corpus, "--negatives", 1,
-        "--relative_margin", -9, "--output", output,
+        "--relative_margin", -9, "--output_file", output,
     )  # fmt: skip
     found = [json.loads(line) for line in output.read_text().splitlines()]
     negatives = {row["negative_1"] for row in found}
@@ -87,6 +87,6 @@ def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
     ],
 )
 def test_bad_input(encoder_folder, pairs, tmp_path, change, message):
-    named = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output", tmp_path / "x.jsonl"]
+    named = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output_file", tmp_path / "x.jsonl"]
     with pytest.raises(ValueError, match=message):
         run(*(named if change else []), *change)

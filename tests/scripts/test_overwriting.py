@@ -20,7 +20,7 @@ COMMANDS = {
     "train": (train.main, TRAIN, "config.json"),
     "train, interrupted": (train.main, TRAIN, "checkpoint-5"),
     "convert": (convert.main, ["model"], "config.json"),
-    "fit_exits": (fit_exits.main, ["--texts", "texts.txt", "model"], "config.json"),
+    "fit_exits": (fit_exits.main, ["--files", "texts.txt", "model"], "config.json"),
     "export": (export.main, ["--output_dir"], "onnx"),
     "native": (export.main, ["--format", "native", "--model_name_or_path", "model", "--output_dir"], "config.json"),
     "static": (export.main, ["--format", "static", "--model_name_or_path", "model", "--output_dir"], "modules.json"),

@@ -373,7 +373,7 @@ def test_what_goes_wrong_ends_in_one_clear_line(run, hub, push, in_process):
         import sys
         from scripts import export
         from scripts.command import run_command
-        sys.argv = ["export", "--model_name_or_path", "user/nothing", "--granularities", "2x8"]
+        sys.argv = ["export", "--model_name_or_path", "user/nothing", "--granularity", "2x8"]
         run_command(export.main)
         """
     )

@@ -13,14 +13,9 @@ def test_the_default_encoder_is_a_folder(minilm):
     assert (Path(minilm) / "config.json").is_file()
 
 
-def test_a_command_names_its_own_option(monkeypatch, tmp_path):
+def test_without_its_package_the_default_encoder_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(sources, "find_spec", lambda name: None)
-    for option in ("--base", "--model_name_or_path"):
-        with pytest.raises(
-            ValueError, match=f"not installed: pip install 'm3bert.quickstart.', or pass {option} HUB_ID"
-        ):
-            sources.default_base(option)
-    with pytest.raises(ValueError, match="or pass --base HUB_ID"):
+    with pytest.raises(ValueError, match="not installed: pip install 'm3bert.quickstart.', or pass --model_name_or"):
         quickstart.main(["--output_dir", str(tmp_path / "run")])
     assert not (tmp_path / "run").exists()
 

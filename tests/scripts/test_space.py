@@ -178,8 +178,8 @@ def test_a_space_starts_where_there_is_nothing_but_its_folder(space, tmp_path, t
         html = page.predict(demo.OWN, "open a file\nread a list", "read a list", 1, 2, "int8", api_name="/compare")
         assert "2 layers, 16 dims, int8 (8 bits)" in html
         assert {"line 1", "line 2"} == {name for _, name in hits(html)[:2]}
-        html = page.predict(demo.LIBRARY, "", "read a list", 3, 3, "sign", api_name="/compare")
-        assert "6 layers, 32 dims, sign (1 bit)<" in html and "all 800" in text_of(html)
+        html = page.predict(demo.LIBRARY, "", "read a list", 3, 3, "binary", api_name="/compare")
+        assert "6 layers, 32 dims, binary (1 bit)<" in html and "all 800" in text_of(html)
     finally:
         process.terminate()
         process.wait(timeout=30)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 
 FLOAT = "float32"
@@ -41,23 +43,36 @@ CODES = {
         Code("qama-2", 3, "one of 4 learned levels per dim"),
         Code("qama-1.5", 2, "one of 3 learned levels per dim"),
         Code("qama-hybrid", 1.625, "learned levels: 4, 3 and 2 per dim, and 2 per pair of dims"),
-        Code("sign", 1, "the sign of each dim"),
+        Code("binary", 1, "the sign of each dim"),
         Code("qama-1", 1, "one of 2 learned levels per dim"),
         Code("qama-0.5", 0.5, "one of 2 learned levels per pair of dims"),
     )
 }
 
 
+EARLIER = re.compile("(?<=[@,])sign(?=,|$)|^sign$")  # the earlier name of `binary`, alone or in a grid
+
+
+def with_present_names(content: Any) -> Any:
+    """Text or JSON content, keys included, in which codes have their present names."""
+    if isinstance(content, str):
+        return EARLIER.sub("binary", content)
+    if isinstance(content, dict):
+        return {with_present_names(key): with_present_names(value) for key, value in content.items()}
+    return [with_present_names(value) for value in content] if isinstance(content, list) else content
+
+
 def code_of(name: str) -> Code:
     """
-    The code of a name.
+    The code of a name, or of an earlier name of it.
 
     Raises:
         ValueError: if there is none. The message names the legal values.
     """
-    if name not in CODES:
+    present = with_present_names(name)
+    if present not in CODES:
         raise ValueError(f"{name!r} is not a code; legal values: {', '.join(CODES)}.")
-    return CODES[name]
+    return CODES[present]
 
 
 def stored_bits(code: str, dim: int) -> int:

@@ -51,7 +51,7 @@ class Granularity:
     code: str = FLOAT
 
     def __post_init__(self) -> None:
-        code_of(self.code)
+        object.__setattr__(self, "code", code_of(self.code).name)
 
     @property
     def size(self) -> Granularity:
@@ -124,7 +124,7 @@ class Grid:
     def parse(cls, text: str) -> Grid:
         """
         Parse a grid. Text with one `x` is the product of two lists: `4,8,12x32,64,768`, or of three with codes:
-        `4,8x32,64@float32,int8`. Text with several is a list of granularities: `2x16,4x32@sign,12x768`. The default
+        `4,8x32,64@float32,int8`. Text with several is a list of granularities: `2x16,4x32@binary,12x768`. The default
         code is float32. Spaces are ignored.
 
         Args:

@@ -379,7 +379,7 @@ def _storage(choice: Choice) -> str:
 
 def _how_to_search_codes(choice: Choice, documents: int) -> str:
     code, rescoring = code_of(choice.granularity.code), choice.rescoring
-    bits = code.learned or code.name == "sign"
+    bits = code.learned or code.name == "binary"
     compared = "by the Hamming distance of their codes" if bits else "with a float query against the decoded codes"
     if rescoring is None:
         return f"Use exact search, {compared}."

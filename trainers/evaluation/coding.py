@@ -90,7 +90,7 @@ class Coder:
     @property
     def symmetric(self) -> bool:
         """Whether a search codes the query, too, and compares bits by Hamming distance."""
-        return self.code == "sign" or code_of(self.code).learned
+        return self.code == "binary" or code_of(self.code).learned
 
     def pack(self, vectors: torch.Tensor) -> np.ndarray:
         """
@@ -115,7 +115,7 @@ class Coder:
         numbers = _unit(vectors, self.dim).numpy()
         if self.code == "int8":
             return quantized(numbers, "uint8", self.ranges)
-        if self.code == "sign":
+        if self.code == "binary":
             return quantized(numbers, "ubinary")
         if self.code == "int4":
             return self._faiss_quantizer().compute_codes(numbers)
@@ -125,7 +125,7 @@ class Coder:
     def decode(self, packed: np.ndarray) -> torch.Tensor:
         """
         The numbers that stored bytes stand for, which are compared with [`~Coder.float_queries`]: the middle of a step
-        for `int8` and `int4`, 1 or -1 for `sign`, the mean of a level for `qama-*`.
+        for `int8` and `int4`, 1 or -1 for `binary`, the mean of a level for `qama-*`.
 
         Args:
             packed (`np.ndarray` of shape `(vectors, bytes_per_vector)`): Bytes of [`Coder.pack`].
@@ -135,7 +135,7 @@ class Coder:
         """
         if self.quantizer is not None:
             return self.quantizer.decode(self._codes(packed)).cpu()
-        if self.code == "sign":
+        if self.code == "binary":
             return torch.from_numpy(2 * np.unpackbits(packed, axis=1, count=self.dim).astype(np.float32) - 1)
         if self.code in RANGED:
             return torch.from_numpy(self._faiss_quantizer().decode(packed))
@@ -195,7 +195,7 @@ class PackedIndex:
         quantizer: M3BertQuantizer | None = None,
     ) -> PackedIndex:
         """
-        Build an index. `int8` and `sign` use [`~sentence_transformers.quantize_embeddings`], with the range of each
+        Build an index. `int8` and `binary` use [`~sentence_transformers.quantize_embeddings`], with the range of each
         dim over the documents; `int4` is that of faiss.
 
         Args:
@@ -237,7 +237,7 @@ class PackedIndex:
 
     def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
         """
-        Find the nearest documents by comparing each query with every document. For `sign` and `qama-*`, the bits of
+        Find the nearest documents by comparing each query with every document. For `binary` and `qama-*`, the bits of
         query and document are compared by Hamming distance. For the other precisions, the score is the dot product of
         the float32 query and the decoded document: the cosine, or nearly.
 
@@ -246,8 +246,8 @@ class PackedIndex:
             k (`int`): Number of documents to find per query; all documents if there are fewer.
 
         Returns:
-            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. For `sign` and
-            `qama-*`, the score is the cosine of the bits as 1 and -1: 1 if all are equal, -1 if all differ.
+            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. For `binary`
+            and `qama-*`, the score is the cosine of the bits as 1 and -1: 1 if all are equal, -1 if all differ.
         """
         k = min(k, self.index.ntotal)
         if not self.coder.symmetric:

@@ -116,7 +116,7 @@ class TaskEmbeddings:
         """What can rescore a shortlist of a precision: [`RESCORERS`] that differ from the search in the precision."""
         code = code_of(granularity.code)
         found: dict[str, Callable[[], Vectors]] = {}
-        if code.learned or code.name == "sign":
+        if code.learned or code.name == "binary":
             found["codes"] = partial(self.in_code, granularity, float_queries=True)
         for name in ("int8", FLOAT):
             if code.bits < min(16, code_of(name).bits):

@@ -200,8 +200,8 @@ def measure_latency(
 
 
 def rescoring_codes(grid: Grid) -> list[tuple[int, str]]:
-    """Dims and precisions besides float32 that rescore shortlists: `sign` and `qama-*` themselves, and int8 beside
+    """Dims and precisions besides float32 that rescore shortlists: `binary` and `qama-*` themselves, and int8 beside
     codes of fewer bits."""
     codes = [(g.dim, code_of(g.code)) for g in grid]
-    own = {(dim, code.name) for dim, code in codes if code.learned or code.name == "sign"}
+    own = {(dim, code.name) for dim, code in codes if code.learned or code.name == "binary"}
     return sorted(own | {(dim, "int8") for dim, code in codes if code.bits < code_of("int8").bits})

@@ -42,7 +42,7 @@ PRECISIONS = {
     "float16": OutputDType.FLOAT16,
     "int8": OutputDType.INT8,
     "int4": OutputDType.INT4,
-    "sign": OutputDType.BINARY,
+    "binary": OutputDType.BINARY,
 }
 UNNAMED = "local/encoder"  # what MTEB calls an encoder whose name does not have the form user/model
 
@@ -157,7 +157,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         raise ValueError(f"name={name!r} must have the form user/model, which MTEB requires.")
     code = {} if granularity.code == FLOAT else {"code": granularity.code}
     # An index of decoded documents, which differ a little in length, compares by dot product.
-    as_cosine = granularity.code == "sign" or CODES[granularity.code].learned
+    as_cosine = granularity.code == "binary" or CODES[granularity.code].learned
     if granularity.code == FLOAT:
         similarity = ScoringFunction(encoder.similarity)
     else:

@@ -10,18 +10,19 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
-from ..core.codes import FLOAT, bytes_per_vector
+from ..core.codes import FLOAT, bytes_per_vector, with_present_names
 from ..core.durable import replacing
 from ..core.granularity import Granularity, Grid
 from ..core.typed import read_object, typed
 
 
-SCHEMA_VERSION = 6
+SCHEMA_VERSION = 7
 # Older version that can be read -> the fields it lacks.
 ADDED_SINCE: dict[int, dict[str, Any]] = {
     3: {"rescored_searches": [], "hybrid_searches": [], "texts": {}},
     4: {"hybrid_searches": [], "texts": {}},
     5: {"texts": {}},
+    6: {},
 }
 # What a shortlist is scored again by; "codes" are those that found it, compared with a float query.
 RESCORERS = ("codes", "int8", FLOAT)
@@ -331,7 +332,7 @@ class GridResults:
         content = read_object(file)
         found = content.get("schema_version")
         if found in [*ADDED_SINCE]:
-            content |= ADDED_SINCE[found] | {"schema_version": SCHEMA_VERSION}
+            content = with_present_names(content) | ADDED_SINCE[found] | {"schema_version": SCHEMA_VERSION}
         elif found != SCHEMA_VERSION:
             legal = ", ".join(map(str, [*ADDED_SINCE, SCHEMA_VERSION]))
             raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {legal}.")

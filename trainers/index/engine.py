@@ -71,7 +71,7 @@ class Engine(ABC):
                 f"{', '.join(cls.second_codes)}."
             )
         if layout.kind not in cls.kinds:
-            raise ValueError(f"--kind {layout.kind}: the vector store {cls.name} has {', '.join(cls.kinds)}.")
+            raise ValueError(f"--index_type {layout.kind}: the vector store {cls.name} has {', '.join(cls.kinds)}.")
         if layout.url is not None and cls.name != "qdrant":
             raise ValueError(f"--url is for Qdrant; the vector store {cls.name} has no server.")
 
@@ -134,11 +134,11 @@ def find_engine(name: str) -> type[Engine]:
     """The vector store of a name. ValueError if there is none: the message names the legal values."""
     if name in BY_HAND:
         raise ValueError(
-            f"--engine {name}: m3bert builds no index there; docs/deploy.md, 'Other vector stores', has the few "
+            f"--vector_store {name}: m3bert builds no index there; docs/deploy.md, 'Other vector stores', has the few "
             "lines that store and search in it what `m3bert embed` wrote."
         )
     if name not in ENGINES:
-        raise ValueError(f"--engine {name} is unknown; legal values: {', '.join(ENGINES)}.")
+        raise ValueError(f"--vector_store {name} is unknown; legal values: {', '.join(ENGINES)}.")
     module, class_name = ENGINES[name]
     return getattr(import_module(f".engines.{module}", __package__), class_name)
 

@@ -72,5 +72,5 @@ def _written(coder: Coder) -> dict[str, Any]:
 
 def _read(content: Mapping[str, Any], quantizer: M3BertQuantizer | None) -> Coder:
     ranges = None if content["ranges"] is None else np.array(content["ranges"], dtype=np.float32)
-    learned = code_of(content["code"]).learned
-    return Coder(content["code"], content["dim"], ranges, quantizer if learned else None)
+    code = code_of(content["code"])
+    return Coder(code.name, content["dim"], ranges, quantizer if code.learned else None)

@@ -65,7 +65,7 @@ def begin(
     engine.library()
     found = folder.iterdir() if folder.is_dir() else ()
     if others := sorted(path.name for path in found if path.name != f"{MANIFEST}.draft"):
-        raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another --output.")
+        raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another --output_dir.")
     first = list(islice(corpus.documents(), SAMPLE * CHUNK))
     if not first:
         raise ValueError(f"There is no document in {', '.join(corpus.files)}.")

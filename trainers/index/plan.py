@@ -170,7 +170,7 @@ class Plan:
         try:
             return cls.from_dict(content)
         except ValueError as error:
-            raise ValueError(f"{file} is not a plan of `m3bert choose --output`: {error}") from error
+            raise ValueError(f"{file} is not a plan of `m3bert choose --output_file`: {error}") from error
 
     @classmethod
     def from_dict(cls, content: Any) -> Plan:

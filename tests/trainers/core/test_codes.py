@@ -28,7 +28,7 @@ def test_odd_widths_take_whole_bytes(dim):
     assert bytes_per_vector("float32", dim) == vector.nbytes
     assert bytes_per_vector("float16", dim) == vector.astype(np.float16).nbytes
     assert bytes_per_vector("int8", dim) == dim
-    assert bytes_per_vector("sign", dim) == np.packbits(vector > 0, axis=1).nbytes
+    assert bytes_per_vector("binary", dim) == np.packbits(vector > 0, axis=1).nbytes
     for name in CODES:
         assert 8 * bytes_per_vector(name, dim) - 8 < stored_bits(name, dim) <= 8 * bytes_per_vector(name, dim)
 

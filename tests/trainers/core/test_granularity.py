@@ -31,9 +31,9 @@ def test_a_product_and_a_list_are_told_apart():
         "1,2,3x7",
         "2x8,2x16,4x8",
         "4x64@int8",
-        "2,4x8,16@sign,int8,float32",
+        "2,4x8,16@binary,int8,float32",
         "2,4x8@qama-1.5,qama-2",
-        "2x16@sign,4x64@qama-2",
+        "2x16@binary,4x64@qama-2",
         "2x8@int8,2x8,2x16",
     ],
 )
@@ -54,8 +54,8 @@ def test_what_a_grid_tells():
 
 def test_a_grid_has_codes_and_its_sizes_do_not():
     grid = Grid.parse("2x16, 4x8@SIGN, 4x8@int8, 4x32@int8")
-    assert [str(member) for member in grid] == ["2x16", "4x8@sign", "4x8@int8", "4x32@int8"]
-    assert (grid.dims_of(4), grid.codes, grid.full) == ([8, 32], ["sign", "int8", "float32"], Granularity(4, 32))
+    assert [str(member) for member in grid] == ["2x16", "4x8@binary", "4x8@int8", "4x32@int8"]
+    assert (grid.dims_of(4), grid.codes, grid.full) == ([8, 32], ["binary", "int8", "float32"], Granularity(4, 32))
     assert grid.sizes == Grid.parse("2x16,4x8,4x32")
     product = Grid.product([2], [8, 16], ["float32", "qama-2"])
     assert product == Grid.parse("2x8,16@float32,qama-2") == Grid.parse("2x8@qama-2,2x8,2x16@qama-2,2x16")
@@ -69,7 +69,7 @@ def test_codes_are_sorted_by_bits_within_a_size():
     assert [member.dim for member in members] == [8] * len(CODES) + [64] * len(CODES)
     at_64 = [stored_bits(member.code, member.dim) for member in members if member.dim == 64]
     assert at_64 == sorted(at_64) and at_64[-1] == 32 * 64
-    assert Granularity(1, 8) < Granularity(1, 64, "sign") < Granularity(1, 64, "int8") < Granularity(1, 64)
+    assert Granularity(1, 8) < Granularity(1, 64, "binary") < Granularity(1, 64, "int8") < Granularity(1, 64)
     assert max(members) == Granularity(1, 64) >= members[-1]
 
 
@@ -102,7 +102,7 @@ def test_codes_are_no_matter_of_the_model():
                 "4@int8x64",
             )
         ),
-        ("2x16@int8,4x64@int8,sign", "is not a grid"),
+        ("2x16@int8,4x64@int8,binary", "is not a grid"),
         ("4x64@int7", "'int7' is not a code; legal values: float32, float16, int8, int4, qama-2"),
         ("4x64@int8,int8", "4x64@int8,4x64@int8 names a granularity twice"),
         ("4x8,4x8", "4x8,4x8 names a granularity twice"),

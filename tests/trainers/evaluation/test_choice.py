@@ -188,16 +188,16 @@ def test_the_pareto_front_is_what_nothing_beats():
 
 @pytest.fixture
 def coded(results) -> GridResults:
-    """Codes of 6x32 beside float32; `sign` loses much, and re-scoring makes up for it."""
-    values = {"6x32@int8": 0.498, "6x32@qama-2": 0.49, "6x32@sign": 0.42}
+    """Codes of 6x32 beside float32; `binary` loses much, and re-scoring makes up for it."""
+    values = {"6x32@int8": 0.498, "6x32@qama-2": 0.49, "6x32@binary": 0.42}
     results.scores += [
         Score(task, "retrieval", "test", "ndcg@10", True, granularity, value + shift)
         for task, shift in (("cranfield", 0.0), ("cisi", 0.1))
         for granularity, value in values.items()
     ]
-    results.grid = "2x8,2x32,6x8,6x32@sign,6x32@qama-2,6x32@int8,6x32"
+    results.grid = "2x8,2x32,6x8,6x32@binary,6x32@qama-2,6x32@int8,6x32"
     results.rescored_searches = [
-        RescoredSearch(task, 1000, 6, 32, "sign", by, size, "ndcg@10", value + shift)
+        RescoredSearch(task, 1000, 6, 32, "binary", by, size, "ndcg@10", value + shift)
         for task, shift in (("cranfield", 0.0), ("cisi", 0.1))
         for by, size, value in (("codes", 100, 0.46), ("int8", 50, 0.47), ("int8", 100, 0.495), ("float32", 100, 0.5))
     ]
@@ -216,10 +216,10 @@ def test_little_memory_takes_fewer_bits_before_fewer_dims(coded):
     assert best(0.1) == ("6x32@int8", None, 32)  # 32 bytes; 6x8 in float32 takes as many and has 0.45
     assert best(0.0359) == best(0.032) == ("6x32@int8", None, 32)
     assert best(0.03) == ("6x32@qama-2", None, 12)
-    assert best(0.011) == ("6x32@sign", "codes", 4)
+    assert best(0.011) == ("6x32@binary", "codes", 4)
     coded.scores = [replace(s, value=0.2) if s.granularity == "6x32@int8" else s for s in coded.scores]
-    assert best(0.036) == ("6x32@sign", "int8", 4 + 32), "re-scored by int8, the signs are better than levels"
-    for lost in ("6x32@int8", "6x32@qama-2", "6x32@sign"):
+    assert best(0.036) == ("6x32@binary", "int8", 4 + 32), "re-scored by int8, the signs are better than levels"
+    for lost in ("6x32@int8", "6x32@qama-2", "6x32@binary"):
         coded.scores = [replace(s, value=0.2) if s.granularity == lost else s for s in coded.scores]
     coded.rescored_searches = []
     assert best(0.1) == ("6x8", None, 32), "where fewer bits are measured to be worse, fewer dims"
@@ -231,8 +231,8 @@ def test_re_scoring_takes_the_memory_of_what_it_reads(coded):
         (str(c.granularity), c.rescoring.by if c.rescoring else ""): c.bytes_per_vector
         for c in deployments(coded, RETRIEVAL, 1000, 0.01)
     }
-    assert found["6x32@sign", ""] == found["6x32@sign", "codes"] == 4
-    assert found["6x32@sign", "int8"] == 4 + 32 and found["6x32@sign", "float32"] == 4 + 128
+    assert found["6x32@binary", ""] == found["6x32@binary", "codes"] == 4
+    assert found["6x32@binary", "int8"] == 4 + 32 and found["6x32@binary", "float32"] == 4 + 128
     coded.rescored_searches = [search for search in coded.rescored_searches if search.task == "cranfield"]
     assert all(c.rescoring is None for c in deployments(coded, RETRIEVAL, 1000, 0.01)), "not measured on both"
 
@@ -241,8 +241,8 @@ def test_a_choice_of_a_code_says_what_is_stored_and_how_to_search(coded):
     coded.latency = None
     choice = choose(coded, RETRIEVAL, Budget(1_000_000, memory_gb=0.011))
     assert choice.explanation == (
-        "Deploy 6x32@sign: 2 of 11 plans fit the budget, and it is the best of them. Its quality is 0.510 (92.7% of "
-        "6x32). A vector is stored as sign, the sign of each dim: 4 bytes instead of 128 in float32. 1,000,000 "
+        "Deploy 6x32@binary: 2 of 11 plans fit the budget, and it is the best of them. Its quality is 0.510 (92.7% of "
+        "6x32). A vector is stored as binary, the sign of each dim: 4 bytes instead of 128 in float32. 1,000,000 "
         "vectors take 0.004 GB. Search in two stages: shortlist 100 documents by the Hamming distance of their codes, "
         "and rescore them by the float query against the codes decoded. Without that, the quality is 0.470. A "
         "much larger index may need a longer shortlist."
@@ -265,6 +265,6 @@ def test_a_latency_that_was_not_measured_is_not_guessed(coded):
     coded.latency.search_ms["32@int8"] = 0.5
     assert fits(latency_ms=100) == "6x32@int8"
     assert choose(coded, RETRIEVAL, Budget(100_000, memory_gb=0.0033)).latency_ms == 5.5
-    coded.latency.search_ms["32@sign"], coded.latency.rerank_ms["32@sign"] = 0.25, {"100": 0.125}
+    coded.latency.search_ms["32@binary"], coded.latency.rerank_ms["32@binary"] = 0.25, {"100": 0.125}
     choice = choose(coded, RETRIEVAL, Budget(100_000, memory_gb=0.0011, latency_ms=5.4))
     assert (choice.rescoring.by, choice.latency_ms) == ("codes", 5.375)

@@ -32,7 +32,7 @@ def quantizer_of(width: int, layers: tuple[int, ...] = ()) -> M3BertQuantizer:
 
 def naive_scores(query: np.ndarray, documents: np.ndarray, code: str) -> np.ndarray:
     """The score of every document, number by number."""
-    if code == "sign":
+    if code == "binary":
         return ((query > 0) == (documents > 0)).mean(axis=1) * 2 - 1
     if code == "float16":
         documents = documents.astype(np.float16).astype(np.float32)
@@ -128,7 +128,7 @@ def test_pairs_are_both_stored_in_one_range():
     assert torch.allclose(torch.cat(list(coded.values())), both, atol=0.01)
 
 
-@pytest.mark.parametrize("code", ["sign", "int8", "qama-2", "qama-0.5"])
+@pytest.mark.parametrize("code", ["binary", "int8", "qama-2", "qama-0.5"])
 def test_a_float_query_is_compared_with_decoded_documents(code):
     quantizer, documents, queries = quantizer_of(32), torch.randn(50, 32), torch.randn(7, 32)
     vectors = {"documents": documents, "queries": queries}
@@ -137,7 +137,7 @@ def test_a_float_query_is_compared_with_decoded_documents(code):
     if code == "int8":
         _, rows = PackedIndex.pack(documents, code, 16).search(queries, 50)
         assert (cosines.argsort(dim=1, descending=True).numpy() == rows).all()
-    elif code == "sign":
+    elif code == "binary":
         signs = torch.where(documents[:, :16] > 0, 0.25, -0.25)
         assert torch.allclose(cosines, torch.nn.functional.normalize(queries[:, :16], dim=1) @ signs.T, atol=1e-5)
     else:
@@ -161,7 +161,7 @@ def test_what_cannot_be_packed_is_named():
 def test_a_grid_needs_a_quantizer_for_its_embeddings():
     quantizer, grid = quantizer_of(16, (4,)), Grid.parse("2x8@int8,4x8,4x8@qama-1,4x16@qama-2")
     require_quantizer(quantizer, grid, 16)
-    require_quantizer(None, Grid.parse("2x8@sign"), 16)
+    require_quantizer(None, Grid.parse("2x8@binary"), 16)
     with pytest.raises(
         ValueError, match="4x8@qama-1, 4x16@qama-2: these precisions need a quantizer, and the encoder has"
     ):

@@ -170,7 +170,7 @@ def coded(encoder, sentences):
     """The tiny encoder in six codes, with a quantizer of layer 6."""
     quantizer = M3BertQuantizer(M3BertQuantizerConfig(hidden_size=32, layers=[6]))
     quantizer.initialize(encoder.encode(sentences).at(Granularity(6, 32)))
-    grid = Grid.parse("2x8@int8,2x8,6x16@qama-2,6x16@int4,6x16,6x32@sign,6x32@float16,6x32")
+    grid = Grid.parse("2x8@int8,2x8,6x16@qama-2,6x16@int4,6x16,6x32@binary,6x32@float16,6x32")
     return replace(encoder, grid=grid, quantizer=quantizer)
 
 
@@ -204,7 +204,7 @@ def test_retrieval_in_a_code_is_that_of_an_index_and_re_scoring_that_of_its_shor
     values = {(s.granularity, s.metric): s.value for s in results.scores}
     found = {(s.granularity, s.rescore, s.shortlist): s.value for s in results.rescored_searches}
     by_code = {"int8": {"float32"}, "qama-2": {"codes", "int8", "float32"}, "int4": {"int8", "float32"}}
-    by_code["sign"] = by_code["qama-2"]
+    by_code["binary"] = by_code["qama-2"]
     assert {(code, by) for g, by, _ in found for code in [g.code]} == {(c, by) for c in by_code for by in by_code[c]}
     for text in ("2x8@int8", "6x16@int4"):  # of codes whose scores are hardly ever equal
         g = Granularity.parse(text)
@@ -224,7 +224,7 @@ def test_retrieval_in_a_code_is_that_of_an_index_and_re_scoring_that_of_its_shor
 
 def test_all_codes_can_stand_alone(coded, data):
     """Without float32 at a size, there is nothing to search with float prefixes or between layers."""
-    grid = Grid.parse("6x16,32@sign,qama-1")
+    grid = Grid.parse("6x16,32@binary,qama-1")
     results = evaluate_grid(replace(coded, grid=grid), find_tasks(["cranfield", "stsb"]), data, asymmetric=True)
     assert {score.granularity for score in results.scores} == set(map(str, grid))
     assert results.rescored_searches and not results.two_stage_searches and not results.asymmetric_searches

@@ -115,16 +115,16 @@ def test_one_granularity_is_one_row(encoder):
 
 
 def test_a_code_is_named_unless_it_is_float32(tiny_model, tiny_tokenizer):
-    coded = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("4x8@float32,int8,sign"))
+    coded = GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("4x8@float32,int8,binary"))
     metas = {g.code: model.mteb_model_meta for g, model in mteb_models(coded, name="local/tiny").items()}
     size = {"output_layer": 4, "output_dim": 8}
     assert metas["float32"].experiment_kwargs == size
     assert metas["int8"].experiment_kwargs == {**size, "code": "int8"}
-    assert metas["sign"].experiment_kwargs == {**size, "code": "sign"}
+    assert metas["binary"].experiment_kwargs == {**size, "code": "binary"}
     assert {code: meta.output_dtypes for code, meta in metas.items()} == {
         "float32": "float32",
         "int8": "int8",
-        "sign": "binary",
+        "binary": "binary",
     }
     assert len({hash(meta) for meta in metas.values()}) == 3
 

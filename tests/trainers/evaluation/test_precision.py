@@ -22,7 +22,7 @@ def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
     return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("2,4,6x8,16,32"), prompts={"query": "find "})
 
 
-SETTINGS = [Setting(Granularity.parse(text)) for text in ("2x8@sign", "4x16@int8", "6x32")]
+SETTINGS = [Setting(Granularity.parse(text)) for text in ("2x8@binary", "4x16@int8", "6x32")]
 
 
 def test_each_setting_finds_what_its_own_granularity_and_code_find(encoder, sentences):
@@ -52,7 +52,7 @@ def test_the_query_runs_no_layer_beyond_the_chosen_one(encoder, sentences):
 def test_a_size_outside_the_grid_of_the_documents_is_refused(encoder, sentences):
     documents = encoder.encode(sentences)
     with pytest.raises(ValueError, match="6x4 is not among the encoded granularities 2,4,6x8,16,32"):
-        search_at(encoder, documents, "read the file", [Setting(Granularity.parse("6x4@sign"))], rounds=1)
+        search_at(encoder, documents, "read the file", [Setting(Granularity.parse("6x4@binary"))], rounds=1)
 
 
 def test_a_query_that_is_not_finite_is_refused(encoder, sentences):

@@ -83,11 +83,22 @@ def test_a_file_of_the_schema_before_codes_is_read(results_of_pairs, tmp_path):
         GridResults.load(tmp_path / "results.json")
 
 
+def test_the_earlier_name_of_a_precision_is_read(results_of_pairs, tmp_path):
+    search = RescoredSearch("cranfield", 48, 6, 8, "binary", "int8", 10, "ndcg@10", 0.5)
+    latency = Latency({"6": 1.0}, {"8@binary": 1.0}, {}, 9, "m3bert", 1)
+    content = asdict(replace(results_of_pairs, grid="6x8@binary", rescored_searches=[search], latency=latency))
+    earlier = json.dumps(content | {"schema_version": 6}).replace("binary", "sign")
+    (tmp_path / "results.json").write_text(earlier)
+    assert asdict(GridResults.load(tmp_path / "results.json")) == content
+    assert str(Grid.parse("2,6x8@float32,sign")) == "2,6x8@binary,float32"
+    assert str(Granularity.parse("6x8@sign")) == "6x8@binary"
+
+
 def test_re_scored_searches_survive_a_file_and_a_cut(results_of_pairs, tmp_path):
     results = results_of_pairs
-    results.grid = "2,6x8,32@sign,float32"
+    results.grid = "2,6x8,32@binary,float32"
     results.rescored_searches = [
-        RescoredSearch(task, 48, layer, 8, "sign", by, 10, "ndcg@10", value)
+        RescoredSearch(task, 48, layer, 8, "binary", by, 10, "ndcg@10", value)
         for task, layer, by, value in [
             ("cranfield", 6, "int8", 0.3),
             ("cisi", 6, "int8", 0.5),
@@ -97,19 +108,19 @@ def test_re_scored_searches_survive_a_file_and_a_cut(results_of_pairs, tmp_path)
     ]
     results.save(tmp_path / "results.json")
     assert GridResults.load(tmp_path / "results.json") == results
-    coded = Granularity(6, 8, "sign")
+    coded = Granularity(6, 8, "binary")
     assert results.rescored_quality(["cranfield", "cisi"]) == {(coded, "int8", 10): pytest.approx(0.4)}
     assert len(results.rescored_quality(["cranfield"])) == 3 and not results.rescored_quality(["stsb"])
     cut = results.within(Granularity(2, 32))
-    assert cut.grid == "2x8,32@sign,float32" and [search.layer for search in cut.rescored_searches] == [2]
+    assert cut.grid == "2x8,32@binary,float32" and [search.layer for search in cut.rescored_searches] == [2]
     assert [rescored_bytes(coded, by) for by in ("codes", "int8", "float32")] == [1, 1 + 8, 1 + 32]
 
 
 def test_times_of_codes_are_those_that_were_measured():
     times = Latency(
-        {"6": 2.0}, {"8": 1.0, "8@sign": 0.25}, {"8": {"10": 0.5}, "8@int8": {"10": 0.125}}, 100, "m3bert", 1
+        {"6": 2.0}, {"8": 1.0, "8@binary": 0.25}, {"8": {"10": 0.5}, "8@int8": {"10": 0.125}}, 100, "m3bert", 1
     )
-    coded = Granularity(6, 8, "sign")
+    coded = Granularity(6, 8, "binary")
     assert times.has(coded) and times.of(coded, 200) == 2.5 and times.of(Granularity(6, 8)) == 3
     assert not times.has(Granularity(6, 8, "int8")) and not times.has(Granularity(2, 8))
     assert times.of_rescored(coded, "float32", 10) == 2.75 and times.of_rescored(coded, "int8", 10, 200) == 2.625

@@ -69,7 +69,7 @@ def quantizer_for(collection: Collection) -> M3BertQuantizer:
 
 
 def make_layout(collection: Collection, text: str, kind: str = "flat", url: str | None = None) -> Layout:
-    """A layout as text: `32@sign`, `16@float32>40>64@int8` (shortlist of 40), `32@qama-2>40` (decoded codes)."""
+    """A layout as text: `32@binary`, `16@float32>40>64@int8` (shortlist of 40), `32@qama-2>40` (decoded codes)."""
     first, *rest = text.split(">")
     coders = []
     for part in (first, *rest[1:]):

@@ -31,7 +31,7 @@ def rows(header: str) -> dict[str, list[str]]:
 
 
 def codes_of(text: str) -> set[str]:
-    """The codes that a cell names: `all but int4`, or `float32, sign, qama`."""
+    """The codes that a cell names: `all but int4`, or `float32, binary, qama`."""
     left_out = text.removeprefix("all but ").split(", ") if text.startswith("all") else None
     if left_out is not None:
         return set(CODES) - set(left_out)

@@ -21,13 +21,13 @@ LAYOUTS = (
     "64@float16",
     "64@int8",
     "48@int4",
-    "64@sign",
-    "20@sign",
+    "64@binary",
+    "20@binary",
     "64@qama-2",
     "32@qama-0.5",
     "16@float32>40>64@float32",
-    "64@sign>40>64@float32",
-    "64@sign>40>64@int8",
+    "64@binary>40>64@float32",
+    "64@binary>40>64@int8",
     "32@qama-2>40",
     "64@qama-1>40>64@int8",
     "64@int8>40>64@float32",
@@ -51,7 +51,7 @@ def supported() -> list[tuple[str, str]]:
 
 CASES = supported()
 INSTALLED = list(dict.fromkeys(name for name, _ in CASES))
-TWO_EACH = [case for case in CASES if case[1] in ("64@sign", "16@float32>40>64@float32")]
+TWO_EACH = [case for case in CASES if case[1] in ("64@binary", "16@float32>40>64@float32")]
 
 
 @pytest.fixture(scope="module")
@@ -206,24 +206,29 @@ def test_an_engine_that_is_not_installed_is_named_with_its_extra(collection, nam
     ("name", "text", "options", "reason"),
     [
         *(
-            (name, "64@float32", {"kind": "tree"}, rf"^--kind tree: the vector store {name} has flat")
+            (name, "64@float32", {"kind": "tree"}, rf"^--index_type tree: the vector store {name} has flat")
             for name in INSTALLED
         ),
         ("qdrant", "48@int4", {}, "The vector store qdrant has no int4; it has float32"),
         ("lancedb", "48@int4", {}, "The vector store lancedb has no int4; it has float32"),
         (
             "qdrant",
-            "64@sign>40>64@int8",
+            "64@binary>40>64@int8",
             {},
             "The vector store qdrant cannot score a shortlist by int8; it can by float32",
         ),
         ("faiss", "64@float32", {"url": "http://x"}, "--url is for Qdrant; the vector store faiss has no server"),
-        ("lancedb", "64@sign", {"kind": "hnsw"}, "^--kind hnsw: the vector store lancedb has flat, ivf for sign"),
+        (
+            "lancedb",
+            "64@binary",
+            {"kind": "hnsw"},
+            "^--index_type hnsw: the vector store lancedb has flat, ivf for binary",
+        ),
         (
             "qdrant",
             "64@float32",
             {"kind": "hnsw"},
-            r"^--kind hnsw: the vector store qdrant has it on a server \(--url\)",
+            r"^--index_type hnsw: the vector store qdrant has it on a server \(--url\)",
         ),
     ],
 )
@@ -234,10 +239,10 @@ def test_what_an_engine_does_not_have_is_refused(collection, name, text, options
 
 
 def test_other_engines_are_refused():
-    with pytest.raises(ValueError, match="--engine annoy is unknown; legal values: faiss, qdrant, lancedb"):
+    with pytest.raises(ValueError, match="--vector_store annoy is unknown; legal values: faiss, qdrant, lancedb"):
         find_engine("annoy")
     for name in BY_HAND:
         with pytest.raises(
-            ValueError, match=rf"^--engine {name}: m3bert builds no index there; docs/deploy.md, 'Other"
+            ValueError, match=rf"^--vector_store {name}: m3bert builds no index there; docs/deploy.md, 'Other"
         ):
             find_engine(name)

@@ -26,7 +26,7 @@ from trainers.index.engines.lines import with_imports
 
 faiss = pytest.importorskip("faiss")
 KINDS = ("ivf", "hnsw")
-LAYOUTS = ("64@float32", "64@float16", "48@int4", "64@sign", "16@float32>40>64@float32", "64@sign>40>64@int8")
+LAYOUTS = ("64@float32", "64@float16", "48@int4", "64@binary", "16@float32>40>64@float32", "64@binary>40>64@int8")
 LAYOUTS += ("32@qama-2>40",)
 
 
@@ -72,15 +72,15 @@ def test_clusters_and_graphs_find_nearly_all_and_can_change(tmp_path, text, kind
     engine.close()
 
 
-@pytest.mark.parametrize("text", ["64@float32", "64@sign"])
+@pytest.mark.parametrize("text", ["64@float32", "64@binary"])
 def test_clusters_are_those_of_the_first_build(tmp_path, collection, text):
-    read = faiss.read_index_binary if "sign" in text else faiss.read_index
+    read = faiss.read_index_binary if "binary" in text else faiss.read_index
     engine = faiss_engine(tmp_path, collection, text, "ivf")
     counts = []
     for rows in (range(200), range(200, 300)):
         add(engine, collection, rows)
         index = read(str(tmp_path / "index.faiss"))
-        inner = (faiss.downcast_IndexBinary if "sign" in text else faiss.downcast_index)(index.index)
+        inner = (faiss.downcast_IndexBinary if "binary" in text else faiss.downcast_index)(index.index)
         counts.append((inner.nlist, index.ntotal))
     assert counts == [(12, 200), (12, 300)]
     engine.close()
@@ -106,7 +106,7 @@ def test_shortlists_have_their_length(k):
         assert int(np.float32(k) * np.float32(k_factor(shortlist, k))) == max(k, shortlist)
 
 
-@pytest.mark.parametrize("text, kind", [("64@sign>40>64@int8", "flat"), ("16@float32>40>64@float32", "hnsw")])
+@pytest.mark.parametrize("text, kind", [("64@binary>40>64@int8", "flat"), ("16@float32>40>64@float32", "hnsw")])
 def test_an_interrupted_change_loses_nothing(tmp_path, collection, text, kind, monkeypatch):
     """A kill while the file is written, before it replaces the other: the same call completes the change."""
     engine = faiss_engine(tmp_path, collection, text, kind)
@@ -156,7 +156,7 @@ def test_a_full_disk_is_said_and_breaks_nothing(tmp_path, collection, kind):
     engine.close()
 
 
-@pytest.mark.parametrize("text", ["16@float32>40>64@float32", "64@sign", "64@qama-2>40>64@float32"])
+@pytest.mark.parametrize("text", ["16@float32>40>64@float32", "64@binary", "64@qama-2>40>64@float32"])
 def test_the_printed_lines_search_a_graph(tmp_path, collection, text):
     engine = faiss_engine(tmp_path, collection, text, "hnsw")
     add(engine, collection, range(300))

@@ -257,7 +257,7 @@ def test_a_finished_build_is_not_built_again(tmp_path, encoder, corpus, engine, 
     Index.build(target, plan, encoder, corpus).close()
     monkeypatch.setattr(module, "embedded", None)
     Index.build(target, plan, encoder, corpus).close()
-    with pytest.raises(ValueError, match="holds an index with another plan; choose another --output"):
+    with pytest.raises(ValueError, match="holds an index with another plan; choose another --output_dir"):
         Index.build(target, replace(plan, query_layer=4), encoder, corpus)
     with pytest.raises(ValueError, match="holds an index with another engine"):
         Index.build(replace(target, engine=INSTALLED[-1]), plan, encoder, corpus)

@@ -22,7 +22,7 @@ def collection() -> Collection:
     "text, kind",
     [
         ("64@float32", "ivf"),
-        ("64@sign", "ivf"),
+        ("64@binary", "ivf"),
         pytest.param("64@float32", "hnsw", marks=pytest.mark.slow),
         pytest.param("64@float16", "hnsw", marks=pytest.mark.slow),
         ("16@float32>100>64@float32", "hnsw"),

@@ -23,10 +23,10 @@ def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
 def results_of(**searches) -> GridResults:
     scores = [
         Score("cranfield", "retrieval", "test", "ndcg@10", True, name, value)
-        for name, value in (("6x32", 0.5), ("6x8", 0.3), ("6x32@sign", 0.42))
+        for name, value in (("6x32", 0.5), ("6x8", 0.3), ("6x32@binary", 0.42))
     ]
     return GridResults(
-        model="user/model", revision="abc", grid="6x8,6x32,6x32@sign", seed=0, date="2026-01-01", machine="x86",
+        model="user/model", revision="abc", grid="6x8,6x32,6x32@binary", seed=0, date="2026-01-01", machine="x86",
         versions={}, settings={"pooling": "mean", "prompts": {"query": "find "}, "max_length": 64, "max_lengths": {}},
         scores=scores, weights="1234", **searches,
     )  # fmt: skip
@@ -52,9 +52,9 @@ def test_two_stages():
 
 
 def test_codes_that_are_scored_again():
-    search = RescoredSearch("cranfield", 500, 6, 32, "sign", "int8", 100, "ndcg@10", 0.49)
+    search = RescoredSearch("cranfield", 500, 6, 32, "binary", "int8", 100, "ndcg@10", 0.49)
     plan = plan_of(results_of(rescored_searches=[search]), memory_gb=1000 * 40 / 1e9)
-    assert str(plan.documents) == "6x32@sign" and plan.needs_sample
+    assert str(plan.documents) == "6x32@binary" and plan.needs_sample
     assert (plan.first_dim, plan.rescore, plan.shortlist) == (None, "int8", 100)
 
 
@@ -65,7 +65,7 @@ def test_queries_at_another_layer():
 
 
 def test_what_is_saved_is_loaded(tmp_path):
-    search = RescoredSearch("cranfield", 500, 6, 32, "sign", "int8", 100, "ndcg@10", 0.49)
+    search = RescoredSearch("cranfield", 500, 6, 32, "binary", "int8", 100, "ndcg@10", 0.49)
     plan = plan_of(results_of(rescored_searches=[search]), memory_gb=1000 * 40 / 1e9)
     plan.save(tmp_path / "new" / "plan.json")
     assert Plan.load(tmp_path / "new" / "plan.json") == plan
@@ -88,9 +88,12 @@ def test_only_the_granularity_is_needed(tmp_path):
         ({"documents": "4x16", "shortlist": 10}, "shortlist if it has first_dim or rescore"),
         ({"documents": "4x16", "first_dim": 8}, "shortlist if it has first_dim or rescore"),
         ({"documents": "4x16", "first_dim": 16, "shortlist": 10}, r"first_dim=16 must be within 1..15"),
-        ({"documents": "4x16@sign", "first_dim": 8, "shortlist": 10}, "first_dim is for documents in float32"),
-        ({"documents": "4x16@sign", "rescore": "int4", "shortlist": 10}, "rescore='int4' is unknown; legal values: c"),
-        ({"documents": "4x16@sign", "rescore": "int8", "shortlist": 0}, "shortlist=0 must be a number above 0"),
+        ({"documents": "4x16@binary", "first_dim": 8, "shortlist": 10}, "first_dim is for documents in float32"),
+        (
+            {"documents": "4x16@binary", "rescore": "int4", "shortlist": 10},
+            "rescore='int4' is unknown; legal values: c",
+        ),
+        ({"documents": "4x16@binary", "rescore": "int8", "shortlist": 0}, "shortlist=0 must be a number above 0"),
         ({"documents": "4x16", "query_layer": "two"}, "query_layer must be of type int, and is 'two'"),
     ],
 )
@@ -124,8 +127,8 @@ def test_the_layout_has_the_codes_of_the_plan(encoder, sentences):
         assert layout.shortlist == (None if plan.rescore == "codes" else plan.shortlist)
         return [(coder.code, coder.dim) for coder in (layout.first, layout.second) if coder is not None]
 
-    sign = Granularity(6, 16, "sign")
+    sign = Granularity(6, 16, "binary")
     assert coders(Plan(Granularity(6, 16))) == [("float32", 16)]
     assert coders(Plan(Granularity(6, 32), first_dim=8, shortlist=50)) == [("float32", 8), ("float32", 32)]
-    assert coders(Plan(sign, rescore="int8", shortlist=50)) == [("sign", 16), ("int8", 16)]
+    assert coders(Plan(sign, rescore="int8", shortlist=50)) == [("binary", 16), ("int8", 16)]
     assert coders(Plan(Granularity(6, 16, "int8"), rescore="codes", shortlist=50)) == [("int8", 16)]

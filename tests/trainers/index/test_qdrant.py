@@ -28,7 +28,7 @@ pytestmark = [
     # A client that is closed at once cannot ask for the version.
     pytest.mark.filterwarnings("ignore:Failed to obtain server version"),
 ]
-LAYOUTS = ("64@float32", "64@int8", "20@sign", "16@float32>40>64@float32", "64@sign>40>64@float32", "32@sign>40")
+LAYOUTS = ("64@float32", "64@int8", "20@binary", "16@float32>40>64@float32", "64@binary>40>64@float32", "32@binary>40")
 ROWS = 150
 
 
@@ -118,7 +118,7 @@ def test_a_folder_is_opened_once(tmp_path, collection, filled):
 
 
 def test_a_server_keeps_codes_in_memory_and_vectors_on_its_disk(tmp_path, collection, filled, server):
-    layout = make_layout(collection, "64@sign>40>64@float32", "hnsw", server.url)
+    layout = make_layout(collection, "64@binary>40>64@float32", "hnsw", server.url)
     engine = filled(tmp_path / "my index", layout)
     bodies = {(method, path): body for method, path, body in server.requests}
     vectors = bodies["PUT", "/collections/my-index"]["vectors"]

@@ -55,7 +55,7 @@ class LanceDBEngine(Engine):
 
     name = "lancedb"
     module = "lancedb"
-    codes = (FLOAT, "float16", "sign", *(name for name in CODES if name.startswith("qama-")))
+    codes = (FLOAT, "float16", "binary", *(name for name in CODES if name.startswith("qama-")))
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
 
@@ -71,7 +71,7 @@ class LanceDBEngine(Engine):
     def require(cls, layout: Layout) -> None:
         super().require(layout)
         if layout.first.symmetric and layout.kind == "hnsw":
-            raise ValueError(f"--kind hnsw: the vector store lancedb has flat, ivf for {layout.first.code}.")
+            raise ValueError(f"--index_type hnsw: the vector store lancedb has flat, ivf for {layout.first.code}.")
 
     def close(self) -> None:
         self._table = None

@@ -37,7 +37,7 @@ def unit_line(coder: Coder, name: str = "unit") -> str:
 
 def bits_lines(coder: Coder) -> list[str]:
     """Lines that set `bits`, the query in a binary code."""
-    if coder.code == "sign":
+    if coder.code == "binary":
         return [f"bits = np.packbits(query[:{coder.dim}] > 0)"]
     return [
         f"codes = quantizer.encode(torch.from_numpy(query[None]), {coder.code!r}, {coder.dim})",
@@ -71,7 +71,7 @@ def score_lines(coder: Coder, folder: Path) -> list[str]:
             "scores = (torch.nn.functional.normalize(units) @ quantizer.decode(codes).T)[0].detach().numpy()",
         ]
     decoded = {
-        "sign": f"(2.0 * np.unpackbits(stored, axis=1, count={coder.dim}) - 1)",
+        "binary": f"(2.0 * np.unpackbits(stored, axis=1, count={coder.dim}) - 1)",
         "int8": "(low + (stored + 0.5) / 255 * (high - low))",
         "float16": "stored.astype(np.float32)",
     }

@@ -26,7 +26,7 @@ KEYS_AT_ONCE = 1000
 TIMEOUT = 600  # seconds; an exact search of many documents takes long
 CANDIDATES = 256  # of a graph, that a search follows at least
 # Code -> type of the numbers on a server.
-DATATYPES = {FLOAT: "float32", "float16": "float16", "int8": "float32", "sign": "float16"}
+DATATYPES = {FLOAT: "float32", "float16": "float16", "int8": "float32", "binary": "float16"}
 # Type of a metadata column -> type of its index; columns of JSON have none.
 INDEXES = {"text": "keyword", "integer": "integer", "number": "float", "boolean": "bool"}
 
@@ -40,8 +40,8 @@ class QdrantEngine(Engine):
     vectors in memory, as float32, and compares every one of them, for any precision. Only one process can open it.
 
     On a server, vectors are on its disk. `flat` compares all of them. `hnsw` searches a graph, which is in memory with
-    the vectors in 8 bits (`int8`) or in 1 bit (`sign`); Qdrant makes these beside the vectors on the disk, which are
-    the decoded ones: float32 for `int8`, 1 and -1 in float16 for `sign`. A server rounds a query to the type of the
+    the vectors in 8 bits (`int8`) or in 1 bit (`binary`); Qdrant makes these beside the vectors on the disk, which are
+    the decoded ones: float32 for `int8`, 1 and -1 in float16 for `binary`. A server rounds a query to the type of the
     vectors, so that scores of `float16` differ in the fourth digit.
 
     The key of the server's API is read from the variable `QDRANT_API_KEY` of the environment, and kept nowhere. The
@@ -50,7 +50,7 @@ class QdrantEngine(Engine):
 
     name = "qdrant"
     module = "qdrant_client"
-    codes = (FLOAT, "float16", "int8", "sign")
+    codes = (FLOAT, "float16", "int8", "binary")
     second_codes = (FLOAT,)
     kinds = ("flat", "hnsw")
 
@@ -73,7 +73,9 @@ class QdrantEngine(Engine):
     def require(cls, layout: Layout) -> None:
         super().require(layout)
         if layout.kind == "hnsw" and layout.url is None:
-            raise ValueError("--kind hnsw: the vector store qdrant has it on a server (--url); a folder has flat.")
+            raise ValueError(
+                "--index_type hnsw: the vector store qdrant has it on a server (--url); a folder has flat."
+            )
 
     def close(self) -> None:
         self._client.close()
@@ -100,7 +102,7 @@ class QdrantEngine(Engine):
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.folder.resolve().name)
         if self._client.collection_exists(name):
             raise ValueError(
-                f"{self.layout.url} has a collection {name!r} of another index: delete it there, or give --output "
+                f"{self.layout.url} has a collection {name!r} of another index: delete it there, or give --output_dir "
                 "another name."
             )
         self.store.set_state(collection=name)
@@ -224,7 +226,7 @@ def collection_vectors(models: Any, layout: Layout) -> dict[str, Any]:
     """The named vectors of the collection, by `qdrant_client.models`. Only the first ones have a graph."""
     plain, vectors = models.HnswConfigDiff(m=0), {}
     quantizations = {  # codes that a server makes of vectors, and keeps in memory
-        "sign": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
+        "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
         "int8": models.ScalarQuantization(
             scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
         ),
@@ -252,7 +254,7 @@ def stage_settings(layout: Layout, k: int) -> dict[str, Any]:
     settings: dict[str, Any] = {"hnsw_ef": max(CANDIDATES, 2 * max(k, layout.shortlist or 0))}
     if layout.first.code == "int8" and layout.shortlist is None:
         settings["quantization"] = {"rescore": True, "oversampling": 2.0}
-    elif layout.first.code in ("int8", "sign"):
+    elif layout.first.code in ("int8", "binary"):
         settings["quantization"] = {"rescore": False}
     return settings
 
