@@ -10,7 +10,7 @@ Write small files to try the commands with, made from the documentation of Pytho
 
     triplets.csv   anchor, positive, negative: a summary line, the text below it, and another text
     labelled_pairs.csv    sentence1, sentence2, label: whether a text belongs to a summary line
-    classification.csv      text, label: where a text is from
+    classes.csv      text, label: where a text is from
     collection/    corpus.jsonl, queries.jsonl and qrels/test.tsv: texts to find by their summary lines
 
 labelled_pairs.csv and collection hold texts that are not in triplets.csv, so they can score what was trained on it.
@@ -49,7 +49,7 @@ def example_files() -> dict[str, str]:
             for pair in held
             for text in (pair, others[pair])
         ],
-        "classification.csv": [{"text": pair.body, "label": kind_of(pair)} for pair in pairs[::4]],
+        "classes.csv": [{"text": pair.body, "label": kind_of(pair)} for pair in pairs[::4]],
         "collection/corpus.jsonl": [
             {"_id": f"d{row}", "title": pair.name, "text": pair.body} for row, pair in enumerate(held)
         ],

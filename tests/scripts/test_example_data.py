@@ -42,7 +42,7 @@ def test_three_columns_to_train_on_and_data_to_score_that_training_has_not_seen(
     assert len(collection.texts["documents"]) == 200 and collection.relevant == [{row: 1.0} for row in range(200)]
     assert sum(matches.labels) == 200 and len(matches.labels) == 400
     assert not trained & {*collection.texts["queries"], *matches.texts["sentence1"], *matches.texts["sentence2"]}
-    kinds = load_task(labels_task(str(tmp_path / "classification.csv")))
+    kinds = load_task(labels_task(str(tmp_path / "classes.csv")))
     assert {*kinds.train_labels} == {*kinds.test_labels} == {"language", "built-in", "library"}
 
 
