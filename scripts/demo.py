@@ -49,6 +49,7 @@ EXAMPLE = "measure how long a small piece of code takes"
 SHOWN = 5  # documents on each side
 LONGEST_SHOWN = 300  # characters of a document
 MOST_LINES = 1000
+LONGEST_QUERY, LONGEST_TEXTS = 10_000, 1_000_000  # characters that the page takes
 KEPT_CORPORA = 8  # of texts from the page
 PAGE_CSS = """
 :is(#layer, #dim, #full_layer) :is(.tab-like-container, .min_value, .max_value) { display: none; }
@@ -160,6 +161,8 @@ def own_corpus(encoder: GridEncoder, text: str) -> Corpus:
     Raises:
         ValueError: if there is none, or too many.
     """
+    if len(text) > LONGEST_TEXTS:
+        raise ValueError(f"{len(text):,} characters are too many: this page takes {LONGEST_TEXTS:,} at most.")
     lines = {number: line.strip() for number, line in enumerate(text.splitlines(), start=1) if line.strip()}
     if not lines:
         raise ValueError("There are no texts: enter some, one per line.")
@@ -212,12 +215,16 @@ def answer(
         `str`: HTML.
 
     Raises:
-        ValueError: if there is no query, the size is not in the grid, or the encoder lacks the quantizer of a
-            precision.
+        ValueError: if there is no query, or it is too long, the size is not in the grid, or the encoder lacks the
+            quantizer of a precision.
     """
     query = query.strip()
     if not query:
         raise ValueError("There is no query: enter one.")
+    if len(query) > LONGEST_QUERY:
+        raise ValueError(
+            f"A query of {len(query):,} characters is too long: this page takes {LONGEST_QUERY:,} at most."
+        )
     g = setting.granularity
     if g.size not in corpus.embeddings.grid.granularities:
         raise ValueError(f"{g.size} is not among the encoded granularities {corpus.embeddings.grid}.")

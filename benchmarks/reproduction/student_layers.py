@@ -58,7 +58,7 @@ def fit_and_score(data: Path, layers: str, static: bool, tests: Any, raw: Any) -
     vectors = normalize(torch.stack([*kept.values()]), dim=-1)
     teacher = TeacherEmbeddings.write([*kept], vectors, FOLDER / "student-teacher.npy")
     model, tokenizer = converted(default_base(), student_layers=layers)
-    fit_exits(model, tokenizer, [*kept], layers=[], static=static, teacher=teacher, max_length=MAX_LENGTH)
+    fit_exits(model, tokenizer, [*kept], layers=[0], static=static, teacher=teacher, max_length=MAX_LENGTH)
     return score(model.eval(), tokenizer, [model.config.num_hidden_layers], tests, raw)
 
 

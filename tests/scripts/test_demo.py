@@ -151,6 +151,10 @@ def test_what_is_missing_is_said(encoder, corpus):
         own_corpus(encoder, " \n\n")
     with pytest.raises(ValueError, match="1,001 lines are too many: this page takes 1,000 at most"):
         own_corpus(encoder, "\n".join(f"line {number}" for number in range(1001)))
+    with pytest.raises(ValueError, match="1,000,001 characters are too many: this page takes 1,000,000 at most"):
+        own_corpus(encoder, "a" * 1_000_001)
+    with pytest.raises(ValueError, match="A query of 10,001 characters is too long: this page takes 10,000 at most"):
+        answer(encoder, corpus, "a" * 10_001, Setting(Granularity(4, 12, "int8")))
     with pytest.raises(ValueError, match="4x16 is not among the encoded granularities"):
         answer(encoder, corpus, QUERY, Setting(Granularity(4, 16, "int8")))
 
@@ -365,6 +369,21 @@ def test_a_reader_compares_sizes_in_a_browser(page, encoder, sentences):
             assert hits(side(html, name)) == hits(side(expected, name))
             assert re.findall("<dd>(.*?)</dd>", html)[2:4] == re.findall("<dd>(.*?)</dd>", expected)[2:4]
     assert page.evaluate("document.documentElement.scrollWidth") <= 400, "nothing is wider than a telephone"
+
+
+@pytest.mark.slow
+def test_a_document_runs_nothing_in_a_browser_and_no_file_of_the_machine_is_served(page):
+    shown(page, "Chosen", "Full size")
+    hostile = ["<script>document.title = 'ran'</script>", "<img src=x onerror=\"document.title = 'ran'\">"]
+    page.get_by_label("My own texts").check()
+    page.locator("#texts textarea").fill("\n".join(hostile))
+    page.locator("#query textarea, #query input").fill(hostile[0])
+    page.locator("#compare").click()
+    page.locator("#result", has_text="line 2").wait_for()
+    assert page.locator("#result").inner_text().count("document.title = 'ran'") == 4
+    assert page.locator("#result script, #result img").count() == 0 and page.title() != "ran"
+    for file in (__file__, "/etc/passwd", "../../../etc/passwd"):
+        assert page.request.get(f"{page.url}gradio_api/file={file}").status in (403, 404)
 
 
 @pytest.mark.slow
