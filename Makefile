@@ -54,6 +54,11 @@ test-slow: .venv/installed-dev  ## Run the tests that take minutes
 	touch $@
 
 test-versions: .venv-lowest/installed .venv-newest/installed  ## Run the tests with the lowest and the newest versions
+	for python in 3.12 3.13; do \
+		$(BIN)/uv pip compile --quiet --extra dev --constraint .venv-newest/torch.txt --python-version $$python \
+			--output-file .venv-newest/python-$$python.txt pyproject.toml || exit 1; \
+		$(BIN)/ruff check --quiet --select E9,F --target-version py$$(echo $$python | tr -d .) . || exit 1; \
+	done
 	for which in lowest newest; do \
 		HF_HUB_OFFLINE=1 .venv-$$which/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
 			|| exit 1; \
