@@ -19,18 +19,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import random
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoModel, AutoTokenizer, set_seed
+from transformers import AutoTokenizer, set_seed
 
-from benchmarks.reproduction.sts_finetuning import training_pairs
+from benchmarks.reproduction.backbones import corpus, pieces, untrained_head
+from benchmarks.reproduction.pairs import pair_dataset
 from benchmarks.reproduction.study import Run, Scores, add_results, print_table
-from modeling_m3bert import M3BertForMaskedLM, convert_to_m3bert
+from modeling_m3bert import M3BertForMaskedLM
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
 from trainers import (
@@ -43,12 +43,10 @@ from trainers import (
     MultigranularMLMConfig,
     MultigranularMLMTrainer,
 )
-from trainers.data.files import load_files, tokenize_texts
 from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks
 
 
 GRID = Grid.parse("2,4,6 x 16,32,64,384")
-TOKENS = 64
 HELD_OUT_LINES = 4000
 HELD_OUT_TEXTS = 800
 RESULTS = Path(__file__).with_name("results") / "matryoshka_distillation.json"
@@ -78,40 +76,13 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def corpus(data: Path) -> tuple[list[str], list[str]]:
-    """Training and held-out lines of news, web text, books and the Brown corpus."""
-    files = [str(data / "text-english" / f"{name}.txt.gz") for name in ("news", "web", "books", "brown")]
-    texts = [text for text in load_files(files)["text"] if text.strip()]
-    random.Random(0).shuffle(texts)
-    return texts[HELD_OUT_LINES:], texts[:HELD_OUT_LINES]
-
-
-def pieces(texts: list[str], tokenizer: Any) -> Dataset:
-    """The concatenated texts, cut into pieces of equal length."""
-    rows = tokenize_texts(Dataset.from_dict({"text": texts}), tokenizer, max_length=TOKENS)["input_ids"]
-    ids = [token for row in rows for token in row]
-    return Dataset.from_dict({"input_ids": [ids[start : start + TOKENS] for start in range(0, len(ids), TOKENS)][:-1]})
-
-
-def untrained_head() -> M3BertForMaskedLM:
-    """The converted encoder with an MLM projection that starts as its token embeddings."""
-    encoder = convert_to_m3bert(AutoModel.from_pretrained(default_base()))
-    encoder.config.tie_word_embeddings = False
-    encoder.config.matryoshka_layers, encoder.config.matryoshka_dims = GRID.layers, GRID.dims
-    model = M3BertForMaskedLM(encoder.config)
-    model.model = encoder
-    with torch.no_grad():
-        model.lm_head.weight.copy_(encoder.embed_tokens.weight)
-    return model
-
-
 def pretrain(folder: Path, texts: list[str], tokenizer: Any, steps: int) -> None:
     """Train with multigranular MLM and save the model in `folder`."""
     set_seed(0)
     args = MultigranularMLMConfig(
         output_dir=str(folder), max_steps=steps, warmup_steps=200, logging_steps=100, save_steps=500, **SETTINGS
     )
-    trainer = MultigranularMLMTrainer(untrained_head(), args, tokenizer, pieces(texts, tokenizer))
+    trainer = MultigranularMLMTrainer(untrained_head(GRID), args, tokenizer, pieces(texts, tokenizer))
     trainer.train()
     trainer.save_model()
 
@@ -130,8 +101,7 @@ def masked_loss(model: Any, tokenizer: Any, texts: Dataset, folder: Path) -> Sco
 
 def similarity(model: Any, tokenizer: Any, data: Path, seed: int) -> dict[str, Scores]:
     """Spearman correlation on each STS test set at every granularity, after fine-tuning on pairs."""
-    pairs = training_pairs(data)
-    dataset = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [p for _, p in pairs]})
+    dataset = pair_dataset(data)
     settings: dict[str, Any] = {
         "learning_rate": 5e-5,
         "lr_scheduler_type": "linear",
@@ -169,7 +139,8 @@ def main(arguments: list[str]) -> None:
         print_tables(json.loads(RESULTS.read_text(encoding="utf-8")))
         return
     data, tokenizer = data_folder(), AutoTokenizer.from_pretrained(default_base())
-    training, held_out = corpus(data)
+    texts = corpus(data)
+    training, held_out = texts[HELD_OUT_LINES:], texts[:HELD_OUT_LINES]
     pretrained = options.folder / "pretrained"
     if options.pretrain:
         pretrain(pretrained, training, tokenizer, options.pretraining_steps)

@@ -33,10 +33,10 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from torch import nn
-from transformers import AutoModel, AutoTokenizer, set_seed
+from transformers import AutoTokenizer, set_seed
 
 from benchmarks._measure import about
+from benchmarks.reproduction.backbones import contrastive, reinitialised
 from benchmarks.reproduction.study import (
     Run,
     Scores,
@@ -108,25 +108,6 @@ def corpus(data: Path) -> list[str]:
     texts = sorted(set(texts))
     draw.shuffle(texts)
     return texts
-
-
-def contrastive() -> Any:
-    return AutoModel.from_pretrained(default_base())
-
-
-def reinitialised() -> Any:
-    """The first four layers, the fourth initialised as BERT's are."""
-    model = contrastive()
-    model.config.num_hidden_layers = 4
-    model.encoder.layer = model.encoder.layer[:4]
-    torch.manual_seed(1234)  # the same encoder for every training seed
-    for module in model.encoder.layer[-1].modules():
-        if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=model.config.initializer_range)
-            nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.LayerNorm):
-            module.reset_parameters()
-    return model
 
 
 ENCODERS = {"contrastive": contrastive, "reinitialised": reinitialised}

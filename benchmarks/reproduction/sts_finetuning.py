@@ -19,16 +19,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import random
 import statistics
 import time
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction.study import Run, Scores, add_results, held_out_sentences, print_table
+from benchmarks.reproduction.pairs import STS_TESTS, pair_dataset
+from benchmarks.reproduction.study import Run, Scores, add_results, print_table
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
 from trainers import (
@@ -46,14 +45,12 @@ from trainers import (
     StarbucksTrainer,
 )
 from trainers.evaluation import GridEncoder, Task, evaluate_grid, find_tasks
-from trainers.evaluation.readers import read_rows
 
 
 GRID = Grid.parse("2,4,6 x 16,32,64,128,256,384")
 SIZES = "1x16,2x32,3x64,4x128,5x256,6x384"
-TESTS = ["stsb", "sts12", "sts13", "sts14", "sts15", "sts16", "sick"]
+TESTS = list(STS_TESTS)
 RESULTS = Path(__file__).with_name("results") / "sts_finetuning.json"
-Pair = tuple[str, str]
 RUNS = {
     "SimCSE": Run(SimCSEConfig, SimCSETrainer, {"unsupervised": False}),
     "MRL": Run(ContrastiveConfig, ContrastiveTrainer, {"grid": "6 x 16,32,64,128,256,384"}),
@@ -62,27 +59,6 @@ RUNS = {
     "2DMSE": Run(Matryoshka2dConfig, Matryoshka2dTrainer, {"grid": str(GRID)}),
     "Starbucks": Run(StarbucksConfig, StarbucksTrainer, {"grid": SIZES}),
 }
-
-
-def training_pairs(data: Path) -> list[Pair]:
-    """Entailed pairs of SNLI and one pair of captions per image, none with a sentence of an evaluation set."""
-    held_out = held_out_sentences(
-        row
-        for name, split in [("stsb", "dev"), *((name, "test") for name in TESTS)]
-        for row in read_rows(data / name / f"{split}.jsonl.gz")
-    )
-    draw = random.Random(0)
-    pairs = [
-        (row["sentence1"], row["sentence2"])
-        for row in read_rows(data / "snli" / "train.jsonl.gz")
-        if row["label_text"] == "entailment"
-    ]
-    for row in read_rows(data / "multi30k-captions" / "train.jsonl.gz"):
-        first, second = draw.sample(row["captions"], 2)
-        pairs.append((first, second))
-    pairs = [pair for pair in pairs if not any(sentence.strip().lower() in held_out for sentence in pair)]
-    draw.shuffle(pairs)
-    return pairs
 
 
 def measure(model: Any, tokenizer: Any, data: Path, tasks: list[Task]) -> dict[str, Scores]:
@@ -117,8 +93,7 @@ def main(arguments: list[str]) -> None:
 
     data, base = data_folder(), default_base()
     tasks = [Task("stsb-dev", "sts", folder="stsb", splits=("dev",))] if options.development else find_tasks(TESTS)
-    pairs = training_pairs(data)
-    dataset = Dataset.from_dict({"anchor": [a for a, _ in pairs], "positive": [p for _, p in pairs]})
+    dataset = pair_dataset(data)
     print(f"{len(dataset)} pairs")
     tokenizer = AutoTokenizer.from_pretrained(base)
 

@@ -8,7 +8,7 @@ import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -22,6 +22,7 @@ from benchmarks._measure import commit
 from trainers import Granularity, Grid, NestedModel, Objective
 from trainers.core.checkpoints import complete_checkpoints
 from trainers.core.composition import merged
+from trainers.evaluation import Task, find_task
 
 
 Scores = dict[Granularity, float]
@@ -80,6 +81,17 @@ class Run:
             trainer = self.trainer_class(model, args, tokenizer, dataset, **(objects or {}))
             trainer.train(resume_from_checkpoint=next(reversed(complete_checkpoints(output)), None))
         return trainer
+
+
+def development_tasks(names: Iterable[str]) -> list[Task]:
+    """Tasks by name; `NAME-dev` is the development set of the task NAME."""
+    found = []
+    for name in names:
+        task = find_task(name.removesuffix("-dev"))
+        if name.endswith("-dev"):
+            task = replace(task, name=name, folder=task.folder or task.name, splits=("dev",), hub=None)
+        found.append(task)
+    return found
 
 
 def held_out_sentences(rows: Iterable[dict[str, Any]]) -> set[str]:

@@ -1,0 +1,325 @@
+"""
+Run a study, in pieces:
+
+    python -m benchmarks.reproduction.run --study nested --development            # the search of learning rates
+    python -m benchmarks.reproduction.run --study nested --minutes 20             # as many test runs as fit
+    python -m benchmarks.reproduction.run --study nested --methods MRL ours --backbones mlm --seeds 0
+
+Every run has a JSON file in benchmarks/reproduction/results/STUDY (development runs: STUDY/development), which is
+written when the run is complete. Finished runs are skipped, and an interrupted run continues with its last checkpoint
+or task: call the same command again. With --minutes, no run starts that would not fit by the mean of finished ones.
+`python -m benchmarks.reproduction.report` then writes the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import AutoModel, AutoTokenizer, TrainingArguments, set_seed
+
+from benchmarks._measure import about
+from benchmarks.reproduction.backbones import CACHE, backbone
+from benchmarks.reproduction.pairs import pair_dataset
+from benchmarks.reproduction.studies import STUDIES, Study
+from benchmarks.reproduction.study import development_tasks
+from modeling_m3bert import M3BertModel
+from scripts.command import run_command
+from scripts.sources import data_folder, default_base
+from trainers import Grid, Teacher, fit_exits
+from trainers.core.durable import replacing
+from trainers.distillation import DistillationConfig
+from trainers.evaluation import GridEncoder, evaluate_grid
+
+
+RESULTS = Path(__file__).with_name("results")
+FIT_TEXTS = 20_000  # that exits are fitted to
+
+
+@dataclass(frozen=True)
+class Planned:
+    """
+    A run of a study.
+
+    Args:
+        study ([`Study`]): The study.
+        method (`str`): Name of the method.
+        backbone (`str`): Name of the backbone.
+        seed (`int`): Seed.
+        learning_rate (`float`, *optional*): The learning rate of a development run. Test runs take the best one.
+    """
+
+    study: Study
+    method: str
+    backbone: str
+    seed: int
+    learning_rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        parts = [self.backbone, self.method, *([f"{self.learning_rate:g}"] if self.development else []), self.seed]
+        return re.sub(r"[^\w.-]+", "_", "-".join(map(str, parts)))
+
+    @property
+    def development(self) -> bool:
+        """Whether it scores development tasks."""
+        return self.learning_rate is not None
+
+    def file(self, results: Path) -> Path:
+        """Its results."""
+        folder = results / self.study.name
+        return (folder / "development" if self.development else folder) / f"{self.name}.json"
+
+
+def planned(
+    study: Study,
+    *,
+    development: bool,
+    methods: Sequence[str] | None = None,
+    chosen_backbones: Sequence[str] | None = None,
+    seeds: Sequence[int] | None = None,
+) -> Iterator[Planned]:
+    """The runs of a study in their order: all of one seed first, so that methods have the same seeds early."""
+    for seed in seeds or (study.seeds[:1] if development else study.seeds):
+        for its in chosen_backbones or study.backbones:
+            for method in methods or study.methods:
+                for rate in study.rates(method, its) if development else (None,):
+                    yield Planned(study, method, its, seed, rate)
+
+
+def read_runs(study: Study, results: Path = RESULTS, *, development: bool = False) -> list[dict[str, Any]]:
+    """The finished runs of a study."""
+    folder = results / study.name / "development" if development else results / study.name
+    return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
+
+
+def quality(run: dict[str, Any]) -> float:
+    """The mean over development tasks and granularities, by which settings are chosen."""
+    return statistics.mean(value for scores in run["scores"].values() for value in scores.values())
+
+
+def chosen_rate(study: Study, method: str, name: str, results: Path = RESULTS) -> float:
+    """
+    The learning rate of a method on a backbone that is best on the development tasks.
+
+    Raises:
+        ValueError: if there are several and not all have a development run.
+    """
+    rates = study.rates(method, name)
+    if len(rates) == 1:
+        return rates[0]
+    runs = read_runs(study, results, development=True)
+    found = {run["learning_rate"]: quality(run) for run in runs if (run["method"], run["backbone"]) == (method, name)}
+    if missing := [f"{rate:g}" for rate in rates if rate not in found]:
+        raise ValueError(f"{method} on {name} has no development run at {', '.join(missing)}: pass --development.")
+    return max(rates, key=found.__getitem__)
+
+
+def check_frozen(study: Study) -> None:
+    """
+    Check that the settings were frozen before tests are scored.
+
+    Raises:
+        ValueError: if the study names no commit, it is not an ancestor of this one, or a development result has
+            changed since then.
+    """
+    if study.frozen is None:
+        raise ValueError(
+            f"The settings of {study.name} are not frozen: choose them with --development, commit, and name the "
+            "commit in `frozen` of the study."
+        )
+    folder = RESULTS / study.name / "development"
+    for arguments, problem in (
+        (["merge-base", "--is-ancestor", study.frozen, "HEAD"], "is not an ancestor of this commit"),
+        (["diff", "--quiet", study.frozen, "--", str(folder)], "has other development results"),
+    ):
+        if subprocess.run(["git", *arguments], cwd=RESULTS, capture_output=True).returncode:
+            raise ValueError(f"The commit {study.frozen}, at which {study.name} was frozen, {problem}.")
+
+
+def fitted(method: Any, name: str, texts: list[str], cache: Path) -> tuple[M3BertModel, Any, float]:
+    """A backbone with exits, its tokenizer and the seconds of the fit. It is fitted once for all runs."""
+    folder = cache / ("-".join(["exits", name, *(["real"] if method.taught_by_real else [])]))
+    if not folder.is_dir():
+        model, tokenizer = backbone(name, cache)
+        start = time.perf_counter()
+        teacher = Teacher(default_base(), max_length=64).embed(texts, cache) if method.taught_by_real else None
+        fit_exits(model, tokenizer, texts, layers=[0, 2, 4], max_length=64, teacher=teacher, cache_dir=cache)
+        draft = folder.with_suffix(".draft")
+        shutil.rmtree(draft, ignore_errors=True)
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        (draft / "seconds.json").write_text(json.dumps(time.perf_counter() - start), encoding="utf-8")
+        draft.rename(folder)
+    seconds = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
+    return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), seconds
+
+
+def trained(run: Planned, rate: float, dataset: Dataset, cache: Path, work: Path) -> tuple[Any, Any, dict[str, Any]]:
+    """The trained model, its tokenizer and what to record. A model that an earlier call has saved is read."""
+    folder = work / "trained"
+    if not folder.is_dir():
+        study, method = run.study, run.study.method(run.method, run.backbone)
+        seconds = {}
+        if method.exits:
+            texts = list(dict.fromkeys(text for column in dataset.column_names for text in dataset[column]))
+            model, tokenizer, seconds["fit"] = fitted(method, run.backbone, texts[:FIT_TEXTS], cache)
+        else:
+            model, tokenizer = backbone(run.backbone, cache)
+        settings = {**study.settings, "max_steps": study.steps, "learning_rate": rate, "seed": run.seed}
+        objects = {}
+        if issubclass(method.config_class, DistillationConfig):
+            settings["teacher_cache_dir"] = str(work / "teacher")
+            if method.taught_by_real:
+                objects["teacher"] = Teacher(default_base(), max_length=study.settings["max_length"])
+        # The same rows in the same order for all methods, and no more of them, because a teacher embeds all.
+        rows = dataset.shuffle(run.seed).select(range(study.steps * study.settings["per_device_train_batch_size"]))
+        resumed = (work / "checkpoints").is_dir()
+        set_seed(run.seed)
+        start = time.perf_counter()
+        trainer = method.train(model, tokenizer, rows, objects, work / "checkpoints", data_seed=run.seed, **settings)
+        seconds["training"] = time.perf_counter() - start
+        draft = work / "draft"
+        shutil.rmtree(draft, ignore_errors=True)
+        model.eval().save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        record = {"arguments": arguments_of(trainer.args), "resumed": resumed, "seconds": seconds}
+        (draft / "record.json").write_text(json.dumps(record), encoding="utf-8")
+        draft.rename(folder)
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), record
+
+
+def arguments_of(args: TrainingArguments) -> dict[str, Any]:
+    """The method's own arguments, and those of [`~transformers.TrainingArguments`] that differ from their defaults,
+    without folders of this machine."""
+    inherited = {its.name: its.default for its in dataclasses.fields(TrainingArguments)}
+    return {
+        name: value
+        for name, value in args.to_dict().items()
+        if value is not None
+        and not name.endswith(("_dir", "run_name"))
+        and not (isinstance(value, str) and Path(value).is_absolute())
+        and (name not in inherited or value != inherited[name])
+    }
+
+
+def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Path) -> dict[str, Any]:
+    """
+    Train and score a run, and write its file.
+
+    Raises:
+        ValueError: if it would score tests of a study that is not frozen.
+    """
+    study = run.study
+    if not run.development:
+        check_frozen(study)
+    rate = run.learning_rate
+    if rate is None:
+        rate = chosen_rate(study, run.method, run.backbone, results)
+    work = cache / "runs" / study.name / run.name
+    described = about(run.seed, packages=("datasets", "sentence-transformers"))
+    set_seed(run.seed)
+    model, tokenizer, record = trained(run, rate, dataset, cache, work)
+    encoder = GridEncoder(
+        model.to(torch.bfloat16),
+        tokenizer,
+        Grid.parse(study.grid),
+        batch_size=128,
+        max_length=study.settings["max_length"],
+    )
+    tasks = development_tasks(study.development if run.development else study.tests)
+    found = evaluate_grid(
+        encoder, tasks, data, two_stages=False, asymmetric=False, unfinished=work / "scores.json", seed=run.seed
+    )
+    seconds = record["seconds"] | {"evaluation": sum(sum(its.values()) for its in found.seconds.values())}
+    result = {
+        "study": study.name,
+        "method": run.method,
+        "backbone": run.backbone,
+        "seed": run.seed,
+        "learning_rate": rate,
+        "split": "development" if run.development else "test",
+        **({} if run.development else {"frozen": study.frozen}),
+        **described,
+        "resumed": record["resumed"],
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "arguments": record["arguments"],
+        "scores": {
+            task.name: {str(g): round(value, 5) for g, value in found.quality([task.name]).items()} for task in tasks
+        },
+    }
+    file = run.file(results)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(file) as draft:
+        draft.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    shutil.rmtree(work)
+    return result
+
+
+def run_all(
+    runs: Sequence[Planned], data: Path, cache: Path = CACHE, results: Path = RESULTS, minutes: float | None = None
+) -> list[Planned]:
+    """Execute the runs that are not finished and fit into `minutes`, and return those that are left."""
+    started, dataset = time.perf_counter(), None
+    for place, run in enumerate(runs):
+        if run.file(results).is_file():
+            continue
+        took = [
+            sum(its["seconds"].values()) - its["seconds"].get("fit", 0)
+            for its in read_runs(run.study, results, development=run.development)
+            if not its["resumed"]
+        ]
+        left = float("inf") if minutes is None else 60 * minutes - (time.perf_counter() - started)
+        if left < (statistics.mean(took) if took else 0):
+            return [its for its in runs[place:] if not its.file(results).is_file()]
+        dataset = pair_dataset(data) if dataset is None else dataset
+        result = execute(run, dataset, data, cache, results)
+        print(f"{run.name}: {100 * quality(result):.2f} in {result['seconds']}", flush=True)
+    return []
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--study", required=True, choices=list(STUDIES), help="the study")
+    parser.add_argument("--minutes", type=float, help="start no run that would not fit into this time")
+    parser.add_argument("--methods", nargs="+", help="methods to run; default: all")
+    parser.add_argument("--backbones", nargs="+", help="backbones to run on; default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", help="seeds; default: those of the study")
+    parser.add_argument("--development", action="store_true", help="score development tasks at every learning rate")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of backbones and unfinished runs")
+    options = parser.parse_args(arguments)
+    study = STUDIES[options.study]
+    for given, known in ((options.methods, study.methods), (options.backbones, study.backbones)):
+        if unknown := [name for name in given or () if name not in known]:
+            raise ValueError(f"{study.name} has no {', '.join(unknown)}; legal values: {', '.join(known)}.")
+    if not options.development:
+        check_frozen(study)
+    runs = list(
+        planned(
+            study,
+            development=options.development,
+            methods=options.methods,
+            chosen_backbones=options.backbones,
+            seeds=options.seeds,
+        )
+    )
+    left = run_all(runs, data_folder(), options.cache, minutes=options.minutes)
+    print(f"{len(left)} of {len(runs)} runs are left{': ' if left else ''}{', '.join(run.name for run in left)}")
+
+
+if __name__ == "__main__":
+    run_command(main)
