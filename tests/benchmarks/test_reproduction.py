@@ -1,0 +1,203 @@
+"""The harness of the studies: what runs, resumes and stops, what is refused, and what the pages say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModel, AutoTokenizer
+
+from benchmarks.reproduction import report, run
+from benchmarks.reproduction.studies import NESTED, STUDIES, Claim, Method, Study
+from tests.evaluation_data import write_rows
+from trainers import ContrastiveConfig, ContrastiveTrainer
+from trainers.core.checkpoints import complete_checkpoints
+
+
+MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": "2,6x8,32"})
+SETTINGS = {"per_device_train_batch_size": 4, "max_length": 16, "use_cpu": True}
+TINY = Study(
+    name="tiny",
+    title="A study",
+    source="nobody",
+    methods={"MRL": MRL, "deep MRL": replace(MRL, settings={"grid": "6x8,32"})},
+    backbones=("real",),
+    grid="2,6x8,32",
+    steps=2,
+    settings=SETTINGS,
+    learning_rates=(1e-4, 1e-3),
+    development=("stsb-dev",),
+    families={"similarity": ("stsb",), "pairs": ("mrpc",)},
+    claims=(Claim("MRL", "deep MRL", "2x8,32", "nobody"),),
+)
+
+
+@pytest.fixture
+def place(tiny_checkpoint, sentences, tmp_path, monkeypatch) -> dict[str, Any]:
+    """Small data, a tiny backbone, and folders for a run; no commit is checked."""
+    data = tmp_path / "data"
+    pairs = [{"sentence1": a, "sentence2": b} for a, b in zip(sentences[:24], sentences[24:48], strict=True)]
+    for split in ("dev", "test"):
+        write_rows(data / "stsb" / f"{split}.jsonl.gz", [{**pair, "score": n % 6} for n, pair in enumerate(pairs)])
+    write_rows(data / "mrpc" / "test.jsonl.gz", [{**pair, "label": n % 2} for n, pair in enumerate(pairs)])
+    dataset = run.Dataset.from_dict({"anchor": sentences[:24] * 5, "positive": sentences[24:48] * 5})
+    monkeypatch.setattr(run, "pair_dataset", lambda data: dataset)
+    loaded = AutoTokenizer.from_pretrained(tiny_checkpoint)
+    monkeypatch.setattr(run, "backbone", lambda name, cache: (AutoModel.from_pretrained(tiny_checkpoint), loaded))
+    return {"data": data, "cache": tmp_path / "cache", "results": tmp_path / "results"}
+
+
+def development(study: Study = TINY) -> list[run.Planned]:
+    return list(run.planned(study, development=True))
+
+
+def fake(study: Study, method: str, seed: int, value: float, backbone: str = "real", **changes: Any) -> dict[str, Any]:
+    """The results of a run whose scores are all `value`."""
+    grid = [str(g) for g in report.Grid.parse(study.grid)]
+    return {
+        "study": study.name, "method": method, "backbone": backbone, "seed": seed, "learning_rate": 1e-4,
+        "date": "2026-01-01", "machine": "x86_64", "threads": 1, "seconds": {"training": 1.0}, "resumed": False,
+        "scores": {task: dict.fromkeys(grid, value) for task in study.tests}, **changes,
+    }  # fmt: skip
+
+
+def test_finished_runs_are_skipped_and_record_what_they_were(place, monkeypatch):
+    assert run.run_all(development()[:2], **place) == []
+    first = development()[0].file(place["results"])
+    found = json.loads(first.read_text())
+    assert (found["method"], found["seed"], found["learning_rate"], found["split"]) == ("MRL", 0, 1e-4, "development")
+    assert found["arguments"]["max_steps"] == 2 and found["arguments"]["grid"] == "2,6x8,32"
+    assert found["scores"]["stsb-dev"].keys() == {"2x8", "2x32", "6x8", "6x32"}
+    assert str(place["cache"]) not in first.read_text()
+    assert not list((place["cache"] / "runs" / "tiny").iterdir()), "checkpoints of finished runs are removed"
+    monkeypatch.setattr(run, "execute", None)
+    run.run_all(development()[:2], **place)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_killed_run_continues_with_its_checkpoint_and_ends_with_the_same_scores(place, tmp_path, monkeypatch):
+    study = replace(TINY, steps=28)
+    planned = development(study)[0]
+    elsewhere = {**place, "cache": tmp_path / "whole" / "cache", "results": tmp_path / "whole" / "results"}
+    run.run_all([planned], **elsewhere)
+    work = place["cache"] / "runs" / "tiny" / planned.name
+
+    class Dying(ContrastiveTrainer):
+        def training_step(self, *arguments: Any, **options: Any) -> Any:
+            if self.state.global_step == 26:
+                raise Killed
+            return super().training_step(*arguments, **options)
+
+    dying = replace(study, methods={"MRL": replace(MRL, trainer_class=Dying)})
+    with pytest.raises(Killed):
+        run.run_all(development(dying)[:1], **place)
+    assert [Path(folder).name for folder in complete_checkpoints(work / "checkpoints")] == ["checkpoint-25"]
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "evaluate_grid", None)
+        with pytest.raises(TypeError):  # killed again, after training
+            run.run_all([planned], **place)
+    with monkeypatch.context() as patched:
+        patched.setattr(Method, "train", None)
+        run.run_all([planned], **place)
+    found, whole = (json.loads(planned.file(its["results"]).read_text()) for its in (place, elsewhere))
+    assert found["scores"] == whole["scores"] and (found["resumed"], whole["resumed"]) == (True, False)
+
+
+def test_no_run_starts_that_does_not_fit(place, monkeypatch):
+    slow = fake(TINY, "MRL", 0, 0.5, seconds={"training": 100.0, "evaluation": 100.0, "fit": 1e6})
+    done, *others = development()
+    done.file(place["results"]).parent.mkdir(parents=True)
+    done.file(place["results"]).write_text(json.dumps(slow))
+    monkeypatch.setattr(run, "execute", None)
+    assert run.run_all([done, *others], **place, minutes=3) == others
+    ran: list[run.Planned] = []
+    monkeypatch.setattr(run, "execute", lambda planned, *_: ran.append(planned) or {**slow, "scores": {"t": {"g": 1}}})
+    assert run.run_all([done, *others[:1]], **place, minutes=4) == [] and ran == others[:1]
+
+
+@pytest.mark.parametrize(
+    ("frozen", "message"),
+    [(None, "not frozen"), ("0" * 40, "not an ancestor"), ("HEAD~1", None)],
+)
+def test_tests_are_scored_only_with_frozen_settings(place, frozen, message, monkeypatch):
+    study = replace(TINY, frozen=frozen, learning_rates=(1e-4,), backbones=("real",))
+    planned = list(run.planned(study, development=False))[:1]
+    if message is None:
+        run.run_all(planned, **place)
+        found = json.loads(planned[0].file(place["results"]).read_text())
+        assert found["frozen"] == frozen and found["scores"].keys() == {"stsb", "mrpc"}
+        return
+    with pytest.raises(ValueError, match=message):
+        run.run_all(planned, **place)
+    assert not planned[0].file(place["results"]).exists()
+
+
+def test_the_learning_rate_is_the_best_on_development_tasks(tmp_path):
+    folder = tmp_path / "tiny" / "development"
+    folder.mkdir(parents=True)
+    for rate, value in ((1e-4, 0.4), (1e-3, 0.5)):
+        found = fake(TINY, "MRL", 0, value, learning_rate=rate)
+        (folder / f"{rate}.json").write_text(json.dumps(found))
+    assert run.chosen_rate(TINY, "MRL", "real", tmp_path) == 1e-3
+    with pytest.raises(ValueError, match=r"deep MRL on real has no development run at 0\.0001, 0\.001"):
+        run.chosen_rate(TINY, "deep MRL", "real", tmp_path)
+
+
+def test_all_methods_have_the_same_seeds_and_others_are_left_out():
+    three = replace(TINY, methods={"a": MRL, "b": MRL, "c": MRL})
+    runs = {(method, seed): {} for method in "ab" for seed in (0, 1)} | {("c", 0): {}}
+    assert report.equal_seeds(three, runs) == ([0, 1], ["a", "b"], ["c"])
+    del runs["b", 1]
+    assert report.equal_seeds(three, runs) == ([0], ["a", "b", "c"], [])
+
+
+def values(first: tuple[float, ...], second: tuple[float, ...]) -> dict[tuple[str, int], dict[str, Any]]:
+    return {
+        (method, seed): fake(TINY, method, seed, value)
+        for method, its in (("MRL", first), ("deep MRL", second))
+        for seed, value in enumerate(its)
+    }
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "holds", "bold"),
+    [
+        ((0.50, 0.51, 0.52), (0.40, 0.41, 0.42), "holds", True),
+        ((0.40, 0.41, 0.42), (0.50, 0.51, 0.52), "does not hold here: it is lower", True),
+        ((0.50, 0.60, 0.52), (0.49, 0.65, 0.41), "does not hold here: the interval includes the margin", False),
+        ((0.50,), (0.40,), "not testable here: one seed", False),
+        ((0.50, 0.51), (), "not testable here: no complete runs of deep MRL", False),
+    ],
+)
+def test_verdicts_and_bold_are_by_paired_differences(first, second, holds, bold):
+    runs = values(first, second)
+    assert report.verdict(TINY, TINY.claims[0], runs)[1] == holds
+    assert ("**" in "\n".join(report.table(TINY, runs, "pairs"))) == bold
+
+
+def test_a_margin_allows_to_be_a_little_lower():
+    runs = values((0.400, 0.411, 0.420), (0.401, 0.412, 0.421))
+    claim = replace(TINY.claims[0], margin=-0.3)
+    assert report.verdict(TINY, claim, runs)[1] == "holds"
+    assert report.verdict(TINY, TINY.claims[0], runs)[1] == "does not hold here: it is lower"
+
+
+def test_the_pages_say_what_the_results_say():
+    for page, every_table in report.PAGES.items():
+        text = page.read_text(encoding="utf-8")
+        assert report.written(text, every_table=every_table) == text, "run python -m benchmarks.reproduction.report"
+        assert "<!-- study nested -->" in text
+
+
+def test_every_method_has_arguments_that_its_configuration_takes(tmp_path):
+    for study in STUDIES.values():
+        for method in (*study.methods.values(), *study.replacements.values()):
+            settings = {**study.settings, **method.settings, "max_steps": study.steps}
+            method.config_class(output_dir=str(tmp_path), **settings)
+    assert {name for claim in NESTED.claims for name in (claim.better, claim.worse)} <= NESTED.methods.keys()
