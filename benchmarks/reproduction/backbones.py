@@ -38,9 +38,9 @@ TOKENS = 64  # per piece of text
 ANISOTROPIC = 0.5  # Spearman correlation on STS-B's development set below which the MLM backbone is done
 MASKED_LM: dict[str, Any] = {
     "grid": "6x384",
-    "max_steps": 1200,
-    "per_device_train_batch_size": 32,
-    "learning_rate": 5e-4,
+    "max_steps": 1500,
+    "per_device_train_batch_size": 16,
+    "learning_rate": 2e-3,
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 50,
     "bf16": True,

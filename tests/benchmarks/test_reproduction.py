@@ -18,7 +18,7 @@ from trainers.core.checkpoints import complete_checkpoints
 
 
 MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": "2,6x8,32"})
-SETTINGS = {"per_device_train_batch_size": 4, "max_length": 16, "use_cpu": True}
+SETTINGS = {"per_device_train_batch_size": 4, "max_length": 16, "use_cpu": True, "save_steps": 2}
 TINY = Study(
     name="tiny",
     title="A study",
@@ -82,7 +82,7 @@ class Killed(BaseException):
 
 
 def test_a_killed_run_continues_with_its_checkpoint_and_ends_with_the_same_scores(place, tmp_path, monkeypatch):
-    study = replace(TINY, steps=28)
+    study = replace(TINY, steps=4)
     planned = development(study)[0]
     elsewhere = {**place, "cache": tmp_path / "whole" / "cache", "results": tmp_path / "whole" / "results"}
     run.run_all([planned], **elsewhere)
@@ -90,14 +90,14 @@ def test_a_killed_run_continues_with_its_checkpoint_and_ends_with_the_same_score
 
     class Dying(ContrastiveTrainer):
         def training_step(self, *arguments: Any, **options: Any) -> Any:
-            if self.state.global_step == 26:
+            if self.state.global_step == 3:
                 raise Killed
             return super().training_step(*arguments, **options)
 
     dying = replace(study, methods={"MRL": replace(MRL, trainer_class=Dying)})
     with pytest.raises(Killed):
         run.run_all(development(dying)[:1], **place)
-    assert [Path(folder).name for folder in complete_checkpoints(work / "checkpoints")] == ["checkpoint-25"]
+    assert [Path(folder).name for folder in complete_checkpoints(work / "checkpoints")] == ["checkpoint-2"]
     with monkeypatch.context() as patched:
         patched.setattr(run, "evaluate_grid", None)
         with pytest.raises(TypeError):  # killed again, after training
