@@ -22,7 +22,7 @@ from scipy.stats import t as student
 from benchmarks.reproduction.run import RESULTS, quality, read_runs
 from benchmarks.reproduction.studies import STUDIES, Claim, Study
 from scripts.command import run_command
-from trainers import Granularity, Grid
+from trainers import Grid
 
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +82,7 @@ def equal_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str], list[st
     return *found, [method for method in started if method not in found[1]]
 
 
-def score(study: Study, run: Mapping[str, Any], sizes: Sequence[Granularity], family: str | None = None) -> float:
+def score(study: Study, run: Mapping[str, Any], sizes: Grid, family: str | None = None) -> float:
     """The mean of a run over sizes and the tasks of a family, or over the means of all families, in percent."""
     families = [family] if family else list(study.families)
     return 100 * statistics.mean(

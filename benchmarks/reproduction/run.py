@@ -21,7 +21,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +45,7 @@ from trainers.evaluation import GridEncoder, evaluate_grid
 
 
 RESULTS = Path(__file__).with_name("results")
-FIT_TEXTS = 20_000  # that exits are fitted to
+FIT_TEXTS = 10_000  # that exits are fitted to
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def read_runs(study: Study, results: Path = RESULTS, *, development: bool = Fals
     return [json.loads(file.read_text(encoding="utf-8")) for file in sorted(folder.glob("*.json"))]
 
 
-def quality(run: dict[str, Any]) -> float:
+def quality(run: Mapping[str, Any]) -> float:
     """The mean over development tasks and granularities, by which settings are chosen."""
     return statistics.mean(value for scores in run["scores"].values() for value in scores.values())
 
