@@ -13,7 +13,7 @@ from datasets import Dataset
 from matplotlib.image import imread
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction import ibkd, matryoshka_distillation, regularizers, sts_finetuning
+from benchmarks.reproduction import backbones, ibkd, matryoshka_distillation, pairs, regularizers
 from benchmarks.reproduction.ibkd_figures import draw_alignment_and_uniformity, draw_covariances
 from benchmarks.reproduction.regularizers import DIMS, ENCODERS, settings_of
 from benchmarks.reproduction.study import add_results, print_table
@@ -23,7 +23,7 @@ from trainers.evaluation.readers import read_rows
 
 
 def sentences_of_pairs(data: Path) -> list[str]:
-    return [sentence for pair in sts_finetuning.training_pairs(data) for sentence in pair]
+    return [sentence for pair in pairs.training_pairs(data) for sentence in pair]
 
 
 @pytest.mark.slow
@@ -32,7 +32,7 @@ def sentences_of_pairs(data: Path) -> list[str]:
     [
         (ibkd.unlabelled, ibkd.STS_TESTS, 50_000),
         (regularizers.corpus, regularizers.TESTS, 15_000),
-        (sentences_of_pairs, sts_finetuning.TESTS, 60_000),
+        (sentences_of_pairs, pairs.STS_TESTS, 60_000),
     ],
 )
 def test_no_sentence_of_an_evaluation_set_is_trained_on(
@@ -98,15 +98,15 @@ def test_a_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_of_matryoshka_distillation_trains(minilm):
-    model = matryoshka_distillation.untrained_head()
+    model = backbones.untrained_head(matryoshka_distillation.GRID)
     torch.testing.assert_close(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
     with torch.no_grad():  # instead of pretraining
         model.get_output_embeddings().weight.mul_(0.01)
         model.get_output_embeddings().bias.fill_(-8)
         model.get_output_embeddings().bias[1000:9000] = 0
     tokenizer = AutoTokenizer.from_pretrained(minilm)
-    pieces = matryoshka_distillation.pieces(["the open file has a list of names and text"] * 99, tokenizer)
-    assert {len(ids) for ids in pieces["input_ids"]} == {matryoshka_distillation.TOKENS}
+    pieces = backbones.pieces(["the open file has a list of names and text"] * 99, tokenizer)
+    assert {len(ids) for ids in pieces["input_ids"]} == {backbones.TOKENS}
     shared = {**ONE_STEP, "per_device_train_batch_size": 2, "warmup_steps": 0}
     trainer = matryoshka_distillation.RUNS["6x384>2x32"].train(model, tokenizer, pieces, **shared)
     assert trainer.state.global_step == 1
