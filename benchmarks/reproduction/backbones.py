@@ -40,7 +40,7 @@ MASKED_LM: dict[str, Any] = {
     "grid": "6x384",
     "max_steps": 1500,
     "per_device_train_batch_size": 16,
-    "learning_rate": 2e-3,
+    "learning_rate": 1e-3,
     "lr_scheduler_type": "constant_with_warmup",
     "warmup_steps": 50,
     "bf16": True,
@@ -48,7 +48,7 @@ MASKED_LM: dict[str, Any] = {
     "report_to": "none",
     "disable_tqdm": True,
     "save_strategy": "no",
-    "logging_steps": 50,
+    "logging_steps": 25,
     "seed": 0,
 }
 
@@ -125,14 +125,14 @@ def untrained_head(grid: Grid) -> M3BertForMaskedLM:
 
 
 class UntilAnisotropic(TrainerCallback):
-    """Stops training once STS-B's development set is below [`ANISOTROPIC`]; checked every 50 steps."""
+    """Stops training once STS-B's development set is below [`ANISOTROPIC`]; checked every 25 steps."""
 
     def __init__(self, encoder: M3BertModel, tokenizer: Any, data: Path) -> None:
         self.encoder, self.tokenizer, self.data = encoder, tokenizer, data
         self.value = 1.0
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.global_step % 50:
+        if state.global_step % 25:
             return
         full = Granularity(self.encoder.config.num_hidden_layers, self.encoder.config.hidden_size)
         encoder = GridEncoder(self.encoder, self.tokenizer, Grid((full,)), max_length=128)
