@@ -128,26 +128,26 @@ def chosen_rate(study: Study, method: str, name: str, results: Path = RESULTS) -
     return max(rates, key=found.__getitem__)
 
 
-def check_frozen(study: Study) -> None:
+def check_frozen(study: Study, name: str) -> None:
     """
-    Check that the settings were frozen before tests are scored.
+    Check that the settings of a backbone were frozen before tests are scored.
 
     Raises:
         ValueError: if the study names no commit, it is not an ancestor of this one, or a development result has
             changed since then.
     """
-    if study.frozen is None:
+    if name not in study.frozen:
         raise ValueError(
-            f"The settings of {study.name} are not frozen: choose them with --development, commit, and name the "
-            "commit in `frozen` of the study."
+            f"The settings of {study.name} on {name} are not frozen: choose them with --development, commit, and name "
+            "the commit in `frozen` of the study."
         )
-    folder = RESULTS / study.name / "development"
+    commit, searched = study.frozen[name], f"{RESULTS / study.name / 'development' / name}-*.json"
     for arguments, problem in (
-        (["merge-base", "--is-ancestor", study.frozen, "HEAD"], "is not an ancestor of this commit"),
-        (["diff", "--quiet", study.frozen, "--", str(folder)], "has other development results"),
+        (["merge-base", "--is-ancestor", commit, "HEAD"], "is not an ancestor of this commit"),
+        (["diff", "--quiet", commit, "--", searched], "has other development results"),
     ):
         if subprocess.run(["git", *arguments], cwd=RESULTS, capture_output=True).returncode:
-            raise ValueError(f"The commit {study.frozen}, at which {study.name} was frozen, {problem}.")
+            raise ValueError(f"The commit {commit}, at which {study.name} on {name} was frozen, {problem}.")
 
 
 def fitted(method: Any, name: str, texts: list[str], cache: Path) -> tuple[M3BertModel, Any, float]:
@@ -226,7 +226,7 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
     """
     study = run.study
     if not run.development:
-        check_frozen(study)
+        check_frozen(study, run.backbone)
     rate = run.learning_rate
     if rate is None:
         rate = chosen_rate(study, run.method, run.backbone, results)
@@ -253,7 +253,7 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
         "seed": run.seed,
         "learning_rate": rate,
         "split": "development" if run.development else "test",
-        **({} if run.development else {"frozen": study.frozen}),
+        **({} if run.development else {"frozen": study.frozen[run.backbone]}),
         **described,
         "resumed": record["resumed"],
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
@@ -307,7 +307,8 @@ def main(arguments: list[str]) -> None:
         if unknown := [name for name in given or () if name not in known]:
             raise ValueError(f"{study.name} has no {', '.join(unknown)}; legal values: {', '.join(known)}.")
     if not options.development:
-        check_frozen(study)
+        for name in options.backbones or study.backbones:
+            check_frozen(study, name)
     runs = list(
         planned(
             study,

@@ -88,8 +88,8 @@ class Study:
         seeds (`tuple[int, ...]`, *optional*): Seeds of the test runs. Development runs have the first one.
         claims (`tuple[Claim, ...]`, *optional*): Claimed differences.
         reported (`dict[str, dict[str, float]]`, *optional*): Method -> granularity -> the paper's mean, in percent.
-        frozen (`str`, *optional*): Commit at which the settings were frozen, with the development results that the
-            learning rates are chosen by. Without, no test is scored.
+        frozen (`dict[str, str]`, *optional*): Backbone -> commit at which its settings were frozen, with the
+            development results that the learning rates are chosen by. Without, no test is scored.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Study:
     seeds: tuple[int, ...] = (0, 1, 2)
     claims: tuple[Claim, ...] = ()
     reported: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    frozen: str | None = None
+    frozen: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def tests(self) -> list[str]:

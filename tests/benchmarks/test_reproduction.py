@@ -126,7 +126,7 @@ def test_no_run_starts_that_does_not_fit(place, monkeypatch):
     [(None, "not frozen"), ("0" * 40, "not an ancestor"), ("HEAD~1", None)],
 )
 def test_tests_are_scored_only_with_frozen_settings(place, frozen, message, monkeypatch):
-    study = replace(TINY, frozen=frozen, learning_rates=(1e-4,), backbones=("real",))
+    study = replace(TINY, frozen={"real": frozen} if frozen else {}, learning_rates=(1e-4,), backbones=("real",))
     planned = list(run.planned(study, development=False))[:1]
     if message is None:
         run.run_all(planned, **place)
