@@ -40,7 +40,7 @@ from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import data_folder, default_base
 from trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddings, truncate
-from trainers.core.codes import bytes_per_vector
+from trainers.core.codes import bytes_per_vector, with_present_names
 from trainers.evaluation.coding import code_vectors
 from trainers.evaluation.evaluators import Retrieval
 from trainers.evaluation.search import exact_search, ranking_scores, rerank
@@ -341,7 +341,7 @@ def main(arguments: list[str]) -> None:
             shown = {str(g): round(100 * found[tests[0]][g], 1) for g in found[tests[0]] if g.code == "qama-2"}
             print(f"{step}, seed {seed}: trained in {seconds:.0f} s, {tests[0]} {shown}", flush=True)
     if options.table or options.figures or options.seeds:
-        results = json.loads(file.read_text(encoding="utf-8"))
+        results = with_present_names(json.loads(file.read_text(encoding="utf-8")))
         print_tables(results, tests)
         if options.figures:
             draw(results, tests)

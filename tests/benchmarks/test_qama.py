@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 from benchmarks.reproduction import qama as study
 from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers import Granularity
-from trainers.core.codes import bytes_per_vector
+from trainers.core.codes import bytes_per_vector, with_present_names
 
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def results() -> dict:
-    return json.loads((study.RESULTS / "qama.json").read_text(encoding="utf-8"))
+    return with_present_names(json.loads((study.RESULTS / "qama.json").read_text(encoding="utf-8")))
 
 
 @pytest.fixture(scope="module")

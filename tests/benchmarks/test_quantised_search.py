@@ -117,7 +117,7 @@ def test_the_page_has_the_figures_of_the_results_file():
     assert found["quick"] is False
     two_bits = f"{found['single_query_speedup']:.1f} times faster | {found['batch_speedup']:.1f} times faster"
     assert rows["`qama-2`"].endswith(f"{two_bits} | {found['recall_at_100']:.3f}")
-    for row, name in {"`qama-2`, 400 rescored by int8": "by_int8", "`int8`": "int8", "`sign`": "sign"}.items():
+    for row, name in {"`qama-2`, 400 rescored by int8": "by_int8", "`int8`": "int8", "`binary`": "sign"}.items():
         assert rows[row].endswith(f"{found[f'recall_at_100_{name}']:.3f}")
     assert f"`qama-2` is {found['batch_speedup_over_torch']:.1f} times faster" in section
     slower = [1 / found[f"{kind}_speedup_over_sign"] for kind in ("batch", "single_query")]
