@@ -23,7 +23,8 @@ class BackboneArguments:
     """Which model to train."""
 
     model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Folder or Hub id of the backbone. Default: a new m3BERT."}
+        default=None,
+        metadata={"help": "Folder or Hub id of the backbone. Default: a new m3BERT.", "aliases": ["--model"]},
     )
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "Folder or Hub id of the tokenizer. Default: that of the model."}

@@ -29,7 +29,7 @@ from .command import EXPORT_FILES, check_overwriting, parse_options, remove_file
 class NativeArguments:
     """What to export, and where to."""
 
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT."})
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT.", "aliases": ["--model"]})
     output_dir: str = field(default="runs/native", metadata={"help": "Folder for the model."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
     format: str = field(default="native", metadata={"help": "native; other formats have options of their own."})

@@ -27,7 +27,7 @@ from .export_native import checkpoint_of
 class StaticArguments:
     """What to export, and where to."""
 
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT."})
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT.", "aliases": ["--model"]})
     output_dir: str = field(default="runs/static", metadata={"help": "Folder for the model."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
     format: str = field(default="static", metadata={"help": "static or router."})

@@ -61,7 +61,11 @@ def add_exit_options(parser: ArgumentParser) -> None:
         "--vocabulary_cache_dir",
         help="folder that keeps the embeddings of the vocabulary's tokens for the next fit; default: none",
     )
-    parser.add_argument("--teacher", help="folder or Hub id of another encoder, whose embeddings the exits predict")
+    parser.add_argument(
+        "--teacher",
+        "--teacher_name_or_path",
+        help="folder or Hub id of another encoder, whose embeddings the exits predict",
+    )
     parser.add_argument("--teacher_cache_dir", default="runs/teachers", help="folder for the teacher's embeddings")
     parser.add_argument("--max_length", type=int, help="longest text in tokens; default: the model's limit")
     parser.add_argument("--batch_size", type=int, default=64, help="texts of 128 tokens per batch; more short ones")

@@ -32,7 +32,9 @@ from .command import parse_options, run_command
 class MiningArguments:
     """Which pairs, which teacher, and which negatives."""
 
-    teacher_name_or_path: str | None = field(default=None, metadata={"help": "Folder or Hub id of the teacher."})
+    teacher_name_or_path: str | None = field(
+        default=None, metadata={"help": "Folder or Hub id of the teacher.", "aliases": ["--teacher"]}
+    )
     teacher_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the teacher."})
     teacher_pooling: str | None = field(
         default=None, metadata={"help": "Pooling of the teacher: mean, cls, lasttoken, ... Default: as published."}
