@@ -17,6 +17,7 @@ from scripts import (
     mine_negatives,
     quickstart,
     search,
+    train,
 )
 from scripts.command import (
     RENAMED,
@@ -73,6 +74,25 @@ def test_a_required_option_has_no_default(capsys):
         parser.parse_args(["--help"])
     printed = capsys.readouterr().out
     assert "number of documents\n" in printed and "share that may be lost (default: 0.01)" in printed
+
+
+@pytest.mark.parametrize(
+    "main, words",
+    [
+        (train.main, ["mipic"]),
+        (evaluate.main, []),
+        (export.main, []),
+        (export.main, ["--format", "native"]),
+        (export.main, ["--format", "static"]),
+        (export.main, ["--format", "router"]),
+        (index.main, ["plan.json"]),
+        (quickstart.main, []),
+    ],
+)
+def test_the_model_has_the_same_option_everywhere(main, words):
+    for option in ("--model", "--model_name_or_path"):
+        with pytest.raises(ValueError, match=r"^unknown option --nothing\."):
+            main([*words, option, "runs/model", "--nothing", "1"])
 
 
 @pytest.mark.parametrize(
