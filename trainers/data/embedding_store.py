@@ -9,6 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..core.durable import replacing
+from ..core.durable import only_writer, replace_text, sync_folder
 from ..core.parallel.ranks import rank, wait_for_all_ranks, world_size
 
 
@@ -42,11 +43,19 @@ def fingerprint_of(texts: Iterable[str], digest: blake2b | None = None) -> str:
 class EmbeddingStore:
     """
     Memory-mapped arrays that the processes of one machine fill together, batch by batch. An interrupted run can be
-    resumed with any number of processes.
+    resumed with any number of processes. Another run that wants the same folder waits:
 
-    The folder has one file `{name}.npy` of shape `(texts, width)` per array; `checksums.npy`, one number per batch, 0
-    for a missing batch; and `manifest.json`, which describes the embeddings. Disk space is preallocated, so that a
-    disk that is too small is noticed before the embeddings are computed.
+    ```python
+    with EmbeddingStore(...) as store:
+        for batch in store.missing():
+            store.write(batch, ...)
+        arrays = store.read()
+    ```
+
+    The folder has one file `{name}.npy` of shape `(texts, width)` per array, which is named `{name}.npy.unfinished`
+    until all batches are there; `checksums.npy`, one number per batch, 0 for a missing batch; and `manifest.json`,
+    which describes the embeddings. Disk space is preallocated, so that a disk that is too small is noticed before the
+    embeddings are computed.
 
     Args:
         folder (`Path`): Folder; created if it does not exist.
@@ -58,9 +67,9 @@ class EmbeddingStore:
             `torch.float16`.
 
     Raises:
-        ValueError: if the folder has a different manifest (the message names the differences), or a file that cannot
-            be read.
-        OSError: if the disk is too small for the arrays. No files are left behind.
+        ValueError: when it is entered, if the folder has a different manifest (the message names the differences), or
+            a file that cannot be read.
+        OSError: when it is entered, if the disk is too small for the arrays. No files are left behind.
     """
 
     def __init__(
@@ -71,45 +80,61 @@ class EmbeddingStore:
         batches: Sequence[Sequence[int]],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.folder, self.batches = folder, batches
+        self.folder, self.batches, self.manifest = folder, batches, manifest
         number = torch.empty(0, dtype=dtype).numpy().dtype
-        shapes: dict[str, Shape] = {name: (number, (sum(map(len, batches)), width)) for name, width in widths.items()}
-        shapes["checksums"] = (np.dtype(np.uint64), (len(batches),))
-        if rank() == 0:
-            if (folder / "manifest.json").is_file():
-                self._compare(manifest)
-                self._mend(shapes)
-            else:
-                self._prepare(manifest, shapes)
-        wait_for_all_ranks()
-        self._compare(manifest)
-        self._arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r+") for name in shapes}
-        self._checksums = self._arrays.pop("checksums")
+        shape = sum(map(len, batches))
+        self.shapes: dict[str, Shape] = {name: (number, (shape, width)) for name, width in widths.items()}
+        self.shapes["checksums"] = (np.dtype(np.uint64), (len(batches),))
 
-    def _prepare(self, manifest: Mapping[str, Any], shapes: Mapping[str, Shape]) -> None:
+    def __enter__(self) -> EmbeddingStore:
+        with ExitStack() as stack:
+            if rank() == 0:
+                stack.enter_context(only_writer(self.folder, wait=True))
+                if (self.folder / "manifest.json").is_file():
+                    self._compare()
+                    self._mend()
+                else:
+                    self._prepare()
+            wait_for_all_ranks()
+            self._compare()
+            self._arrays = {name: np.load(self._file(name), mmap_mode="r+") for name in self.shapes}
+            self._checksums = self._arrays.pop("checksums")
+            self._lock = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.close()
+
+    def _file(self, name: str) -> Path:
+        """Where an array is now."""
+        file = self.folder / f"{name}.npy"
+        return file if name == "checksums" or file.is_file() else unfinished(file)
+
+    def _prepare(self) -> None:
         new = not self.folder.is_dir()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(exist_ok=True)
+        files = {name: self.folder / f"{name}.npy" for name in self.shapes}
+        files |= {name: unfinished(file) for name, file in files.items() if name != "checksums"}
         try:
-            for name, (number, shape) in shapes.items():
-                np.lib.format.open_memmap(self.folder / f"{name}.npy", "w+", number, shape).flush()
-                _take_room(self.folder / f"{name}.npy")
+            for name, (number, shape) in self.shapes.items():
+                np.lib.format.open_memmap(files[name], "w+", number, shape).flush()
+                _take_room(files[name])
             # Written last and atomically: a folder with a manifest has all its arrays.
-            with replacing(self.folder / "manifest.json") as draft:
-                draft.write_text(json.dumps(dict(manifest), indent=2) + "\n", encoding="utf-8")
+            replace_text(self.folder / "manifest.json", json.dumps(dict(self.manifest), indent=2) + "\n")
         except OSError as error:
-            for name in shapes:
-                (self.folder / f"{name}.npy").unlink(missing_ok=True)
+            for file in files.values():
+                file.unlink(missing_ok=True)
             if new:
                 self.folder.rmdir()
-            gigabytes = sum(number.itemsize * math.prod(shape) for number, shape in shapes.values()) / 1e9
+            gigabytes = sum(number.itemsize * math.prod(shape) for number, shape in self.shapes.values()) / 1e9
             raise OSError(
                 error.errno, f"Cannot allocate {gigabytes:.3f} GB for embeddings in {self.folder}: {error.strerror}"
             ) from error
 
-    def _mend(self, shapes: Mapping[str, Shape]) -> None:
+    def _mend(self) -> None:
         """Extend truncated files to their full length. The checksums then show which batches are damaged."""
-        for name, (number, shape) in shapes.items():
-            file = self.folder / f"{name}.npy"
+        for name, (number, shape) in self.shapes.items():
+            file = self._file(name)
             try:
                 with file.open("rb") as opened:
                     np.lib.format.read_magic(opened)
@@ -125,9 +150,9 @@ class EmbeddingStore:
                     opened.truncate(size)
                 _take_room(file)
 
-    def _compare(self, manifest: Mapping[str, Any]) -> None:
+    def _compare(self) -> None:
         found = json.loads((self.folder / "manifest.json").read_text(encoding="utf-8"))
-        wanted = json.loads(json.dumps(dict(manifest)))
+        wanted = json.loads(json.dumps(dict(self.manifest)))
         differing = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
         if differing:
             raise ValueError(
@@ -154,16 +179,27 @@ class EmbeddingStore:
         self._checksums[batch] = self._checksum(batch)  # after the data: a checksum means that the batch is complete
 
     def read(self) -> dict[str, np.memmap]:
-        """Name of each array -> memory-mapped embeddings."""
+        """Name of each array -> memory-mapped embeddings. All ranks call it, after their last batch."""
         for array in (*self._arrays.values(), self._checksums):
             array.flush()
-        return self._arrays
+        wait_for_all_ranks()
+        if rank() == 0:
+            for name in self._arrays:
+                os.replace(self._file(name), self.folder / f"{name}.npy")
+            sync_folder(self.folder)
+        wait_for_all_ranks()
+        return {name: np.load(self.folder / f"{name}.npy", mmap_mode="r+") for name in self._arrays}
 
     def _checksum(self, batch: int) -> int:
         digest = blake2b(digest_size=8)
         for array in self._arrays.values():
             digest.update(np.ascontiguousarray(array[self.batches[batch]]).data)
         return int.from_bytes(digest.digest(), "big") or 1
+
+
+def unfinished(file: Path) -> Path:
+    """The name of an array that lacks batches: nobody takes its zeros for embeddings."""
+    return file.with_name(f"{file.name}.unfinished")
 
 
 def _take_room(file: Path) -> None:

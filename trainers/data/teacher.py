@@ -22,7 +22,7 @@ from modeling_m3bert.settings_m3bert import safetensors_only
 
 from ..core.device import ComputeArguments, autocast, place
 from ..core.extras import require_sentence_transformers
-from ..core.parallel.ranks import rank, wait_for_all_ranks
+from ..core.parallel.ranks import rank
 from .embedding_store import EmbeddingStore, fingerprint_of
 
 
@@ -185,24 +185,24 @@ class Teacher:
         batches = [
             range(start, min(start + ROWS_OF_A_BATCH, len(texts))) for start in range(0, len(texts), ROWS_OF_A_BATCH)
         ]
-        store = EmbeddingStore(folder, identity | {"width": width}, {"embeddings": width}, batches, DTYPES[self.dtype])
-        missing = store.missing()
-        if missing and model is None:
-            model = self.load()
-        bar = tqdm(
-            total=sum(len(batches[batch]) for batch in missing),
-            desc=description,
-            unit=" texts",
-            disable=description is None or rank() > 0,
-            leave=False,
-        )
-        with bar:
-            for batch in missing:
-                rows = texts[batches[batch].start : batches[batch].stop]
-                store.write(batch, {"embeddings": self._encode(model, rows)})
-                bar.update(len(rows))
-        wait_for_all_ranks()
-        return TeacherEmbeddings(texts, store.read()["embeddings"])
+        identity["width"] = width
+        with EmbeddingStore(folder, identity, {"embeddings": width}, batches, DTYPES[self.dtype]) as store:
+            missing = store.missing()
+            if missing and model is None:
+                model = self.load()
+            bar = tqdm(
+                total=sum(len(batches[batch]) for batch in missing),
+                desc=description,
+                unit=" texts",
+                disable=description is None or rank() > 0,
+                leave=False,
+            )
+            with bar:
+                for batch in missing:
+                    rows = texts[batches[batch].start : batches[batch].stop]
+                    store.write(batch, {"embeddings": self._encode(model, rows)})
+                    bar.update(len(rows))
+            return TeacherEmbeddings(texts, store.read()["embeddings"])
 
     def _encode(self, model: Any, texts: list[str]) -> torch.Tensor:
         """Embeddings `(texts, width)` in the dtype of the cache. Raises a ValueError if one is not finite."""

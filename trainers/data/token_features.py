@@ -151,38 +151,38 @@ def token_embeddings(
         # Another run at the same time must not share a folder that this one removes. Ranks have one parent.
         name += f"-{os.getpid() if world_size() == 1 else os.getppid()}"
     folder = Path(cache_dir or tempfile.gettempdir()) / name
-    store = EmbeddingStore(folder, identity, {"embeddings": width}, parts)
-    missing = store.missing()
-    if missing and vocab_size > LARGE_VOCABULARY and rank() == 0:
-        logger.warning(
-            f"Embedding each of the {vocab_size:,} tokens of the vocabulary once, in {len(missing)} parts. On a CPU, "
-            f"this may take half an hour; when interrupted, it continues from {folder}."
-        )
-    with tqdm(
-        total=sum(len(parts[part]) for part in missing),
-        desc="Vocabulary",
-        unit=" tokens",
-        disable=not progress or rank() > 0,
-        leave=False,
-    ) as bar:
-        for part in missing:
-            vectors = torch.zeros(len(parts[part]), width)
-            tokens = [token for token in parts[part] if token < len(tokenizer) and token not in special]
-            if tokens:
-                found = encode([[*frame.begin, token, *frame.end] for token in tokens], [depth])[depth].float().cpu()
-                wrong = (~torch.isfinite(found)).any(dim=1).nonzero()
-                if len(wrong):
-                    token = tokens[int(wrong[0])]
-                    name = tokenizer.convert_ids_to_tokens(token)
-                    raise ValueError(f"The embedding of the token {name!r} (id {token}) is not finite.")
-                vectors[torch.tensor(tokens) - parts[part].start] = found
-            store.write(part, {"embeddings": vectors})
-            bar.update(len(parts[part]))
-    wait_for_all_ranks()
-    embeddings = torch.from_numpy(np.array(store.read()["embeddings"]))
-    wait_for_all_ranks()
-    if cache_dir is None and rank() == 0:
-        shutil.rmtree(folder)
+    with EmbeddingStore(folder, identity, {"embeddings": width}, parts) as store:
+        missing = store.missing()
+        if missing and vocab_size > LARGE_VOCABULARY and rank() == 0:
+            logger.warning(
+                f"Embedding each of the {vocab_size:,} tokens of the vocabulary once, in {len(missing)} parts. On a "
+                f"CPU, this may take half an hour; when interrupted, it continues from {folder}."
+            )
+        with tqdm(
+            total=sum(len(parts[part]) for part in missing),
+            desc="Vocabulary",
+            unit=" tokens",
+            disable=not progress or rank() > 0,
+            leave=False,
+        ) as bar:
+            for part in missing:
+                vectors = torch.zeros(len(parts[part]), width)
+                tokens = [token for token in parts[part] if token < len(tokenizer) and token not in special]
+                if tokens:
+                    ids = [[*frame.begin, token, *frame.end] for token in tokens]
+                    found = encode(ids, [depth])[depth].float().cpu()
+                    wrong = (~torch.isfinite(found)).any(dim=1).nonzero()
+                    if len(wrong):
+                        token = tokens[int(wrong[0])]
+                        name = tokenizer.convert_ids_to_tokens(token)
+                        raise ValueError(f"The embedding of the token {name!r} (id {token}) is not finite.")
+                    vectors[torch.tensor(tokens) - parts[part].start] = found
+                store.write(part, {"embeddings": vectors})
+                bar.update(len(parts[part]))
+        embeddings = torch.from_numpy(np.array(store.read()["embeddings"]))
+        wait_for_all_ranks()
+        if cache_dir is None and rank() == 0:
+            shutil.rmtree(folder)
     return embeddings
 
 

@@ -23,7 +23,7 @@ from ..core.columns import Role
 from ..core.device import ComputeArguments, autocast, place
 from ..core.encoding.chunking import PassCost
 from ..core.granularity import EncoderConfig, Granularity, Grid
-from ..core.parallel.ranks import rank, wait_for_all_ranks, world_size
+from ..core.parallel.ranks import rank, world_size
 from ..core.projection import Projection
 from ..core.states import (
     NestedStates,
@@ -285,12 +285,11 @@ class GridEncoder:
 
         names = {layer: f"layer_{layer}" for layer in widths}
         array_widths = {names[layer]: width for layer, width in widths.items()}
-        store = EmbeddingStore(folder, self.manifest(texts, role), array_widths, blocks, self.dtype)
-        missing = {block: blocks[block] for block in store.missing()}
-        for block, _, vectors in self._run(texts, missing, role, description):
-            store.write(block, {names[layer]: vectors[layer] for layer in widths})
-        wait_for_all_ranks()
-        arrays = store.read()
+        with EmbeddingStore(folder, self.manifest(texts, role), array_widths, blocks, self.dtype) as store:
+            missing = {block: blocks[block] for block in store.missing()}
+            for block, _, vectors in self._run(texts, missing, role, description):
+                store.write(block, {names[layer]: vectors[layer] for layer in widths})
+            arrays = store.read()
         found = {layer: torch.from_numpy(arrays[names[layer]]) for layer in widths}
         return GridEmbeddings(grid, found, self.normalize)
 
