@@ -17,6 +17,7 @@ import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.settings_m3bert import MODULES_FILE, check_weights, hub_id, read_json
 from trainers.core import papers
+from trainers.core.durable import replace_text
 from trainers.core.granularity import Grid
 from trainers.hub.training_record import TrainingRecord
 
@@ -155,7 +156,7 @@ def write_adapter_card(
     shared = TEMPLATE.read_text(encoding="utf-8").partition(SHARED)
     values = {"name": name, "repo": repo_id, **context(adapter, said)}
     card = merged_card(template + shared[1] + shared[2], values, metadata(adapter, said), name, previous=previous)
-    (folder / CARD).write_text(str(card), encoding="utf-8")
+    replace_text(folder / CARD, str(card))
 
 
 def datasets_of(adapter: Adapter, said: Statements) -> list[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
+from trainers.core.durable import replace_text
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import TASKS
@@ -66,4 +67,4 @@ def write_eval_results(folder: Path, entries: list[EvalResultEntry]) -> None:
         return
     file.parent.mkdir(exist_ok=True)
     content = yaml.safe_dump(eval_result_entries_to_yaml(entries), sort_keys=False, width=1000)
-    file.write_text(content, encoding="utf-8")
+    replace_text(file, content)

@@ -21,6 +21,7 @@ import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.settings_m3bert import MODULES_FILE
 from trainers.core.codes import CODES
+from trainers.core.durable import replace_text
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
@@ -213,7 +214,7 @@ def prepare_standalone(
     for name, value in stated.items():
         if value:
             setattr(card.data, name, value)
-    (folder / CARD).write_text(str(card), encoding="utf-8")
+    replace_text(folder / CARD, str(card))
     refuse_tokens(folder, token)
     why = f"not a part of a {options.format}"
     return Publication(folder, repo_id, {name: why for name, _ in checkpoint.files() if not (folder / name).exists()})
@@ -274,7 +275,7 @@ def describe(
         int8, fp16 = options.onnx_int8, options.onnx_fp16
         graphs = write_graphs(checkpoint.encoder(), options.onnx, folder, int8=int8, fp16=fp16, data=options.data)
     content = CardSource(repo_id, checkpoint, results, options.statements, figures, graphs, cut)
-    (folder / CARD).write_text(str(render_card(content, previous)), encoding="utf-8")
+    replace_text(folder / CARD, str(render_card(content, previous)))
 
 
 def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> GridResults:

@@ -6,7 +6,6 @@ import argparse
 import difflib
 import os
 import re
-import shutil
 import sys
 import textwrap
 import warnings
@@ -14,6 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainers.core.durable import only_writer
 
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def check_overwriting(
     instead: str = "or name another folder",
 ) -> None:
     """
-    Check that a command may write to a folder. [`remove_files`] then removes what is there.
+    Check that a command may write to a folder. What is there is then replaced.
 
     Args:
         folder (`str`): The folder.
@@ -228,14 +229,12 @@ def check_overwriting(
         raise ValueError(f"{folder} holds {found}: pass --overwrite to replace it, {instead}.")
 
 
-def remove_files(folder: str | Path, files: Sequence[str]) -> None:
-    """Remove the files and folders whose names match one of the patterns; all others stay."""
-    for pattern in files:
-        for path in Path(folder).glob(pattern):
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+@contextmanager
+def writing_to(folder: str | Path, files: Sequence[str], *args: Any, **kwargs: Any) -> Iterator[None]:
+    """[`check_overwriting`], and keep other commands from the folder ([`only_writer`])."""
+    with only_writer(Path(folder)):
+        check_overwriting(folder, files, *args, **kwargs)
+        yield
 
 
 @contextmanager

@@ -17,7 +17,10 @@ With --fit_exits, shallow layers embed into the space of the last one (see `m3be
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from trainers.core.durable import replacing_files
 
 from .command import (
     MODEL_FILES,
@@ -25,8 +28,8 @@ from .command import (
     check_overwriting,
     compute_of,
     naming,
-    remove_files,
     run_command,
+    writing_to,
 )
 from .fit_exits import add_exit_options, report, save_with_exits
 
@@ -64,13 +67,13 @@ def convert(
 
     check_overwriting(output_dir, MODEL_FILES, overwrite, source)
     model, tokenizer = converted(source, revision, encoder_only=encoder_only, student_layers=student_layers)
-    if overwrite:
-        remove_files(output_dir, MODEL_FILES)
-    model.save_pretrained(output_dir)
-    tokenizer.save_pretrained(output_dir)
     embeds_alike = model.embedding_settings is not None and student_layers is None
-    if embeds_alike and (quantizer := find_quantizer(source, revision=revision)) is not None:
-        write_quantizer(output_dir, quantizer)
+    quantizer = find_quantizer(source, revision=revision) if embeds_alike else None
+    with replacing_files(Path(output_dir), stale=MODEL_FILES if overwrite else ()) as draft:
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        if quantizer is not None:
+            write_quantizer(draft, quantizer)
     return model
 
 
@@ -144,23 +147,23 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     if options.fit_exits and options.encoder_only:
         raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
-    check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
-    if options.fit_exits:
-        compute_of(options)  # refuses what is not there before the model is loaded
-        model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
-        fit = save_with_exits(
-            model,
-            tokenizer,
-            options.output_dir,
-            options.fit_exits,
-            options,
-            source=options.source,
-            revision=options.revision,
-        )
-        print(report(fit))
-    else:
-        chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}
-        model = convert(options.source, options.output_dir, options.revision, **chosen)
+    with writing_to(options.output_dir, MODEL_FILES, options.overwrite, options.source):
+        if options.fit_exits:
+            compute_of(options)  # refuses what is not there before the model is loaded
+            model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
+            fit = save_with_exits(
+                model,
+                tokenizer,
+                options.output_dir,
+                options.fit_exits,
+                options,
+                source=options.source,
+                revision=options.revision,
+            )
+            print(report(fit))
+        else:
+            chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}
+            model = convert(options.source, options.output_dir, options.revision, **chosen)
     print(
         f"{options.output_dir}: {model.config.num_hidden_layers} layers, hidden size {model.config.hidden_size}, "
         f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({options.output_dir!r}, "

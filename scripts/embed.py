@@ -16,8 +16,10 @@ Start a share again after it was interrupted: files that are complete are skippe
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -29,6 +31,7 @@ from datasets import Dataset, Features, List, Value
 
 from trainers import Granularity, truncate
 from trainers.core.dataset_checks import require_columns
+from trainers.core.durable import only_writer, replacing
 from trainers.core.streams.stream import Stream
 from trainers.data.collators import fields_of, joined_text, separator_for
 from trainers.data.files import load_files, stream_files
@@ -172,9 +175,13 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Partia
     if options.format != "npy":
         dataset = with_vectors(dataset, embeddings, options.normalize, options.dtype)
         if options.format == "datasets":
-            dataset.save_to_disk(str(folder / "dataset"))
+            draft = folder / "dataset.draft"
+            dataset.save_to_disk(str(draft))
+            shutil.rmtree(folder / "dataset", ignore_errors=True)
+            os.replace(draft, folder / "dataset")
         else:
-            dataset.to_parquet(str(folder / "embeddings.parquet"))
+            with replacing(folder / "embeddings.parquet") as draft:
+                dataset.to_parquet(str(draft))
         shutil.rmtree(arrays)
     print(f"{folder}: {len(texts):,} texts at {encoder.grid}")
 
@@ -223,7 +230,10 @@ def main(arguments: list[str]) -> None:
     is_ours = not torch.distributed.is_initialized()
     state = PartialState(cpu=encoding.uses_cpu)
     try:
-        embed(encoding, options, state)
+        # The arrays of npy have a lock of their own.
+        locked = options.format != "npy" and state.is_main_process
+        with only_writer(Path(options.output_dir)) if locked else nullcontext():
+            embed(encoding, options, state)
     finally:
         if is_ours:  # a process group that is left over ends some runs with warnings or an abort
             state.destroy_process_group()

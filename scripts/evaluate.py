@@ -34,6 +34,7 @@ from hub_cards.tables import latency_report, report, task_type_table
 from modeling_m3bert import convert_to_m3bert
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
 from trainers.core.device import ComputeArguments, place
+from trainers.core.durable import remove_files
 from trainers.core.extras import require_extra
 from trainers.core.states import unwrap_encoder
 from trainers.evaluation import (
@@ -51,7 +52,7 @@ from trainers.evaluation import (
 )
 from trainers.evaluation.grid_evaluation import installed_versions
 
-from .command import check_overwriting, parse_options, remove_files, run_command
+from .command import parse_options, run_command, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import DEFAULT_ENCODER, local_data
 
@@ -233,39 +234,39 @@ def main(arguments: list[str]) -> None:
         raise ValueError("--asymmetric and --no_asymmetric exclude each other: pass one of them.")
     if options.latency_onnx and not options.latency:
         raise ValueError("--latency_onnx and --no_latency exclude each other: pass one of them.")
-    check_overwriting(options.output_dir, FILES, options.overwrite)
-    set_seed(options.seed)
-    encoder = load_encoder(encoding)
-    # Before the work: an encoder that cannot be exported ends the run at once.
-    engines = onnx_engines(encoder, options.latency_onnx) if options.latency_onnx else None
-    unfinished = unfinished_file(encoder, encoding, options)
-    results = evaluate_grid(
-        encoder,
-        tasks,
-        local_data(),
-        mteb_tasks=mteb_tasks,
-        folder=Path(options.embeddings_dir) if options.embeddings_dir else None,
-        two_stages=options.two_stages,
-        asymmetric=options.asymmetric if options.asymmetric or options.no_asymmetric else None,
-        hybrid=options.hybrid,
-        seed=options.seed,
-        verbose=True,
-        unfinished=unfinished,
-    )
-    # The name of the default encoder, not its folder on this machine.
-    results.model = encoding.model_name_or_path or DEFAULT_ENCODER
-    results.settings["compile"] = encoding.compile
-    if options.latency:
-        results.latency = measure_latency(
-            as_deployed(encoder, encoding),
-            QUERIES,
-            documents=options.latency_documents,
+    with writing_to(options.output_dir, FILES, options.overwrite):
+        set_seed(options.seed)
+        encoder = load_encoder(encoding)
+        # Before the work: an encoder that cannot be exported ends the run at once.
+        engines = onnx_engines(encoder, options.latency_onnx) if options.latency_onnx else None
+        unfinished = unfinished_file(encoder, encoding, options)
+        results = evaluate_grid(
+            encoder,
+            tasks,
+            local_data(),
+            mteb_tasks=mteb_tasks,
+            folder=Path(options.embeddings_dir) if options.embeddings_dir else None,
+            two_stages=options.two_stages,
+            asymmetric=options.asymmetric if options.asymmetric or options.no_asymmetric else None,
+            hybrid=options.hybrid,
             seed=options.seed,
-            engines=engines,
+            verbose=True,
+            unfinished=unfinished,
         )
-    remove_files(options.output_dir, FILES)
-    write(results, Path(options.output_dir))
-    remove_files(options.output_dir, [UNFINISHED.format("*")])
+        # The name of the default encoder, not its folder on this machine.
+        results.model = encoding.model_name_or_path or DEFAULT_ENCODER
+        results.settings["compile"] = encoding.compile
+        if options.latency:
+            results.latency = measure_latency(
+                as_deployed(encoder, encoding),
+                QUERIES,
+                documents=options.latency_documents,
+                seed=options.seed,
+                engines=engines,
+            )
+        remove_files(options.output_dir, FILES)
+        write(results, Path(options.output_dir))
+        remove_files(options.output_dir, [UNFINISHED.format("*")])
     print(f"\n{task_type_table(results)}")
     if results.latency is not None:
         print(f"\n{latency_report(results.latency, results.granularities.layers)}")

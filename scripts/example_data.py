@@ -25,6 +25,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trainers.core.durable import replace_text
 from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 
 from .command import argument_parser, run_command
@@ -92,7 +93,7 @@ def write_examples(folder: Path) -> list[Path]:
             raise ValueError(f"{file} exists and is no example file: name another folder, or remove it.")
     for file, content in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(content, encoding="utf-8")
+        replace_text(file, content)
     return list(files)
 
 

@@ -24,9 +24,10 @@ from pathlib import Path
 
 from hub_cards.onnx_export import OPSETS, require_onnx
 from hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
+from trainers.core.durable import remove_files
 
 from . import export_native, export_static
-from .command import EXPORT_FILES, check_overwriting, parse_options, remove_files, run_command
+from .command import EXPORT_FILES, parse_options, run_command, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import default_base, local_data
 
@@ -81,29 +82,29 @@ def main(arguments: list[str]) -> None:
     encoding.grid = encoding.grid or ",".join(options.granularity)
     source, folder = encoding.model_name_or_path or default_base(), Path(options.output_dir)
     files = ["onnx"] if folder.resolve() == Path(source).resolve() else EXPORT_FILES
-    check_overwriting(folder, files, options.overwrite)
-    encoder = load_encoder(encoding)
-    remove_files(folder, files)
-    if files is EXPORT_FILES:
-        write_encoder_files(encoder, folder)
-    report = write_graphs(
-        encoder,
-        list(encoder.grid) if named else [],
-        folder,
-        int8=options.int8,
-        fp16=options.fp16,
-        normalize=options.normalize,
-        opset=options.opset,
-        tasks=options.tasks,
-        data=local_data(),
-    )
-    for graph in report.graphs:
-        facts = [f"{graph.granularity} in {graph.weights}", f"{graph.bytes / 1e6:.1f} MB"]
-        if graph.mean_cosine is not None:
-            facts.append(f"cosine to float32 {graph.mean_cosine:.4f} (lowest {graph.lowest_cosine:.4f})")
-        facts += [f"{task} {100 * score:.2f}" for task, score in graph.scores.items()]
-        print(f"{folder / graph.file}: {', '.join(facts)}")
-    print(f"{folder / QUALITY}: these figures")
+    with writing_to(folder, files, options.overwrite):
+        encoder = load_encoder(encoding)
+        remove_files(folder, files)
+        if files is EXPORT_FILES:
+            write_encoder_files(encoder, folder)
+        report = write_graphs(
+            encoder,
+            list(encoder.grid) if named else [],
+            folder,
+            int8=options.int8,
+            fp16=options.fp16,
+            normalize=options.normalize,
+            opset=options.opset,
+            tasks=options.tasks,
+            data=local_data(),
+        )
+        for graph in report.graphs:
+            facts = [f"{graph.granularity} in {graph.weights}", f"{graph.bytes / 1e6:.1f} MB"]
+            if graph.mean_cosine is not None:
+                facts.append(f"cosine to float32 {graph.mean_cosine:.4f} (lowest {graph.lowest_cosine:.4f})")
+            facts += [f"{task} {100 * score:.2f}" for task, score in graph.scores.items()]
+            print(f"{folder / graph.file}: {', '.join(facts)}")
+        print(f"{folder / QUALITY}: these figures")
 
 
 if __name__ == "__main__":

@@ -19,10 +19,11 @@ from transformers.utils import logging
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native, state_only
 from modeling_m3bert.conversion_m3bert import hub_id
+from trainers.core.durable import replacing_files
 from trainers.core.granularity import Granularity
 from trainers.hub.serving import problems_for_servers
 
-from .command import EXPORT_FILES, check_overwriting, parse_options, remove_files
+from .command import EXPORT_FILES, parse_options, writing_to
 
 
 @dataclass
@@ -60,16 +61,17 @@ def main(arguments: list[str]) -> None:
     (options,) = parse_options((NativeArguments,), __doc__, arguments)
     granularity = Granularity.parse(options.granularity) if options.granularity else None
     output, source = Path(options.output_dir), options.model_name_or_path
-    check_overwriting(output, EXPORT_FILES, options.overwrite, source)
-    checkpoint = checkpoint_of(source, options.revision)
-    remove_files(output, EXPORT_FILES)
-    native = export_native(
-        checkpoint, output, granularity, model_type=options.model_type, encoder_only=options.encoder_only
-    )
-    architecture = native.config.architectures[0]
-    print(f"{output}: {architecture}, {native.full} of {options.model_name_or_path}; needs no remote code.")
-    if state_only(checkpoint, native.config.num_hidden_layers):
-        print("Its exit reads the hidden state alone, and no static table: evaluate this folder.")
-    if native.head == "AutoModel":
-        for problem in problems_for_servers(output):
-            print(f"Servers may refuse it: {problem}")
+    with writing_to(output, EXPORT_FILES, options.overwrite, source):
+        checkpoint = checkpoint_of(source, options.revision)
+        with replacing_files(output, stale=EXPORT_FILES) as draft:
+            export_native(
+                checkpoint, draft, granularity, model_type=options.model_type, encoder_only=options.encoder_only
+            )
+        native = Checkpoint(output)
+        architecture = native.config.architectures[0]
+        print(f"{output}: {architecture}, {native.full} of {options.model_name_or_path}; needs no remote code.")
+        if state_only(checkpoint, native.config.num_hidden_layers):
+            print("Its exit reads the hidden state alone, and no static table: evaluate this folder.")
+        if native.head == "AutoModel":
+            for problem in problems_for_servers(output):
+                print(f"Servers may refuse it: {problem}")

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from hub_cards.router_export import export_router
 from hub_cards.static_export import DTYPES, export_static
+from modeling_m3bert.settings_m3bert import MODULES_FILE
 from trainers.core.codes import FLOAT
+from trainers.core.durable import replacing_files
 from trainers.core.granularity import Granularity
 
-from .command import EXPORT_FILES, check_overwriting, parse_options, remove_files
+from .command import EXPORT_FILES, parse_options, writing_to
 from .export_native import checkpoint_of
 
 
@@ -59,15 +61,14 @@ def main(arguments: list[str]) -> None:
     if router and size is not None and size.layer != 0 and options.dtype != "float32":
         raise ValueError(f"--dtype {options.dtype} is for a static table, and {size} is none.")
     folder, source = Path(options.output_dir), options.model_name_or_path
-    check_overwriting(folder, EXPORT_FILES, options.overwrite, source)
-    checkpoint = checkpoint_of(source, options.revision)
-    remove_files(folder, EXPORT_FILES)
-    if router:
-        queries, documents = export_router(
-            checkpoint, folder, size, dtype=options.dtype, model_type=options.model_type
-        )
-        print(f"{folder}: queries {queries}, documents {documents} of {options.model_name_or_path}.")
-    else:
-        found = export_static(checkpoint, folder, None if size is None else size.dim, dtype=options.dtype)
-        print(f"{folder}: {found} of {options.model_name_or_path} as StaticEmbedding and StaticModel.")
+    with writing_to(folder, EXPORT_FILES, options.overwrite, source):
+        checkpoint = checkpoint_of(source, options.revision)
+        with replacing_files(folder, last=MODULES_FILE, stale=EXPORT_FILES) as draft:
+            if router:
+                parts = export_router(checkpoint, draft, size, dtype=options.dtype, model_type=options.model_type)
+                said = f"queries {parts[0]}, documents {parts[1]} of {source}."
+            else:
+                found = export_static(checkpoint, draft, None if size is None else size.dim, dtype=options.dtype)
+                said = f"{found} of {source} as StaticEmbedding and StaticModel."
+        print(f"{folder}: {said}")
     print("Needs no remote code. To publish it: hf upload user/name", folder)

@@ -18,14 +18,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trainers.core.durable import replacing_files
+
 from .command import (
     MODEL_FILES,
     add_compute_options,
     argument_parser,
-    check_overwriting,
     compute_of,
-    remove_files,
     run_command,
+    writing_to,
 )
 
 
@@ -158,13 +159,12 @@ def save_with_exits(
     if model.dtype != kept:
         model.to(kept)
     model.embedding_settings = None  # written below, without the projection
-    if options.overwrite:
-        remove_files(output_dir, MODEL_FILES)
-    model.save_pretrained(output_dir)
-    tokenizer.save_pretrained(output_dir)
     limit = longest_text(model.config, tokenizer, published.max_length)
     settings = replace(published, projection=None, max_length=limit)  # the exits are fitted to the projection
-    settings.write(output_dir, width=width_of(model.config))
+    with replacing_files(Path(output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        settings.write(draft, width=width_of(model.config))
     return fit
 
 
@@ -196,7 +196,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--revision", help="branch, tag or commit of the source")
     add_exit_options(parser)
     options = parser.parse_args(arguments)
-    check_overwriting(options.output_dir, MODEL_FILES, options.overwrite, options.source)
     compute_of(options)  # refuses what is not there before the model is loaded
 
     from transformers import AutoModel, AutoTokenizer
@@ -204,11 +203,13 @@ def main(arguments: list[str]) -> None:
     import modeling_m3bert  # noqa: F401  # registers m3BERT
     from modeling_m3bert.settings_m3bert import safetensors_only
 
-    model = AutoModel.from_pretrained(options.source, revision=options.revision, **safetensors_only(options.source))
-    tokenizer = AutoTokenizer.from_pretrained(options.source, revision=options.revision)
-    fit = save_with_exits(
-        model, tokenizer, options.output_dir, options.files, options, source=options.source, revision=options.revision
-    )
+    source, revision = options.source, options.revision
+    with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
+        model = AutoModel.from_pretrained(source, revision=revision, **safetensors_only(source))
+        tokenizer = AutoTokenizer.from_pretrained(source, revision=revision)
+        fit = save_with_exits(
+            model, tokenizer, options.output_dir, options.files, options, source=source, revision=revision
+        )
     print(f"{report(fit)}\nSaved to {options.output_dir}.")
 
 

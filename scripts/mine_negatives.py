@@ -22,6 +22,7 @@ from datasets import Dataset
 from trainers import Teacher
 from trainers.core.dataset_checks import require_columns
 from trainers.core.device import ComputeArguments
+from trainers.core.durable import replacing
 from trainers.core.extras import require_extra, require_sentence_transformers
 from trainers.data.files import load_files
 
@@ -131,7 +132,8 @@ def main(arguments: list[str]) -> None:
     found = mine(pairs, teacher, options, corpus)
     file = Path(options.output_file)
     file.parent.mkdir(parents=True, exist_ok=True)
-    found.to_json(str(file))
+    with replacing(file) as draft:
+        found.to_json(str(draft), compression="gzip" if file.suffix == ".gz" else None)
     print(f"{file}: {len(found):,} of {len(pairs):,} pairs, {options.negatives} negatives per pair")
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from trainers.core.durable import replace_text
 from trainers.evaluation import find_task
 from trainers.evaluation.readers import read_part
 
@@ -63,7 +64,7 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"{options.file} exists: name another file, or remove it.")
     sentences = paper_corpus(local_data(), options.seed)
     options.file.parent.mkdir(parents=True, exist_ok=True)
-    options.file.write_text("".join(f"{sentence}\n" for sentence in sentences), encoding="utf-8")
+    replace_text(options.file, "".join(f"{sentence}\n" for sentence in sentences))
     print(f"{options.file}: {len(sentences):,} sentences")
 
 

@@ -23,12 +23,14 @@ import argparse
 import importlib.util
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trainers
+from trainers.core.durable import only_writer, remove_files, replacing_files
 
 from .command import (
     MODEL_FILES,
@@ -37,7 +39,6 @@ from .command import (
     check_overwriting,
     group_options,
     read_options,
-    remove_files,
     run_command,
 )
 from .recipes import read_recipes
@@ -436,9 +437,10 @@ def resumed_checkpoint(args: Any) -> str | None:
 def save_merged(trainer: Any) -> None:
     """Save the backbone with the adapter merged into it. The adapter itself stays in the last checkpoint."""
     if trainer.is_world_process_zero():
-        trainer.backbone.merge_and_unload().save_pretrained(trainer.args.output_dir)
-        trainer.processing_class.save_pretrained(trainer.args.output_dir)
-        trainer.save_modules(trainer.args.output_dir, trainer.nested.state_dict())
+        with replacing_files(Path(trainer.args.output_dir)) as draft:
+            trainer.backbone.merge_and_unload().save_pretrained(draft)
+            trainer.processing_class.save_pretrained(draft)
+            trainer.save_modules(str(draft), trainer.nested.state_dict())
 
 
 def main(arguments: list[str]) -> None:
@@ -448,6 +450,13 @@ def main(arguments: list[str]) -> None:
     config_class, trainer_class = method_of(arguments[0])
     backbone, data, args = parse(config_class, arguments[1:])
     check_options(backbone, data, args)
+    # Of several processes, the first one writes.
+    with only_writer(Path(args.output_dir)) if args.should_save else nullcontext():
+        train(trainer_class, backbone, data, args)
+
+
+def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> None:
+    """Train, save, and evaluate where there is something to evaluate on."""
     checkpoint = resumed_checkpoint(args)
     if checkpoint is None:
         instead = "or go on with it: --resume_from_checkpoint auto"

@@ -102,6 +102,10 @@ def padded_batch(vocab_size: int = 99, lengths: tuple[int, ...] = (7, 3, 1, 5)) 
 
 @pytest.fixture(scope="session")
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    return word_tokenizer()
+
+
+def word_tokenizer() -> PreTrainedTokenizerFast:
     """A word-level tokenizer of 99 words at most, with BERT's frame."""
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
     tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate([*special, *WORDS])}, unk_token="<unk>"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable
@@ -35,11 +36,13 @@ from trainers.index.plan import Plan
 
 
 def fuzzed(examples: int) -> Callable[[Any], Any]:
-    """The same examples in every run, however long one takes."""
+    """The same examples in every run, however long one takes; with M3BERT_FUZZ=n (`make soak`), n times as many others."""
     unlimited = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
+    more = os.environ.get("M3BERT_FUZZ")
     return settings(
-        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=unlimited
-    )
+        max_examples=examples * int(more or 1), derandomize=more is None, deadline=None, database=None,
+        suppress_health_check=unlimited,
+    )  # fmt: skip
 
 
 def refused(read: Callable[[], Any], name: str | Path = "") -> None:

@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -18,17 +19,19 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
-from transformers.trainer_utils import EvalLoopOutput, EvalPrediction
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, EvalPrediction
 
 from .arguments import NestedTrainingArguments
 from .checkpoints import check_training_state, load_weights, part_of
 from .dataset_checks import require_columns, require_one_batch
+from .durable import replacing_files, writing
 from .granularity import Grid
 from .model import NestedModel
 from .objective import Objective, Term, TermMeter
 from .optimization import OWN_GROUP, reshape_loaded_state, set_apart, warm_up_apart
 from .parallel.fsdp import check_checkpoint, check_fsdp, precision_policy
-from .parallel.ranks import equal_on_all_ranks, rank, world_size
+from .parallel.ranks import equal_on_all_ranks, rank, wait_for_all_ranks, world_size
 from .projection import Projection
 from .states import check_pooling, reads_table, unwrap_encoder
 from .streams.loader import Layout, StreamLoader
@@ -211,10 +214,24 @@ class NestedTrainer(Trainer):
             self._stream_loader.load(resume_from_checkpoint)
         return prepared
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        # A checkpoint with this file is complete. One of an earlier run in its place is not any more.
+        if self.args.should_save:
+            folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
+        wait_for_all_ranks()
+        super()._save_checkpoint(model, trial)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        with writing(output_dir):
+            super()._save_optimizer_and_scheduler(output_dir)
+
     def _save_rng_state(self, output_dir: str) -> None:
-        super()._save_rng_state(output_dir)
-        if self._stream_loader is not None:
-            self._stream_loader.save(output_dir)
+        with writing(output_dir):
+            super()._save_rng_state(output_dir)
+            if self._stream_loader is not None:
+                self._stream_loader.save(output_dir)
+        wait_for_all_ranks()  # before the first one says that the checkpoint is complete
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         # Weight decay would pull a learned temperature towards 1, which does not regularise it, and shrink the rows of
@@ -355,7 +372,6 @@ class NestedTrainer(Trainer):
         if not self.args.should_save or state_dict == {}:
             return
         output_dir = output_dir if output_dir is not None else self.args.output_dir
-        os.makedirs(output_dir, exist_ok=True)
         self.declare_grid()
         if state_dict is None:
             state_dict = self.nested.state_dict()
@@ -363,20 +379,18 @@ class NestedTrainer(Trainer):
         exact = (
             self._is_checkpoint and isinstance(self.backbone, PreTrainedModel) and reads_table(self.backbone.config)
         )
-        self.backbone.save_pretrained(
-            output_dir, state_dict=part_of(state_dict, "backbone."), **({"halve_table": False} if exact else {})
-        )
-        self.save_modules(output_dir, state_dict)
-        auxiliary = part_of(state_dict, "objective.")
-        if self._is_checkpoint and auxiliary:
-            save_file(
-                {name: tensor.contiguous() for name, tensor in auxiliary.items()},
-                os.path.join(output_dir, OBJECTIVE_FILE),
+        whole = isinstance(self.backbone, PreTrainedModel)
+        with replacing_files(Path(output_dir), last="config.json" if whole else "adapter_config.json") as draft:
+            self.backbone.save_pretrained(
+                draft, state_dict=part_of(state_dict, "backbone."), **({"halve_table": False} if exact else {})
             )
-        if self.processing_class is not None:
-            self.processing_class.save_pretrained(output_dir)
-        with open(os.path.join(output_dir, TRAINING_ARGS_FILE), "w", encoding="utf-8") as file:
-            file.write(self.args.to_json_string())
+            self.save_modules(str(draft), state_dict)
+            auxiliary = part_of(state_dict, "objective.")
+            if self._is_checkpoint and auxiliary:
+                save_file({name: tensor.contiguous() for name, tensor in auxiliary.items()}, draft / OBJECTIVE_FILE)
+            if self.processing_class is not None:
+                self.processing_class.save_pretrained(draft)
+            (draft / TRAINING_ARGS_FILE).write_text(self.args.to_json_string(), encoding="utf-8")
 
     def save_modules(self, output_dir: str, state_dict: Mapping[str, torch.Tensor]) -> None:
         """

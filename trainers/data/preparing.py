@@ -19,7 +19,7 @@ from datasets import Dataset, Features, List, Value, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
 from ..core.dataset_checks import require_columns
-from ..core.durable import replacing
+from ..core.durable import only_writer, replace_text
 from ..core.encoding.packed_rows import check_packable
 from ..core.granularity import EncoderConfig
 from ..core.states import max_positions
@@ -67,7 +67,7 @@ def prepare(
 
     Raises:
         ValueError: if a language has no text, or the folder was begun with other settings, files or another tokenizer
-            (the message names the differences).
+            (the message names the differences), or another process writes to it.
     """
     if num_proc < 1:
         raise ValueError(f"num_proc={num_proc} must be 1 or more.")
@@ -88,19 +88,20 @@ def prepare(
         "tokenizer": tokenizer_fingerprint(tokenizer),
         "files": described_files(files, language_column),
     }
-    begin(folder, settings)
-    languages: dict[str, dict[str, Any]] = {}
-    for language, part in filled.items():
-        if not (folder / language).is_dir():
-            write_rows(folder / language, part, text_column, pack, processes)
-        rows = rows_of(folder / language)
-        tokens = pc.sum(pc.list_flatten(rows.data.column(DOCUMENT_LENGTHS))).as_py()
-        documents = {"documents": len(part), "empty": len(texts[language]) - len(part)}
-        languages[language] = {**documents, "tokens": tokens, "rows": len(rows)}
-    mixed = mixture({language: entry["tokens"] for language, entry in languages.items()}, exponent)
-    languages = {language: entry | mixed[language] for language, entry in languages.items()}
-    content = {"settings": settings, "language_exponent": exponent, "languages": languages}
-    _write_manifest(folder, content)
+    with only_writer(folder):
+        begin(folder, settings)
+        languages: dict[str, dict[str, Any]] = {}
+        for language, part in filled.items():
+            if not (folder / language).is_dir():
+                write_rows(folder / language, part, text_column, pack, processes)
+            rows = rows_of(folder / language)
+            tokens = pc.sum(pc.list_flatten(rows.data.column(DOCUMENT_LENGTHS))).as_py()
+            documents = {"documents": len(part), "empty": len(texts[language]) - len(part)}
+            languages[language] = {**documents, "tokens": tokens, "rows": len(rows)}
+        mixed = mixture({language: entry["tokens"] for language, entry in languages.items()}, exponent)
+        languages = {language: entry | mixed[language] for language, entry in languages.items()}
+        content = {"settings": settings, "language_exponent": exponent, "languages": languages}
+        _write_manifest(folder, content)
     return content
 
 
@@ -289,8 +290,7 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    with replacing(folder / MANIFEST) as draft:
-        draft.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    replace_text(folder / MANIFEST, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
 
 
 def packed_texts(

@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any, TypeVar
 
 from ..core.codes import FLOAT, bytes_per_vector, with_present_names
-from ..core.durable import replacing
+from ..core.durable import replace_text
 from ..core.granularity import Granularity, Grid
 from ..core.typed import read_object, typed
 
@@ -318,8 +318,7 @@ class GridResults:
     def save(self, file: Path) -> None:
         """Write the results to a JSON file."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as draft:
-            draft.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        replace_text(file, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, file: Path) -> GridResults:

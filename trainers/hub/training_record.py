@@ -18,6 +18,7 @@ from transformers import TrainingArguments
 
 from modeling_m3bert.settings_m3bert import hub_id
 
+from ..core.durable import replace_text
 from ..core.granularity import EncoderConfig
 from ..core.objective import Identity
 from ..core.typed import read_object, typed
@@ -92,7 +93,7 @@ class TrainingRecord:
 
     def save(self, folder: str | Path) -> None:
         """Write the record into the folder of a checkpoint."""
-        Path(folder, RECORD_FILE).write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
+        replace_text(Path(folder, RECORD_FILE), json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def find(cls, folder: str | Path) -> TrainingRecord | None:

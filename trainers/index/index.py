@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
+from ..core.durable import only_writer
 from ..evaluation.encoding import GridEncoder
 from ..evaluation.hybrid import CANDIDATES, Ranking, fused_by_scores
 from .corpus import Corpus, Document, chunks, digest_of, is_of_type, require_types
@@ -118,7 +119,8 @@ class Index:
             OSError: if a file cannot be read or written.
             ValueError: if the encoder is not that of the plan, the vector store does not have its precisions, a
                 document has no text or its id is not new, the folder holds another index or other files, or the rows
-                that an interrupted build read have changed. New rows after them are indexed, too.
+                that an interrupted build read have changed. New rows after them are indexed, too. Also if another
+                process writes to the folder.
         """
         identity = encoder_identity(encoder)
         require_same_encoder(plan.encoder, identity, "The plan")
@@ -130,26 +132,27 @@ class Index:
             "kind": target.kind or find_engine(target.engine).kinds[0],
             "url": target.url,
         }
-        if not file.is_file():
-            begin(target.folder, settings, plan, encoder, corpus, model)
-        manifest = read_manifest(target.folder)
-        for name, value in settings.items():
-            if manifest[name] != value:
-                raise ValueError(
-                    f"{target.folder} holds an index with another {name}; choose another --output_dir, or delete it."
-                )
-        index = cls(target.folder, manifest, encoder)
-        try:
-            if target.words and index.store.words is None and not index.store.next_key:
-                index.store.index_words()
-            if target.words != (index.store.words is not None):
-                raise ValueError(f"{target.folder} holds an index {'without' if target.words else 'with'} words.")
-            if index.pending is not None:
-                index._read(corpus, verbose)
-        except BaseException:
-            index.close()
-            raise
-        return index
+        with only_writer(target.folder):
+            if not file.is_file():
+                begin(target.folder, settings, plan, encoder, corpus, model)
+            manifest = read_manifest(target.folder)
+            for name, value in settings.items():
+                if manifest[name] != value:
+                    raise ValueError(
+                        f"{target.folder} holds an index with another {name}; choose another --output_dir, or delete it."
+                    )
+            index = cls(target.folder, manifest, encoder)
+            try:
+                if target.words and index.store.words is None and not index.store.next_key:
+                    index.store.index_words()
+                if target.words != (index.store.words is not None):
+                    raise ValueError(f"{target.folder} holds an index {'without' if target.words else 'with'} words.")
+                if index.pending is not None:
+                    index._read(corpus, verbose)
+            except BaseException:
+                index.close()
+                raise
+            return index
 
     @classmethod
     def open(cls, folder: Path, encoder: GridEncoder | None = None) -> Index:
@@ -198,24 +201,27 @@ class Index:
             OSError: if a file cannot be read or written.
             ValueError: as [`Index.build`].
         """
-        before = len(self)
-        self._read(corpus, verbose)
-        return len(self) - before
+        with only_writer(self.folder):
+            before = len(self)
+            self._read(corpus, verbose)
+            return len(self) - before
 
     def delete(self, ids: Sequence[str]) -> None:
         """
         Delete documents by their ids.
 
         Raises:
-            ValueError: if an id is not in the index, or the index is not finished. Nothing is deleted then.
+            ValueError: if an id is not in the index, the index is not finished, or another process writes to it.
+                Nothing is deleted then.
         """
-        self._require_finished()
-        keys = self.store.keys_of(ids)
-        if missing := [id_ for id_ in ids if id_ not in keys]:
-            raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
-        numbers = np.array(sorted(keys.values()), dtype=np.int64)
-        self.engine.delete(numbers)
-        self.store.delete(numbers)
+        with only_writer(self.folder):
+            self._require_finished()
+            keys = self.store.keys_of(ids)
+            if missing := [id_ for id_ in ids if id_ not in keys]:
+                raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
+            numbers = np.array(sorted(keys.values()), dtype=np.int64)
+            self.engine.delete(numbers)
+            self.store.delete(numbers)
 
     def search(
         self, queries: Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None, *, hybrid: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..core.durable import replacing
+from ..core.durable import replace_text
 from ..core.states import unwrap_encoder
 from ..evaluation.encoding import GridEncoder
 from .corpus import Corpus, Document, chunks, column_types
@@ -92,5 +92,4 @@ def begin(
         "created": date.today().isoformat(),
     }
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / MANIFEST) as draft:
-        draft.write_text(json.dumps(manifest, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    replace_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..core.codes import FLOAT
+from ..core.durable import replace_text
 from ..core.granularity import Granularity, Grid
 from ..core.typed import read_object, typed
 from ..evaluation.choice import Choice
@@ -151,7 +152,7 @@ class Plan:
     def save(self, file: Path) -> None:
         """Write the plan to a JSON file."""
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        replace_text(file, json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n")
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON can hold it."""

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ..core.codes import bytes_per_vector
-from ..core.durable import sync_folder
+from ..core.durable import sync_folder, writing
 from ..evaluation.words import Words
-from .durable import append, writing
+from .durable import append
 from .layout import Layout
 
 
@@ -96,7 +96,7 @@ class Store:
     def add(self, batch: Batch, state: Mapping[str, str]) -> None:
         """Store documents and values, all or nothing. The keys of the batch continue those before."""
         end, vectors = self.next_key, self.folder / "vectors"
-        with writing(self.folder):
+        with writing(f"The index {self.folder}"):
             vectors.mkdir(exist_ok=True)
             for name, size in self.sizes.items():
                 append(vectors / name, end * size, getattr(batch, name))

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 
 from ...core.codes import CODES, FLOAT
-from ...core.durable import replacing
+from ...core.durable import replacing, writing
 from ...evaluation.coding import Coder, PackedIndex, faiss_index
-from ..durable import writing
 from ..engine import Engine, filled
 from ..layout import Layout
 from ..store import BATCH, Store, Where
@@ -186,7 +185,8 @@ class FaissEngine(Engine):
         """Replace the file, all or nothing."""
         faiss, self._index = self._faiss, None  # which is mapped
         write = faiss.write_index_binary if self.layout.first.symmetric else faiss.write_index
-        with writing(self.folder), replacing(self._file) as draft, draft.open("wb") as opened:
+        place = f"The index {self.folder}"
+        with writing(place), replacing(self._file) as draft, draft.open("wb") as opened:
             # Not by the name of the file: faiss would not see a disk that is full at the last bytes.
             write(index, faiss.PyCallbackIOWriter(opened.write))
         self._index = self._read(faiss.IO_FLAG_MMAP_IFC)
