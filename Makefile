@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow test-versions lint format docs wheel bench bench-quick clean
+.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow test-versions soak lint format docs wheel bench bench-quick clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -63,6 +63,9 @@ test-versions: .venv-lowest/installed .venv-newest/installed  ## Run the tests w
 		HF_HUB_OFFLINE=1 .venv-$$which/bin/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile \
 			|| exit 1; \
 	done
+
+soak: .venv/installed-dev  ## Kill, starve and fuzz what is written and read (20 minutes)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --minutes 20
 
 lint: .venv/installed-dev  ## Check style and types
 	$(BIN)/ruff check .

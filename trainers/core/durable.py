@@ -70,14 +70,14 @@ def replacing_files(folder: Path, *, last: str = "config.json", stale: Sequence[
     Raises:
         OSError: if a file cannot be written. The message names the folder.
     """
-    draft = folder / ".draft"
+    draft, new = folder / ".draft", not folder.is_dir()
     shutil.rmtree(draft, ignore_errors=True)  # of a killed process
     try:
         with writing(str(folder)):
             draft.mkdir(parents=True)
             yield draft
     except BaseException:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(folder if new else draft, ignore_errors=True)
         raise
     written = [file.relative_to(draft) for file in draft.rglob("*") if file.is_file()]
     (folder / last).unlink(missing_ok=True)
