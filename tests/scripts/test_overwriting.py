@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 
 from scripts import convert, evaluate, export, fit_exits, train
 from scripts.command import EXPORT_FILES, MODEL_FILES, check_overwriting
-from trainers.core.durable import remove_files
 from tests.evaluation_data import write_data
+from trainers.core.durable import remove_files
 from trainers.evaluation import GridEncoder, GridResults
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
 
@@ -15,9 +18,10 @@ from tests.trainers.tiny_run import (
     assert_same_weights,
     mlm_trainer,
     quiet_model,
+    run_two,
     weights,
 )
-from trainers.core.checkpoints import last_checkpoint, load_weights
+from trainers.core.checkpoints import complete_checkpoints, last_checkpoint, load_weights
 
 
 def test_a_resumed_run_ends_where_the_straight_one_does(tiny_tokenizer, tmp_path):
@@ -35,6 +39,66 @@ def test_a_resumed_run_ends_where_the_straight_one_does(tiny_tokenizer, tmp_path
     for one, other in zip(straight.state.log_history, resumed.state.log_history, strict=False):
         names = [name for name in one if name.startswith(("loss", "projected", "step"))]
         assert {name: one[name] for name in names} == pytest.approx({name: other[name] for name in names}, rel=1e-4)
+
+
+def test_a_checkpoint_that_is_written_again_is_not_complete_until_the_end(tiny_tokenizer, tmp_path, monkeypatch):
+    """Or it would be half the old and half the new one, after a kill."""
+    saved = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    mlm_trainer(tiny_tokenizer, tmp_path, **saved).train()
+    assert [Path(folder).name for folder in complete_checkpoints(tmp_path)] == ["checkpoint-1", "checkpoint-2"]
+    before = load_file(tmp_path / "checkpoint-2" / "model.safetensors")
+
+    def full(*arguments: object) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 576 vs 534")
+
+    again = mlm_trainer(tiny_tokenizer, tmp_path, seed=1, **saved)
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="checkpoint-2 cannot be written; the disk may be full") as error:
+        again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert "\n" not in str(error.value)
+    assert last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+    assert before.keys() == load_file(tmp_path / "checkpoint-2" / "model.safetensors").keys()
+
+
+def test_weights_that_cannot_be_written_leave_the_model_as_it_was(tiny_tokenizer, tmp_path, monkeypatch):
+    trainer = mlm_trainer(tiny_tokenizer, tmp_path)
+    trainer.save_model()
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    with torch.no_grad():
+        next(trainer.backbone.parameters()).zero_()
+
+    def full(*arguments: object, **options: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: File too large (os error 27)")
+
+    monkeypatch.setattr("transformers.modeling_utils.safe_save_file", full)
+    with pytest.raises(OSError, match=f"{tmp_path} cannot be written: File too large"):
+        trainer.save_model()
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+LATE_RANK = """
+import time
+from trainers.core.trainer import NestedTrainer, Trainer
+from tests.conftest import word_tokenizer
+from tests.trainers.tiny_run import mlm_trainer
+torch.distributed.init_process_group("gloo")
+rank, save, found = torch.distributed.get_rank(), Trainer._save_rng_state, []
+
+def late(self, output_dir):
+    time.sleep(rank)
+    save(self, output_dir)
+    found.append(Path(output_dir, "trainer_state.json").exists())
+
+Trainer._save_rng_state = late
+mlm_trainer(word_tokenizer(), sys.argv[1], max_steps=1, save_strategy="steps", save_steps=1).train()
+assert found == [False]
+"""
+
+
+def test_a_checkpoint_is_complete_when_every_rank_has_written(tmp_path):
+    run_two(tmp_path, LATE_RANK)
+    names = {file.name for file in (tmp_path / "checkpoint-1").iterdir()}
+    assert {"rng_state_0.pth", "rng_state_1.pth", "trainer_state.json"} <= names
 
 
 def test_the_objectives_parameters_stay_in_checkpoints_and_out_of_what_is_saved(tiny_tokenizer, tmp_path):

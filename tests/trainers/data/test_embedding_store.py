@@ -42,6 +42,8 @@ def test_an_interrupted_fill_continues(encoder_folder, sentences, tmp_path, monk
     with pytest.raises(KeyboardInterrupt):
         Teacher(str(encoder_folder)).embed(sentences, tmp_path)
     monkeypatch.setattr(embedding_store.EmbeddingStore, "write", write)
+    names = {file.name for file in cache_of(tmp_path).iterdir()}
+    assert names == {"embeddings.npy.unfinished", "checksums.npy", "manifest.json"}, "nobody reads zeros"
     encoded.clear()
     found = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
     assert len(encoded) == len(set(sentences)) - 16
