@@ -1,0 +1,1 @@
+"""The soak: what people leave running, killed, starved and fuzzed."""
