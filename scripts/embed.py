@@ -176,6 +176,7 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Partia
         dataset = with_vectors(dataset, embeddings, options.normalize, options.dtype)
         if options.format == "datasets":
             draft = folder / "dataset.draft"
+            shutil.rmtree(draft, ignore_errors=True)  # of a killed process
             dataset.save_to_disk(str(draft))
             shutil.rmtree(folder / "dataset", ignore_errors=True)
             os.replace(draft, folder / "dataset")

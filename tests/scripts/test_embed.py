@@ -64,6 +64,30 @@ def test_arrays_rows_and_tables_are_written(tiny_checkpoint, files, expected, tm
     assert not (tmp_path / "rows" / "arrays").exists()
 
 
+@pytest.mark.parametrize(
+    ("kind", "method", "name"),
+    [("parquet", "to_parquet", "embeddings.parquet"), ("datasets", "save_to_disk", "dataset")],
+)
+def test_half_a_file_does_not_replace_a_whole_one(tiny_checkpoint, files, tmp_path, monkeypatch, kind, method, name):
+    line = command_line(tiny_checkpoint, files, tmp_path / "out", "--format", kind)
+    embed.main(line)
+    whole = tmp_path / "out" / name
+    before = {file: file.read_bytes() for file in (whole, *whole.rglob("*")) if file.is_file()}
+    write = getattr(Dataset, method)
+
+    def half(dataset: Dataset, target: str) -> None:
+        write(dataset.select([0]), target)
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Dataset, method, half)
+        with pytest.raises(OSError, match="No space left"):
+            embed.main(line)
+    assert {file: file.read_bytes() for file in (whole, *whole.rglob("*")) if file.is_file()} == before
+    embed.main(line)
+    assert [file.name for file in (tmp_path / "out").iterdir()] == [name]
+
+
 def test_mixed_precision_is_stored_in_float32(tiny_checkpoint, files, expected, tmp_path):
     embed.main(command_line(tiny_checkpoint, files, tmp_path, "--compute_dtype", "bfloat16", "--device", "cpu"))
     array = np.load(tmp_path / "layer_6.npy")

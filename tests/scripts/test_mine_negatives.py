@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 
 from scripts import mine_negatives
 
@@ -90,3 +93,21 @@ def test_bad_input(encoder_folder, pairs, tmp_path, change, message):
     named = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output_file", tmp_path / "x.jsonl"]
     with pytest.raises(ValueError, match=message):
         run(*(named if change else []), *change)
+
+
+def test_half_of_the_negatives_are_no_file(encoder_folder, pairs, tmp_path, monkeypatch):
+    """Training would read them as if they were all."""
+    output = tmp_path / "triplets.jsonl.gz"
+    line = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output", output]
+    run(*line)
+    before = output.read_bytes()
+    assert json.loads(gzip.decompress(before).splitlines()[0]).keys() >= {"anchor", "positive"}
+
+    def half(dataset, file, **options):
+        Path(file).write_text("{}\n")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Dataset, "to_json", half)
+    with pytest.raises(OSError, match="No space left"):
+        run(*line)
+    assert output.read_bytes() == before and not [*tmp_path.glob("triplets.jsonl.gz.*")]

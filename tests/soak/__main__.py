@@ -88,7 +88,7 @@ def failed_write(name: str, work: Path, deadline: float) -> Outcome:
         if time.monotonic() > deadline:
             break
         call(work, begin, folder, name)
-        limited = {"limit": random.choice([0, 100, 1000, 5000, 20_000]), "number": None}
+        limited = {"limit": random.choice([100, 1000, 5000, 20_000]), "number": None}
         options = limited if trial % 2 else {"limit": None, "number": trial // 2 + 1}
         function = lambda: fail_writes(PLACES[name].write, folder, 1, **options)  # noqa: B023, E731
         errors += failed(work, function)
@@ -264,10 +264,11 @@ CASES = {
 }
 
 
-def soak(minutes: float) -> list[dict[str, Any]]:
-    """All cases, in turn, within some minutes."""
-    rows, begun = [], time.monotonic()
-    left = [(name, case, item) for name, case in CASES.items() for item in case.names]
+def soak(minutes: float, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Cases, in turn, within some minutes: name -> what is written of it."""
+    rows: dict[str, dict[str, Any]] = {}
+    begun = time.monotonic()
+    left = [(name, CASES[name], item) for name in names for item in CASES[name].names]
     while left:
         name, case, item = left[0]
         total = sum(other.share / len(other.names) for _, other, _ in left)
@@ -281,17 +282,20 @@ def soak(minutes: float) -> list[dict[str, Any]]:
                 found = case.run(item, work, deadline)
             except AssertionError as error:
                 found = Outcome(0, f"LOST: {error}")
-        rows.append({"case": f"{name}: {item}", "tried": found.tried, "outcome": found.outcome})
-        rows[-1]["seconds"] = round(time.monotonic() - now, 1)
-        print(f"{rows[-1]['case']}: {found.tried:,}, {found.outcome} ({rows[-1]['seconds']:.0f} s)", flush=True)
+        seconds = round(time.monotonic() - now)
+        rows[f"{name}: {item}"] = {"tried": found.tried, "outcome": found.outcome, "seconds": seconds}
+        print(f"{name}: {item}: {found.tried:,}, {found.outcome} ({seconds} s)", flush=True)
         left.pop(0)
     return rows
 
 
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
+    parser.add_argument("cases", nargs="*", help=f"cases to run; the file keeps the others: {', '.join(CASES)}")
     parser.add_argument("--minutes", type=float, default=20, help="when to stop (default: 20)")
-    minutes = parser.parse_args(arguments).minutes
+    options = parser.parse_args(arguments)
+    if unknown := {*options.cases} - {*CASES}:
+        raise ValueError(f"{unknown.pop()!r} is not a case; cases: {', '.join(CASES)}.")
     set_verbosity_error()
     disable_progress_bar()
     datasets.disable_progress_bars()
@@ -299,12 +303,14 @@ def main(arguments: list[str]) -> None:
     described = _measure.about(packages=("datasets", "safetensors", "faiss-cpu", "hypothesis"))
     with tempfile.TemporaryDirectory() as cache:
         datasets.config.HF_DATASETS_CACHE = Path(cache)
-        rows = soak(minutes)
+        rows = soak(options.minutes, options.cases or [*CASES])
+    dated = {name: {**row, "date": described["date"], "commit": described["commit"]} for name, row in rows.items()}
     file = _measure.RESULTS / "soak.json"
-    file.write_text(json.dumps({**described, "minutes": minutes, "cases": rows}, indent=1) + "\n", encoding="utf-8")
-    table = [[row["case"], f"{row['tried']:,}", row["outcome"].splitlines()[0]] for row in rows]
-    print(markdown(("case", "tried", "outcome"), table, words=1))
-    if any("LOST" in row["outcome"] for row in rows):
+    kept = json.loads(file.read_text(encoding="utf-8"))["cases"] if options.cases and file.is_file() else {}
+    file.write_text(json.dumps({**described, "cases": {**kept, **dated}}, indent=1) + "\n", encoding="utf-8")
+    table = [[name, f"{row['tried']:,}", row["outcome"].splitlines()[0]] for name, row in rows.items()]
+    print(markdown(("case", "tried", "outcome"), table))
+    if any("LOST" in row["outcome"] for row in rows.values()):
         raise ValueError("Something was lost: see the rows above.")
 
 

@@ -60,6 +60,9 @@ class Store:
         folder (`Path`): Folder of the index.
         layout ([`Layout`]): Codes of the vectors.
 
+    Raises:
+        OSError: if the database cannot be read or written.
+
     Attributes:
         words ([`Words`], *optional*): The words of the documents, if they are indexed.
     """
@@ -69,13 +72,15 @@ class Store:
         coders = {"first": layout.first} | ({} if layout.second is None else {"second": layout.second})
         self.sizes = {name: bytes_per_vector(coder.code, coder.dim) for name, coder in coders.items()}
         # LanceDB reads batches in a thread of its own, for which the caller waits.
-        self._connection = sqlite3.connect(folder / "documents.sqlite", check_same_thread=False)
-        self._connection.executescript(TABLES)
-        self.words = Words(self._connection) if Words.are_in(self._connection) else None
+        with self._reported():
+            self._connection = sqlite3.connect(folder / "documents.sqlite", check_same_thread=False)
+            self._connection.executescript(TABLES)
+            self.words = Words(self._connection) if Words.are_in(self._connection) else None
 
     def index_words(self) -> None:
         """Also index the words of all documents, for a search by them. It is made before the first document."""
-        self.words = Words(self._connection)
+        with self._reported():
+            self.words = Words(self._connection)
 
     def close(self) -> None:
         self._connection.close()
@@ -119,10 +124,14 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._reported(), self._connection as transaction:
+            yield transaction
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
         try:
-            with self._connection as transaction:
-                yield transaction
-        except sqlite3.OperationalError as error:  # as on a full disk
+            yield
+        except sqlite3.DatabaseError as error:  # as on a full disk
             raise OSError(f"{self.folder / 'documents.sqlite'}: {error}") from error
 
     def delete(self, keys: np.ndarray) -> None:

@@ -337,3 +337,12 @@ def test_words_are_searched_only_where_they_are_indexed(encoder, corpus, tmp_pat
             index.search(QUERIES, hybrid=True)
     with pytest.raises(ValueError, match="holds an index without words"):
         Index.build(replace(target, words=True), Plan(Granularity(6, 32)), encoder, corpus)
+
+
+def test_documents_that_cannot_be_opened_are_one_line(corpus, encoder, tmp_path):
+    """As on a full disk, where SQLite cannot make its file."""
+    plan = Plan(Granularity(6, 32))
+    Index.build(Target(tmp_path / "index", "faiss"), plan, encoder, corpus).close()
+    (tmp_path / "index" / "documents.sqlite").write_text("no database" * 99)
+    with pytest.raises(OSError, match="documents.sqlite: file is not a database"):
+        Index.open(tmp_path / "index")
