@@ -139,7 +139,8 @@ class Index:
             for name, value in settings.items():
                 if manifest[name] != value:
                     raise ValueError(
-                        f"{target.folder} holds an index with another {name}; choose another --output_dir, or delete it."
+                        f"{target.folder} holds an index with another {name}; choose another --output_dir, or delete "
+                        "it."
                     )
             index = cls(target.folder, manifest, encoder)
             try:
