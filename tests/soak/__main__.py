@@ -18,7 +18,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from scripts import train
 from scripts.command import argument_parser, run_command
 from tests import test_fuzz
 from trainers import Granularity
+from trainers.core.durable import replace_text
 from trainers.evaluation import GridEncoder
 
 from .places import PLACES, STEPS, TRAININGS, anchors, begin, check, digest, fit, prepare
@@ -202,8 +203,8 @@ def memory(name: str, work: Path, deadline: float) -> Outcome:
 
 
 FUZZED = {
-    "grids": (90_000, ("grid",)),
-    "recipes, results, plans, records and settings": (12_000, ("recipe", "json_file", "settings")),
+    "grids": (100_000, ("grid",)),
+    "recipes, results, plans, records and settings": (10_000, ("recipe", "json_file", "settings")),
     "broken checkpoints": (2_000, ("weights_that", "tensors_that")),
     "texts and data files": (300, ("text", "surrogate", "data_file")),
 }
@@ -263,9 +264,8 @@ CASES = {
 }
 
 
-def soak(minutes: float, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Cases, in turn, within some minutes: name -> what is written of it."""
-    rows: dict[str, dict[str, Any]] = {}
+def soak(minutes: float, names: Sequence[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Cases, in turn, within some minutes: the name of each, and what is written of it."""
     begun = time.monotonic()
     left = [(name, CASES[name], item) for name in names for item in CASES[name].names]
     while left:
@@ -282,10 +282,9 @@ def soak(minutes: float, names: Sequence[str]) -> dict[str, dict[str, Any]]:
             except AssertionError as error:
                 found = Outcome(0, f"LOST: {error}")
         seconds = round(time.monotonic() - now)
-        rows[f"{name}: {item}"] = {"tried": found.tried, "outcome": found.outcome, "seconds": seconds}
         print(f"{name}: {item}: {found.tried:,}, {found.outcome} ({seconds} s)", flush=True)
+        yield f"{name}: {item}", {"tried": found.tried, "outcome": found.outcome, "seconds": seconds}
         left.pop(0)
-    return rows
 
 
 def main(arguments: list[str]) -> None:
@@ -300,13 +299,13 @@ def main(arguments: list[str]) -> None:
     datasets.disable_progress_bars()
     torch.set_num_threads(1)
     described = _measure.about(packages=("datasets", "safetensors", "faiss-cpu", "hypothesis"))
+    file, rows = _measure.RESULTS / "soak.json", {}
+    kept = json.loads(file.read_text(encoding="utf-8"))["cases"] if options.cases and file.is_file() else {}
     with tempfile.TemporaryDirectory() as cache:
         datasets.config.HF_DATASETS_CACHE = Path(cache)
-        rows = soak(options.minutes, options.cases or [*CASES])
-    dated = {name: {**row, "date": described["date"], "commit": described["commit"]} for name, row in rows.items()}
-    file = _measure.RESULTS / "soak.json"
-    kept = json.loads(file.read_text(encoding="utf-8"))["cases"] if options.cases and file.is_file() else {}
-    file.write_text(json.dumps({**described, "cases": {**kept, **dated}}, indent=1) + "\n", encoding="utf-8")
+        for name, row in soak(options.minutes, options.cases or [*CASES]):
+            rows[name] = {**row, "date": described["date"], "commit": described["commit"]}
+            replace_text(file, json.dumps({**described, "cases": {**kept, **rows}}, indent=1) + "\n")
     table = [[name, f"{row['tried']:,}", row["outcome"].splitlines()[0]] for name, row in rows.items()]
     print(markdown(("case", "tried", "outcome"), table))
     if any("LOST" in row["outcome"] for row in rows.values()):
