@@ -214,14 +214,6 @@ class NestedTrainer(Trainer):
             self._stream_loader.load(resume_from_checkpoint)
         return prepared
 
-    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        # A checkpoint with this file is complete. One of an earlier run in its place is not any more.
-        if self.args.should_save:
-            folder = Path(self._get_output_dir(trial=trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-            (folder / TRAINER_STATE_NAME).unlink(missing_ok=True)
-        wait_for_all_ranks()
-        super()._save_checkpoint(model, trial)
-
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         with writing(output_dir):
             super()._save_optimizer_and_scheduler(output_dir)
@@ -365,6 +357,11 @@ class NestedTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         self._is_checkpoint = _internal_call
+        if _internal_call and output_dir is not None and Path(output_dir).name.startswith(PREFIX_CHECKPOINT_DIR):
+            # A checkpoint with this file is complete. One of an earlier run in its place is not any more.
+            if self.args.should_save:
+                Path(output_dir, TRAINER_STATE_NAME).unlink(missing_ok=True)
+            wait_for_all_ranks()
         super().save_model(output_dir, _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, torch.Tensor] | None = None) -> None:
