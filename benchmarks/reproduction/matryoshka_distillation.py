@@ -28,8 +28,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer, set_seed
 
 from benchmarks.reproduction.backbones import corpus, pieces, untrained_head
-from benchmarks.reproduction.pairs import pair_dataset
 from benchmarks.reproduction.study import Run, Scores, add_results, print_table
+from benchmarks.reproduction.training_data import pair_dataset
 from modeling_m3bert import M3BertForMaskedLM
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base

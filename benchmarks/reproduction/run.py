@@ -32,9 +32,9 @@ from transformers import AutoModel, AutoTokenizer, TrainingArguments, set_seed
 
 from benchmarks._measure import about
 from benchmarks.reproduction.backbones import CACHE, backbone
-from benchmarks.reproduction.pairs import pair_dataset
 from benchmarks.reproduction.studies import STUDIES, Study
 from benchmarks.reproduction.study import development_tasks
+from benchmarks.reproduction.training_data import TRAINING_DATA
 from modeling_m3bert import M3BertModel
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
@@ -83,6 +83,16 @@ class Planned:
         folder = results / self.study.name
         return (folder / "development" if self.development else folder) / f"{self.name}.json"
 
+    def finished(self, results: Path) -> bool:
+        """Whether it has results. Those of an earlier script, without arguments, stay until a run replaces them."""
+        file = self.file(results)
+        return file.is_file() and not from_earlier_script(json.loads(file.read_text(encoding="utf-8")))
+
+
+def from_earlier_script(run: Mapping[str, Any]) -> bool:
+    """Whether results are of a script before this one, which kept no arguments, seconds or commit."""
+    return "arguments" not in run
+
 
 def planned(
     study: Study,
@@ -96,6 +106,8 @@ def planned(
     for seed in seeds or (study.seeds[:1] if development else study.seeds):
         for its in chosen_backbones or study.backbones:
             for method in methods or study.methods:
+                if study.method(method, its).untouched and seed != study.seeds[0]:
+                    continue
                 for rate in study.rates(method, its) if development else (None,):
                     yield Planned(study, method, its, seed, rate)
 
@@ -111,16 +123,16 @@ def quality(run: Mapping[str, Any]) -> float:
     return statistics.mean(value for scores in run["scores"].values() for value in scores.values())
 
 
-def chosen_rate(study: Study, method: str, name: str, results: Path = RESULTS) -> float:
+def chosen_rate(study: Study, method: str, name: str, results: Path = RESULTS) -> float | None:
     """
-    The learning rate of a method on a backbone that is best on the development tasks.
+    The learning rate of a method on a backbone that is best on the development tasks; none without training.
 
     Raises:
         ValueError: if there are several and not all have a development run.
     """
     rates = study.rates(method, name)
-    if len(rates) == 1:
-        return rates[0]
+    if len(rates) < 2:
+        return rates[0] if rates else None
     runs = read_runs(study, results, development=True)
     found = {run["learning_rate"]: quality(run) for run in runs if (run["method"], run["backbone"]) == (method, name)}
     if missing := [f"{rate:g}" for rate in rates if rate not in found]:
@@ -168,11 +180,14 @@ def fitted(method: Any, name: str, texts: list[str], cache: Path) -> tuple[M3Ber
     return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), seconds
 
 
-def trained(run: Planned, rate: float, dataset: Dataset, cache: Path, work: Path) -> tuple[Any, Any, dict[str, Any]]:
+def trained(
+    run: Planned, rate: float | None, dataset: Dataset, cache: Path, work: Path
+) -> tuple[Any, Any, dict[str, Any]]:
     """The trained model, its tokenizer and what to record. A model that an earlier call has saved is read."""
-    folder = work / "trained"
+    folder, study, method = work / "trained", run.study, run.study.method(run.method, run.backbone)
+    if method.untouched:
+        return *backbone(run.backbone, cache), {"arguments": {}, "resumed": False, "seconds": {}}
     if not folder.is_dir():
-        study, method = run.study, run.study.method(run.method, run.backbone)
         seconds = {}
         if method.exits:
             texts = list(dict.fromkeys(text for column in dataset.column_names for text in dataset[column]))
@@ -239,7 +254,8 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
         tokenizer,
         Grid.parse(study.grid),
         batch_size=128,
-        max_length=study.settings["max_length"],
+        max_length=study.test_length or study.settings["max_length"],
+        pooling=study.settings.get("pooling", "mean"),
     )
     tasks = development_tasks(study.development if run.development else study.tests)
     found = evaluate_grid(
@@ -276,17 +292,17 @@ def run_all(
     """Execute the runs that are not finished and fit into `minutes`, and return those that are left."""
     started, dataset = time.perf_counter(), None
     for place, run in enumerate(runs):
-        if run.file(results).is_file():
+        if run.finished(results):
             continue
         took = [
             sum(its["seconds"].values()) - its["seconds"].get("fit", 0)
             for its in read_runs(run.study, results, development=run.development)
-            if not its["resumed"]
+            if not from_earlier_script(its) and not its["resumed"]
         ]
         left = float("inf") if minutes is None else 60 * minutes - (time.perf_counter() - started)
         if left < (statistics.mean(took) if took else 0):
-            return [its for its in runs[place:] if not its.file(results).is_file()]
-        dataset = pair_dataset(data) if dataset is None else dataset
+            return [its for its in runs[place:] if not its.finished(results)]
+        dataset = TRAINING_DATA[run.study.training_data](data) if dataset is None else dataset
         result = execute(run, dataset, data, cache, results)
         print(f"{run.name}: {100 * quality(result):.2f} in {result['seconds']}", flush=True)
     return []

@@ -26,8 +26,8 @@ from typing import Any
 
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction.pairs import STS_TESTS, pair_dataset
 from benchmarks.reproduction.study import Run, Scores, add_results, print_table
+from benchmarks.reproduction.training_data import STS_TESTS, pair_dataset
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
 from trainers import (
