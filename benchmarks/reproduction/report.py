@@ -246,7 +246,8 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
             lines[-1] += f" Left out, without all of these seeds: {', '.join(left_out)}."
         if not methods:
             continue
-        for family in (None, *study.families) if every_table else (None,):
+        shown = [None, *study.families] if every_table else [None]
+        for family in shown if len(study.families) > 1 else study.families:
             tasks = "" if family is None else f" ({', '.join(study.families[family])})"
             lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", *table(study, own, seeds, methods, family)]
         more, those = most_seeds(study, own)
