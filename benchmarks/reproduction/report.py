@@ -40,13 +40,15 @@ Runs = Mapping[tuple[str, int], Mapping[str, Any]]  # (method, seed) -> run
 @dataclass(frozen=True)
 class Difference:
     """
-    A paired difference over seeds, in points.
+    A paired difference over seeds.
 
     Args:
-        values (`tuple[float, ...]`): The difference of each seed.
+        values (`tuple[float, ...]`): The difference of each seed, in points or nats.
+        digits (`int`, *optional*, defaults to 1): Digits to print.
     """
 
     values: tuple[float, ...]
+    digits: int = 1
 
     @property
     def mean(self) -> float:
@@ -64,8 +66,9 @@ class Difference:
         return float(student.ppf((1 + CONFIDENCE) / 2, count - 1)) * self.spread / count**0.5
 
     def __str__(self) -> str:
-        count = len(self.values)
-        return f"{self.mean:+.1f} ± {self.half_width:.1f}, {count} seeds" if count > 1 else f"{self.mean:+.1f}"
+        count, digits = len(self.values), self.digits
+        mean = f"{self.mean:+.{digits}f}"
+        return f"{mean} ± {self.half_width:.{digits}f}, {count} seeds" if count > 1 else mean
 
 
 def runs_on(
@@ -78,7 +81,7 @@ def runs_on(
     return {
         (run["method"], seed): run
         for run in own
-        for seed in (study.seeds if study.method(run["method"], backbone).untouched else (run["seed"],))
+        for seed in (study.seeds if study.method(run["method"], backbone).seedless else (run["seed"],))
     }
 
 
@@ -102,13 +105,16 @@ def most_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str]]:
     for count in range(len(study.seeds), 0, -1):
         seeds = list(study.seeds[:count])
         complete = [name for name in study.methods if all((name, seed) in runs for seed in seeds)]
-        if sum(not study.methods[name].untouched for name in complete) > 1:
+        if sum(not study.methods[name].seedless for name in complete) > 1:
             return seeds, complete
     return [], []
 
 
 def score(study: Study, run: Mapping[str, Any], sizes: Grid, family: str | None = None) -> float:
-    """The mean of a run over sizes and the tasks of a family, or over the means of all families, in percent."""
+    """The mean of a run over sizes and the tasks of a family, or over the means of all families, in percent. Of a
+    loss, its mean over sizes with a minus, so that higher is better."""
+    if family in study.losses:
+        return -statistics.mean(run["losses"][family][str(g)] for g in sizes)
     families = [family] if family else list(study.families)
     return 100 * statistics.mean(
         statistics.mean(run["scores"][task][str(g)] for task in study.families[name] for g in sizes)
@@ -125,7 +131,7 @@ def difference(
         score(study, runs[better, seed], sizes, family) - score(study, runs[worse, seed], sizes, family)
         for seed in seeds
     )
-    return Difference(tuple(values))
+    return Difference(tuple(values), 3 if family in study.losses else 1)
 
 
 def table(
@@ -140,9 +146,10 @@ def table(
         gap = difference(study, runs, seeds, (first, others[0]), sizes, family) if others else None
         cells = []
         for method in methods:
-            text = f"{statistics.mean(values[method]):.1f}"
+            digits = 3 if family in study.losses else 1
+            text = f"{abs(statistics.mean(values[method])):.{digits}f}"
             if len(seeds) > 1:
-                text += f" ± {statistics.stdev(values[method]):.1f}"
+                text += f" ± {statistics.stdev(values[method]):.{digits}f}"
             if method == first and gap is not None and gap.mean > gap.spread:
                 text = f"**{text}**"
             reported = study.reported.get(method, {}).get(str(g))
@@ -247,8 +254,10 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
         if not methods:
             continue
         shown = [None, *study.families] if every_table else [None]
-        for family in shown if len(study.families) > 1 else study.families:
-            tasks = "" if family is None else f" ({', '.join(study.families[family])})"
+        for family in (*(shown if len(study.families) > 1 else study.families), *study.losses):
+            tasks = f" ({', '.join(study.families[family])})" if family in study.families else ""
+            if family in study.losses:
+                tasks = " (loss in nats, lower is better)"
             lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", *table(study, own, seeds, methods, family)]
         more, those = most_seeds(study, own)
         if len(more) > len(seeds):

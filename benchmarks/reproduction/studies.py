@@ -18,15 +18,31 @@ from trainers import (
     ExitDistillationTrainer,
     Matryoshka2dConfig,
     Matryoshka2dTrainer,
+    MatryoshkaDistillationConfig,
+    MatryoshkaDistillationTrainer,
     MICConfig,
     MICTrainer,
     MIPICConfig,
     MIPICTrainer,
+    MultigranularMLMConfig,
+    MultigranularMLMTrainer,
     SimCSEConfig,
     SimCSETrainer,
     StarbucksConfig,
     StarbucksTrainer,
 )
+
+
+@dataclass(frozen=True)
+class Stage(Run):
+    """
+    A later stage of training, with settings of its own.
+
+    Args:
+        training_data (`str`, *optional*, defaults to `"pairs"`): Name of its training data.
+    """
+
+    training_data: str = "pairs"
 
 
 @dataclass(frozen=True)
@@ -39,13 +55,20 @@ class Method(Run):
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
             Without, a method with a teacher learns from its own backbone.
         learning_rates (`tuple[float, ...]`, *optional*): Learning rates to search. Default: those of the study.
-        untouched (`bool`, *optional*, defaults to `False`): Score the backbone without training. It has no seed.
+        untouched (`bool`, *optional*, defaults to `False`): Score the backbone without training, or with `then` only.
+        then (`Stage`, *optional*): A second stage of training.
     """
 
     exits: bool = False
     taught_by_real: bool = False
     learning_rates: tuple[float, ...] | None = None
     untouched: bool = False
+    then: Stage | None = None
+
+    @property
+    def seedless(self) -> bool:
+        """Whether the result is the same for every seed."""
+        return self.untouched and self.then is None
 
 
 @dataclass(frozen=True)
@@ -100,6 +123,8 @@ class Study:
             development results that the learning rates are chosen by. Without, no test is scored.
         training_data (`str`, *optional*, defaults to `"pairs"`): Name of the training data, a key of `TRAINING_DATA`.
         test_length (`int`, *optional*): Maximum length of a text of the tests, in tokens.
+        losses (`tuple[str, ...]`, *optional*): What is measured before `then`, in nats, where lower is better:
+            `"masked tokens"` of held-out text.
     """
 
     name: str
@@ -120,6 +145,7 @@ class Study:
     frozen: Mapping[str, str] = field(default_factory=dict)
     training_data: str = "pairs"
     test_length: int | None = None
+    losses: tuple[str, ...] = ()
 
     @property
     def tests(self) -> list[str]:
@@ -358,6 +384,63 @@ STS_FINETUNING_LONGER = replace(
     settings={**STS_FINETUNING.settings, "per_device_train_batch_size": 32},
     learning_rates=(2e-5,),
 )
+# The same for every method: it makes embeddings of a masked language model.
+ON_PAIRS = Stage(
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    {
+        **PAIRS,
+        "grid": "2,4,6 x 16,32,64,384",
+        "max_steps": 40,
+        "learning_rate": 5e-5,
+        "max_length": 32,
+    },
+)
+
+
+def self_distillation(pairs: str, **settings: Any) -> Method:
+    return Method(
+        MatryoshkaDistillationConfig, MatryoshkaDistillationTrainer, {"pairs": pairs, **settings}, then=ON_PAIRS
+    )
+
+
+MATRYOSHKA_DISTILLATION = Study(
+    name="matryoshka-distillation",
+    title="Distillation between granularities while a small m3BERT is pretrained further",
+    source="m3BERT, Table 5",
+    methods={
+        "pretrained": replace(UNTOUCHED, then=ON_PAIRS),
+        "MLM": Method(MultigranularMLMConfig, MultigranularMLMTrainer, then=ON_PAIRS),
+        **{pairs: self_distillation(pairs) for pairs in ("6x384>all", "6x32>2x32", "6x384>2x32")},
+        "6x384>2x32, forward": self_distillation("6x384>2x32", distillation_direction="forward"),
+    },
+    backbones=("multigranular",),
+    grid="2,4,6 x 16,32,64,384",
+    steps=200,
+    settings={
+        "per_device_train_batch_size": 32,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 20,
+        "bf16": True,
+        "use_cpu": True,
+    },
+    learning_rates=(3e-4,),
+    development=("stsb-dev",),
+    families={"similarity": ("stsb", "sts13", "sts16")},
+    claims=tuple(
+        Claim(better, worse, "2x32", "m3BERT, Table 5", family)
+        for family in ("masked tokens", "similarity")
+        for better, worse in (
+            ("6x384>2x32", "MLM"),
+            ("6x32>2x32", "MLM"),
+            ("6x384>2x32", "6x384>all"),
+            ("6x32>2x32", "6x384>all"),
+        )
+    ),
+    training_data="text",
+    test_length=64,
+    losses=("masked tokens",),
+)
 STUDIES = {
     study.name: study
     for study in (
@@ -368,5 +451,6 @@ STUDIES = {
         REGULARIZERS_REAL,
         STS_FINETUNING,
         STS_FINETUNING_LONGER,
+        MATRYOSHKA_DISTILLATION,
     )
 }

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from datasets import Dataset
+from transformers import AutoTokenizer
 
+from benchmarks.reproduction.backbones import HELD_OUT_LINES, corpus, pieces
 from benchmarks.reproduction.study import held_out_sentences
+from scripts.sources import default_base
 from trainers.evaluation.readers import read_rows
 
 
@@ -25,6 +28,7 @@ REGULARIZER_SOURCES = [
     *((name, "train") for name in ("stsb", "sick", "mrpc", "wic")),
 ]
 TEXTS_PER_SOURCE = 4000
+HELD_OUT_TEXTS = 800  # of the held-out lines, to measure a masked language model by
 Pair = tuple[str, str]
 
 
@@ -71,7 +75,18 @@ def regularizer_sentences(data: Path) -> list[str]:
     return texts
 
 
+def text_pieces(data: Path, lines: slice) -> Dataset:
+    """Lines of the corpus for masked language modelling, in pieces of 64 tokens."""
+    return pieces(corpus(data)[lines], AutoTokenizer.from_pretrained(default_base()))
+
+
+def held_out_text(data: Path) -> Dataset:
+    """Pieces of text that the masked language models of a study do not train on."""
+    return text_pieces(data, slice(HELD_OUT_TEXTS))
+
+
 TRAINING_DATA: dict[str, Callable[[Path], Dataset]] = {
     "pairs": pair_dataset,
     "sentences": lambda data: Dataset.from_dict({"text": regularizer_sentences(data)}),
+    "text": lambda data: text_pieces(data, slice(HELD_OUT_LINES, None)),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction import report, run
-from benchmarks.reproduction.studies import STUDIES, Claim, Method, Study
+from benchmarks.reproduction.studies import STUDIES, Claim, Method, Stage, Study
 from tests.evaluation_data import write_rows
-from trainers import ContrastiveConfig, ContrastiveTrainer
+from trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
 from trainers.core.checkpoints import complete_checkpoints
 
 
@@ -230,6 +231,50 @@ def test_results_of_an_earlier_script_count_until_they_are_replaced(place, monke
     assert ran == [first, second]
     runs = [fake(study, "MRL", 0, 0.4), earlier(study, "deep MRL", 0, 0.5)]
     assert report.runs_on(study, runs, "real").keys() == {("MRL", 0)}, "the two are not compared"
+
+
+def test_a_model_with_a_head_is_measured_and_then_fine_tuned_as_an_encoder(place, tiny_masked_lm, monkeypatch):
+    pieces = run.Dataset.from_dict({"input_ids": [[5, 6, 7, 8, 9, 10]] * 40})
+    monkeypatch.setitem(run.TRAINING_DATA, "text", lambda data: pieces)
+    monkeypatch.setattr(run, "held_out_text", lambda data: pieces)
+    tokenizer = run.backbone("real", place["cache"])[1]
+    monkeypatch.setattr(run, "backbone", lambda name, cache: (deepcopy(tiny_masked_lm), tokenizer))
+    then = Stage(ContrastiveConfig, ContrastiveTrainer, {**SETTINGS, "grid": "6x8,32", "max_steps": 1})
+    study = replace(
+        TINY,
+        methods={
+            "pretrained": replace(MRL, untouched=True, then=then),
+            "MLM": Method(MultigranularMLMConfig, MultigranularMLMTrainer, then=then),
+        },
+        settings={"per_device_train_batch_size": 4, "use_cpu": True},
+        learning_rates=(1e-2,),
+        frozen={"real": "HEAD~1"},
+        training_data="text",
+        test_length=16,
+        families={"similarity": ("stsb",)},
+        losses=("masked tokens",),
+    )
+    planned = list(run.planned(study, development=False))
+    assert len(planned) == 6, "fine-tuning has a seed"
+    run.run_all(planned[:2], **place)
+    first, second = (json.loads(its.file(place["results"]).read_text()) for its in planned[:2])
+    assert first["then"]["max_steps"] == second["then"]["max_steps"] == 1 and second["arguments"]["max_steps"] == 2
+    losses = [found["losses"]["masked tokens"] for found in (first, second)]
+    assert losses[0].keys() == losses[1].keys() and losses[0] != losses[1]
+    assert first["scores"].keys() == {"stsb"}
+
+
+def test_a_loss_is_better_when_it_is_lower():
+    study = replace(TINY, losses=("masked tokens",), grid="2x8")
+    claim = Claim("MRL", "deep MRL", "2x8", "nobody", "masked tokens")
+    runs = {
+        (name, seed): fake(TINY, name, seed, 0.5, losses={"masked tokens": {"2x8": loss + 0.002 * seed}})
+        for name, loss in (("MRL", 5.5), ("deep MRL", 5.6))
+        for seed in (0, 1)
+    }
+    assert report.verdict(study, claim, runs) == ("+0.100 ± 0.000, 2 seeds", "holds")
+    table = report.table(study, runs, [0, 1], ["MRL", "deep MRL"], "masked tokens")
+    assert table[2] == "| 2x8 | **5.501 ± 0.001** | 5.601 ± 0.001 |"
 
 
 def test_a_claim_has_all_seeds_that_both_methods_finished():

@@ -12,10 +12,10 @@ from datasets import Dataset
 from matplotlib.image import imread
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction import backbones, ibkd, matryoshka_distillation
+from benchmarks.reproduction import backbones, ibkd
 from benchmarks.reproduction.backbones import contrastive, reinitialised
 from benchmarks.reproduction.ibkd_figures import draw_alignment_and_uniformity, draw_covariances
-from benchmarks.reproduction.studies import REGULARIZERS, REGULARIZERS_CLS
+from benchmarks.reproduction.studies import MATRYOSHKA_DISTILLATION, REGULARIZERS, REGULARIZERS_CLS
 from benchmarks.reproduction.study import add_results, print_table
 from benchmarks.reproduction.terms import gradients
 from benchmarks.reproduction.training_data import STS_TESTS, regularizer_sentences, training_pairs
@@ -99,8 +99,8 @@ def test_a_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_of_matryoshka_distillation_trains(minilm):
-    model = backbones.untrained_head(matryoshka_distillation.GRID)
+def test_a_method_of_matryoshka_distillation_trains(minilm):
+    model = backbones.untrained_head(Grid.parse(MATRYOSHKA_DISTILLATION.grid))
     torch.testing.assert_close(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
     with torch.no_grad():  # instead of pretraining
         model.get_output_embeddings().weight.mul_(0.01)
@@ -109,8 +109,8 @@ def test_a_run_of_matryoshka_distillation_trains(minilm):
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     pieces = backbones.pieces(["the open file has a list of names and text"] * 99, tokenizer)
     assert {len(ids) for ids in pieces["input_ids"]} == {backbones.TOKENS}
-    shared = {**ONE_STEP, "per_device_train_batch_size": 2, "warmup_steps": 0}
-    trainer = matryoshka_distillation.RUNS["6x384>2x32"].train(model, tokenizer, pieces, **shared)
+    settings = {**MATRYOSHKA_DISTILLATION.settings, **ONE_STEP, "per_device_train_batch_size": 2, "warmup_steps": 0}
+    trainer = MATRYOSHKA_DISTILLATION.methods["6x384>2x32"].train(model, tokenizer, pieces, **settings)
     assert trainer.state.global_step == 1
 
 
