@@ -183,7 +183,7 @@ def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
 
 def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The lines of the table of claims. Claims that cannot be tested are named below it."""
-    lines = ["| claim | by | tasks | sizes | backbone | difference | verdict |", "|" + " --- |" * 7]
+    lines = ["| claim | by | tasks | sizes | paper | backbone | difference here | verdict |", "|" + " --- |" * 8]
     untested = []
     for claim in study.claims:
         text = f"{claim.better} > {claim.worse}" + (f" {claim.margin:+.1f}" if claim.margin else "")
@@ -194,7 +194,9 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
             if own := runs_on(study, runs, name):
                 found, holds = verdict(study, claim, own)
                 if found:
-                    lines.append("| " + " | ".join((text, claim.source, tasks, sizes, name, found, holds)) + " |")
+                    paper = "" if claim.reported is None else f"{claim.reported:+.1f}"
+                    cells = (text, claim.source, tasks, sizes, paper, name, found, holds)
+                    lines.append(f"| {' | '.join(cells)} |")
                 else:
                     untested.append(text)
     if untested:

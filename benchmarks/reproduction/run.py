@@ -309,7 +309,7 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
         encoder, tasks, data, two_stages=False, asymmetric=False, unfinished=work / "scores.json", seed=run.seed
     )
     seconds = record["seconds"] | {"evaluation": sum(sum(its.values()) for its in found.seconds.values())}
-    result = {
+    result: dict[str, Any] = {
         "study": study.name,
         "method": run.method,
         "backbone": run.backbone,
