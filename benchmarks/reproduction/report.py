@@ -232,7 +232,8 @@ def machine(run: Mapping[str, Any]) -> str:
 
 def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
     """The text of a study for a page."""
-    runs, searched = read_runs(study, results), read_runs(study, results, development=True)
+    found, searched = read_runs(study, results), read_runs(study, results, development=True)
+    runs = [run for name in study.backbones for run in runs_on(study, found, name).values()]
     lines = [f"`python -m benchmarks.reproduction.run --study {study.name}`: {study.title} ({study.source})."]
     if not runs and not searched:
         return "\n".join([*lines, "", "No run is finished yet."])
