@@ -274,8 +274,6 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
 
 def terms_table(model: str) -> str:
     """The table of `terms.py` for one model."""
-    if not TERMS.is_file():
-        return "`python -m benchmarks.reproduction.terms` has no results yet."
     found = json.loads(TERMS.read_text(encoding="utf-8"))
     terms = found["terms"][model]
     first = next(iter(terms))
