@@ -6,7 +6,6 @@ three layers.
     python -m benchmarks.reproduction.ibkd --table                   # print the table
     python -m benchmarks.reproduction.ibkd --figures                 # draw the students of seed 0
     python -m benchmarks.reproduction.ibkd --prefixes                # score their prefixes
-    python -m benchmarks.reproduction.ibkd --terms                   # each term before training
     python -m benchmarks.reproduction.ibkd --development --steps 150 --runs CKD "IBKD, beta 100"
 
 Student: the first three layers (extra `quickstart`), converted to m3BERT, mean pooling. Stage 1: sentences of SNLI,
@@ -37,25 +36,21 @@ from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from benchmarks.reproduction.ibkd_figures import draw_alignment_and_uniformity, draw_covariances
-from benchmarks.reproduction.study import Run, Scores, add_results, held_out_sentences, print_gradients
+from benchmarks.reproduction.study import Run, Scores, add_results, held_out_sentences
 from modeling_m3bert import convert_to_m3bert
 from scripts.command import run_command
 from scripts.mine_negatives import MiningArguments, mine
 from scripts.sources import data_folder, default_base
 from trainers import (
-    HSIC,
     Granularity,
     Grid,
     IBKDConfig,
     IBKDFinetuningConfig,
     IBKDFinetuningTrainer,
     IBKDTrainer,
-    Objective,
     Projection,
     Teacher,
-    TeacherContrast,
     TeacherEmbeddings,
-    TextColumnsCollator,
 )
 from trainers.evaluation import GridEncoder, Task, evaluate_grid, find_tasks
 from trainers.evaluation.geometry import feature_covariance
@@ -269,22 +264,6 @@ class Study:
         whole = Teacher(default_base(), max_length=64, batch_size=128)
         return whole.embed(self.texts, "runs/teachers", description="Teacher")
 
-    def print_terms(self, batches: int = 8) -> None:
-        """Print each term of IBKD before training: the paper's kernels, on vectors as they are and L2-normalised."""
-        teacher, grid, size = self.teacher(), Grid.parse(f"{STUDENT_LAYERS}x384"), self.options.batch_size
-        objectives: dict[str, Objective] = {"InfoNCE": TeacherContrast(grid, teacher_dim=teacher.width)}
-        for kernel, normalize in itertools.product(("rbf", "imq", "linear"), (False, True)):
-            if not (kernel == "linear" and normalize):  # the linear kernel always normalises
-                name = f"HSIC, {kernel}{', normalised' if normalize else ''}"
-                objectives[name] = HSIC(grid, kernel=kernel, normalize=normalize)
-        collator = TextColumnsCollator(self.tokenizer, ["text"], 64, teacher=teacher)
-        starts = range(0, batches * size, size)
-        print_gradients(
-            untrained_student(),
-            objectives,
-            [collator([{"text": text} for text in self.texts[start : start + size]]) for start in starts],
-        )
-
     def train(self, name: str, seed: int) -> tuple[Any, Projection | None]:
         """The student after training, which is also saved on disk, and its projection."""
         set_seed(seed)
@@ -320,7 +299,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--development", action="store_true", help="score development sets and write nothing")
     parser.add_argument("--table", action="store_true", help="print the table of the results file")
     parser.add_argument("--prefixes", action="store_true", help="score prefixes of the students of seed 0")
-    parser.add_argument("--terms", action="store_true", help="print each term and its gradient before training")
     parser.add_argument("--figures", action="store_true", help="draw the figures of the students of seed 0")
     options = parser.parse_args(arguments)
     file = RESULTS / "ibkd.json"
@@ -334,9 +312,6 @@ def main(arguments: list[str]) -> None:
     study = Study(options)
     if options.prefixes:
         print_prefixes(study.data, study.tokenizer)
-        return
-    if options.terms:
-        study.print_terms()
         return
     tasks = development_tasks() if options.development else find_tasks([*STS_TESTS, *RETRIEVAL_TESTS, "stsb-geometry"])
     about = {

@@ -1,16 +1,19 @@
 """
-Write the tables of the studies into README.md beside this file and into docs/studies.md:
+Write the tables of the studies into README.md and NOTES.md beside this file and into docs/studies.md:
 
     python -m benchmarks.reproduction.report
 
-A table has the methods that finished the same seeds, and names those that did not. A number is bold if its difference
-to the second best, paired over seeds, is larger than the standard deviation of that difference. A claim holds if the
-95% interval (Student's t over seeds) of its paired difference is above its margin.
+A table has the methods that finished the same seeds, and names those that did not. If some finished more seeds, a
+second table has these. A number is bold if its difference to the second best, paired over seeds, is larger than the
+standard deviation of that difference. A claim is tested with all seeds that both methods finished, and holds if the
+95% interval (Student's t over seeds) of the paired difference is above its margin.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,14 +22,16 @@ from typing import Any
 
 from scipy.stats import t as student
 
-from benchmarks.reproduction.run import RESULTS, quality, read_runs
+from benchmarks.reproduction.run import RESULTS, from_earlier_script, quality, read_runs
 from benchmarks.reproduction.studies import STUDIES, Claim, Study
+from benchmarks.reproduction.terms import RESULTS as TERMS
 from scripts.command import run_command
 from trainers import Grid
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = {Path(__file__).with_name("README.md"): True, ROOT / "docs" / "studies.md": False}  # page -> all tables
+HERE = Path(__file__).parent
+PAGES = {HERE / "README.md": True, HERE / "NOTES.md": True, ROOT / "docs" / "studies.md": False}  # page -> all tables
 MEAN = "mean of the families"
 CONFIDENCE = 0.95
 Runs = Mapping[tuple[str, int], Mapping[str, Any]]  # (method, seed) -> run
@@ -35,13 +40,15 @@ Runs = Mapping[tuple[str, int], Mapping[str, Any]]  # (method, seed) -> run
 @dataclass(frozen=True)
 class Difference:
     """
-    A paired difference over seeds, in points.
+    A paired difference over seeds.
 
     Args:
-        values (`tuple[float, ...]`): The difference of each seed.
+        values (`tuple[float, ...]`): The difference of each seed, in points or nats.
+        digits (`int`, *optional*, defaults to 1): Digits to print.
     """
 
     values: tuple[float, ...]
+    digits: int = 1
 
     @property
     def mean(self) -> float:
@@ -59,12 +66,23 @@ class Difference:
         return float(student.ppf((1 + CONFIDENCE) / 2, count - 1)) * self.spread / count**0.5
 
     def __str__(self) -> str:
-        return f"{self.mean:+.1f} ± {self.half_width:.1f}" if len(self.values) > 1 else f"{self.mean:+.1f}"
+        count, digits = len(self.values), self.digits
+        mean = f"{self.mean:+.{digits}f}"
+        return f"{mean} ± {self.half_width:.{digits}f}, {count} seeds" if count > 1 else mean
 
 
-def runs_on(runs: Sequence[Mapping[str, Any]], backbone: str) -> dict[tuple[str, int], Mapping[str, Any]]:
-    """(method, seed) -> run of one backbone."""
-    return {(run["method"], run["seed"]): run for run in runs if run["backbone"] == backbone}
+def runs_on(
+    study: Study, runs: Sequence[Mapping[str, Any]], backbone: str
+) -> dict[tuple[str, int], Mapping[str, Any]]:
+    """(method, seed) -> run of one backbone. Without training, a method is the same for every seed. Results of an
+    earlier script count only where there are no others: the two saw their texts in different orders."""
+    own = [run for run in runs if run["backbone"] == backbone]
+    own = [run for run in own if not from_earlier_script(run)] or own
+    return {
+        (run["method"], seed): run
+        for run in own
+        for seed in (study.seeds if study.method(run["method"], backbone).seedless else (run["seed"],))
+    }
 
 
 def equal_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str], list[str]]:
@@ -82,8 +100,21 @@ def equal_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str], list[st
     return *found, [method for method in started if method not in found[1]]
 
 
+def most_seeds(study: Study, runs: Runs) -> tuple[list[int], list[str]]:
+    """The most of the study's first seeds that two trained methods have finished, and the methods that have."""
+    for count in range(len(study.seeds), 0, -1):
+        seeds = list(study.seeds[:count])
+        complete = [name for name in study.methods if all((name, seed) in runs for seed in seeds)]
+        if sum(not study.methods[name].seedless for name in complete) > 1:
+            return seeds, complete
+    return [], []
+
+
 def score(study: Study, run: Mapping[str, Any], sizes: Grid, family: str | None = None) -> float:
-    """The mean of a run over sizes and the tasks of a family, or over the means of all families, in percent."""
+    """The mean of a run over sizes and the tasks of a family, or over the means of all families, in percent. Of a
+    loss, its mean over sizes with a minus, so that higher is better."""
+    if family in study.losses:
+        return -statistics.mean(run["losses"][family][str(g)] for g in sizes)
     families = [family] if family else list(study.families)
     return 100 * statistics.mean(
         statistics.mean(run["scores"][task][str(g)] for task in study.families[name] for g in sizes)
@@ -100,12 +131,13 @@ def difference(
         score(study, runs[better, seed], sizes, family) - score(study, runs[worse, seed], sizes, family)
         for seed in seeds
     )
-    return Difference(tuple(values))
+    return Difference(tuple(values), 3 if family in study.losses else 1)
 
 
-def table(study: Study, runs: Runs, family: str | None) -> list[str]:
+def table(
+    study: Study, runs: Runs, seeds: Sequence[int], methods: Sequence[str], family: str | None = None
+) -> list[str]:
     """The lines of a table: one row per granularity, one column per method."""
-    seeds, methods, _ = equal_seeds(study, runs)
     lines = ["| size | " + " | ".join(methods) + " |", "| --- |" + " --: |" * len(methods)]
     for g in Grid.parse(study.grid):
         sizes = Grid((g,))
@@ -114,9 +146,10 @@ def table(study: Study, runs: Runs, family: str | None) -> list[str]:
         gap = difference(study, runs, seeds, (first, others[0]), sizes, family) if others else None
         cells = []
         for method in methods:
-            text = f"{statistics.mean(values[method]):.1f}"
+            digits = 3 if family in study.losses else 1
+            text = f"{abs(statistics.mean(values[method])):.{digits}f}"
             if len(seeds) > 1:
-                text += f" ± {statistics.stdev(values[method]):.1f}"
+                text += f" ± {statistics.stdev(values[method]):.{digits}f}"
             if method == first and gap is not None and gap.mean > gap.spread:
                 text = f"**{text}**"
             reported = study.reported.get(method, {}).get(str(g))
@@ -126,11 +159,19 @@ def table(study: Study, runs: Runs, family: str | None) -> list[str]:
 
 
 def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
-    """The difference of a claim on one backbone, and whether it holds."""
-    seeds, methods, _ = equal_seeds(study, runs)
-    if missing := [name for name in (claim.better, claim.worse) if name not in methods]:
-        return "", f"not testable here: no complete runs of {' and '.join(missing)}"
-    found = difference(study, runs, seeds, (claim.better, claim.worse), Grid.parse(claim.sizes), claim.family)
+    """The difference of a claim on one backbone over all seeds that both methods finished, and whether it holds."""
+    pair = (claim.better, claim.worse)
+    seeds = [seed for seed in study.seeds if all((name, seed) in runs for name in pair)]
+    if not seeds:
+        missing = [name for name in pair if not any(method == name for method, _ in runs)]
+        return "", f"not testable here: no complete runs of {' and '.join(missing or pair)}"
+    if claim.speed:
+        if any(from_earlier_script(runs[name, seed]) for name in pair for seed in seeds):
+            return "", "not testable here: no seconds"
+        better, worse = ([study.steps / runs[name, seed]["seconds"]["training"] for seed in seeds] for name in pair)
+        found = Difference(tuple(first - second for first, second in zip(better, worse, strict=True)))
+    else:
+        found = difference(study, runs, seeds, pair, Grid.parse(claim.sizes), claim.family)
     if len(seeds) < 2:
         return str(found), "not testable here: one seed"
     if found.mean - found.half_width > claim.margin:
@@ -141,15 +182,25 @@ def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
 
 
 def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of the table of claims."""
-    names = [name for name in study.backbones if runs_on(runs, name)]
-    lines = ["| claim | by | tasks | sizes | backbone | difference | verdict |", "| --- |" * 1 + " --- |" * 6]
+    """The lines of the table of claims. Claims that cannot be tested are named below it."""
+    lines = ["| claim | by | tasks | sizes | paper | backbone | difference here | verdict |", "|" + " --- |" * 8]
+    untested = []
     for claim in study.claims:
         text = f"{claim.better} > {claim.worse}" + (f" {claim.margin:+.1f}" if claim.margin else "")
-        for name in names:
-            found, holds = verdict(study, claim, runs_on(runs, name))
-            cells = (text, claim.source, claim.family or "all", f"`{claim.sizes}`", name, found, holds)
-            lines.append("| " + " | ".join(cells) + " |")
+        tasks, sizes = claim.family or "all", f"`{claim.sizes}`"
+        if claim.speed:
+            text, tasks, sizes = f"{text} in training steps per second", "", ""
+        for name in study.backbones:
+            if own := runs_on(study, runs, name):
+                found, holds = verdict(study, claim, own)
+                if found:
+                    paper = "" if claim.reported is None else f"{claim.reported:+.1f}"
+                    cells = (text, claim.source, tasks, sizes, paper, name, found, holds)
+                    lines.append(f"| {' | '.join(cells)} |")
+                else:
+                    untested.append(text)
+    if untested:
+        lines += ["", f"Not testable here, without results: {'; '.join(dict.fromkeys(untested))}."]
     return lines
 
 
@@ -170,33 +221,50 @@ def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[s
     return lines
 
 
+def seeds_of(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def machine(run: Mapping[str, Any]) -> str:
+    """The machine of a run, and its number of threads if it is known."""
+    return ", ".join([run["machine"], *([f"{run['threads']} threads"] if "threads" in run else [])])
+
+
 def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
     """The text of a study for a page."""
-    runs, searched = read_runs(study, results), read_runs(study, results, development=True)
+    found, searched = read_runs(study, results), read_runs(study, results, development=True)
+    runs = [run for name in study.backbones for run in runs_on(study, found, name).values()]
     lines = [f"`python -m benchmarks.reproduction.run --study {study.name}`: {study.title} ({study.source})."]
     if not runs and not searched:
         return "\n".join([*lines, "", "No run is finished yet."])
     dates = sorted({run["date"] for run in (*runs, *searched)})
-    machines = sorted({f"{run['machine']}, {run['threads']} threads" for run in (*runs, *searched)})
+    machines = sorted({machine(run) for run in (*runs, *searched)})
     lines[0] += (
         " Percent, mean and standard deviation over seeds;"
         f" {study.steps} steps of {study.settings['per_device_train_batch_size']} rows"
-        f" ({dates[0]} to {dates[-1]}; {'; '.join(machines)})."
+        f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {'; '.join(machines)})."
     )
     for name in study.backbones:
-        own = runs_on(runs, name)
+        own = runs_on(study, runs, name)
         if not own:
             continue
         seeds, methods, left_out = equal_seeds(study, own)
-        seconds = statistics.mean(sum(run["seconds"].values()) for run in own.values())
-        lines += ["", f"**Backbone `{name}`**, seeds {', '.join(map(str, seeds))}, {seconds:.0f} s per run."]
+        took = [sum(run["seconds"].values()) for run in own.values() if not from_earlier_script(run)]
+        seconds = f"{statistics.mean(took):.0f} s per run" if took else "from an earlier script"
+        lines += ["", f"**Backbone `{name}`**, {seeds_of(seeds)}, {seconds}."]
         if left_out:
             lines[-1] += f" Left out, without all of these seeds: {', '.join(left_out)}."
         if not methods:
             continue
-        for family in (None, *study.families) if every_table else (None,):
-            tasks = "" if family is None else f" ({', '.join(study.families[family])})"
-            lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", *table(study, own, family)]
+        shown = [None, *study.families] if every_table else [None]
+        for family in (*(shown if len(study.families) > 1 else study.families), *study.losses):
+            tasks = f" ({', '.join(study.families[family])})" if family in study.families else ""
+            if family in study.losses:
+                tasks = " (loss in nats, lower is better)"
+            lines += ["", f"{(family or MEAN).capitalize()}{tasks}:", "", *table(study, own, seeds, methods, family)]
+        more, those = most_seeds(study, own)
+        if len(more) > len(seeds):
+            lines += ["", f"{MEAN.capitalize()}, {seeds_of(more)}:", "", *table(study, own, more, those)]
     if runs and study.claims:
         lines += ["", *verdicts(study, runs)]
     if searched and every_table:
@@ -204,17 +272,35 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
     return "\n".join(lines)
 
 
+def terms_table(model: str) -> str:
+    """The table of `terms.py` for one model."""
+    found = json.loads(TERMS.read_text(encoding="utf-8"))
+    terms = found["terms"][model]
+    first = next(iter(terms))
+    lines = [
+        f"`python -m benchmarks.reproduction.terms` ({found['date']}, {machine(found)}):",
+        "",
+        f"| term, {model} | value | gradient / {first}'s | cosine with {first}'s |",
+        "| --- | --: | --: | --: |",
+    ]
+    for name, its in terms.items():
+        lines.append(f"| {name} | {its['value']:.3g} | {its['gradient']:.3g} | {its['cosine']:.2f} |")
+    return "\n".join(lines)
+
+
 def written(page: str, *, every_table: bool, results: Path = RESULTS) -> str:
     """A page with its marked sections written anew. A section is marked by `<!-- study NAME -->` and
-    `<!-- end of study NAME -->`."""
-    for study in STUDIES.values():
-        start, end = f"<!-- study {study.name} -->", f"<!-- end of study {study.name} -->"
-        if start not in page:
-            continue
-        before, _, rest = page.partition(start)
-        after = rest.partition(end)[2]
-        page = f"{before}{start}\n\n{section(study, every_table=every_table, results=results)}\n\n{end}{after}"
-    return page
+    `<!-- end of study NAME -->`, or the same with `terms` and the name of a model."""
+    marked = re.compile(r"<!-- (study|terms) ([\w-]+) -->.*?<!-- end of \1 \2 -->", re.DOTALL)
+
+    def text(match: re.Match[str]) -> str:
+        kind, name = match.groups()
+        inner = (
+            terms_table(name) if kind == "terms" else section(STUDIES[name], every_table=every_table, results=results)
+        )
+        return f"<!-- {kind} {name} -->\n\n{inner}\n\n<!-- end of {kind} {name} -->"
+
+    return marked.sub(text, page)
 
 
 def main(arguments: list[str]) -> None:

@@ -24,6 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -32,13 +33,13 @@ from transformers import AutoModel, AutoTokenizer, TrainingArguments, set_seed
 
 from benchmarks._measure import about
 from benchmarks.reproduction.backbones import CACHE, backbone
-from benchmarks.reproduction.pairs import pair_dataset
 from benchmarks.reproduction.studies import STUDIES, Study
 from benchmarks.reproduction.study import development_tasks
+from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
 from modeling_m3bert import M3BertModel
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
-from trainers import Grid, Teacher, fit_exits
+from trainers import Grid, MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
 from trainers.core.durable import replacing
 from trainers.distillation import DistillationConfig
 from trainers.evaluation import GridEncoder, evaluate_grid
@@ -83,6 +84,16 @@ class Planned:
         folder = results / self.study.name
         return (folder / "development" if self.development else folder) / f"{self.name}.json"
 
+    def finished(self, results: Path) -> bool:
+        """Whether it has results. Those of an earlier script, without arguments, stay until a run replaces them."""
+        file = self.file(results)
+        return file.is_file() and not from_earlier_script(json.loads(file.read_text(encoding="utf-8")))
+
+
+def from_earlier_script(run: Mapping[str, Any]) -> bool:
+    """Whether results are of a script before this one, which kept no arguments, seconds or commit."""
+    return "arguments" not in run
+
 
 def planned(
     study: Study,
@@ -96,6 +107,8 @@ def planned(
     for seed in seeds or (study.seeds[:1] if development else study.seeds):
         for its in chosen_backbones or study.backbones:
             for method in methods or study.methods:
+                if study.method(method, its).seedless and seed != study.seeds[0]:
+                    continue
                 for rate in study.rates(method, its) if development else (None,):
                     yield Planned(study, method, its, seed, rate)
 
@@ -111,16 +124,16 @@ def quality(run: Mapping[str, Any]) -> float:
     return statistics.mean(value for scores in run["scores"].values() for value in scores.values())
 
 
-def chosen_rate(study: Study, method: str, name: str, results: Path = RESULTS) -> float:
+def chosen_rate(study: Study, method: str, name: str, results: Path = RESULTS) -> float | None:
     """
-    The learning rate of a method on a backbone that is best on the development tasks.
+    The learning rate of a method on a backbone that is best on the development tasks; none without training.
 
     Raises:
         ValueError: if there are several and not all have a development run.
     """
     rates = study.rates(method, name)
-    if len(rates) == 1:
-        return rates[0]
+    if len(rates) < 2:
+        return rates[0] if rates else None
     runs = read_runs(study, results, development=True)
     found = {run["learning_rate"]: quality(run) for run in runs if (run["method"], run["backbone"]) == (method, name)}
     if missing := [f"{rate:g}" for rate in rates if rate not in found]:
@@ -168,35 +181,84 @@ def fitted(method: Any, name: str, texts: list[str], cache: Path) -> tuple[M3Ber
     return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), seconds
 
 
-def trained(run: Planned, rate: float, dataset: Dataset, cache: Path, work: Path) -> tuple[Any, Any, dict[str, Any]]:
+def masked_loss(model: Any, tokenizer: Any, data: Path) -> dict[str, float]:
+    """Cross-entropy of masked tokens of held-out text at every granularity, with the same masks for all runs."""
+    with TemporaryDirectory() as folder:
+        args = MultigranularMLMConfig(
+            output_dir=folder,
+            per_device_eval_batch_size=50,
+            bf16=True,
+            use_cpu=True,
+            report_to="none",
+            disable_tqdm=True,
+        )
+        trainer = MultigranularMLMTrainer(model, args, tokenizer, eval_dataset=held_out_text(data))
+        set_seed(0)
+        metrics = trainer.evaluate()
+    return {
+        name.removeprefix("eval_mlm_"): round(value, 5)
+        for name, value in metrics.items()
+        if name.startswith("eval_mlm_")
+    }
+
+
+def first_rows(dataset: Dataset, seed: int, steps: int, batch_size: int) -> Dataset:
+    """The same rows in the same order for all methods, and no more of them, because a teacher embeds all."""
+    return dataset.shuffle(seed).select(range(steps * batch_size))
+
+
+def first_stage(
+    run: Planned, rate: float | None, dataset: Dataset, cache: Path, work: Path
+) -> tuple[Any, Any, dict[str, Any]]:
+    """The model after its first stage of training, its tokenizer and what to record."""
+    study, method = run.study, run.study.method(run.method, run.backbone)
+    if method.untouched:
+        return *backbone(run.backbone, cache), {"arguments": {}, "seconds": {}}
+    seconds = {}
+    if method.exits:
+        texts = list(dict.fromkeys(text for column in dataset.column_names for text in dataset[column]))
+        model, tokenizer, seconds["fit"] = fitted(method, run.backbone, texts[:FIT_TEXTS], cache)
+    else:
+        model, tokenizer = backbone(run.backbone, cache)
+    settings = {**study.settings, "max_steps": study.steps, "learning_rate": rate, "seed": run.seed}
+    objects = {}
+    if issubclass(method.config_class, DistillationConfig):
+        settings["teacher_cache_dir"] = str(work / "teacher")
+        if method.taught_by_real:
+            objects["teacher"] = Teacher(default_base(), max_length=study.settings["max_length"])
+    rows = first_rows(dataset, run.seed, study.steps, study.settings["per_device_train_batch_size"])
+    set_seed(run.seed)
+    start = time.perf_counter()
+    trainer = method.train(model, tokenizer, rows, objects, work / "checkpoints", data_seed=run.seed, **settings)
+    seconds["training"] = time.perf_counter() - start
+    return model, tokenizer, {"arguments": arguments_of(trainer.args), "seconds": seconds}
+
+
+def trained(
+    run: Planned, rate: float | None, dataset: Dataset, data: Path, cache: Path, work: Path
+) -> tuple[Any, Any, dict[str, Any]]:
     """The trained model, its tokenizer and what to record. A model that an earlier call has saved is read."""
-    folder = work / "trained"
+    folder, study, method = work / "trained", run.study, run.study.method(run.method, run.backbone)
     if not folder.is_dir():
-        study, method = run.study, run.study.method(run.method, run.backbone)
-        seconds = {}
-        if method.exits:
-            texts = list(dict.fromkeys(text for column in dataset.column_names for text in dataset[column]))
-            model, tokenizer, seconds["fit"] = fitted(method, run.backbone, texts[:FIT_TEXTS], cache)
-        else:
-            model, tokenizer = backbone(run.backbone, cache)
-        settings = {**study.settings, "max_steps": study.steps, "learning_rate": rate, "seed": run.seed}
-        objects = {}
-        if issubclass(method.config_class, DistillationConfig):
-            settings["teacher_cache_dir"] = str(work / "teacher")
-            if method.taught_by_real:
-                objects["teacher"] = Teacher(default_base(), max_length=study.settings["max_length"])
-        # The same rows in the same order for all methods, and no more of them, because a teacher embeds all.
-        rows = dataset.shuffle(run.seed).select(range(study.steps * study.settings["per_device_train_batch_size"]))
         resumed = (work / "checkpoints").is_dir()
-        set_seed(run.seed)
-        start = time.perf_counter()
-        trainer = method.train(model, tokenizer, rows, objects, work / "checkpoints", data_seed=run.seed, **settings)
-        seconds["training"] = time.perf_counter() - start
+        model, tokenizer, record = first_stage(run, rate, dataset, cache, work)
+        record["resumed"] = resumed
+        if study.losses:
+            record["losses"] = {"masked tokens": masked_loss(model, tokenizer, data)}
+        model = model.base_model
+        if method.then is not None:
+            settings = method.then.settings
+            rows = TRAINING_DATA[method.then.training_data](data)
+            rows = first_rows(rows, run.seed, settings["max_steps"], settings["per_device_train_batch_size"])
+            set_seed(run.seed)
+            start = time.perf_counter()
+            trainer = method.then.train(model, tokenizer, rows, None, work / "then", seed=run.seed, data_seed=run.seed)
+            record["seconds"]["then"] = time.perf_counter() - start
+            record["then"] = arguments_of(trainer.args)
         draft = work / "draft"
         shutil.rmtree(draft, ignore_errors=True)
         model.eval().save_pretrained(draft)
         tokenizer.save_pretrained(draft)
-        record = {"arguments": arguments_of(trainer.args), "resumed": resumed, "seconds": seconds}
         (draft / "record.json").write_text(json.dumps(record), encoding="utf-8")
         draft.rename(folder)
     record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
@@ -233,20 +295,21 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
     work = cache / "runs" / study.name / run.name
     described = about(run.seed, packages=("datasets", "sentence-transformers"))
     set_seed(run.seed)
-    model, tokenizer, record = trained(run, rate, dataset, cache, work)
+    model, tokenizer, record = trained(run, rate, dataset, data, cache, work)
     encoder = GridEncoder(
         model.to(torch.bfloat16),
         tokenizer,
         Grid.parse(study.grid),
         batch_size=128,
-        max_length=study.settings["max_length"],
+        max_length=study.test_length or study.settings["max_length"],
+        pooling=study.settings.get("pooling", "mean"),
     )
     tasks = development_tasks(study.development if run.development else study.tests)
     found = evaluate_grid(
         encoder, tasks, data, two_stages=False, asymmetric=False, unfinished=work / "scores.json", seed=run.seed
     )
     seconds = record["seconds"] | {"evaluation": sum(sum(its.values()) for its in found.seconds.values())}
-    result = {
+    result: dict[str, Any] = {
         "study": study.name,
         "method": run.method,
         "backbone": run.backbone,
@@ -258,6 +321,7 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
         "resumed": record["resumed"],
         "seconds": {name: round(value, 1) for name, value in seconds.items()},
         "arguments": record["arguments"],
+        **{name: record[name] for name in ("then", "losses") if name in record},
         "scores": {
             task.name: {str(g): round(value, 5) for g, value in found.quality([task.name]).items()} for task in tasks
         },
@@ -276,17 +340,17 @@ def run_all(
     """Execute the runs that are not finished and fit into `minutes`, and return those that are left."""
     started, dataset = time.perf_counter(), None
     for place, run in enumerate(runs):
-        if run.file(results).is_file():
+        if run.finished(results):
             continue
         took = [
             sum(its["seconds"].values()) - its["seconds"].get("fit", 0)
             for its in read_runs(run.study, results, development=run.development)
-            if not its["resumed"]
+            if not from_earlier_script(its) and not its["resumed"]
         ]
         left = float("inf") if minutes is None else 60 * minutes - (time.perf_counter() - started)
         if left < (statistics.mean(took) if took else 0):
-            return [its for its in runs[place:] if not its.file(results).is_file()]
-        dataset = pair_dataset(data) if dataset is None else dataset
+            return [its for its in runs[place:] if not its.finished(results)]
+        dataset = TRAINING_DATA[run.study.training_data](data) if dataset is None else dataset
         result = execute(run, dataset, data, cache, results)
         print(f"{run.name}: {100 * quality(result):.2f} in {result['seconds']}", flush=True)
     return []

@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.reproduction.ours import NestedSimilarityConfig
 from benchmarks.reproduction.study import Run
+from benchmarks.reproduction.training_data import REGULARIZER_TESTS, STS_TESTS
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
@@ -17,13 +18,31 @@ from trainers import (
     ExitDistillationTrainer,
     Matryoshka2dConfig,
     Matryoshka2dTrainer,
+    MatryoshkaDistillationConfig,
+    MatryoshkaDistillationTrainer,
     MICConfig,
     MICTrainer,
     MIPICConfig,
     MIPICTrainer,
+    MultigranularMLMConfig,
+    MultigranularMLMTrainer,
+    SimCSEConfig,
+    SimCSETrainer,
     StarbucksConfig,
     StarbucksTrainer,
 )
+
+
+@dataclass(frozen=True)
+class Stage(Run):
+    """
+    A later stage of training, with settings of its own.
+
+    Args:
+        training_data (`str`, *optional*, defaults to `"pairs"`): Name of its training data.
+    """
+
+    training_data: str = "pairs"
 
 
 @dataclass(frozen=True)
@@ -36,11 +55,20 @@ class Method(Run):
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
             Without, a method with a teacher learns from its own backbone.
         learning_rates (`tuple[float, ...]`, *optional*): Learning rates to search. Default: those of the study.
+        untouched (`bool`, *optional*, defaults to `False`): Score the backbone without training, or with `then` only.
+        then (`Stage`, *optional*): A second stage of training.
     """
 
     exits: bool = False
     taught_by_real: bool = False
     learning_rates: tuple[float, ...] | None = None
+    untouched: bool = False
+    then: Stage | None = None
+
+    @property
+    def seedless(self) -> bool:
+        """Whether the result is the same for every seed."""
+        return self.untouched and self.then is None
 
 
 @dataclass(frozen=True)
@@ -55,6 +83,8 @@ class Claim:
         source (`str`): The paper that claims it, or "ours".
         family (`str`, *optional*): Family of tasks. Default: the mean of all families.
         margin (`float`, *optional*, defaults to 0.0): The difference must be above this number of points.
+        speed (`bool`, *optional*, defaults to `False`): The claim is about training steps per second, not quality.
+        reported (`float`, *optional*): The difference in the paper, with its model and data.
     """
 
     better: str
@@ -63,6 +93,8 @@ class Claim:
     source: str
     family: str | None = None
     margin: float = 0.0
+    speed: bool = False
+    reported: float | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +110,8 @@ class Study:
         backbones (`tuple[str, ...]`): Names of backbones.
         grid (`str`): Granularities to score.
         steps (`int`): Training steps.
-        settings (`dict`): Settings that all methods share.
+        settings (`dict`): Settings that all methods share. Tests have their pooling, and by default their
+            `max_length`.
         learning_rates (`tuple[float, ...]`): Learning rates, of which the best for each method and backbone on the
             development tasks is taken. A single one is not searched.
         development (`tuple[str, ...]`): Development tasks; `NAME-dev` is the development set of a task.
@@ -90,6 +123,10 @@ class Study:
         reported (`dict[str, dict[str, float]]`, *optional*): Method -> granularity -> the paper's mean, in percent.
         frozen (`dict[str, str]`, *optional*): Backbone -> commit at which its settings were frozen, with the
             development results that the learning rates are chosen by. Without, no test is scored.
+        training_data (`str`, *optional*, defaults to `"pairs"`): Name of the training data, a key of `TRAINING_DATA`.
+        test_length (`int`, *optional*): Maximum length of a text of the tests, in tokens.
+        losses (`tuple[str, ...]`, *optional*): What is measured before `then`, in nats, where lower is better:
+            `"masked tokens"` of held-out text.
     """
 
     name: str
@@ -108,6 +145,9 @@ class Study:
     claims: tuple[Claim, ...] = ()
     reported: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     frozen: Mapping[str, str] = field(default_factory=dict)
+    training_data: str = "pairs"
+    test_length: int | None = None
+    losses: tuple[str, ...] = ()
 
     @property
     def tests(self) -> list[str]:
@@ -120,7 +160,8 @@ class Study:
 
     def rates(self, name: str, backbone: str) -> tuple[float, ...]:
         """The learning rates to search for a method on a backbone."""
-        return self.method(name, backbone).learning_rates or self.learning_rates
+        method = self.method(name, backbone)
+        return () if method.untouched else method.learning_rates or self.learning_rates
 
 
 GRID = "2,4,6 x 16,32,64,128,256,384"
@@ -218,4 +259,210 @@ OURS = replace(
     families={},
     claims=(),
 )
-STUDIES = {study.name: study for study in (NESTED, OURS)}
+
+UNTOUCHED = Method(SimCSEConfig, SimCSETrainer, untouched=True)
+DIMS = "16,32,64,128,256,384"
+# PIC on mean-pooled embeddings, without gradient to its targets, with projectors that learn fast enough to be useful.
+CHAIN: dict[str, Any] = {"pic": {"pooling": "mean", "detach_target": True}, "projector_learning_rate": 1e-3}
+# (paper, other) -> the difference in points in Tables 1 and 2 of both papers: TinyBERT, mean of 16, 32 and 64 dims
+# over the families of REGULARIZER_TESTS, of the tests that are there (all but TweetEval and SICK-R).
+REPORTED = {
+    ("MIPIC", "SimCSE"): 11.2,
+    ("MIPIC", "MRL"): 3.5,
+    ("MIPIC", "ESE"): 3.8,
+    ("MIC", "SimCSE"): 6.7,
+    ("MIC", "MRL"): 3.0,
+    ("MIC", "ESE"): 2.2,
+}
+
+
+def regularizers(
+    name: str, backbone: str, depth: int, isotropy_layers: list[int], pooling: str, steps: int, rate: float
+) -> Study:
+    """
+    MIPIC and MIC with the papers' sources and protocol at our scale.
+
+    Args:
+        name (`str`): Name of the study.
+        backbone (`str`): The only backbone.
+        depth (`int`): Its number of layers. Tests read the last one.
+        isotropy_layers (`list[int]`): Layers of SCR and SIR as printed, at about the relative depth of MIC, appendix D
+            (layers 2 and 4 of TinyBERT's 6).
+        pooling (`str`): Pooling of all methods and tests.
+        steps (`int`): Training steps.
+        rate (`float`): Learning rate of all methods.
+    """
+    grid, last = {"grid": f"{depth}x{DIMS}"}, {"layers": [depth]}
+    every_layer = ",".join(str(layer) for layer in range(1, depth + 1))
+    # SIR's uniformity alone, with a wide kernel: t = 2 mostly drives the nearest texts of a batch apart.
+    spread = last | {"pooling": pooling, "variation_weight": 0.0, "scale": 0.5}
+
+    def mic(**settings: Any) -> Method:
+        return Method(MICConfig, MICTrainer, grid | settings)
+
+    quiet = {"scr": last | {"variance_weight": 0.0}}
+    uniformity = {"sir": last | {"pooling": pooling, "variation_weight": 0.0}}
+    methods = {
+        "untouched": UNTOUCHED,
+        "SimCSE": Method(SimCSEConfig, SimCSETrainer),
+        "MRL": Method(ContrastiveConfig, ContrastiveTrainer, grid),
+        "ESE": Method(EspressoConfig, EspressoTrainer, {"grid": f"{every_layer}x{DIMS}"}),
+        "MIPIC (paper)": Method(MIPICConfig, MIPICTrainer, grid),
+        "MIC (paper)": mic(scr={"layers": isotropy_layers}, sir={"layers": isotropy_layers}),
+        "MIPIC (ours)": Method(
+            MIPICConfig,
+            MIPICTrainer,
+            {**grid, **CHAIN, "weights": {"mrl": 1, "sia": 0.1, "pic": 1}, "sia": last | {"attention_weight": 0.0}},
+        ),
+        "MIC (ours)": mic(gamma=0.1, **quiet, sir=last | {"pooling": pooling}),
+        # MIC averages MRL over the six dims: this weight gives PIC the same share as in MIPIC (ours).
+        "MIC with PIC (ours)": mic(gamma=0.01, weights={"pic": 0.17}, **quiet, **uniformity, **CHAIN),
+        "MIC, SIR 0.02, uniformity": mic(gamma=0.02, **quiet, **uniformity),
+        "MIC, SIR 0.3, t 0.5": mic(gamma=0.3, **quiet, sir=spread),
+        "MIC, SIR 0.3, t 0.5, floor": mic(weights={"scr": 0.1, "sir": 0.3}, scr=last, sir=spread),
+    }
+    small = f"{depth}x16,32,64"
+    return Study(
+        name=name,
+        title=f"MIPIC and MIC against SimCSE, MRL and ESE on unlabelled sentences, {pooling} pooling, last layer",
+        source="MIPIC, Tables 1, 2 and 5; MIC, Tables 1 and 2",
+        methods=methods,
+        backbones=(backbone,),
+        grid=f"{depth}x{DIMS}",
+        steps=steps,
+        settings={
+            "unsupervised": True,
+            "pooling": pooling,
+            "per_device_train_batch_size": 16,
+            "lr_scheduler_type": "cosine",
+            "max_length": 32,
+            "bf16": True,
+            "use_cpu": True,
+        },
+        learning_rates=(rate,),
+        development=("stsb-dev", "sick-dev", "scitail-dev"),
+        families=REGULARIZER_TESTS,
+        claims=(
+            *(
+                Claim(f"{paper} (paper)", other, small, f"{paper}, Tables 1 and 2", reported=points)
+                for (paper, other), points in REPORTED.items()
+            ),
+            *(Claim(f"{paper} (ours)", other, small, "ours") for paper, other in REPORTED),
+            *(Claim("MIC with PIC (ours)", other, small, "ours") for other in ("MRL", "MIPIC (ours)")),
+            Claim("MRL", "ESE", "", "MIPIC, Table 5", speed=True, reported=7.61 - 5.24),
+            Claim("ESE", "MIPIC (paper)", "", "MIPIC, Table 5", speed=True, reported=5.24 - 2.88),
+        ),
+        training_data="sentences",
+        test_length=128,
+    )
+
+
+# 2e-5 is the papers' learning rate; 1e-4 was better for MRL on development sets.
+REGULARIZERS = regularizers("regularizers", "reinitialised", 4, [2, 3], "mean", steps=400, rate=1e-4)
+REGULARIZERS_CLS = regularizers("regularizers-cls", "reinitialised", 4, [2, 3], "cls", steps=300, rate=2e-5)
+REGULARIZERS_REAL = regularizers("regularizers-real", "real", 6, [2, 4], "mean", steps=300, rate=2e-5)
+STS_FINETUNING = Study(
+    name="sts-finetuning",
+    title="Fine-tuning on pairs with every contrastive objective, at three layers and six dims",
+    source="m3BERT, Table 3; ESE; Starbucks",
+    methods={
+        "untouched": UNTOUCHED,
+        "SimCSE": Method(SimCSEConfig, SimCSETrainer, {"unsupervised": False}),
+        "MRL": Method(ContrastiveConfig, ContrastiveTrainer, {"grid": f"6x{DIMS}"}),
+        "MRL, 3 layers": BASELINES["MRL"],
+        **{name: BASELINES[name] for name in ("ESE", "2DMSE", "Starbucks")},
+    },
+    backbones=("real",),
+    grid=GRID,
+    steps=100,
+    settings={**PAIRS, "bf16": False},
+    learning_rates=(5e-5,),
+    development=("stsb-dev",),
+    families={"similarity": STS_TESTS},
+    claims=(
+        # The margin is the largest loss at the full width there, the reported difference that of m3BERT-s2.
+        Claim("MRL", "SimCSE", "6x384", "m3BERT, Table 3", margin=-1.4, reported=-0.97),
+        Claim("MRL, 3 layers", "MRL", "2,4x16,32,64,128,256,384", "ours"),
+        Claim("ESE", "2DMSE", "2,4x16,32,64,128,256,384", "ESE"),
+        Claim("Starbucks", "2DMSE", "2x32,4x128", "Starbucks"),
+    ),
+    test_length=128,
+)
+# Scored on the tests before the settings above were chosen.
+STS_FINETUNING_LONGER = replace(
+    STS_FINETUNING,
+    name="sts-finetuning-longer",
+    steps=250,
+    settings={**STS_FINETUNING.settings, "per_device_train_batch_size": 32},
+    learning_rates=(2e-5,),
+)
+# The same for every method: it makes embeddings of a masked language model.
+ON_PAIRS = Stage(
+    ContrastiveConfig,
+    ContrastiveTrainer,
+    {
+        **PAIRS,
+        "grid": "2,4,6 x 16,32,64,384",
+        "max_steps": 40,
+        "learning_rate": 5e-5,
+        "max_length": 32,
+    },
+)
+
+
+def self_distillation(pairs: str, **settings: Any) -> Method:
+    return Method(
+        MatryoshkaDistillationConfig, MatryoshkaDistillationTrainer, {"pairs": pairs, **settings}, then=ON_PAIRS
+    )
+
+
+MATRYOSHKA_DISTILLATION = Study(
+    name="matryoshka-distillation",
+    title="Distillation between granularities while a small m3BERT is pretrained further",
+    source="m3BERT, Table 5",
+    methods={
+        "pretrained": replace(UNTOUCHED, then=ON_PAIRS),
+        "MLM": Method(MultigranularMLMConfig, MultigranularMLMTrainer, then=ON_PAIRS),
+        **{pairs: self_distillation(pairs) for pairs in ("6x384>all", "6x32>2x32", "6x384>2x32")},
+        "6x384>2x32, forward": self_distillation("6x384>2x32", distillation_direction="forward"),
+    },
+    backbones=("multigranular",),
+    grid="2,4,6 x 16,32,64,384",
+    steps=200,
+    settings={
+        "per_device_train_batch_size": 32,
+        "lr_scheduler_type": "constant_with_warmup",
+        "warmup_steps": 20,
+        "bf16": True,
+        "use_cpu": True,
+    },
+    learning_rates=(3e-4,),
+    development=("stsb-dev",),
+    families={"similarity": ("stsb", "sts13", "sts16")},
+    claims=tuple(
+        Claim(better, worse, "2x32", "m3BERT, Table 5", family, reported=points if family == "similarity" else None)
+        for family in ("masked tokens", "similarity")
+        for better, worse, points in (  # points of Recall@100
+            ("6x384>2x32", "MLM", 63.14 - 63.00),
+            ("6x32>2x32", "MLM", 63.12 - 63.00),
+            ("6x384>2x32", "6x384>all", 63.14 - 62.98),
+            ("6x32>2x32", "6x384>all", 63.12 - 62.98),
+        )
+    ),
+    training_data="text",
+    test_length=64,
+    losses=("masked tokens",),
+)
+STUDIES = {
+    study.name: study
+    for study in (
+        NESTED,
+        OURS,
+        REGULARIZERS,
+        REGULARIZERS_CLS,
+        REGULARIZERS_REAL,
+        STS_FINETUNING,
+        STS_FINETUNING_LONGER,
+        MATRYOSHKA_DISTILLATION,
+    )
+}

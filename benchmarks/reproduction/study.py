@@ -14,12 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
-from torch import nn
 
 from benchmarks._measure import commit
-from trainers import Granularity, Grid, NestedModel, Objective
+from trainers import Granularity, Grid
 from trainers.core.checkpoints import complete_checkpoints
 from trainers.core.composition import merged
 from trainers.evaluation import Task, find_task
@@ -137,35 +135,6 @@ def add_results(file: Path, scores: dict[str, dict[str, dict[str, Scores]]], abo
         stream.truncate()
         stream.write(json.dumps(results, indent=1) + "\n")
     return results
-
-
-def print_gradients(model: Any, objectives: Mapping[str, Objective], batches: Sequence[Mapping[str, Any]]) -> None:
-    """
-    Print a table of objectives before training, each value a mean over the batches: the loss, the norm of its gradient
-    with respect to the model's weights relative to that of the first objective, and the cosine of the two gradients.
-
-    Args:
-        model (`Any`): The model.
-        objectives (`dict`): Name -> objective; the first is the reference.
-        batches (`Sequence`): Inputs of the model.
-    """
-    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in objectives}
-    weights = list(model.parameters())
-    for number, batch in enumerate(batches):
-        reference: torch.Tensor | None = None
-        for name, objective in objectives.items():
-            torch.manual_seed(number)  # the same dropout for every objective
-            loss = NestedModel(model, objective).train()(**batch)["loss"]
-            parts = torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
-            gradient = torch.cat([part.flatten() for part in parts])
-            reference = gradient if reference is None else reference
-            cosine = nn.functional.cosine_similarity(gradient, reference, dim=0)
-            found[name].append((loss.item(), (gradient.norm() / reference.norm()).item(), cosine.item()))
-    first = next(iter(objectives))
-    print(f"| term | value | gradient norm / {first}'s | cosine with {first}'s |\n| --- | --: | --: | --: |")
-    for name, rows in found.items():
-        value, ratio, cosine = (statistics.mean(column) for column in zip(*rows, strict=True))
-        print(f"| {name} | {value:.3g} | {ratio:.3g} | {cosine:.2f} |")
 
 
 def print_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,9 @@ import pytest
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction import report, run
-from benchmarks.reproduction.studies import NESTED, STUDIES, Claim, Method, Study
+from benchmarks.reproduction.studies import STUDIES, Claim, Method, Stage, Study
 from tests.evaluation_data import write_rows
-from trainers import ContrastiveConfig, ContrastiveTrainer
+from trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
 from trainers.core.checkpoints import complete_checkpoints
 
 
@@ -44,7 +45,7 @@ def place(tiny_checkpoint, sentences, tmp_path, monkeypatch) -> dict[str, Any]:
         write_rows(data / "stsb" / f"{split}.jsonl.gz", [{**pair, "score": n % 6} for n, pair in enumerate(pairs)])
     write_rows(data / "mrpc" / "test.jsonl.gz", [{**pair, "label": n % 2} for n, pair in enumerate(pairs)])
     dataset = run.Dataset.from_dict({"anchor": sentences[:24] * 5, "positive": sentences[24:48] * 5})
-    monkeypatch.setattr(run, "pair_dataset", lambda data: dataset)
+    monkeypatch.setitem(run.TRAINING_DATA, "pairs", lambda data: dataset)
     loaded = AutoTokenizer.from_pretrained(tiny_checkpoint)
     monkeypatch.setattr(run, "backbone", lambda name, cache: (AutoModel.from_pretrained(tiny_checkpoint), loaded))
     return {"data": data, "cache": tmp_path / "cache", "results": tmp_path / "results"}
@@ -60,7 +61,7 @@ def fake(study: Study, method: str, seed: int, value: float, backbone: str = "re
     return {
         "study": study.name, "method": method, "backbone": backbone, "seed": seed, "learning_rate": 1e-4,
         "date": "2026-01-01", "machine": "x86_64", "threads": 1, "seconds": {"training": 1.0}, "resumed": False,
-        "scores": {task: dict.fromkeys(grid, value) for task in study.tests}, **changes,
+        "arguments": {}, "scores": {task: dict.fromkeys(grid, value) for task in study.tests}, **changes,
     }  # fmt: skip
 
 
@@ -178,7 +179,8 @@ def values(first: tuple[float, ...], second: tuple[float, ...]) -> dict[tuple[st
 def test_verdicts_and_bold_are_by_paired_differences(first, second, holds, bold):
     runs = values(first, second)
     assert report.verdict(TINY, TINY.claims[0], runs)[1] == holds
-    assert ("**" in "\n".join(report.table(TINY, runs, "pairs"))) == bold
+    seeds, methods, _ = report.equal_seeds(TINY, runs)
+    assert ("**" in "\n".join(report.table(TINY, runs, seeds, methods, "pairs"))) == bold
 
 
 def test_a_margin_allows_to_be_a_little_lower():
@@ -192,7 +194,107 @@ def test_the_pages_say_what_the_results_say():
     for page, every_table in report.PAGES.items():
         text = page.read_text(encoding="utf-8")
         assert report.written(text, every_table=every_table) == text, "run python -m benchmarks.reproduction.report"
-        assert "<!-- study nested -->" in text
+        assert "<!-- end of " in text
+
+
+def test_a_backbone_without_training_is_scored_once_and_compared_with_every_seed(place):
+    methods = {"untouched": replace(MRL, untouched=True), "MRL": MRL}
+    study = replace(TINY, methods=methods, frozen={"real": "HEAD~1"})
+    assert not any(its.method == "untouched" for its in run.planned(study, development=True))
+    its, *others = (each for each in run.planned(study, development=False) if each.method == "untouched")
+    assert (its.seed, others) == (0, [])
+    run.run_all([its], **place)
+    found = json.loads(its.file(place["results"]).read_text())
+    assert (found["learning_rate"], found["arguments"]) == (None, {})
+    runs = report.runs_on(study, [found, *(fake(study, "MRL", seed, 0.5) for seed in (0, 1, 2))], "real")
+    assert report.equal_seeds(study, runs) == ([0, 1, 2], ["untouched", "MRL"], [])
+
+
+def earlier(study: Study, method: str, seed: int, value: float) -> dict[str, Any]:
+    """Results of an earlier script."""
+    found = fake(study, method, seed, value)
+    return {key: value for key, value in found.items() if key not in ("arguments", "seconds", "threads", "resumed")}
+
+
+def test_results_of_an_earlier_script_count_until_they_are_replaced(place, monkeypatch):
+    study = replace(TINY, learning_rates=(1e-4,))
+    first, second = (its for its in run.planned(study, development=False) if its.seed == 0)
+    for its in (first, second):
+        file = its.file(place["results"])
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(earlier(study, its.method, 0, 0.5)))
+    text = report.section(study, every_table=True, results=place["results"])
+    assert "from an earlier script" in text and "| 2x8 | 50.0 | 50.0 |" in text
+    ran: list[run.Planned] = []
+    monkeypatch.setattr(run, "execute", lambda planned, *_: ran.append(planned) or fake(study, "MRL", 0, 0.4))
+    run.run_all([first, second], **place)
+    assert ran == [first, second]
+    runs = [fake(study, "MRL", 0, 0.4), earlier(study, "deep MRL", 0, 0.5)]
+    assert report.runs_on(study, runs, "real").keys() == {("MRL", 0)}, "the two are not compared"
+
+
+def test_a_model_with_a_head_is_measured_and_then_fine_tuned_as_an_encoder(place, tiny_masked_lm, monkeypatch):
+    pieces = run.Dataset.from_dict({"input_ids": [[5, 6, 7, 8, 9, 10]] * 40})
+    monkeypatch.setitem(run.TRAINING_DATA, "text", lambda data: pieces)
+    monkeypatch.setattr(run, "held_out_text", lambda data: pieces)
+    tokenizer = run.backbone("real", place["cache"])[1]
+    monkeypatch.setattr(run, "backbone", lambda name, cache: (deepcopy(tiny_masked_lm), tokenizer))
+    then = Stage(ContrastiveConfig, ContrastiveTrainer, {**SETTINGS, "grid": "6x8,32", "max_steps": 1})
+    study = replace(
+        TINY,
+        methods={
+            "pretrained": replace(MRL, untouched=True, then=then),
+            "MLM": Method(MultigranularMLMConfig, MultigranularMLMTrainer, then=then),
+        },
+        settings={"per_device_train_batch_size": 4, "use_cpu": True},
+        learning_rates=(1e-2,),
+        frozen={"real": "HEAD~1"},
+        training_data="text",
+        test_length=16,
+        families={"similarity": ("stsb",)},
+        losses=("masked tokens",),
+    )
+    planned = list(run.planned(study, development=False))
+    assert len(planned) == 6, "fine-tuning has a seed"
+    run.run_all(planned[:2], **place)
+    first, second = (json.loads(its.file(place["results"]).read_text()) for its in planned[:2])
+    assert first["then"]["max_steps"] == second["then"]["max_steps"] == 1 and second["arguments"]["max_steps"] == 2
+    losses = [found["losses"]["masked tokens"] for found in (first, second)]
+    assert losses[0].keys() == losses[1].keys() and losses[0] != losses[1]
+    assert first["scores"].keys() == {"stsb"}
+
+
+def test_a_loss_is_better_when_it_is_lower():
+    study = replace(TINY, losses=("masked tokens",), grid="2x8")
+    claim = Claim("MRL", "deep MRL", "2x8", "nobody", "masked tokens")
+    runs = {
+        (name, seed): fake(TINY, name, seed, 0.5, losses={"masked tokens": {"2x8": loss + 0.002 * seed}})
+        for name, loss in (("MRL", 5.5), ("deep MRL", 5.6))
+        for seed in (0, 1)
+    }
+    assert report.verdict(study, claim, runs) == ("+0.100 ± 0.000, 2 seeds", "holds")
+    table = report.table(study, runs, [0, 1], ["MRL", "deep MRL"], "masked tokens")
+    assert table[2] == "| 2x8 | **5.501 ± 0.001** | 5.601 ± 0.001 |"
+
+
+def test_a_claim_has_all_seeds_that_both_methods_finished():
+    three = replace(TINY, methods={"MRL": MRL, "deep MRL": MRL, "a": MRL, "b": MRL})
+    runs = values((0.50, 0.51, 0.52), (0.40, 0.41, 0.42)) | {(name, 0): fake(three, name, 0, 0.1) for name in "ab"}
+    assert report.equal_seeds(three, runs)[0] == [0]
+    assert report.verdict(three, three.claims[0], runs) == ("+10.0 ± 0.0, 3 seeds", "holds")
+    assert report.most_seeds(three, runs) == ([0, 1, 2], ["MRL", "deep MRL"])
+
+
+def test_a_claim_about_speed_is_tested_with_the_seconds_of_training():
+    claim = Claim("MRL", "deep MRL", "", "nobody", speed=True)
+    runs = {
+        (name, seed): fake(TINY, name, seed, 0.5, seconds={"training": seconds, "evaluation": 9.0})
+        for name, seconds in (("MRL", 1.0), ("deep MRL", 2.0))
+        for seed in (0, 1)
+    }
+    assert report.verdict(TINY, claim, runs) == ("+1.0 ± 0.0, 2 seeds", "holds")
+    runs["MRL", 1] = earlier(TINY, "MRL", 1, 0.5)
+    assert report.verdict(TINY, claim, runs) == ("", "not testable here: no seconds")
 
 
 def test_every_method_has_arguments_that_its_configuration_takes(tmp_path):
@@ -200,4 +302,4 @@ def test_every_method_has_arguments_that_its_configuration_takes(tmp_path):
         for method in (*study.methods.values(), *study.replacements.values()):
             settings = {**study.settings, **method.settings, "max_steps": study.steps}
             method.config_class(output_dir=str(tmp_path), **settings)
-    assert {name for claim in NESTED.claims for name in (claim.better, claim.worse)} <= NESTED.methods.keys()
+        assert {name for claim in study.claims for name in (claim.better, claim.worse)} <= study.methods.keys()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -13,17 +12,20 @@ from datasets import Dataset
 from matplotlib.image import imread
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction import backbones, ibkd, matryoshka_distillation, pairs, regularizers
+from benchmarks.reproduction import backbones, ibkd
+from benchmarks.reproduction.backbones import contrastive, reinitialised
 from benchmarks.reproduction.ibkd_figures import draw_alignment_and_uniformity, draw_covariances
-from benchmarks.reproduction.regularizers import DIMS, ENCODERS, settings_of
+from benchmarks.reproduction.studies import MATRYOSHKA_DISTILLATION, REGULARIZERS, REGULARIZERS_CLS
 from benchmarks.reproduction.study import add_results, print_table
+from benchmarks.reproduction.terms import gradients
+from benchmarks.reproduction.training_data import STS_TESTS, regularizer_sentences, training_pairs
 from tests.conftest import padded_batch
-from trainers import Granularity, Grid, Teacher
+from trainers import Contrastive, Granularity, Grid, Teacher
 from trainers.evaluation.readers import read_rows
 
 
 def sentences_of_pairs(data: Path) -> list[str]:
-    return [sentence for pair in pairs.training_pairs(data) for sentence in pair]
+    return [sentence for pair in training_pairs(data) for sentence in pair]
 
 
 @pytest.mark.slow
@@ -31,8 +33,8 @@ def sentences_of_pairs(data: Path) -> list[str]:
     ("training_texts", "tests", "least"),
     [
         (ibkd.unlabelled, ibkd.STS_TESTS, 50_000),
-        (regularizers.corpus, regularizers.TESTS, 15_000),
-        (sentences_of_pairs, pairs.STS_TESTS, 60_000),
+        (regularizer_sentences, REGULARIZERS.tests, 15_000),
+        (sentences_of_pairs, STS_TESTS, 60_000),
     ],
 )
 def test_no_sentence_of_an_evaluation_set_is_trained_on(
@@ -63,9 +65,9 @@ def test_the_student_is_the_first_layers_of_the_teacher(minilm, tmp_path, monkey
 
 def test_the_reinitialised_encoder_is_the_same_for_every_seed(minilm):
     torch.manual_seed(1)
-    first = ENCODERS["reinitialised"]().state_dict()
+    first = reinitialised().state_dict()
     torch.manual_seed(2)
-    second, whole = ENCODERS["reinitialised"]().state_dict(), ENCODERS["contrastive"]().state_dict()
+    second, whole = reinitialised().state_dict(), contrastive().state_dict()
     assert first.keys() == second.keys() < whole.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     kept = {name for name in first if torch.equal(first[name], whole[name])}
@@ -97,8 +99,8 @@ def test_a_run_of_ibkd_trains(name, minilm, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_of_matryoshka_distillation_trains(minilm):
-    model = backbones.untrained_head(matryoshka_distillation.GRID)
+def test_a_method_of_matryoshka_distillation_trains(minilm):
+    model = backbones.untrained_head(Grid.parse(MATRYOSHKA_DISTILLATION.grid))
     torch.testing.assert_close(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
     with torch.no_grad():  # instead of pretraining
         model.get_output_embeddings().weight.mul_(0.01)
@@ -107,37 +109,49 @@ def test_a_run_of_matryoshka_distillation_trains(minilm):
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     pieces = backbones.pieces(["the open file has a list of names and text"] * 99, tokenizer)
     assert {len(ids) for ids in pieces["input_ids"]} == {backbones.TOKENS}
-    shared = {**ONE_STEP, "per_device_train_batch_size": 2, "warmup_steps": 0}
-    trainer = matryoshka_distillation.RUNS["6x384>2x32"].train(model, tokenizer, pieces, **shared)
+    settings = {**MATRYOSHKA_DISTILLATION.settings, **ONE_STEP, "per_device_train_batch_size": 2, "warmup_steps": 0}
+    trainer = MATRYOSHKA_DISTILLATION.methods["6x384>2x32"].train(model, tokenizer, pieces, **settings)
     assert trainer.state.global_step == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", list(regularizers.RUNS))
-def test_every_run_of_a_regularizer_trains(name, minilm):
-    model, grid = ENCODERS["reinitialised"](), None if name == "SimCSE" else "4x16,384"
+@pytest.mark.parametrize("name", ["MIPIC (ours)", "MIC, SIR 0.3, t 0.5, floor"])
+def test_a_method_of_the_regularizers_trains(name, minilm):
+    model, rows = reinitialised(), Dataset.from_dict({"text": TEXTS[:8]})
     before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
-    rows = Dataset.from_dict({"text": TEXTS[:8]})
     tokenizer = AutoTokenizer.from_pretrained(minilm)
-    regularizers.RUNS[name].train(model, tokenizer, rows, unsupervised=True, grid=grid, **ONE_STEP)
+    REGULARIZERS.methods[name].train(model, tokenizer, rows, **{**REGULARIZERS.settings, **ONE_STEP})
     assert any(not torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
 
 
 @pytest.mark.slow
-def test_settings_of_a_study_do_not_replace_the_arguments_of_a_run(minilm):
-    name, options = "MIC with PIC (ours)", Namespace(encoder="reinitialised", pooling="cls", steps=1, batch_size=4)
-    rows = Dataset.from_dict({"text": TEXTS[:8]})
-    tokenizer, settings = AutoTokenizer.from_pretrained(minilm), settings_of(name, options, 4, seed=0)
-    trainer = regularizers.RUNS[name].train(ENCODERS["reinitialised"](), tokenizer, rows, **settings)
+def test_settings_of_a_study_do_not_replace_the_arguments_of_a_method(minilm):
+    rows, tokenizer = Dataset.from_dict({"text": TEXTS[:8]}), AutoTokenizer.from_pretrained(minilm)
+    settings = {**REGULARIZERS_CLS.settings, **ONE_STEP}
+    trainer = REGULARIZERS_CLS.methods["MIC with PIC (ours)"].train(reinitialised(), tokenizer, rows, **settings)
     parts = trainer.accelerator.unwrap_model(trainer.model).objective.parts
     assert parts["scr"].layers == parts["sir"].layers == [4]
     assert (parts["scr"].variance_weight, parts["sir"].weights["variation"], parts["sir"].pooling) == (0.0, 0.0, "cls")
     assert (parts["pic"].pooling, parts["pic"].detach_target) == ("mean", True)
 
 
+class Opposite(Contrastive):
+    def forward(self, batch):
+        return {term: -2 * value for term, value in super().forward(batch).items()}
+
+
+def test_gradients_are_relative_to_those_of_the_first_term(tiny_model):
+    grid, ids = Grid.parse("2x32"), torch.randint(5, 99, (3, 6))
+    batch = {"a": {"input_ids": ids}, "b": {"input_ids": ids}}
+    found = gradients(tiny_model, {"first": Contrastive(grid), "second": Opposite(grid)}, [batch, batch])
+    assert found["second"]["value"] == pytest.approx(-2 * found["first"]["value"], rel=1e-3)
+    assert [found[name]["gradient"] for name in ("first", "second")] == pytest.approx([1, 2])
+    assert [found[name]["cosine"] for name in ("first", "second")] == pytest.approx([1, -1])
+
+
 def test_results_of_one_study_are_kept_and_those_of_others_dropped(tmp_path):
     file, about = tmp_path / "results" / "study.json", {"command": "c", "settings": {"steps": 1}}
-    scores = {"stsb": {Granularity(4, dim): dim / 1000 for dim in DIMS}}
+    scores = {"stsb": {Granularity(4, dim): dim / 1000 for dim in (16, 384)}}
     add_results(file, {"MRL": {"0": scores}}, about)
     add_results(file, {"MRL": {"1": scores}}, about)
     results = add_results(file, {"MIC": {"0": scores}}, about)
