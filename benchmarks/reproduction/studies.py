@@ -303,7 +303,7 @@ def regularizers(
     quiet = {"scr": last | {"variance_weight": 0.0}}
     uniformity = {"sir": last | {"pooling": pooling, "variation_weight": 0.0}}
     methods = {
-        "untouched": UNTOUCHED,
+        "base model": UNTOUCHED,
         "SimCSE": Method(SimCSEConfig, SimCSETrainer),
         "MRL": Method(ContrastiveConfig, ContrastiveTrainer, grid),
         "ESE": Method(EspressoConfig, EspressoTrainer, {"grid": f"{every_layer}x{DIMS}"}),
@@ -366,7 +366,7 @@ STS_FINETUNING = Study(
     title="Fine-tuning on pairs with every contrastive objective, at three layers and six dims",
     source="m3BERT, Table 3; ESE; Starbucks",
     methods={
-        "untouched": UNTOUCHED,
+        "base model": UNTOUCHED,
         "SimCSE": Method(SimCSEConfig, SimCSETrainer, {"unsupervised": False}),
         "MRL": Method(ContrastiveConfig, ContrastiveTrainer, {"grid": f"6x{DIMS}"}),
         "MRL, 3 layers": BASELINES["MRL"],
