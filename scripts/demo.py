@@ -49,6 +49,7 @@ EXAMPLE = "measure how long a small piece of code takes"
 SHOWN = 5  # documents on each side
 LONGEST_SHOWN = 300  # characters of a document
 MOST_LINES = 1000
+SESSIONS = 100  # whose state, which the page does not use, is kept: about 40 kB each
 LONGEST_QUERY, LONGEST_TEXTS = 10_000, 1_000_000  # characters that the page takes
 KEPT_CORPORA = 8  # of texts from the page
 PAGE_CSS = """
@@ -416,6 +417,7 @@ def serve(demo: gradio.Blocks, options: DemoArguments, **launch: Any) -> None:
         css=PAGE_CSS,
         footer_links=[],
         run_history=False,
+        state_session_capacity=SESSIONS,
         **launch,
     )
 
