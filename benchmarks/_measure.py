@@ -210,7 +210,7 @@ def commit() -> str:
     def git(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(["git", *arguments], cwd=RESULTS.parent, capture_output=True, text=True, check=True)
 
-    changed = git("status", "--porcelain", "--", ":/", ":(top,exclude,glob)benchmarks/**/results/*").stdout
+    changed = git("status", "--porcelain", "--", ":/", ":(top,exclude,glob)benchmarks/**/results/**").stdout
     return git("rev-parse", "--short=12", "HEAD").stdout.strip() + ("-dirty" if changed else "")
 
 

@@ -121,6 +121,9 @@ def test_a_commit_is_dirty_if_files_other_than_results_differ(results):
     commit = _measure.commit()
     assert len(commit) == 12
     assert json.loads((results / "example.json").read_text(encoding="utf-8"))["commit"] == commit
+    (results / "study").mkdir()
+    (results / "study" / "run.json").write_text("{}")
+    assert _measure.commit() == commit
     (results.parent.parent / "file.py").write_text("two\n")
     assert _measure.commit() == f"{commit}-dirty"
 
