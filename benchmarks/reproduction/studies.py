@@ -176,7 +176,7 @@ NESTED = Study(
     grid=GRID,
     steps=100,
     settings=PAIRS,
-    learning_rates=(2e-5, 1e-4),
+    learning_rates=(1e-4, 3e-4),
     development=("stsb-dev",),
     families={
         "similarity": ("stsb", "sts12", "sts13", "sts16", "sick"),
