@@ -235,7 +235,7 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
     found, searched = read_runs(study, results), read_runs(study, results, development=True)
     runs = [run for name in study.backbones for run in runs_on(study, found, name).values()]
     lines = [f"`python -m benchmarks.reproduction.run --study {study.name}`: {study.title} ({study.source})."]
-    if not runs and not searched:
+    if not runs and not (searched and every_table):
         return "\n".join([*lines, "", "No run is finished yet."])
     dates = sorted({run["date"] for run in (*runs, *searched)})
     machines = sorted({machine(run) for run in (*runs, *searched)})
