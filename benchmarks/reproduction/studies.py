@@ -225,6 +225,7 @@ NESTED = Study(
         "classification": ("tweeteval-emotion",),
         "retrieval": ("cranfield", "cisi"),
     },
+    frozen={"real": "9b7f9978dd0c"},
     claims=(
         *(
             Claim("ours", name, sizes, "ours", family)
@@ -255,6 +256,7 @@ OURS = replace(
         "exit distillation, with the real encoder as a teacher": FROM_REAL,
     },
     replacements={},
+    frozen={},
     development=("stsb-dev", "sick-dev", "scitail-dev", "msmarco-mini"),
     families={},
     claims=(),
