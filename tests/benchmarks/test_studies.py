@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from datasets import Dataset
 from matplotlib.image import imread
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction import backbones, ibkd
+from benchmarks.reproduction import backbones, ibkd, student_layers
 from benchmarks.reproduction.backbones import contrastive, reinitialised
 from benchmarks.reproduction.ibkd_figures import draw_alignment_and_uniformity, draw_covariances
 from benchmarks.reproduction.studies import MATRYOSHKA_DISTILLATION, REGULARIZERS, REGULARIZERS_CLS
@@ -180,3 +181,11 @@ def test_figures_of_any_number_of_students(tmp_path):
     assert 2 < width / height < 4
     draw_alignment_and_uniformity({"a": (-2.0, 0.3), "b": (-3.0, 0.4)}, tmp_path / "map.png")
     assert imread(tmp_path / "map.png").std() > 0.01
+
+
+def test_the_page_has_the_table_of_students(capsys):
+    results = json.loads(student_layers.FILE.read_text(encoding="utf-8"))
+    student_layers.print_table(results)
+    table = capsys.readouterr().out
+    assert len(table.splitlines()) == 2 + len(student_layers.STUDENTS)
+    assert table in (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")
