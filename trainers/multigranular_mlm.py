@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase, TrainerCallback
 
 from .core import papers
@@ -197,18 +196,5 @@ class MultigranularMLMTrainer(PublishingTrainer):
         if not isinstance(train_dataset, Stream):  # the loader of a stream seeds each batch itself
             self.add_callback(MasksOfEpoch(self.data_collator))
 
-    def prediction_step(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        prediction_loss_only: bool,
-        ignore_keys: list[str] | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        inputs = self._prepare_inputs(inputs)
-        loss, *_ = super().prediction_step(model, inputs, True, ignore_keys)
-        if prediction_loss_only:
-            return loss, None, None
-        texts = {name: value for name, value in inputs.items() if name != "labels"}
-        with torch.no_grad(), self.compute_loss_context_manager():
-            logits = self.backbone(**texts).logits
-        return loss, logits, inputs["labels"]
+    def logits(self, inputs: dict[str, Any]) -> torch.Tensor:
+        return self.backbone(**{name: value for name, value in inputs.items() if name != "labels"}).logits

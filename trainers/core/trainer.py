@@ -338,7 +338,13 @@ class NestedTrainer(Trainer):
         inputs = self._prepare_inputs(inputs)
         with torch.no_grad(), self.compute_loss_context_manager():
             loss = self.compute_loss(model, inputs)
-        return loss.detach(), None, None
+            if prediction_loss_only or not self.gives_logits:
+                return loss.detach(), None, None
+            return loss.detach(), self.logits(inputs), inputs["labels"]
+
+    def logits(self, inputs: dict[str, Any]) -> torch.Tensor:
+        """Hook for trainers that give logits: those of the full size for `compute_metrics`."""
+        raise NotImplementedError
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any) -> EvalLoopOutput:
         self.eval_terms = TermMeter()

@@ -82,8 +82,8 @@ class EmbeddingStore:
     ) -> None:
         self.folder, self.batches, self.manifest = folder, batches, manifest
         number = torch.empty(0, dtype=dtype).numpy().dtype
-        shape = sum(map(len, batches))
-        self.shapes: dict[str, Shape] = {name: (number, (shape, width)) for name, width in widths.items()}
+        texts = sum(map(len, batches))
+        self.shapes: dict[str, Shape] = {name: (number, (texts, width)) for name, width in widths.items()}
         self.shapes["checksums"] = (np.dtype(np.uint64), (len(batches),))
 
     def __enter__(self) -> EmbeddingStore:
@@ -112,7 +112,7 @@ class EmbeddingStore:
 
     def _prepare(self) -> None:
         new = not self.folder.is_dir()
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         files = {name: self.folder / f"{name}.npy" for name in self.shapes}
         files |= {name: unfinished(file) for name, file in files.items() if name != "checksums"}
         try:
