@@ -2,6 +2,7 @@
 The backbones of the studies, all from all-MiniLM-L6-v2 (extra `quickstart`) and converted to m3BERT:
 
 - `real`: the encoder itself, which was trained on pairs;
+- `student`: its first three layers, which were never trained as an encoder of their own;
 - `reinitialised`: its first four layers, the fourth with new random weights;
 - `mlm`: all six layers, continued with plain masked language modelling on local text until STS-B's development set is
   below 50 at mean pooling. All six, because the studies read layers 2, 4 and a last one behind them;
@@ -98,7 +99,7 @@ def backbone(name: str, cache: Path = CACHE) -> tuple[Any, Any]:
     A backbone in float32, and its tokenizer.
 
     Args:
-        name (`str`): `real`, `reinitialised`, `mlm` or `multigranular`, which has a head.
+        name (`str`): `real`, `student`, `reinitialised`, `mlm` or `multigranular`, which has a head.
         cache (`Path`, *optional*): Folder with the backbones that were made.
 
     Raises:
@@ -110,11 +111,12 @@ def backbone(name: str, cache: Path = CACHE) -> tuple[Any, Any]:
             raise ValueError(f"There is no {folder}: run python -m benchmarks.reproduction.backbones {name} first.")
         loaded = AutoModel if name == "mlm" else M3BertForMaskedLM
         return loaded.from_pretrained(folder, dtype=torch.float32), AutoTokenizer.from_pretrained(folder)
-    model, tokenizer = converted(default_base())
+    model, tokenizer = converted(default_base(), student_layers="3" if name == "student" else None)
     if name == "reinitialised":
         model = convert_to_m3bert(reinitialised())
-    elif name != "real":
-        raise ValueError(f"There is no backbone {name!r}; legal values: real, reinitialised, mlm, multigranular.")
+    elif name not in ("real", "student"):
+        legal = "real, student, reinitialised, mlm, multigranular"
+        raise ValueError(f"There is no backbone {name!r}; legal values: {legal}.")
     return model, tokenizer
 
 

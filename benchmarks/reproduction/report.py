@@ -26,7 +26,7 @@ from benchmarks.reproduction.run import RESULTS, from_earlier_script, quality, r
 from benchmarks.reproduction.studies import STUDIES, Claim, Study
 from benchmarks.reproduction.terms import RESULTS as TERMS
 from scripts.command import run_command
-from trainers import Grid
+from trainers import Granularity, Grid
 
 
 ROOT = Path(__file__).parents[2]
@@ -123,15 +123,26 @@ def score(study: Study, run: Mapping[str, Any], sizes: Grid, family: str | None 
 
 
 def difference(
-    study: Study, runs: Runs, seeds: Sequence[int], pair: tuple[str, str], sizes: Grid, family: str | None = None
+    study: Study,
+    runs: Runs,
+    seeds: Sequence[int],
+    pair: tuple[str, str],
+    sizes: Grid,
+    family: str | None = None,
+    worse_sizes: Grid | None = None,
 ) -> Difference:
     """The first method less the second one."""
     better, worse = pair
     values = (
-        score(study, runs[better, seed], sizes, family) - score(study, runs[worse, seed], sizes, family)
+        score(study, runs[better, seed], sizes, family) - score(study, runs[worse, seed], worse_sizes or sizes, family)
         for seed in seeds
     )
     return Difference(tuple(values), 3 if family in study.losses else 1)
+
+
+def scores_of(run: Mapping[str, Any], g: Granularity) -> list[float]:
+    """The scores of a run at one granularity; none where its method is not scored there."""
+    return [scores[str(g)] for scores in run["scores"].values() if str(g) in scores]
 
 
 def table(
@@ -141,11 +152,15 @@ def table(
     lines = ["| size | " + " | ".join(methods) + " |", "| --- |" + " --: |" * len(methods)]
     for g in Grid.parse(study.grid):
         sizes = Grid((g,))
-        values = {method: [score(study, runs[method, seed], sizes, family) for seed in seeds] for method in methods}
-        first, *others = sorted(methods, key=lambda method: -statistics.mean(values[method]))
+        scored = [method for method in methods if all(scores_of(runs[method, seed], g) for seed in seeds)]
+        values = {method: [score(study, runs[method, seed], sizes, family) for seed in seeds] for method in scored}
+        first, *others = sorted(scored, key=lambda method: -statistics.mean(values[method]))
         gap = difference(study, runs, seeds, (first, others[0]), sizes, family) if others else None
         cells = []
         for method in methods:
+            if method not in scored:
+                cells.append("")
+                continue
             digits = 3 if family in study.losses else 1
             text = f"{abs(statistics.mean(values[method])):.{digits}f}"
             if len(seeds) > 1:
@@ -171,7 +186,8 @@ def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
         better, worse = ([study.steps / runs[name, seed]["seconds"]["training"] for seed in seeds] for name in pair)
         found = Difference(tuple(first - second for first, second in zip(better, worse, strict=True)))
     else:
-        found = difference(study, runs, seeds, pair, Grid.parse(claim.sizes), claim.family)
+        worse_sizes = Grid.parse(claim.worse_sizes) if claim.worse_sizes else None
+        found = difference(study, runs, seeds, pair, Grid.parse(claim.sizes), claim.family, worse_sizes)
     if len(seeds) < 2:
         return str(found), "not testable here: one seed"
     if found.mean - found.half_width > claim.margin:
@@ -188,6 +204,8 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     for claim in study.claims:
         text = f"{claim.better} > {claim.worse}" + (f" {claim.margin:+.1f}" if claim.margin else "")
         tasks, sizes = claim.family or "all", f"`{claim.sizes}`"
+        if claim.worse_sizes:
+            sizes += f", `{claim.worse_sizes}`"
         if claim.speed:
             text, tasks, sizes = f"{text} in training steps per second", "", ""
         for name in study.backbones:

@@ -39,7 +39,7 @@ from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
 from modeling_m3bert import M3BertModel
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
-from trainers import Grid, MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
+from trainers import MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
 from trainers.core.durable import replacing
 from trainers.distillation import DistillationConfig
 from trainers.evaluation import GridEncoder, evaluate_grid
@@ -173,8 +173,7 @@ def fitted(method: Any, name: str, texts: list[str], cache: Path) -> tuple[M3Ber
         fit_exits(model, tokenizer, texts, layers=[0, 2, 4], max_length=64, teacher=teacher, cache_dir=cache)
         draft = folder.with_suffix(".draft")
         shutil.rmtree(draft, ignore_errors=True)
-        model.save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
+        publish(model, tokenizer, draft)
         (draft / "seconds.json").write_text(json.dumps(time.perf_counter() - start), encoding="utf-8")
         draft.rename(folder)
     seconds = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
@@ -207,62 +206,76 @@ def first_rows(dataset: Dataset, seed: int, steps: int, batch_size: int) -> Data
     return dataset.shuffle(seed).select(range(steps * batch_size))
 
 
+def publish(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save a model without a trainer."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def stage_of(run: Planned, stage: Any, model: Any, tokenizer: Any, data: Path, folder: Path) -> Any:
+    """The trainer of a later stage, trained."""
+    rows = TRAINING_DATA[stage.training_data](data)
+    rows = first_rows(rows, run.seed, stage.settings["max_steps"], stage.settings["per_device_train_batch_size"])
+    set_seed(run.seed)
+    return stage.train(model, tokenizer, rows, None, folder, seed=run.seed, data_seed=run.seed)
+
+
 def first_stage(
     run: Planned, rate: float | None, dataset: Dataset, cache: Path, work: Path
-) -> tuple[Any, Any, dict[str, Any]]:
-    """The model after its first stage of training, its tokenizer and what to record."""
+) -> tuple[Any, Any, Any, dict[str, float]]:
+    """The trainer of the first stage, trained (without training, `None`), its model and tokenizer, and seconds."""
     study, method = run.study, run.study.method(run.method, run.backbone)
-    if method.untouched:
-        return *backbone(run.backbone, cache), {"arguments": {}, "seconds": {}}
-    seconds = {}
+    seconds: dict[str, float] = {}
     if method.exits:
         texts = list(dict.fromkeys(text for column in dataset.column_names for text in dataset[column]))
         model, tokenizer, seconds["fit"] = fitted(method, run.backbone, texts[:FIT_TEXTS], cache)
     else:
         model, tokenizer = backbone(run.backbone, cache)
+    if method.untouched:
+        return None, model, tokenizer, seconds
     settings = {**study.settings, "max_steps": study.steps, "learning_rate": rate, "seed": run.seed}
     objects = {}
+    rows = first_rows(dataset, run.seed, study.steps, study.settings["per_device_train_batch_size"])
     if issubclass(method.config_class, DistillationConfig):
         settings["teacher_cache_dir"] = str(work / "teacher")
-        if method.taught_by_real:
+        if method.taught_by_real:  # the same for all methods
+            settings["teacher_cache_dir"] = str(cache / "teachers")
             objects["teacher"] = Teacher(default_base(), max_length=study.settings["max_length"])
-    rows = first_rows(dataset, run.seed, study.steps, study.settings["per_device_train_batch_size"])
     set_seed(run.seed)
     start = time.perf_counter()
     trainer = method.train(model, tokenizer, rows, objects, work / "checkpoints", data_seed=run.seed, **settings)
     seconds["training"] = time.perf_counter() - start
-    return model, tokenizer, {"arguments": arguments_of(trainer.args), "seconds": seconds}
+    return trainer, model, tokenizer, seconds
 
 
 def trained(
     run: Planned, rate: float | None, dataset: Dataset, data: Path, cache: Path, work: Path
-) -> tuple[Any, Any, dict[str, Any]]:
-    """The trained model, its tokenizer and what to record. A model that an earlier call has saved is read."""
+) -> tuple[Path, dict[str, Any]]:
+    """The folder of the trained model, as its trainer publishes it, and what to record. A model that an earlier call
+    has saved is not trained again."""
     folder, study, method = work / "trained", run.study, run.study.method(run.method, run.backbone)
     if not folder.is_dir():
         resumed = (work / "checkpoints").is_dir()
-        model, tokenizer, record = first_stage(run, rate, dataset, cache, work)
-        record["resumed"] = resumed
+        trainer, model, tokenizer, seconds = first_stage(run, rate, dataset, cache, work)
+        record: dict[str, Any] = {"resumed": resumed, "seconds": seconds, "arguments": {}}
+        if trainer is not None:
+            record["arguments"] = arguments_of(trainer.args)
         if study.losses:
             record["losses"] = {"masked tokens": masked_loss(model, tokenizer, data)}
-        model = model.base_model
         if method.then is not None:
-            settings = method.then.settings
-            rows = TRAINING_DATA[method.then.training_data](data)
-            rows = first_rows(rows, run.seed, settings["max_steps"], settings["per_device_train_batch_size"])
-            set_seed(run.seed)
             start = time.perf_counter()
-            trainer = method.then.train(model, tokenizer, rows, None, work / "then", seed=run.seed, data_seed=run.seed)
-            record["seconds"]["then"] = time.perf_counter() - start
+            trainer = stage_of(run, method.then, model.base_model, tokenizer, data, work / "then")
+            seconds["then"] = time.perf_counter() - start
             record["then"] = arguments_of(trainer.args)
         draft = work / "draft"
         shutil.rmtree(draft, ignore_errors=True)
-        model.eval().save_pretrained(draft)
-        tokenizer.save_pretrained(draft)
+        if trainer is None:
+            publish(model, tokenizer, draft)
+        else:
+            trainer.save_model(str(draft))
         (draft / "record.json").write_text(json.dumps(record), encoding="utf-8")
         draft.rename(folder)
-    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-    return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), record
+    return folder, json.loads((folder / "record.json").read_text(encoding="utf-8"))
 
 
 def arguments_of(args: TrainingArguments) -> dict[str, Any]:
@@ -295,11 +308,11 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
     work = cache / "runs" / study.name / run.name
     described = about(run.seed, packages=("datasets", "sentence-transformers"))
     set_seed(run.seed)
-    model, tokenizer, record = trained(run, rate, dataset, data, cache, work)
-    encoder = GridEncoder(
-        model.to(torch.bfloat16),
-        tokenizer,
-        Grid.parse(study.grid),
+    folder, record = trained(run, rate, dataset, data, cache, work)
+    encoder = GridEncoder.from_pretrained(
+        folder,
+        grid=study.sizes(run.method, run.backbone),
+        model_kwargs={"dtype": torch.bfloat16},
         batch_size=128,
         max_length=study.test_length or study.settings["max_length"],
         pooling=study.settings.get("pooling", "mean"),

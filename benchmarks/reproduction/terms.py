@@ -26,8 +26,7 @@ from transformers import AutoTokenizer, set_seed
 
 from benchmarks._measure import about
 from benchmarks.reproduction.backbones import CACHE, backbone
-from benchmarks.reproduction.ibkd import unlabelled, untrained_student
-from benchmarks.reproduction.training_data import regularizer_sentences
+from benchmarks.reproduction.training_data import regularizer_sentences, unlabelled_texts
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
 from trainers import (
@@ -129,11 +128,11 @@ def main(arguments: list[str]) -> None:
         set_seed(0)
         terms = regularizer_terms(depth, layers)
         found[name] = gradients(backbone(name)[0], terms, batches_of(sentences, 16, views))
-    texts = unlabelled(data)[: BATCHES * 128]
+    texts = unlabelled_texts(data)[: BATCHES * 128]
     teacher = Teacher(default_base(), max_length=64, batch_size=128).embed(texts, CACHE / "teachers")
     set_seed(0)
     taught = batches_of(texts, 128, Collator(tokenizer, ["text"], 64, teacher=teacher))
-    found["student"] = gradients(untrained_student(), distillation_terms(teacher.width), taught)
+    found["student"] = gradients(backbone("student")[0], distillation_terms(teacher.width), taught)
     RESULTS.write_text(json.dumps({**about(0, packages=("datasets",)), "terms": found}, indent=1) + "\n")
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from datasets import Dataset
+from datasets import Dataset, load_from_disk
 from transformers import AutoTokenizer
 
-from benchmarks.reproduction.backbones import HELD_OUT_LINES, corpus, pieces
+from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, corpus, pieces
 from benchmarks.reproduction.study import held_out_sentences
+from scripts.mine_negatives import MiningArguments, mine
 from scripts.sources import default_base
+from trainers import Teacher
+from trainers.data.files import load_files
 from trainers.evaluation.readers import read_rows
 
 
 STS_TESTS = ("stsb", "sts12", "sts13", "sts14", "sts15", "sts16", "sick")
+STS_SPLITS = [("stsb", "dev"), ("sick", "dev"), *((name, "test") for name in STS_TESTS)]
 # The test sets of MIPIC and MIC that are there, by family.
 REGULARIZER_TESTS = {
     "similarity": STS_TESTS,
@@ -28,6 +33,8 @@ REGULARIZER_SOURCES = [
     *((name, "train") for name in ("stsb", "sick", "mrpc", "wic")),
 ]
 TEXTS_PER_SOURCE = 4000
+UNLABELLED = {"snli": 24_000, "captions": 12_000, "news": 24_000}  # texts per source
+LONGEST_NEWS = 20  # words
 HELD_OUT_TEXTS = 800  # of the held-out lines, to measure a masked language model by
 Pair = tuple[str, str]
 
@@ -75,6 +82,68 @@ def regularizer_sentences(data: Path) -> list[str]:
     return texts
 
 
+def unlabelled_texts(data: Path) -> list[str]:
+    """Distinct sentences of SNLI, captions, and lines of news of at most 20 words, in a fixed random order."""
+    found = {
+        "snli": {row[side].strip() for row in snli(data) for side in ("sentence1", "sentence2")},
+        "captions": {
+            caption.strip()
+            for row in read_rows(data / "multi30k-captions" / "train.jsonl.gz")
+            for caption in row["captions"]
+        },
+        "news": {
+            line.strip()
+            for line in load_files([str(data / "text-english" / "news.txt.gz")])["text"]
+            if 0 < len(line.split()) <= LONGEST_NEWS
+        },
+    }
+    excluded, draw = held_out(data, STS_SPLITS), random.Random(0)
+    texts: set[str] = set()
+    for name, count in UNLABELLED.items():
+        own = sorted(text for text in found[name] if text.lower() not in excluded)
+        texts |= set(draw.sample(own, min(count, len(own))))
+    shuffled = sorted(texts)
+    draw.shuffle(shuffled)
+    return shuffled
+
+
+def snli(data: Path) -> list[dict[str, str]]:
+    """The labelled training pairs of SNLI."""
+    return read_rows(data / "snli" / "train.jsonl.gz")
+
+
+def triplets(data: Path) -> Dataset:
+    """All entailed pairs of SNLI, each with one hard negative: a contradiction of the same premise where there is one,
+    otherwise a text that the real encoder mined. Mined once, and kept in the cache."""
+    folder = CACHE / "triplets"
+    if not folder.is_dir():
+        excluded = held_out(data, STS_SPLITS)
+        by_premise: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+        for row in snli(data):
+            if not any(row[side].strip().lower() in excluded for side in ("sentence1", "sentence2")):
+                by_premise[row["sentence1"]][row["label_text"]].append(row["sentence2"])
+        own, without = [], []
+        for premise, labelled in by_premise.items():
+            contradictions = labelled["contradiction"]
+            for index, hypothesis in enumerate(labelled["entailment"]):
+                pair = {"anchor": premise, "positive": hypothesis}
+                if contradictions:
+                    own.append(pair | {"negative": contradictions[index % len(contradictions)]})
+                else:
+                    without.append(pair)
+        options = MiningArguments(
+            negatives=1, range_min=10, range_max=100, relative_margin=0.1, sampling="random", batch_size=128
+        )
+        mined = mine(Dataset.from_list(without), Teacher(default_base(), max_length=64), options)
+        name = next(column for column in mined.column_names if column.startswith("negative"))
+        rows = own + mined.rename_column(name, "negative").to_list()
+        random.Random(0).shuffle(rows)
+        draft = folder.with_suffix(".draft")
+        Dataset.from_list(rows).save_to_disk(draft)
+        draft.rename(folder)
+    return load_from_disk(folder)
+
+
 def text_pieces(data: Path, lines: slice) -> Dataset:
     """Lines of the corpus for masked language modelling, in pieces of 64 tokens."""
     return pieces(corpus(data)[lines], AutoTokenizer.from_pretrained(default_base()))
@@ -88,5 +157,7 @@ def held_out_text(data: Path) -> Dataset:
 TRAINING_DATA: dict[str, Callable[[Path], Dataset]] = {
     "pairs": pair_dataset,
     "sentences": lambda data: Dataset.from_dict({"text": regularizer_sentences(data)}),
+    "unlabelled": lambda data: Dataset.from_dict({"text": unlabelled_texts(data)}),
+    "triplets": triplets,
     "text": lambda data: text_pieces(data, slice(HELD_OUT_LINES, None)),
 }
