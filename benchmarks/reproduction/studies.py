@@ -357,6 +357,7 @@ def regularizers(
         learning_rates=(rate,),
         development=("stsb-dev", "sick-dev", "scitail-dev"),
         families=REGULARIZER_TESTS,
+        frozen={backbone: "70b205fa1419"},
         claims=(
             *(
                 Claim(f"{paper} (paper)", other, small, f"{paper}, Tables 1 and 2", reported=points)
@@ -394,6 +395,7 @@ STS_FINETUNING = Study(
     learning_rates=(5e-5,),
     development=("stsb-dev",),
     families={"similarity": STS_TESTS},
+    frozen={"real": "70b205fa1419"},
     claims=(
         # The margin is the largest loss at the full width there, the reported difference that of m3BERT-s2.
         Claim("MRL", "SimCSE", "6x384", "m3BERT, Table 3", margin=-1.4, reported=-0.97),
@@ -559,6 +561,7 @@ IBKD = Study(
             for sizes in ("3x16,32,64", "3x384")
         ),
     ),
+    frozen={"student": "70b205fa1419"},
     training_data="unlabelled",
     test_length=128,
 )  # fmt: skip
