@@ -8,6 +8,8 @@ Run a study, in pieces:
 Every run has a JSON file in benchmarks/reproduction/results/STUDY (development runs: STUDY/development), which is
 written when the run is complete. Finished runs are skipped, and an interrupted run continues with its last checkpoint
 or task: call the same command again. With --minutes, no run starts that would not fit by the mean of finished ones.
+Studies called NAME-paper-steps train for as many steps as the papers, for a GPU: `timeout 540 python -m ...` ends
+after nine minutes, and the next call continues with the last checkpoint. Nothing is loaded from the Hub.
 `python -m benchmarks.reproduction.report` then writes the tables.
 """
 
@@ -40,6 +42,7 @@ from modeling_m3bert import M3BertModel
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
 from trainers import MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
+from trainers.core.device import ComputeArguments
 from trainers.core.durable import replacing
 from trainers.distillation import DistillationConfig
 from trainers.evaluation import GridEncoder, evaluate_grid
@@ -187,7 +190,7 @@ def masked_loss(model: Any, tokenizer: Any, data: Path) -> dict[str, float]:
             output_dir=folder,
             per_device_eval_batch_size=50,
             bf16=True,
-            use_cpu=True,
+            use_cpu=not torch.accelerator.is_available(),
             report_to="none",
             disable_tqdm=True,
         )
@@ -203,7 +206,7 @@ def masked_loss(model: Any, tokenizer: Any, data: Path) -> dict[str, float]:
 
 def first_rows(dataset: Dataset, seed: int, steps: int, batch_size: int) -> Dataset:
     """The same rows in the same order for all methods, and no more of them, because a teacher embeds all."""
-    return dataset.shuffle(seed).select(range(steps * batch_size))
+    return dataset.shuffle(seed).select(range(min(len(dataset), steps * batch_size)))
 
 
 def publish(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -312,6 +315,7 @@ def execute(run: Planned, dataset: Dataset, data: Path, cache: Path, results: Pa
     encoder = GridEncoder.from_pretrained(
         folder,
         grid=study.sizes(run.method, run.backbone),
+        compute=ComputeArguments(),
         model_kwargs={"dtype": torch.bfloat16},
         batch_size=128,
         max_length=study.test_length or study.settings["max_length"],

@@ -198,7 +198,6 @@ PAIRS: dict[str, Any] = {
     "lr_scheduler_type": "linear",
     "max_length": 64,
     "bf16": True,
-    "use_cpu": True,
 }
 EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits=True)
 FROM_ITSELF = Method(
@@ -352,7 +351,6 @@ def regularizers(
             "lr_scheduler_type": "cosine",
             "max_length": 32,
             "bf16": True,
-            "use_cpu": True,
         },
         learning_rates=(rate,),
         development=("stsb-dev", "sick-dev", "scitail-dev"),
@@ -451,7 +449,6 @@ MATRYOSHKA_DISTILLATION = Study(
         "lr_scheduler_type": "constant_with_warmup",
         "warmup_steps": 20,
         "bf16": True,
-        "use_cpu": True,
     },
     learning_rates=(3e-4,),
     development=("stsb-dev",),
@@ -476,7 +473,6 @@ IBKD_SETTINGS: dict[str, Any] = {
     "lr_scheduler_type": "cosine",
     "max_length": 64,
     "bf16": True,
-    "use_cpu": True,
 }
 
 
@@ -565,17 +561,49 @@ IBKD = Study(
     training_data="unlabelled",
     test_length=128,
 )  # fmt: skip
-STUDIES = {
-    study.name: study
-    for study in (
-        NESTED,
-        OURS,
-        REGULARIZERS,
-        REGULARIZERS_CLS,
-        REGULARIZERS_REAL,
-        STS_FINETUNING,
-        STS_FINETUNING_LONGER,
-        MATRYOSHKA_DISTILLATION,
-        IBKD,
+
+
+def at_paper_steps(study: Study, steps: int, later_steps: int | None = None) -> Study:
+    """
+    The same study for as many steps as in the paper, for a GPU.
+
+    Args:
+        study ([`Study`]): The study.
+        steps (`int`): Steps of the first stage.
+        later_steps (`int`, *optional*): Steps of the second stage, where there is one.
+    """
+    methods = {}
+    for name, method in study.methods.items():
+        if method.then is not None and later_steps is not None:
+            method = replace(
+                method, then=replace(method.then, settings={**method.then.settings, "max_steps": later_steps})
+            )
+        methods[name] = method
+    return replace(
+        study,
+        name=f"{study.name}-paper-steps",
+        title=f"{study.title}, for as many steps as in the paper",
+        methods=methods,
+        steps=steps,
     )
-}
+
+
+SMALL = (
+    NESTED,
+    OURS,
+    REGULARIZERS,
+    REGULARIZERS_CLS,
+    REGULARIZERS_REAL,
+    STS_FINETUNING,
+    STS_FINETUNING_LONGER,
+    MATRYOSHKA_DISTILLATION,
+    IBKD,
+)
+PAPER_STEPS = (
+    *(
+        at_paper_steps(study, 7500) for study in (REGULARIZERS, REGULARIZERS_CLS, REGULARIZERS_REAL)
+    ),  # 5 epochs of 24,000
+    at_paper_steps(MATRYOSHKA_DISTILLATION, 50_000),
+    at_paper_steps(IBKD, 4635, 213),  # 10 and 3 epochs of the texts that are here
+)
+STUDIES = {study.name: study for study in (*SMALL, *PAPER_STEPS)}

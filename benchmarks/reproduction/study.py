@@ -14,6 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 
 from benchmarks._measure import commit
@@ -70,6 +71,7 @@ class Run:
             "save_strategy": "no",
             "disable_tqdm": True,
             "report_to": "none",
+            "use_cpu": not torch.accelerator.is_available(),
         }
         if folder is not None:
             quiet |= {"save_strategy": "steps", "save_steps": 25, "save_total_limit": 1}

@@ -300,6 +300,6 @@ def test_a_claim_about_speed_is_tested_with_the_seconds_of_training():
 def test_every_method_has_arguments_that_its_configuration_takes(tmp_path):
     for study in STUDIES.values():
         for method in (*study.methods.values(), *study.replacements.values()):
-            settings = {**study.settings, **method.settings, "max_steps": study.steps}
+            settings = {**study.settings, **method.settings, "max_steps": study.steps, "use_cpu": True}
             method.config_class(output_dir=str(tmp_path), **settings)
         assert {name for claim in study.claims for name in (claim.better, claim.worse)} <= study.methods.keys()
