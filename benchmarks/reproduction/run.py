@@ -168,12 +168,26 @@ def check_frozen(study: Study, name: str) -> None:
 
 def fitted(method: Any, name: str, texts: list[str], cache: Path) -> tuple[M3BertModel, Any, float]:
     """A backbone with exits, its tokenizer and the seconds of the fit. It is fitted once for all runs."""
-    folder = cache / ("-".join(["exits", name, *(["real"] if method.taught_by_real else [])]))
+    parts = [
+        name,
+        *(["real"] if method.taught_by_real else []),
+        *(["principal"] if method.exits == "principal" else []),
+    ]
+    folder = cache / "-".join(["exits", *parts])
     if not folder.is_dir():
         model, tokenizer = backbone(name, cache)
         start = time.perf_counter()
         teacher = Teacher(default_base(), max_length=64).embed(texts, cache) if method.taught_by_real else None
-        fit_exits(model, tokenizer, texts, layers=[0, 2, 4], max_length=64, teacher=teacher, cache_dir=cache)
+        fit_exits(
+            model,
+            tokenizer,
+            texts,
+            layers=[0, 2, 4],
+            basis=method.exits,
+            teacher=teacher,
+            max_length=64,
+            cache_dir=cache,
+        )
         draft = folder.with_suffix(".draft")
         shutil.rmtree(draft, ignore_errors=True)
         publish(model, tokenizer, draft)

@@ -56,7 +56,8 @@ class Method(Run):
     One column of a study's tables: a [`Run`], and what comes before it.
 
     Args:
-        exits (`bool`, *optional*, defaults to `False`): Fit exits with a static table to the training texts first.
+        exits (`str`, *optional*): Fit exits with a static table to the training texts first, in this basis:
+            `"last_layer"` or `"principal"`.
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
             Without, a method with a teacher learns from its own backbone.
         learning_rates (`tuple[float, ...]`, *optional*): Learning rates to search. Default: those of the study.
@@ -65,7 +66,7 @@ class Method(Run):
         grid (`str`, *optional*): Granularities to score, where they are not those of the study.
     """
 
-    exits: bool = False
+    exits: str | None = None
     taught_by_real: bool = False
     learning_rates: tuple[float, ...] | None = None
     untouched: bool = False
@@ -199,15 +200,19 @@ PAIRS: dict[str, Any] = {
     "max_length": 64,
     "bf16": True,
 }
-EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits=True)
+EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits="last_layer")
 FROM_ITSELF = Method(
-    ExitDistillationConfig, ExitDistillationTrainer, EXIT_DISTILLATION, exits=True, learning_rates=(1e-4, 3e-4)
+    ExitDistillationConfig,
+    ExitDistillationTrainer,
+    EXIT_DISTILLATION,
+    exits="last_layer",
+    learning_rates=(1e-4, 3e-4),
 )
 FROM_REAL = Method(
     ExitDistillationConfig,
     ExitDistillationTrainer,
     {**EXIT_DISTILLATION, "full_size_weight": 1.0},
-    exits=True,
+    exits="last_layer",
     taught_by_real=True,
     learning_rates=(1e-4, 3e-4),
 )
@@ -260,16 +265,22 @@ OURS = replace(
     title="Candidates for our method, on development sets",
     source="ours",
     methods={
+        "MRL": BASELINES["MRL"],
         "exits + MRL": EXITS_AND_MRL,
         "exits + MRL + similarities of the full size": Method(
-            NestedSimilarityConfig, StarbucksTrainer, {"grid": GRID}, exits=True
+            NestedSimilarityConfig, StarbucksTrainer, {"grid": GRID}, exits="last_layer"
         ),
+        "exits in the principal basis + MRL": replace(EXITS_AND_MRL, exits="principal"),
         "exit distillation": FROM_ITSELF,
+        "exit distillation in the principal basis": replace(FROM_ITSELF, exits="principal"),
+        "exit distillation in the principal basis, with pairs": replace(
+            FROM_ITSELF, exits="principal", settings={**EXIT_DISTILLATION, "pair_weight": 1.0}
+        ),
         "exit distillation, with the real encoder as a teacher": FROM_REAL,
     },
     replacements={},
     frozen={},
-    development=("stsb-dev", "sick-dev", "scitail-dev", "msmarco-mini"),
+    development=("stsb-dev", "sick-dev", "scitail-dev", "emotion-dev", "msmarco-mini"),
     families={},
     claims=(),
 )
