@@ -34,7 +34,7 @@ from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer, TrainingArguments, set_seed
 
 from benchmarks._measure import about
-from benchmarks.reproduction.backbones import CACHE, backbone
+from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, backbone, corpus
 from benchmarks.reproduction.studies import STUDIES, Study
 from benchmarks.reproduction.study import development_tasks
 from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
@@ -166,18 +166,22 @@ def check_frozen(study: Study, name: str) -> None:
             raise ValueError(f"The commit {commit}, at which {study.name} on {name} was frozen, {problem}.")
 
 
-def fitted(method: Any, name: str, texts: list[str], cache: Path) -> tuple[M3BertModel, Any, float]:
+def fitted(run: Planned, dataset: Dataset, data: Path, cache: Path) -> tuple[M3BertModel, Any, float]:
     """A backbone with exits, its tokenizer and the seconds of the fit. It is fitted once for all runs."""
-    parts = [
-        name,
-        *(["real"] if method.taught_by_real else []),
-        *(["principal"] if method.exits == "principal" else []),
-    ]
-    folder = cache / "-".join(["exits", *parts])
+    method, length = run.study.method(run.method, run.backbone), run.study.settings["max_length"]
+    kinds = {
+        "real": method.taught_by_real,
+        "principal": method.exits == "principal",
+        "mixed": method.fit_on_mixed_text,
+    }
+    folder = cache / "-".join(["exits", run.backbone, *(kind for kind, its in kinds.items() if its)])
     if not folder.is_dir():
-        model, tokenizer = backbone(name, cache)
+        model, tokenizer = backbone(run.backbone, cache)
+        texts = list(dict.fromkeys(text for column in dataset.column_names for text in dataset[column]))[:FIT_TEXTS]
+        if method.fit_on_mixed_text:
+            texts = texts[: FIT_TEXTS // 2] + corpus(data)[HELD_OUT_LINES:][: FIT_TEXTS // 2]
         start = time.perf_counter()
-        teacher = Teacher(default_base(), max_length=64).embed(texts, cache) if method.taught_by_real else None
+        teacher = Teacher(default_base(), max_length=length).embed(texts, cache) if method.taught_by_real else None
         fit_exits(
             model,
             tokenizer,
@@ -185,7 +189,7 @@ def fitted(method: Any, name: str, texts: list[str], cache: Path) -> tuple[M3Ber
             layers=[0, 2, 4],
             basis=method.exits,
             teacher=teacher,
-            max_length=64,
+            max_length=length,
             cache_dir=cache,
         )
         draft = folder.with_suffix(".draft")
@@ -238,14 +242,13 @@ def stage_of(run: Planned, stage: Any, model: Any, tokenizer: Any, data: Path, f
 
 
 def first_stage(
-    run: Planned, rate: float | None, dataset: Dataset, cache: Path, work: Path
+    run: Planned, rate: float | None, dataset: Dataset, data: Path, cache: Path, work: Path
 ) -> tuple[Any, Any, Any, dict[str, float]]:
     """The trainer of the first stage, trained (without training, `None`), its model and tokenizer, and seconds."""
     study, method = run.study, run.study.method(run.method, run.backbone)
     seconds: dict[str, float] = {}
     if method.exits:
-        texts = list(dict.fromkeys(text for column in dataset.column_names for text in dataset[column]))
-        model, tokenizer, seconds["fit"] = fitted(method, run.backbone, texts[:FIT_TEXTS], cache)
+        model, tokenizer, seconds["fit"] = fitted(run, dataset, data, cache)
     else:
         model, tokenizer = backbone(run.backbone, cache)
     if method.untouched:
@@ -273,7 +276,7 @@ def trained(
     folder, study, method = work / "trained", run.study, run.study.method(run.method, run.backbone)
     if not folder.is_dir():
         resumed = (work / "checkpoints").is_dir()
-        trainer, model, tokenizer, seconds = first_stage(run, rate, dataset, cache, work)
+        trainer, model, tokenizer, seconds = first_stage(run, rate, dataset, data, cache, work)
         record: dict[str, Any] = {"resumed": resumed, "seconds": seconds, "arguments": {}}
         if trainer is not None:
             record["arguments"] = arguments_of(trainer.args)

@@ -58,6 +58,8 @@ class Method(Run):
     Args:
         exits (`str`, *optional*): Fit exits with a static table to the training texts first, in this basis:
             `"last_layer"` or `"principal"`.
+        fit_on_mixed_text (`bool`, *optional*, defaults to `False`): Fit the exits to half as many training texts, and
+            as many lines of news, web text and books.
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
             Without, a method with a teacher learns from its own backbone.
         learning_rates (`tuple[float, ...]`, *optional*): Learning rates to search. Default: those of the study.
@@ -66,7 +68,8 @@ class Method(Run):
         grid (`str`, *optional*): Granularities to score, where they are not those of the study.
     """
 
-    exits: str | None = None
+    exits: str = ""
+    fit_on_mixed_text: bool = False
     taught_by_real: bool = False
     learning_rates: tuple[float, ...] | None = None
     untouched: bool = False
@@ -272,6 +275,7 @@ OURS = replace(
         ),
         "exits in the principal basis + MRL": replace(EXITS_AND_MRL, exits="principal"),
         "exit distillation": FROM_ITSELF,
+        "exit distillation, fitted to mixed text": replace(FROM_ITSELF, fit_on_mixed_text=True),
         "exit distillation in the principal basis": replace(FROM_ITSELF, exits="principal"),
         "exit distillation in the principal basis, with pairs": replace(
             FROM_ITSELF, exits="principal", settings={**EXIT_DISTILLATION, "pair_weight": 1.0}

@@ -78,6 +78,21 @@ def test_finished_runs_are_skipped_and_record_what_they_were(place, monkeypatch)
     run.run_all(development()[:2], **place)
 
 
+def test_exits_are_fitted_once_for_all_runs_of_a_backbone(place, monkeypatch):
+    fitted_to: list[list[str]] = []
+    fit = run.fit_exits
+    monkeypatch.setattr(run, "fit_exits", lambda *its, **options: fitted_to.append(its[2]) or fit(*its, **options))
+    monkeypatch.setattr(run, "corpus", lambda data: ["a line of news"] * (run.HELD_OUT_LINES + 2))
+    both = {
+        name: replace(MRL, exits="principal", fit_on_mixed_text=mixed, learning_rates=(1e-4,))
+        for name, mixed in (("exits", False), ("exits, mixed", True))
+    }
+    study = replace(TINY, methods=both, grid="2,6x8")
+    for seed in (0, 1):
+        run.run_all(list(run.planned(study, development=True, seeds=[seed])), **place)
+    assert ["a line of news" in texts for texts in fitted_to] == [False, True]
+
+
 class Killed(BaseException):
     pass
 
