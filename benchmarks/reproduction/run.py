@@ -173,6 +173,7 @@ def fitted(run: Planned, dataset: Dataset, data: Path, cache: Path) -> tuple[M3B
         "real": method.taught_by_real,
         "principal": method.exits == "principal",
         "mixed": method.fit_on_mixed_text,
+        "stitched": bool(method.stitches),
     }
     folder = cache / "-".join(["exits", run.backbone, *(kind for kind, its in kinds.items() if its)])
     if not folder.is_dir():
@@ -186,7 +187,8 @@ def fitted(run: Planned, dataset: Dataset, data: Path, cache: Path) -> tuple[M3B
             model,
             tokenizer,
             texts,
-            layers=[0, 2, 4],
+            layers=sorted({0, 2, 4} - {*method.stitches}),
+            stitches=method.stitches,
             basis=method.exits,
             teacher=teacher,
             max_length=length,

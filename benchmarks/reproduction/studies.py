@@ -58,6 +58,7 @@ class Method(Run):
     Args:
         exits (`str`, *optional*): Fit exits with a static table to the training texts first, in this basis:
             `"last_layer"` or `"principal"`.
+        stitches (`tuple[int, ...]`, *optional*): Depths that the fit stitches.
         fit_on_mixed_text (`bool`, *optional*, defaults to `False`): Fit the exits to half as many training texts, and
             as many lines of news, web text and books.
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
@@ -69,6 +70,7 @@ class Method(Run):
     """
 
     exits: str = ""
+    stitches: tuple[int, ...] = ()
     fit_on_mixed_text: bool = False
     taught_by_real: bool = False
     learning_rates: tuple[float, ...] | None = None
@@ -276,6 +278,8 @@ OURS = replace(
         "exits in the principal basis + MRL": replace(EXITS_AND_MRL, exits="principal"),
         "exit distillation": FROM_ITSELF,
         "exit distillation, fitted to mixed text": replace(FROM_ITSELF, fit_on_mixed_text=True),
+        "exit distillation, stitched": replace(FROM_ITSELF, stitches=(2, 4)),
+        "exits and stitches + MRL": replace(EXITS_AND_MRL, stitches=(2, 4)),
         "exit distillation in the principal basis": replace(FROM_ITSELF, exits="principal"),
         "exit distillation in the principal basis, with pairs": replace(
             FROM_ITSELF, exits="principal", settings={**EXIT_DISTILLATION, "pair_weight": 1.0}
