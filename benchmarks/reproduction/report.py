@@ -197,15 +197,60 @@ def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
     return str(found), "does not hold here: the interval includes the margin"
 
 
+def group_of(claim: Claim) -> tuple[Any, ...]:
+    """What claims of one method against several others have in common."""
+    return (claim.better, claim.source, claim.family, claim.sizes, claim.margin, claim.speed, claim.reported)
+
+
+def sizes_of(claim: Claim) -> str:
+    return ", ".join(f"`{sizes}`" for sizes in (claim.sizes, claim.worse_sizes) if sizes)
+
+
+def rivals_table(study: Study, claims: Sequence[Claim], runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The lines of a table of claims of the same methods against several others, one column for each of these."""
+    others = list(dict.fromkeys(claim.worse for claim in claims))
+    lines = [
+        f"| difference to | tasks | sizes | backbone | {' | '.join(others)} |",
+        "|" + " --- |" * (4 + len(others)),
+    ]
+    for group in dict.fromkeys(map(group_of, claims)):
+        members = {claim.worse: claim for claim in claims if group_of(claim) == group}
+        first = next(iter(members.values()))
+        name = first.better + (f", holds above {first.margin:+.1f}" if first.margin else "")
+        for backbone in study.backbones:
+            if not (own := runs_on(study, runs, backbone)):
+                continue
+            cells = []
+            for other in others:
+                found, holds = verdict(study, members[other], own) if other in members else ("", "")
+                found = found.partition(", ")[0]
+                cells.append(f"**{found}**" if holds == "holds" else found)
+            if any(cells):
+                row = (name, first.family or "all", sizes_of(first), backbone, *cells)
+                lines.append(f"| {' | '.join(row)} |")
+    return lines
+
+
 def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The lines of the table of claims. Claims that cannot be tested are named below it."""
-    lines = ["| claim | by | tasks | sizes | paper | backbone | difference here | verdict |", "|" + " --- |" * 8]
+    """The lines of the tables of claims: one row for claims of a method against three others or more, one row for each
+    other claim. Claims that cannot be tested are named below."""
+    groups = [group_of(claim) for claim in study.claims]
+    against_many = [claim for claim in study.claims if groups.count(group_of(claim)) > 2]
+    lines = []
+    if against_many:
+        lines += [
+            "Differences to other methods with their 95% interval over seeds, in bold where the claim holds:",
+            "",
+            *rivals_table(study, against_many, runs),
+            "",
+        ]
+    lines += ["| claim | by | tasks | sizes | paper | backbone | difference here | verdict |", "|" + " --- |" * 8]
     untested = []
     for claim in study.claims:
+        if claim in against_many:
+            continue
         text = f"{claim.better} > {claim.worse}" + (f" {claim.margin:+.1f}" if claim.margin else "")
-        tasks, sizes = claim.family or "all", f"`{claim.sizes}`"
-        if claim.worse_sizes:
-            sizes += f", `{claim.worse_sizes}`"
+        tasks, sizes = claim.family or "all", sizes_of(claim)
         if claim.speed:
             text, tasks, sizes = f"{text} in training steps per second", "", ""
         for name in study.backbones:

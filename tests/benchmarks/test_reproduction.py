@@ -300,6 +300,18 @@ def test_a_claim_has_all_seeds_that_both_methods_finished():
     assert report.most_seeds(three, runs) == ([0, 1, 2], ["MRL", "deep MRL"])
 
 
+def test_claims_against_three_methods_are_one_row_of_a_table():
+    methods = {name: MRL for name in ("ours", "a", "b", "c")}
+    claims = tuple(Claim("ours", name, "2x8", "nobody") for name in ("a", "b", "c"))
+    study = replace(TINY, methods=methods, claims=(*claims, Claim("a", "b", "2x8", "nobody")))
+    values = {"ours": (0.5, 0.5), "a": (0.3, 0.31), "b": (0.6, 0.6)}
+    runs = [fake(study, name, seed, value) for name, both in values.items() for seed, value in enumerate(both)]
+    lines = report.verdicts(study, runs)
+    assert lines[2].endswith("| a | b | c |")
+    assert lines[4] == "| ours | all | `2x8` | real | **+19.5 ± 6.4** | -10.0 ± 0.0 |  |"
+    assert [line for line in lines if line.startswith("| a > b")] and not [line for line in lines if "ours >" in line]
+
+
 def test_a_claim_about_speed_is_tested_with_the_seconds_of_training():
     claim = Claim("MRL", "deep MRL", "", "nobody", speed=True)
     runs = {
