@@ -301,7 +301,7 @@ def test_a_claim_has_all_seeds_that_both_methods_finished():
 
 
 def test_claims_against_three_methods_are_one_row_of_a_table():
-    methods = {name: MRL for name in ("ours", "a", "b", "c")}
+    methods = dict.fromkeys(("ours", "a", "b", "c"), MRL)
     claims = tuple(Claim("ours", name, "2x8", "nobody") for name in ("a", "b", "c"))
     study = replace(TINY, methods=methods, claims=(*claims, Claim("a", "b", "2x8", "nobody")))
     values = {"ours": (0.5, 0.5), "a": (0.3, 0.31), "b": (0.6, 0.6)}
