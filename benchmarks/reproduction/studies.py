@@ -63,7 +63,6 @@ class Method(Run):
             as many lines of news, web text and books.
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
             Without, a method with a teacher learns from its own backbone.
-        learning_rates (`tuple[float, ...]`, *optional*): Learning rates to search. Default: those of the study.
         untouched (`bool`, *optional*, defaults to `False`): Score the backbone without training, or with `then` only.
         then (`Stage`, *optional*): A second stage of training.
         grid (`str`, *optional*): Granularities to score, where they are not those of the study.
@@ -73,7 +72,6 @@ class Method(Run):
     stitches: tuple[int, ...] = ()
     fit_on_mixed_text: bool = False
     taught_by_real: bool = False
-    learning_rates: tuple[float, ...] | None = None
     untouched: bool = False
     then: Stage | None = None
     grid: str | None = None
@@ -180,7 +178,7 @@ class Study:
     def rates(self, name: str, backbone: str) -> tuple[float, ...]:
         """The learning rates to search for a method on a backbone."""
         method = self.method(name, backbone)
-        return () if method.untouched else method.learning_rates or self.learning_rates
+        return () if method.untouched else self.learning_rates
 
 
 GRID = "2,4,6 x 16,32,64,128,256,384"
@@ -206,21 +204,8 @@ PAIRS: dict[str, Any] = {
     "bf16": True,
 }
 EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits="last_layer")
-FROM_ITSELF = Method(
-    ExitDistillationConfig,
-    ExitDistillationTrainer,
-    EXIT_DISTILLATION,
-    exits="last_layer",
-    learning_rates=(1e-4, 3e-4),
-)
-FROM_REAL = Method(
-    ExitDistillationConfig,
-    ExitDistillationTrainer,
-    {**EXIT_DISTILLATION, "full_size_weight": 1.0},
-    exits="last_layer",
-    taught_by_real=True,
-    learning_rates=(1e-4, 3e-4),
-)
+FROM_ITSELF = Method(ExitDistillationConfig, ExitDistillationTrainer, EXIT_DISTILLATION, exits="last_layer")
+FROM_REAL = replace(FROM_ITSELF, settings={**EXIT_DISTILLATION, "full_size_weight": 1.0}, taught_by_real=True)
 BASELINES = {
     "MRL": Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}),
     "ESE": Method(EspressoConfig, EspressoTrainer, {"grid": GRID}),
@@ -288,7 +273,8 @@ OURS = replace(
     },
     replacements={},
     frozen={},
-    development=("stsb-dev", "sick-dev", "scitail-dev", "emotion-dev", "msmarco-mini"),
+    development=("stsb-dev", "sick-dev", "scitail-dev", "tweeteval-emotion-dev", "msmarco-mini"),
+    learning_rates=(3e-4,),
     families={},
     claims=(),
 )
