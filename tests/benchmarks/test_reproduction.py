@@ -222,7 +222,6 @@ def test_every_table_is_on_a_page():
 NUMBER = re.compile(r"(?<![\w.])(\d+\.\d+|\d+(?= ?%))(?!\w)")
 # Of QAMA's paper, and the confidence of the intervals.
 NO_RESULTS = {"24.3", "37.1", "97.1", "95"}
-NOT_YET = ("ibkd", "Distillation")  # sections whose tables are written by hand
 
 
 @pytest.mark.parametrize("page", report.PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
@@ -230,7 +229,7 @@ def test_a_number_in_the_prose_is_in_a_table_of_its_section(page):
     for section in re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
         made = set(NUMBER.findall("".join(found.group() for found in report.MARKED.finditer(section))))
         by_hand = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", report.MARKED.sub("", section), flags=re.DOTALL)
-        if (made or page.name in ("studies.md", "NOTES.md")) and not section.startswith(NOT_YET):
+        if made or page.name in ("studies.md", "NOTES.md"):
             assert set(NUMBER.findall(by_hand)) - made - NO_RESULTS == set(), section.partition("\n")[0]
 
 
