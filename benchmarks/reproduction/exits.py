@@ -5,9 +5,7 @@ Exits and exit distillation on a real encoder: all-MiniLM-L6-v2 (extra `quicksta
     python -m benchmarks.reproduction.exits --train --seeds 0 1        # exit distillation from the fit
     python -m benchmarks.reproduction.exits --train --stitches 2 4     # the same with stitched depths
     python -m benchmarks.reproduction.exits --fit --development        # on the development sets
-    python -m benchmarks.reproduction.exits --table                    # print the tables
-    python -m benchmarks.reproduction.exits --latency                  # time one query at each layer
-    python -m benchmarks.reproduction.exits --figures                  # draw the scores
+    python -m benchmarks.reproduction.report                           # write the tables
 
 Texts: at most 20,000, none of which is a sentence of an evaluation set: passages of 50 to 110 words (news, Brown, web,
 Wikipedia), sentences (news, web), captions, and questions (Banking77). Raw states of all layers are computed once and
@@ -32,16 +30,14 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 from unittest.mock import patch
 
 import torch
 from datasets import Dataset
-from matplotlib.figure import Figure
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from benchmarks.reproduction.study import Run, add_results, development_tasks, print_table
+from benchmarks.reproduction.study import Run, add_results, development_tasks
 from benchmarks.reproduction.training_data import STS_SPLITS, STS_TESTS, held_out
 from modeling_m3bert import M3BertModel
 from scripts.command import run_command
@@ -58,7 +54,7 @@ from trainers import (
 )
 from trainers.core.encoding.chunking import PassCost
 from trainers.data.padded_batches import tokenized_chunks
-from trainers.evaluation import GridEncoder, Retrieval, measure_latency
+from trainers.evaluation import GridEncoder, Retrieval
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import load_task, read_rows
 from trainers.exits import fit as exits
@@ -375,68 +371,6 @@ def about(development: bool, *, trained: bool = False) -> dict[str, Any]:
     }
 
 
-def print_tables(results: dict[str, Any], development: bool) -> None:
-    """The means of STS and of retrieval, symmetric and asymmetric, for all runs."""
-    names = list(results["scores"])
-    sts = ["stsb-dev", "sick-dev"] if development else STS_TESTS
-    retrieval = ["msmarco-mini"] if development else RETRIEVAL_TESTS
-    grid = Grid.product([0, 1, 2, 4, 6], DIMS)
-    for tests in (sts, retrieval, [f"{name} asymmetric" for name in retrieval]):
-        print_table(results, names, tests, grid)
-
-
-def draw(results: dict[str, Any]) -> None:
-    """Quality over dims at layers 0, 1, 2, 4 and 6: untouched, fitted, trained, and with documents at layer 6."""
-    figure = Figure(figsize=(13, 7.5), layout="constrained")
-    panels = figure.subplots(2, 4, sharex=True, sharey="row")
-    ways = [("untouched", "grey", ""), ("static", "#7570b3", ""), ("static, principal", "#1b9e77", "")]
-    ways += [("trained", "#d95f02", ""), ("static, principal", "#1b9e77", " asymmetric")]
-    ways += [("trained", "#d95f02", " asymmetric")]
-    for row, (tests, label) in enumerate(
-        ((STS_TESTS, "mean Spearman correlation of seven STS sets"), (RETRIEVAL_TESTS, "mean nDCG@10 of three"))
-    ):
-        for axes, layer in zip(panels[row], (0, 1, 2, 4), strict=True):
-            for name, color, kind in ways:
-                if name not in results["scores"] or (kind and row == 0):
-                    continue
-                values = {dim: mean_of(results, name, [f"{test}{kind}" for test in tests], layer, dim) for dim in DIMS}
-                kept = {dim: value for dim, value in values.items() if value is not None}
-                text = f"{name}, documents at layer 6" if kind else name
-                axes.plot(kept.keys(), kept.values(), "--" if kind else "-", color=color, marker="o", label=text)
-            full = {dim: mean_of(results, "untouched", tests, DEPTH, dim) for dim in DIMS}
-            axes.plot(full.keys(), full.values(), ":", color="black", label="layer 6, untouched")
-            axes.set_title(f"layer {layer}")
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(DIMS, [str(dim) for dim in DIMS])
-            axes.grid(alpha=0.3)
-            if row == 1:
-                axes.set_xlabel("dims")
-        panels[row][0].set_ylabel(label)
-    handles, labels = panels[1][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=4)
-    figure.savefig(RESULTS / "exits.png", dpi=120)
-
-
-def mean_of(results: dict[str, Any], name: str, tests: Sequence[str], layer: int, dim: int) -> float | None:
-    """Mean of a run over tests and seeds, in percent; `None` if it was not scored."""
-    seeds = results["scores"][name].values()
-    values = [seed[test].get(f"{layer}x{dim}") for seed in seeds for test in tests]
-    return None if None in values else 100 * mean(values)
-
-
-def time_queries() -> None:
-    """Add the milliseconds per query at each layer to the results: encoding one of Cranfield's queries."""
-    model, tokenizer = raw_model()
-    queries = [row["text"] for row in read_rows(data_folder() / "cranfield" / "queries.jsonl.gz")][:50]
-    encoder = GridEncoder(model, tokenizer, Grid.product([0, 1, 2, 4, 6], [WIDTH]), max_length=MAX_LENGTH)
-    latency = measure_latency(encoder, queries, documents=1000, rounds=50)
-    file = RESULTS / "exits.json"
-    results = json.loads(file.read_text(encoding="utf-8"))
-    results["milliseconds_per_query"] = latency.encode_ms
-    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(latency.encode_ms)
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fit", action="store_true", help="score every variant of the fit")
@@ -445,16 +379,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--steps", type=int, help="training steps; default: those of the study")
     parser.add_argument("--stitches", type=int, nargs="+", default=[], help="stitched depths of --train")
     parser.add_argument("--development", action="store_true", help="score the development sets")
-    parser.add_argument("--table", action="store_true", help="print the tables")
-    parser.add_argument("--latency", action="store_true", help="time one query at each layer")
-    parser.add_argument("--figures", action="store_true", help="draw the figures")
     options = parser.parse_args(arguments)
     data = data_folder()
     name = "development" if options.development else "tests"
     file = RESULTS / ("exits_development.json" if options.development else "exits.json")
     trained_file = file.with_stem(f"{file.stem}_trained")
-    if options.fit or options.train:
-        tests = evaluators(data, options.development)
+    tests = evaluators(data, options.development)
     if options.fit:
         states = raw_states(data, name)
         add_results(file, {"untouched": {"0": score(tests, states)}}, about(options.development))
@@ -473,14 +403,6 @@ def main(arguments: list[str]) -> None:
         scores = {label: {str(seed): score(tests, encode_tests(encoder, tests))}}
         add_results(trained_file, scores, about(options.development, trained=True))
         print(f"{label}, seed {seed}: {seconds}", flush=True)
-    if options.latency:
-        time_queries()
-    if options.table or options.fit or options.train or options.figures:
-        files = [json.loads(each.read_text(encoding="utf-8")) for each in (file, trained_file) if each.is_file()]
-        results = {"scores": {name: seeds for each in files for name, seeds in each["scores"].items()}}
-        if options.figures:
-            draw(results)
-        print_tables(results, options.development)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@ QAMA on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), frozen, its last 
 
     python -m benchmarks.reproduction.qama --development --baselines --seeds 0    # settings, on msmarco-mini
     python -m benchmarks.reproduction.qama --baselines --seeds 0 1    # the six steps of the paper's ablation, on tests
-    python -m benchmarks.reproduction.qama --table                    # print the tables
-    python -m benchmarks.reproduction.qama --figures                  # draw quality against bytes
+    python -m benchmarks.reproduction.report                          # write the tables
 
 Training texts and embeddings are those of the study of exits (runs/exits): 20,000 unlabelled texts, none of an
 evaluation set. They are no pairs, so that the contrastive loss has no part. Tests: Cranfield, CISI, NPL (nDCG@10), 128
@@ -18,7 +17,6 @@ bottleneck; variance control.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,18 +27,14 @@ import faiss
 import numpy as np
 import torch
 from datasets import Dataset
-from matplotlib.figure import Figure
 
 from benchmarks.reproduction.exits import DEPTH, RETRIEVAL_TESTS, WIDTH, evaluators, raw_states, sources
 from benchmarks.reproduction.study import Run, add_results
-from hub_cards.figures import CODE_STYLES
-from hub_cards.labels import label_points
 from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import data_folder, default_base
 from trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddings, truncate
-from trainers.core.codes import bytes_per_vector, with_present_names
 from trainers.evaluation.coding import code_vectors
 from trainers.evaluation.evaluators import Retrieval
 from trainers.evaluation.search import exact_search, ranking_scores, rerank
@@ -203,9 +197,6 @@ def scalar_codes(evaluator: Retrieval, vectors: Vectors) -> dict[Granularity, fl
     return found
 
 
-WAYS = ("", "asymmetric", "re-scored by codes", "re-scored")
-
-
 def named(test: str, way: str) -> str:
     """A test searched in one way, as the results file calls it."""
     return f"{test} {way}".strip()
@@ -220,108 +211,18 @@ def about(development: bool) -> dict[str, Any]:
     }
 
 
-def value(results: dict[str, Any], run: str, tests: Sequence[str], key: Any) -> float:
-    """Mean of a run over tests and seeds, in percent."""
-    return 100 * mean(seed[test][str(key)] for seed in results["scores"][run].values() for test in tests)
-
-
-def print_tables(results: dict[str, Any], tests: Sequence[str]) -> None:
-    """The ablation, and quality by bytes per vector."""
-    runs = trained_runs(results)
-    sizes = [Granularity(DEPTH, dim, code) for code in ("qama-2", "qama-1.5") for dim in (384, 192, 96)]
-    for what, kind in (
-        ("nDCG@10", ""),
-        ("nDCG@10, float query", "asymmetric"),
-        ("agreement with float32", "agreement"),
-    ):
-        names = [named(test, kind) for test in tests]
-        if any(name not in tests_of for run in runs for tests_of in results["scores"][run].values() for name in names):
-            continue
-        print(f"\nMean {what}, {', '.join(tests)}:\n")
-        print("| step | " + " | ".join(f"{g.dim}@{g.code}" for g in sizes) + " |\n| --- |" + " --: |" * len(sizes))
-        for run in runs:
-            print(f"| {run} | " + " | ".join(f"{value(results, run, names, g):.1f}" for g in sizes) + " |")
-    run = [run for run in runs if run in STEPS][-1]
-    full = value(results, "no quantizer", tests, Granularity(DEPTH, WIDTH))
-    rows: list[tuple[int, str, list[str]]] = []
-    for key in next(iter(results["scores"]["no quantizer"].values()))[tests[0]]:
-        g = Granularity.parse(key)
-        cells = [share(value(results, "no quantizer", tests, g), full)]
-        rows.append((bytes_per_vector(g.code, g.dim), f"{g.code}, {g.dim} dims", cells))
-    for size in next(iter(results["scores"]["faiss PQ"].values()))[tests[0]]:
-        rows.append((int(size), "faiss PQ", [share(value(results, "faiss PQ", tests, size), full)]))
-    for g in (Granularity(DEPTH, dim, code) for code in CODES for dim in DIMS):
-        cells = [share(value(results, run, [named(test, way) for test in tests], g), full) for way in WAYS]
-        rows.append((bytes_per_vector(g.code, g.dim), f"{g.code}, {g.dim} dims", cells))
-    print(f"\nMean nDCG@10 (share of float32 at {WIDTH} dims), {run!r}. Re-scored: the first {SHORTLIST}.\n")
-    print("| bytes per vector | stored | Hamming or as the code has it | float query | re-scored by codes | by int8 |")
-    print("| --: | --- | --: | --: | --: | --: |")
-    for size, stored, cells in sorted(rows, key=lambda row: row[0]):
-        print(f"| {size} | {stored} | " + " | ".join([*cells, *["-"] * (4 - len(cells))]) + " |")
-
-
-def trained_runs(results: dict[str, Any]) -> list[str]:
-    """The steps and variants that were scored, in their order."""
-    return [run for run in (*STEPS, *VARIANTS) if run in results["scores"]]
-
-
-def share(quality: float, full: float) -> str:
-    """A score and its share of another."""
-    return f"{quality:.1f} ({quality / full:.1%})"
-
-
-def draw(results: dict[str, Any], tests: Sequence[str]) -> None:
-    """Mean nDCG@10 over bytes per vector, one line per code, with layers x dims at each point."""
-    run = [run for run in trained_runs(results) if run in STEPS][-1]
-    figure = Figure(figsize=(9, 7), layout="constrained")
-    axes = figure.subplots()
-    points: dict[tuple[float, float], str] = {}
-
-    def line(
-        source: str, keys: Sequence[Any], sizes: Sequence[Granularity], places: Sequence[int], **style: Any
-    ) -> None:
-        own = [(place, value(results, source, tests, key)) for place, key in zip(places, keys, strict=True)]
-        axes.plot(*zip(*own, strict=True), linewidth=0.6, markersize=5, **style)
-        points.update(zip(own, (str(g.size) for g in sizes), strict=True))
-
-    keys = next(iter(results["scores"]["no quantizer"].values()))[tests[0]]
-    scored = [Granularity(DEPTH, dim, code) for code in CODES for dim in DIMS]
-    scored += [g for g in map(Granularity.parse, keys) if g.code in ("float32", "int8", "int4", "binary")]
-    for code in dict.fromkeys(g.code for g in scored):
-        sizes = [g for g in scored if g.code == code]
-        source, marker, dashes = (run, "o", "-") if code in CODES else ("no quantizer", "s", ":")
-        places = [bytes_per_vector(code, g.dim) for g in sizes]
-        line(source, sizes, sizes, places, label=code, color=CODE_STYLES[code][0], marker=marker, linestyle=dashes)
-    products = [int(size) for size in next(iter(results["scores"]["faiss PQ"].values()))[tests[0]]]
-    full = [Granularity(DEPTH, WIDTH)] * len(products)
-    line("faiss PQ", products, full, products, label="faiss PQ", color="red", marker="x", linestyle="--")
-    axes.set_xscale("log", base=2)
-    ticks = [2**power for power in range(3, 11)]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.set_xlabel("bytes per vector")
-    axes.set_ylabel(f"mean nDCG@10 of {', '.join(tests)} (%)")
-    axes.grid(alpha=0.3)
-    axes.legend(ncols=2)
-    figure.draw_without_rendering()  # the layout is known from here on
-    label_points(axes, list(points), list(points.values()))
-    figure.savefig(RESULTS / "qama.png", dpi=120)
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[], help="seeds to train and score")
     parser.add_argument("--steps", nargs="+", choices=[*STEPS, *VARIANTS], help="steps to train; default: all")
     parser.add_argument("--development", action="store_true", help="score msmarco-mini, and the variants")
     parser.add_argument("--baselines", action="store_true", help="score codes that are not trained")
-    parser.add_argument("--table", action="store_true", help="print the tables")
-    parser.add_argument("--figures", action="store_true", help="draw the figure")
     options = parser.parse_args(arguments)
     data = data_folder()
     tests = ["msmarco-mini"] if options.development else RETRIEVAL_TESTS
     file = RESULTS / ("qama_development.json" if options.development else "qama.json")
-    if options.seeds or options.baselines:
-        vectors = embeddings(data, "development" if options.development else "tests")
-        every: Any = evaluators(data, options.development)
+    vectors = embeddings(data, "development" if options.development else "tests")
+    every: Any = evaluators(data, options.development)
     if options.baselines:
         train = torch.stack(list(training_texts(data).values()))
         baselines = {test: scalar_codes(every[test], vectors[test]) for test in tests}
@@ -340,11 +241,6 @@ def main(arguments: list[str]) -> None:
             add_results(file, {step: {str(seed): found}}, about(options.development))
             shown = {str(g): round(100 * found[tests[0]][g], 1) for g in found[tests[0]] if g.code == "qama-2"}
             print(f"{step}, seed {seed}: trained in {seconds:.0f} s, {tests[0]} {shown}", flush=True)
-    if options.table or options.figures or options.seeds:
-        results = with_present_names(json.loads(file.read_text(encoding="utf-8")))
-        print_tables(results, tests)
-        if options.figures:
-            draw(results, tests)
 
 
 if __name__ == "__main__":

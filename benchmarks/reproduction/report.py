@@ -1,5 +1,5 @@
 """
-Write the tables of the studies into README.md and NOTES.md beside this file and into docs/studies.md:
+Write the tables of the studies into the pages that show them (`PAGES`):
 
     python -m benchmarks.reproduction.report
 
@@ -24,6 +24,8 @@ from scipy.stats import t as student
 
 from benchmarks.reproduction.run import RESULTS, from_earlier_script, quality, read_runs
 from benchmarks.reproduction.studies import STUDIES, Claim, Study
+from benchmarks.reproduction.study import seeds_of
+from benchmarks.reproduction.tables import TABLES
 from benchmarks.reproduction.terms import RESULTS as TERMS
 from scripts.command import run_command
 from trainers import Granularity, Grid
@@ -31,9 +33,11 @@ from trainers import Granularity, Grid
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-PAGES = {HERE / "README.md": True, HERE / "NOTES.md": True, ROOT / "docs" / "studies.md": False}  # page -> all tables
+PAGES = {HERE / "README.md": True, HERE / "NOTES.md": True, ROOT / "README.md": False}  # page -> all tables
+PAGES |= {ROOT / "docs" / f"{name}.md": False for name in ("studies", "exits", "quantize")}
 MEAN = "mean of the families"
 CONFIDENCE = 0.95
+MARKED = re.compile(r"<!-- (study|terms|table) ([\w-]+) -->.*?<!-- end of \1 \2 -->", re.DOTALL)
 Runs = Mapping[tuple[str, int], Mapping[str, Any]]  # (method, seed) -> run
 
 
@@ -284,10 +288,6 @@ def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[s
     return lines
 
 
-def seeds_of(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-
-
 def machine(run: Mapping[str, Any]) -> str:
     """The machine of a run, and its number of threads if it is known."""
     return ", ".join([run["machine"], *([f"{run['threads']} threads"] if "threads" in run else [])])
@@ -353,17 +353,18 @@ def terms_table(model: str) -> str:
 
 def written(page: str, *, every_table: bool, results: Path = RESULTS) -> str:
     """A page with its marked sections written anew. A section is marked by `<!-- study NAME -->` and
-    `<!-- end of study NAME -->`, or the same with `terms` and the name of a model."""
-    marked = re.compile(r"<!-- (study|terms) ([\w-]+) -->.*?<!-- end of \1 \2 -->", re.DOTALL)
+    `<!-- end of study NAME -->`, or the same with `terms` and the name of a model, or with `table` and a name of
+    `TABLES`."""
 
     def text(match: re.Match[str]) -> str:
         kind, name = match.groups()
-        inner = (
-            terms_table(name) if kind == "terms" else section(STUDIES[name], every_table=every_table, results=results)
-        )
+        if kind == "study":
+            inner = section(STUDIES[name], every_table=every_table, results=results)
+        else:
+            inner = terms_table(name) if kind == "terms" else TABLES[name]()
         return f"<!-- {kind} {name} -->\n\n{inner}\n\n<!-- end of {kind} {name} -->"
 
-    return marked.sub(text, page)
+    return MARKED.sub(text, page)
 
 
 def main(arguments: list[str]) -> None:

@@ -6,8 +6,7 @@ Stitches on a real encoder: all-MiniLM-L6-v2 (extra `quickstart`), converted. No
     python -m benchmarks.reproduction.stitches --development           # on the development sets
     python -m benchmarks.reproduction.stitches --runs "default"        # some of the runs
     python -m benchmarks.reproduction.stitches --costs grid deep fit   # time a grid, a query, and a fit
-    python -m benchmarks.reproduction.stitches --table                 # print the tables
-    python -m benchmarks.reproduction.stitches --figures               # draw the scores
+    python -m benchmarks.reproduction.report                           # write the tables
 
 Texts and raw states are those of benchmarks.reproduction.exits, which has the scores of prefixes (run "static").
 Retrieval is asymmetric: queries at the stitched depth, documents at full depth. Tests: STS-B, STS13, STS16, SICK;
@@ -28,7 +27,6 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from matplotlib.figure import Figure
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks._measure import commit
@@ -44,11 +42,10 @@ from benchmarks.reproduction.exits import (
     encode,
     evaluators,
     fit,
-    mean_of,
     raw_states,
     sources,
 )
-from benchmarks.reproduction.study import add_results, print_table
+from benchmarks.reproduction.study import add_results
 from modeling_m3bert import M3BertConfig, M3BertModel
 from scripts.command import run_command
 from scripts.convert import converted
@@ -271,54 +268,6 @@ def add_costs(found: dict[str, Any]) -> None:
     print(json.dumps(found, indent=1))
 
 
-def with_prefixes(results: dict[str, Any], development: bool) -> dict[str, Any]:
-    """The results, with those of prefixes that read the table, if there are any."""
-    file = RESULTS / ("exits_development.json" if development else "exits.json")
-    prefixes = json.loads(file.read_text(encoding="utf-8"))["scores"]
-    return {
-        "scores": {"prefix": prefixes["static"], **results["scores"]} if "static" in prefixes else results["scores"]
-    }
-
-
-def print_tables(results: dict[str, Any], development: bool) -> None:
-    """The means of STS and of asymmetric retrieval, for all runs."""
-    sts = ["stsb-dev", "sick-dev"] if development else STS
-    retrieval = ["msmarco-mini"] if development else RETRIEVAL_TESTS
-    for tests in (sts, [f"{name} asymmetric" for name in retrieval]):
-        for layer in (0, 1, 2, 4, DEPTH):
-            names = [name for name, its in results["scores"].items() if f"{layer}x{WIDTH}" in its["0"][tests[0]]]
-            print_table(results, names, tests, Grid.product([layer], [WIDTH]))
-
-
-def draw(results: dict[str, Any]) -> None:
-    """Quality at full width over the number of layers that run: prefixes, stitched depths, and these after exit
-    distillation, where there are scores of it."""
-    file, trained = RESULTS / "exits_trained.json", "trained, stitched"
-    if file.is_file():
-        found = json.loads(file.read_text(encoding="utf-8"))["scores"]
-        results = {"scores": results["scores"] | {name: its for name, its in found.items() if name == trained}}
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
-    panels = (
-        (STS, "mean Spearman correlation (STS)"),
-        ([f"{name} asymmetric" for name in RETRIEVAL_TESTS], "mean nDCG@10, documents at layer 6"),
-    )
-    for axes, (tests, label) in zip(figure.subplots(1, 2), panels, strict=True):
-        for name, layers, color, text in (
-            ("prefix", (0, 1, 2, 4, DEPTH), "grey", "prefix"),
-            ("default", (1, 2, 4), "#d95f02", "stitched"),
-            (trained, (0, 2, 4, DEPTH), "#1b9e77", "stitched, trained"),
-        ):
-            if name not in results["scores"]:
-                continue
-            values = [mean_of(results, name, tests, layer, WIDTH) for layer in layers]
-            axes.plot(layers, values, "-", color=color, marker="o", label=text)
-        axes.set_xlabel("layers run")
-        axes.set_ylabel(label)
-        axes.grid(alpha=0.3)
-        axes.legend()
-    figure.savefig(RESULTS / "stitches.png", dpi=120)
-
-
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS), help="runs to fit and score")
@@ -327,8 +276,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument(
         "--costs", nargs="+", choices=COSTS, default=[], help="time a grid and a query; 12 layers; a fit"
     )
-    parser.add_argument("--table", action="store_true", help="print the tables")
-    parser.add_argument("--figures", action="store_true", help="draw the figure")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # waiting threads would count as processor time
     data = data_folder()
@@ -337,14 +284,8 @@ def main(arguments: list[str]) -> None:
         add_costs({kind: COSTS[kind](data)})
     for name in options.runs if options.fit else []:
         fitted(data, name)
-    if options.costs or options.fit:
-        return
-    if not options.table and not options.figures:
+    if not options.costs and not options.fit:
         fit_and_score(data, options.runs, options.development, file)
-    results = with_prefixes(json.loads(file.read_text(encoding="utf-8")), options.development)
-    if options.figures:
-        draw(results)
-    print_tables(results, options.development)
 
 
 if __name__ == "__main__":

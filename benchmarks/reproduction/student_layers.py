@@ -1,8 +1,8 @@
 """
 Which layers a student should take: the first ones of its teacher, or layers spread over its depth. No training.
 
-    python -m benchmarks.reproduction.student_layers            # fit and score every student
-    python -m benchmarks.reproduction.student_layers --table    # print the table
+    python -m benchmarks.reproduction.student_layers    # fit and score every student
+    python -m benchmarks.reproduction.report            # write the table
 
 Teacher: all-MiniLM-L6-v2 (extra `quickstart`). Each student has some of its layers, in their order, and an exit that
 maps its last hidden state to the teacher's embedding, fitted to a quarter of the texts of
@@ -20,18 +20,8 @@ from typing import Any
 import torch
 from torch.nn.functional import normalize
 
-from benchmarks.reproduction.exits import (
-    DEPTH,
-    FOLDER,
-    MAX_LENGTH,
-    RESULTS,
-    RETRIEVAL_TESTS,
-    WIDTH,
-    mean_of,
-    raw_states,
-    sources,
-)
-from benchmarks.reproduction.stitches import STS, score, tests_of
+from benchmarks.reproduction.exits import DEPTH, FOLDER, MAX_LENGTH, RESULTS, raw_states, sources
+from benchmarks.reproduction.stitches import score, tests_of
 from benchmarks.reproduction.study import add_results
 from scripts.command import run_command
 from scripts.convert import converted
@@ -61,39 +51,22 @@ def fit_and_score(data: Path, layers: str, tests: Any, raw: Any) -> dict[str, An
     return score(model.eval(), tokenizer, [model.config.num_hidden_layers], tests, raw)
 
 
-def print_table(results: dict[str, Any]) -> None:
-    """Means of STS and of asymmetric retrieval of each student."""
-    print("| layers of the student | STS (4) | nDCG@10 |")
-    print("| --- | --: | --: |")
-    for layers in filter(results["scores"].__contains__, STUDENTS):
-        depth = int(layers) if layers.isdecimal() else len(layers.split(","))
-        cells = [
-            mean_of(results, layers, tests, depth, WIDTH)
-            for tests in (STS, [f"{name} asymmetric" for name in RETRIEVAL_TESTS])
-        ]
-        name = ", ".join(map(str, range(1, depth + 1))) if layers.isdecimal() else layers.replace(",", ", ")
-        print(f"| {name} | {cells[0]:.1f} | {cells[1]:.1f} |")
-
-
 def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="store_true", help="print the table")
-    options = parser.parse_args(arguments)
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args(
+        arguments
+    )
     about = {
         "command": "python -m benchmarks.reproduction.student_layers",
         "settings": {"texts": f"one of {SHARE}"},
         "metric": "Spearman correlation (STS), nDCG@10 (retrieval); student -> seed -> test -> granularity",
     }
     data = data_folder()
-    if not options.table:
-        tests, raw = tests_of(data, False), raw_states(data, "tests")
-        done = json.loads(FILE.read_text(encoding="utf-8"))["scores"] if FILE.is_file() else {}
-        for layers in STUDENTS:
-            if layers in done:
-                continue
+    tests, raw = tests_of(data, False), raw_states(data, "tests")
+    done = json.loads(FILE.read_text(encoding="utf-8"))["scores"] if FILE.is_file() else {}
+    for layers in STUDENTS:
+        if layers not in done:
             add_results(FILE, {layers: {"0": fit_and_score(data, layers, tests, raw)}}, about)
             print(f"{layers}: scored", flush=True)
-    print_table(json.loads(FILE.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -1,13 +1,12 @@
-"""What the studies share: training a run, a results file that several processes can add to, and tables."""
+"""What the studies share: training a run, a results file that several processes can add to, and words of tables."""
 
 from __future__ import annotations
 
 import fcntl
 import json
 import platform
-import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from importlib.metadata import version
@@ -18,7 +17,7 @@ import torch
 from datasets import Dataset
 
 from benchmarks._measure import commit
-from trainers import Granularity, Grid
+from trainers import Granularity
 from trainers.core.checkpoints import complete_checkpoints
 from trainers.core.composition import merged
 from trainers.evaluation import Task, find_task
@@ -139,38 +138,6 @@ def add_results(file: Path, scores: dict[str, dict[str, dict[str, Scores]]], abo
     return results
 
 
-def print_table(
-    results: dict[str, Any],
-    names: Sequence[str],
-    tests: Sequence[str],
-    grid: Grid,
-    *,
-    percent: bool = True,
-    best: Callable[[list[float]], float] = max,
-) -> None:
-    """
-    Print the mean of each run over seeds and test sets: one column per run, one row per granularity, the best in bold.
-
-    Args:
-        results (`dict`): Content of a results file.
-        names (`Sequence[str]`): Runs; those without results are left out.
-        tests (`Sequence[str]`): Test sets.
-        grid ([`Grid`]): Granularities.
-        percent (`bool`, *optional*, defaults to `True`): Print percentages.
-        best (`Callable`, *optional*, defaults to `max`): Picks the best value of a row.
-    """
-    print(f"\n{', '.join(tests)}:\n")
-    names = [name for name in names if name in results["scores"]]
-    print("| granularity | " + " | ".join(names) + " |")
-    print("| --- |" + " --: |" * len(names))
-    for g in grid:
-        values = [
-            statistics.mean(
-                statistics.mean(seed[test][str(g)] for test in tests) for seed in results["scores"][name].values()
-            )
-            for name in names
-        ]
-        texts = [f"{100 * value:.1f}" if percent else f"{value:.3f}" for value in values]
-        bold = values.index(best(values))
-        cells = [f"**{text}**" if index == bold else text for index, text in enumerate(texts)]
-        print(f"| {g} | " + " | ".join(cells) + " |")
+def seeds_of(seeds: Sequence[Any]) -> str:
+    """The seeds of a table in words."""
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

@@ -1,8 +1,7 @@
-"""The studies: training data without test sentences, students, runs, stored results, tables and figures."""
+"""The studies: training data without test sentences, students, runs and stored results."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +11,10 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction import backbones, student_layers
+from benchmarks.reproduction import backbones
 from benchmarks.reproduction.backbones import backbone, contrastive, reinitialised
 from benchmarks.reproduction.studies import IBKD, MATRYOSHKA_DISTILLATION, REGULARIZERS, REGULARIZERS_CLS
-from benchmarks.reproduction.study import add_results, print_table
+from benchmarks.reproduction.study import add_results
 from benchmarks.reproduction.terms import gradients
 from benchmarks.reproduction.training_data import STS_TESTS, regularizer_sentences, training_pairs, unlabelled_texts
 from tests.conftest import padded_batch
@@ -161,23 +160,3 @@ def test_results_of_one_study_are_kept_and_those_of_others_dropped(tmp_path):
     assert results["scores"]["MRL"]["1"]["stsb"]["4x16"] == 0.016
     results = add_results(file, {"MIC": {"0": scores}}, about | {"settings": {"steps": 2}})
     assert list(results["scores"]) == ["MIC"]
-
-
-def test_tables_print_percentages_or_plain_values(capsys):
-    g = Granularity(2, 16)
-    results = {
-        "scores": {"a": {"0": {"t": {"2x16": 0.5}}}, "b": {"0": {"t": {"2x16": 0.25}}, "1": {"t": {"2x16": 0.75}}}}
-    }
-    print_table(results, ["a", "b"], ["t"], Grid((g,)))
-    assert "| 2x16 | **50.0** | 50.0 |" in capsys.readouterr().out
-    results["scores"]["a"]["0"]["t"]["2x16"] = 6.1234
-    print_table(results, ["a", "b"], ["t"], Grid((g,)), percent=False, best=min)
-    assert "| 2x16 | 6.123 | **0.500** |" in capsys.readouterr().out
-
-
-def test_the_page_has_the_table_of_students(capsys):
-    results = json.loads(student_layers.FILE.read_text(encoding="utf-8"))
-    student_layers.print_table(results)
-    table = capsys.readouterr().out
-    assert len(table.splitlines()) == 2 + len(student_layers.STUDENTS)
-    assert table in (Path(__file__).parents[2] / "docs" / "studies.md").read_text(encoding="utf-8")

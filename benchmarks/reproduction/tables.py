@@ -1,0 +1,327 @@
+"""
+The tables of the studies that are not in the harness: `TABLES` has them by name. Each reads its results files and is
+Markdown, below a line that names the command, date, machine and seeds.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.reproduction.study import seeds_of
+from benchmarks.reproduction.training_data import STS_TESTS
+from hub_cards.tables import markdown, percent, share
+from trainers import Granularity
+from trainers.core.codes import bytes_per_vector, with_present_names
+
+
+HERE = Path(__file__).parent
+RETRIEVAL = ("cranfield", "cisi", "npl")
+ASYMMETRIC = tuple(f"{name} asymmetric" for name in RETRIEVAL)
+FOUR_STS_TESTS = ("stsb", "sts13", "sts16", "sick")
+FULL = "6x384"
+Found = Mapping[str, Any]  # content of a results file
+
+
+def results(name: str, folder: Path = HERE) -> dict[str, Any]:
+    """The content of a results file."""
+    content: dict[str, Any] = json.loads((folder / "results" / f"{name}.json").read_text(encoding="utf-8"))
+    return with_present_names(content)
+
+
+def mean_of(found: Found, run: str, tests: Iterable[str], key: Any) -> float:
+    """The mean of a run over tests and seeds, of 1, at a granularity or another key of the scores."""
+    return mean(seed[test][str(key)] for test in tests for seed in found["scores"][run].values())
+
+
+def cell(found: Found, run: str, key: Any, *groups: Sequence[str]) -> str:
+    """The means of a run over groups of tests, in percent."""
+    return " / ".join(percent(mean_of(found, run, tests, key)) for tests in groups)
+
+
+def with_share(value: float, whole: float) -> str:
+    return f"{percent(value)} ({share(value, whole)}%)"
+
+
+def titled(found: Found, table: str, options: str = "", seeds: Collection[Any] = ()) -> str:
+    """A table below its source. `options` of the command are those that the file does not name; a fit has no seeds."""
+    source = f"{found['date']}; {found['machine']}" + (f"; {seeds_of(sorted(seeds))}" if seeds else "")
+    return f"`{found.get('command', 'm3bert quickstart')}{options}` ({source}):\n\n{table}"
+
+
+QUICKSTART = {
+    "untouched": "converted",
+    "exits": "exits",
+    "exits_asymmetric": "exits, documents at layer 6",
+    "trained": "trained",
+    "trained_asymmetric": "trained, documents at layer 6",
+}
+
+
+def quickstart() -> str:
+    """Recall@10 / MRR@10 of every search of the quickstart."""
+    found = results("quickstart")
+    sizes, baselines = found["granularities"], found["baselines"]
+
+    def both(scores: Found | None) -> str:
+        return f"{percent(scores['recall@10'])} / {percent(scores['mrr@10'])}" if scores else ""
+
+    rows = [
+        [g, *(both(its[way]) for way in QUICKSTART), f"{its['ms_per_query']:.1f}", str(its["bytes_per_vector"])]
+        for g, its in sizes.items()
+    ]
+    rows += [[name, *[both(baselines[name])] * len(QUICKSTART), "", ""] for name in ("TF-IDF", "BM25")]
+    for g in ("0x384", FULL):
+        combined = {f"{name}_asymmetric": baselines[f"{g} {name} + BM25"] for name in ("exits", "trained")}
+        rows.append([f"{g} + BM25", *(both(combined.get(way)) for way in QUICKSTART), "", ""])
+    header = ["granularity", *QUICKSTART.values(), "ms per query", "bytes per vector"]
+    return titled(found, markdown(header, rows), seeds=[found["seed"]])
+
+
+def quickstart_in_short() -> str:
+    """Recall@10 at some sizes, with documents at layer 6."""
+    found = results("quickstart")
+    words = {"0x384": "0x384 (table look-up)", FULL: f"{FULL} (full size)"}
+    rows = []
+    for g in ("0x384", "2x384", "4x384", "6x64", FULL):
+        row = [words.get(g, g), percent(found["granularities"][g]["untouched"]["recall@10"])]
+        for stage in ("exits", "trained"):
+            combined = found["baselines"].get(f"{g} {stage} + BM25")
+            row.append(percent(found["granularities"][g][f"{stage}_asymmetric"]["recall@10"]))
+            row.append(percent(combined["recall@10"]) if combined else "")
+        rows.append(row)
+    alone = percent(found["baselines"]["BM25"]["recall@10"])
+    rows.append(["BM25 alone", alone, alone, "", alone, ""])
+    header = ["queries (layers x dimensions)", "converted", "fitted", "fitted, + BM25"]
+    header += ["fine-tuned", "fine-tuned, + BM25"]
+    return titled(found, markdown(header, rows), seeds=[found["seed"]])
+
+
+def exits_fitted() -> str:
+    """STS / nDCG@10 / nDCG@10 with documents at layer 6, by granularity and variant of the fit."""
+    found = results("exits")
+    columns = {"untouched": "base model", "fitted": "hidden state only", "static": "with static table"}
+    columns |= {"static, principal": "with static table, principal basis"}
+    rows = [
+        [g, *(cell(found, run, g, STS_TESTS, RETRIEVAL, ASYMMETRIC) for run in columns)]
+        for g in (f"{layer}x{dim}" for layer in (0, 1, 2, 4, 6) for dim in (32, 64, 384))
+    ]
+    return titled(found, markdown(["granularity", *columns.values()], rows), " --fit")
+
+
+PASSAGES = ("news passages", "brown passages", "web passages", "wikipedia")
+
+
+def exits_texts() -> str:
+    """The same at layer 2, by the texts of the fit."""
+    found = results("exits")
+    counts = found["settings"]["texts"]
+    words = {
+        "static": (counts, 1, "all"),
+        **{f"static, {part:.1%} of the texts": (counts, part, "all sources") for part in (0.4, 0.1, 0.025)},
+        "static, no short texts": (PASSAGES, 1, "passages"),
+        "static, news sentences": (["news"], 1, "news sentences"),
+        "static, captions": (["captions"], 1, "captions"),
+    }
+    rows = []
+    for run, (sources, part, name) in words.items():
+        number = sum(int(part * counts[source]) for source in sources)
+        rows.append([name, f"{number:,}", cell(found, run, "2x384", STS_TESTS, RETRIEVAL, ASYMMETRIC)])
+    return titled(found, markdown(["texts of the fit", "number", "2x384"], rows), " --fit")
+
+
+def exits_trained() -> str:
+    """The same at 384 dims before and after training, and the share of the full depth that queries keep."""
+    found, fits = results("exits_trained"), results("exits")
+    full = mean_of(fits, "untouched", ASYMMETRIC, FULL)
+    columns = {"fitted, hidden state only": (fits, "fitted"), "fitted": (fits, "static, principal")}
+    columns |= {name: (found, name) for name in ("trained", "trained, stitched")}
+
+    def with_kept(scores: Found, run: str, g: str) -> str:
+        kept = with_share(mean_of(scores, run, ASYMMETRIC, g), full)
+        return f"{cell(scores, run, g, STS_TESTS, RETRIEVAL)} / {kept}"
+
+    rows = [
+        [str(layer), *(with_kept(*column, f"{layer}x384") for column in columns.values())] for layer in (0, 1, 2, 4, 6)
+    ]
+    table = markdown(["layers run", *columns], rows)
+    return titled(found, table, " --train --seeds 0 1 [--stitches 2 4]", found["scores"]["trained"])
+
+
+def exits_development() -> str:
+    """STS / nDCG@10 with documents at the query's layer, on development sets, of fits without a table."""
+    found, tests = results("exits_development"), (("stsb-dev", "sick-dev"), ("msmarco-mini",))
+    sizes = ("2x32", "2x384", "4x32", "4x384", "6x32", "6x128", FULL)
+    rows = [[run, *(cell(found, run, g, *tests) for g in sizes)] for run in found["scores"]]
+    return titled(found, markdown(["fit", *sizes], rows), " --fit")
+
+
+def stitches() -> str:
+    """STS / nDCG@10 with documents at layer 6 of each split, beside the first layers, at 384 dims."""
+    found, prefixes = results("stitches"), results("exits")
+    full = mean_of(prefixes, "untouched", ASYMMETRIC, FULL)
+
+    def both(scores: Found, run: str | None, layer: int) -> str:
+        if run is None:
+            return ""
+        kept = with_share(mean_of(scores, run, ASYMMETRIC, f"{layer}x384"), full)
+        return f"{cell(scores, run, f'{layer}x384', FOUR_STS_TESTS)} / {kept}"
+
+    default, others, without = "default", "0 + 2, 3 + 1", "without the table"
+    splits = (
+        (0, "", None, None),
+        (1, "0 + 1", default, without),
+        (2, "1 + 1", default, without),
+        (2, "0 + 2", others, None),
+        (4, "2 + 2", default, without),
+        (4, "3 + 1", others, None),
+        (4, "1 + 3", "1 + 3", None),
+        (6, "", None, None),
+    )
+    rows = [
+        [str(n), split, both(prefixes, "static", n), both(found, run, n), both(found, bare, n)]
+        for n, split, run, bare in splits
+    ]
+    header = ["layers run", "first + last", "the first ones", "stitched", "stitched, without the table"]
+    return titled(found, markdown(header, rows, words=2))
+
+
+def stitches_costs() -> str:
+    """Times with two stitched depths as multiples of those without."""
+    found = results("stitches_costs")
+    calls = {"grid, stitched / prefix": "four depths from one pass"}
+    calls |= {f"query at {layer}, stitched / prefix": f"a query at {layer}" for layer in (2, 4, 8)}
+    rows = [
+        [encoder, words, f"{found[kind][key]:.2f}"]
+        for kind, encoder in (("grid", "all-MiniLM-L6-v2"), ("deep", "12 layers of 768 dims, random weights"))
+        for key, words in calls.items()
+        if key in found[kind]
+    ]
+    rows.append(["all-MiniLM-L6-v2", "the fit", f"{found['fit']['with / without stitches']:.2f}"])
+    return titled(found, markdown(["encoder", "", "stitched / not stitched"], rows, words=2))
+
+
+def students() -> str:
+    """STS and nDCG@10 against the teacher's documents of students with some layers, and of stitches of as many."""
+    found, stitched = results("student_layers"), results("stitches")
+    groups = (FOUR_STS_TESTS, ASYMMETRIC)
+    named = {tuple(map(int, run.split(","))): run for run in found["scores"]}
+    named = {tuple(range(1, n + 1)) if not others else (n, *others): run for (n, *others), run in named.items()}
+    rows = [
+        [", ".join(map(str, layers)), *(cell(found, run, f"{len(layers)}x384", tests) for tests in groups)]
+        for layers, run in sorted(named.items(), key=lambda its: (len(its[0]), its[0]))
+    ]
+    for depth, name in ((2, "1, 6, stitched"), (4, "1, 2, 5, 6, stitched")):
+        rows.append([name, *(cell(stitched, "default", f"{depth}x384", tests) for tests in groups)])
+    return titled(found, markdown(["layers of the student", "STS (4)", "nDCG@10"], rows))
+
+
+QAMA_SIZES = [Granularity(6, dim, code) for code in ("qama-2", "qama-1.5") for dim in (384, 192, 96)]
+QAMA_HEADER = [f"`{g.code}`, {g.dim} dims" for g in QAMA_SIZES]
+QAMA_STEPS = ["thresholds only", "+ feed-forward transform", "+ quantisation loss", "+ Matryoshka loss"]
+QAMA_STEPS += ["+ orthogonality, bottleneck", "+ variance control"]
+ALL_STEPS = QAMA_STEPS[-1]
+
+
+def searched(way: str) -> list[str]:
+    """The collections searched in one way, as the results file calls them."""
+    return [f"{name} {way}".strip() for name in RETRIEVAL]
+
+
+def qama_steps() -> str:
+    """nDCG@10 by Hamming distance after each part of QAMA."""
+    found = results("qama")
+    floats = [cell(found, "no quantizer", f"6x{g.dim}", RETRIEVAL) for g in QAMA_SIZES]
+    rows = [["float32", *floats]]
+    rows += [[run, *(cell(found, run, g, RETRIEVAL) for g in QAMA_SIZES)] for run in QAMA_STEPS]
+    return titled(found, markdown(["step", *QAMA_HEADER], rows), seeds=found["scores"][ALL_STEPS])
+
+
+def qama_bytes() -> str:
+    """nDCG@10 by bytes per vector after all steps, its share of float32, and what takes as many bytes untrained."""
+    found = results("qama")
+    full = mean_of(found, "no quantizer", RETRIEVAL, FULL)
+    untrained = [Granularity.parse(key) for key in found["scores"]["no quantizer"]["0"][RETRIEVAL[0]]]
+    rows = []
+    for code, dim in (("qama-1", 192), ("qama-1", 384), ("qama-hybrid", 384), ("qama-1.5", 384), ("qama-2", 384)):
+        size = bytes_per_vector(code, dim)
+        row = [f"`{code}`, {dim}", str(size)]
+        for way in ("", "asymmetric", "re-scored"):
+            row.append(with_share(mean_of(found, ALL_STEPS, searched(way), Granularity(6, dim, code)), full))
+        for other in ("binary", "int4", "int8"):
+            same = [g for g in untrained if g.code == other and bytes_per_vector(other, g.dim) == size]
+            row += [f"{cell(found, 'no quantizer', g, RETRIEVAL)} ({g.dim})" for g in same] or [""]
+        products = found["scores"]["faiss PQ"]["0"][RETRIEVAL[0]]
+        row.append(cell(found, "faiss PQ", size, RETRIEVAL) if str(size) in products else "")
+        rows.append(row)
+    header = ["precision, dims", "bytes", "Hamming", "float query", "by int8", "`binary`", "`int4`", "`int8`", "PQ"]
+    return titled(found, markdown(header, rows), seeds=found["scores"][ALL_STEPS])
+
+
+def qama_kept() -> str:
+    """The share of the nDCG@10 of float32 at 384 dims that precisions keep, in percent."""
+    found = results("qama")
+    full = mean_of(found, "no quantizer", RETRIEVAL, FULL)
+    rows = []
+    for code in ("qama-2", "qama-1.5", "qama-hybrid", "qama-1"):
+        values = (mean_of(found, ALL_STEPS, searched(way), f"6x384@{code}") for way in ("", "asymmetric", "re-scored"))
+        rows.append([f"`{code}`", str(bytes_per_vector(code, 384)), *(share(value, full) for value in values)])
+    for code, dim in (("int4", 384), ("int8", 144), ("binary", 384)):
+        kept = share(mean_of(found, "no quantizer", RETRIEVAL, f"6x{dim}@{code}"), full)
+        rows.append([f"`{code}`, {dim} dims", str(bytes_per_vector(code, dim)), kept, "", ""])
+    header = ["precision", "bytes", "quantised query", "float query", "100 rescored by int8"]
+    return titled(found, markdown(header, rows), seeds=found["scores"][ALL_STEPS])
+
+
+def qama_development() -> str:
+    """nDCG@10 and agreement with float32 on msmarco-mini, by step and by change of the settings."""
+    found = results("qama_development")
+    groups = (("msmarco-mini",), ("msmarco-mini agreement",))
+    runs = [*QAMA_STEPS, *(run for run in found["scores"] if run not in (*QAMA_STEPS, "no quantizer", "faiss PQ"))]
+    floats = [cell(found, "no quantizer", f"6x{g.dim}", groups[0]) for g in QAMA_SIZES]
+    rows = [["float32", *floats], *([run, *(cell(found, run, g, *groups) for g in QAMA_SIZES)] for run in runs)]
+    return titled(found, markdown(["run", *QAMA_HEADER], rows), seeds=found["scores"][ALL_STEPS])
+
+
+def static_peers() -> str:
+    """The static table beside model2vec and BM25."""
+    found = results("static_peers", HERE.parent)
+    scores = found["scores"]
+
+    def mean_over(tests: Iterable[str], system: str) -> str:
+        values = [scores[test].get(system) for test in tests]
+        return "" if None in values else f"{mean(values):.1f}"
+
+    sides = {
+        "model2vec": ("model2vec", "model2vec"),
+        "static table": ("static table", "static table"),
+        "static queries, full documents": ("static table", "full depth"),
+        "full depth": ("full depth", "full depth"),
+        "BM25": ("BM25 alone", ""),
+    }
+    rows = []
+    for name, words in sides.items():
+        row = [mean_over(STS_TESTS, name), mean_over(RETRIEVAL, name)]
+        rows.append([*words, *row, mean_over(RETRIEVAL, f"{name} + BM25, by scores")])
+    return titled(found, markdown(["queries", "documents", "STS", "nDCG@10", "with BM25"], rows, words=2))
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "quickstart": quickstart,
+    "quickstart-in-short": quickstart_in_short,
+    "exits": exits_fitted,
+    "exits-texts": exits_texts,
+    "exits-trained": exits_trained,
+    "exits-development": exits_development,
+    "stitches": stitches,
+    "stitches-costs": stitches_costs,
+    "student-layers": students,
+    "qama-steps": qama_steps,
+    "qama-bytes": qama_bytes,
+    "qama-kept": qama_kept,
+    "qama-development": qama_development,
+    "static-peers": static_peers,
+}
