@@ -34,7 +34,7 @@ from trainers import Granularity, Grid
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PAGES = {HERE / "README.md": True, HERE / "NOTES.md": True, ROOT / "README.md": False}  # page -> all tables
-PAGES |= {ROOT / "docs" / f"{name}.md": False for name in ("studies", "exits", "quantize")}
+PAGES |= {ROOT / "docs" / f"{name}.md": False for name in ("studies", "exits", "quantize", "publish")}
 MEAN = "mean of the families"
 CONFIDENCE = 0.95
 MARKED = re.compile(r"<!-- (study|terms|table) ([\w-]+) -->.*?<!-- end of \1 \2 -->", re.DOTALL)

@@ -309,6 +309,24 @@ def static_peers() -> str:
     return titled(found, markdown(["queries", "documents", "STS", "nDCG@10", "with BM25"], rows, words=2))
 
 
+def onnx_quality() -> str:
+    """The size and the loss of quality of the ONNX graphs of the default encoder."""
+    found = results("onnx_quality")
+    rows = []
+    for graph in found["graphs"]:
+        cosines = (graph["mean_cosine"], graph["lowest_cosine"])
+        rows.append(
+            [
+                f"`{Path(graph['file']).name}`",
+                f"{graph['bytes'] / 1e6:.1f}",
+                *("" if cosine is None else f"{cosine:.4f}" for cosine in cosines),
+                f"{100 * graph['scores']['stsb']:.2f}",
+            ]
+        )
+    header = ["graph", "MB", "mean cosine", "lowest", "STS-B (Spearman)"]
+    return titled({**found, "command": "m3bert export --fp16"}, markdown(header, rows))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "quickstart-in-short": quickstart_in_short,
@@ -324,4 +342,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "qama-kept": qama_kept,
     "qama-development": qama_development,
     "static-peers": static_peers,
+    "onnx-quality": onnx_quality,
 }
