@@ -25,7 +25,7 @@ from scripts.convert import converted
 from scripts.sources import default_base
 from trainers import fit_exits
 from trainers.data.stdlib_docs import stdlib_pairs
-from trainers.exits import fit as exits
+from trainers.exits.passes import RawStates
 
 
 BOUNDS: Bounds = {"fit_vs_encode": at_most(0.05)}
@@ -38,7 +38,7 @@ def measure(run: Run) -> dict[str, float]:
     model, tokenizer = converted(default_base())
     every = [text for pair in stdlib_pairs() for text in (pair.summary, pair.body)][:texts]
     encoding = 0.0
-    encode = exits.pooled_states
+    encode = RawStates.pooled
 
     def timed(*args: Any, **kwargs: Any) -> Any:
         nonlocal encoding
@@ -49,7 +49,7 @@ def measure(run: Run) -> dict[str, float]:
 
     seconds: dict[str, list[float]] = {"encode": [], "beyond": []}
     fit_exits(model, tokenizer, every[:400], max_length=128)  # warm up
-    with patch.object(exits, "pooled_states", timed):
+    with patch.object(RawStates, "pooled", timed):
         for _ in range(rounds):
             encoding, start = 0.0, time.perf_counter()
             fit_exits(model, tokenizer, every, max_length=128)

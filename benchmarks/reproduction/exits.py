@@ -57,7 +57,7 @@ from trainers.data.padded_batches import tokenized_chunks
 from trainers.evaluation import GridEncoder, Retrieval
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import load_task, read_rows
-from trainers.exits import fit as exits
+from trainers.exits.passes import RawStates
 
 
 DEPTH, WIDTH, MAX_LENGTH = 6, 384, 128
@@ -233,16 +233,15 @@ def fit(
     for source, its in texts.items():
         rows = tokenizer(its, truncation=True, max_length=MAX_LENGTH)["input_ids"]
         known |= {tuple(ids): (source, row) for row, ids in enumerate(rows)}
-    encode = exits.pooled_states
+    encode = RawStates.pooled
 
-    def remembered(*settings: Any) -> States:
-        encoder, *_, ids, layers = settings
-        if tuple(ids[0]) not in known or encoder.config.stitch_layers:  # the vocabulary, and stitched depths
-            return encode(*settings)
+    def remembered(raw: RawStates, ids: list[list[int]], layers: Sequence[int]) -> States:
+        if tuple(ids[0]) not in known or raw.encoder.config.stitch_layers:  # the vocabulary, and stitched depths
+            return encode(raw, ids, layers)
         found = [known[tuple(its)] for its in ids]
         return {layer: torch.stack([states[source][layer][row] for source, row in found]) for layer in layers}
 
-    with patch.object(exits, "pooled_states", remembered):
+    with patch.object(RawStates, "pooled", remembered):
         fit_exits(
             model,
             tokenizer,

@@ -54,7 +54,7 @@ from trainers import Granularity, Grid, fit_exits, nested_states, truncate
 from trainers.evaluation import GridEncoder, Retrieval
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.readers import read_rows
-from trainers.exits import fit as exits
+from trainers.exits import passes, stitches as stitching
 from trainers.exits.sums import FEATURES, TARGET, ExitSums, Fit
 
 
@@ -95,12 +95,12 @@ def fitted(data: Path, name: str) -> tuple[M3BertModel, Any]:
     settings, folder = RUNS[name], FOLDER / f"stitches, {name}"
     if folder.is_dir():
         return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    start, sums = time.perf_counter(), exits.ExitSums
+    start, sums = time.perf_counter(), passes.ExitSums
 
     def sums_of(widths: Any, texts: int) -> ExitSums:
         return (KeptSums if set(widths) == {FEATURES, TARGET} else sums)(widths, texts)
 
-    with patch.object(exits, "ExitSums", sums_of):
+    with patch.object(passes, "ExitSums", sums_of):
         model, tokenizer = fit(data, **settings, layers=[0])  # of prefixes, only the table
     print(f"{name}: fitted in {time.perf_counter() - start:.0f} s", model.config.exit_fit, flush=True)
     model.save_pretrained(folder, halve_table=False)
@@ -225,8 +225,8 @@ def fit_costs(data: Path) -> dict[str, Any]:
         for count in (few, more):
             share = count / len(texts)
             with (
-                patch.object(exits, "MOST_TEXTS", int(share * exits.MOST_TEXTS)),
-                patch.object(exits, "STITCHED_TEXTS", int(share * exits.STITCHED_TEXTS)),
+                patch.object(stitching, "MOST_TEXTS", int(share * stitching.MOST_TEXTS)),
+                patch.object(passes, "STITCHED_TEXTS", int(share * passes.STITCHED_TEXTS)),
             ):
                 model, tokenizer = converted(default_base())
                 start = time.process_time()
@@ -244,7 +244,8 @@ def fit_costs(data: Path) -> dict[str, Any]:
         seconds |= {f"{name}, {count} texts": value for count, value in taken.items()}
     model, tokenizer = converted(default_base())
     tokens = [[101, token, 102] for token in range(2000, 4000)]
-    part = cpu_seconds(lambda: exits.pooled_states(model.eval(), tokenizer, "mean", 64, None, tokens, [DEPTH]))
+    raw = passes.RawStates(model.eval(), tokenizer, pooling="mean", batch_size=64)
+    part = cpu_seconds(lambda: raw.pooled(tokens, [DEPTH]))
     seconds["vocabulary"] = part * len(tokenizer) / len(tokens)
     ratio = (seconds["exits and stitches"] + seconds["vocabulary"]) / (seconds["exits"] + seconds["vocabulary"])
     return {"with / without stitches": ratio, **seconds}

@@ -47,9 +47,9 @@ class TokenFeatures:
     """
 
     def __init__(self, vectors: Sequence[torch.Tensor], shares: torch.Tensor, ignored: Sequence[int]) -> None:
-        self.vectors = list(vectors)
+        self.vectors, self.ignored = list(vectors), list(ignored)
         self.weights = torch.stack([torch.ones_like(shares), *(a / (a + shares) for a in SMOOTHING)], dim=1)
-        self.weights[list(ignored)] = 0.0
+        self.weights[self.ignored] = 0.0
         self.width = self.weights.shape[1] * sum(its.shape[1] for its in self.vectors)
 
     def means(self, ids: Sequence[Sequence[int]]) -> torch.Tensor:

@@ -7,40 +7,39 @@ Every depth of the encoder then embeds into the same space, without any training
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings, M3BertModel
 from modeling_m3bert.conversion_m3bert import refuse_unrepresentable
 
-from ..core.device import autocast
-from ..core.encoding.chunking import PassCost, in_row_order
-from ..core.parallel.ranks import rank
 from ..core.projection import Projection
-from ..core.states import Pooling, check_pooling, longest_text, max_positions, nested_states, truncate
-from ..data.padded_batches import TOKENS_PER_TEXT, padded_chunks
+from ..core.states import Pooling, check_pooling, longest_text, max_positions
 from ..data.teacher import TeacherEmbeddings
-from ..data.token_features import TokenFeatures, check_tokenizer, token_embeddings
-from ..data.tokenized_texts import TokenizedText, TokenizedTexts
-from .ridge import Name
-from .stitches import MOST_TEXTS, Stitches, StitchFit, fit_stitches, top_layers_of
-from .sums import FEATURES, TARGET, ExitSums, Fit, LayerFit
+from ..data.token_features import check_tokenizer
+from ..data.tokenized_texts import TokenizedTexts
+from .maps import ExitMaps
+from .passes import RawStates, States, TextPasses, token_features
+from .ridge import weight_and_bias
+from .stitches import (
+    Stitches,
+    StitchFit,
+    fit_stitches,
+    install_stitches,
+    restored_on_error,
+    stitch_weights,
+    top_layers_of,
+)
+from .sums import LayerFit
 
 
-logger = logging.getLogger(__name__)
 BASES = ("last_layer", "principal")
-STITCHED_TEXTS = 5000  # for the exits of stitched depths, which are encoded once more
 Sources = Mapping[str, Iterable[str]]
-States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
 
 
 @dataclass(frozen=True)
@@ -211,72 +210,44 @@ def fit_exits(
             f"{len(tokenized)} texts are too few to fit exits of {width} dims: {width} texts are the minimum, and "
             f"{20 * width} or more are better."
         )
-    encode = partial(pooled_states, encoder, tokenizer, pooling, batch_size, compute_dtype)
+    raw = RawStates(encoder, tokenizer, pooling, batch_size, compute_dtype)
     tokens = None
-    with _raw_states(encoder):
-        if static:
-            identity = {"pooling": pooling, "compute_dtype": str(compute_dtype or encoder.dtype)}
-            progress = description is not None
-            embeddings = token_embeddings(encoder, tokenizer, encode, identity, cache_dir, progress=progress)
-            tokens = _token_features(encoder, tokenizer, tokenized, embeddings)
-        mapped = [layer for layer in layers if layer > 0 or tokens is None] + ([] if teacher is None else [depth])
-        widths: dict[Name, int] = {**dict.fromkeys(mapped, width), TARGET: _target_width(width, projection, teacher)}
-        if tokens is not None:
-            widths[FEATURES] = tokens.width
-        sums, targets = ExitSums(widths, len(tokenized)), []
-        for group, pooled in _encoded(tokenized, len(tokenized), encode, [*layers, depth], description):
-            rows: dict[Name, torch.Tensor] = {layer: pooled[layer] for layer in mapped}
-            rows[TARGET] = _targets(group, pooled[depth], projection, teacher)
-            if tokens is not None:
-                rows[FEATURES] = tokens.means([its.ids for its in group]).to(pooled[depth].device)
-            sums.add([its.text for its in group], rows)
-            if tops:
-                targets.append(_sampled(rows[TARGET], tokenized, STITCHED_TEXTS))
-            if on_states is not None:
-                on_states([its.text for its in group], pooled)
-    sums.over_ranks()
-
-    rotation = _rotation(sums.target_axes, basis, width)
-    to_space = torch.nn.functional.pad(rotation.T, (0, width - len(rotation)))  # of the exits: the model's width
-    fits = {layer: sums.fit([layer]) for layer in mapped}
-    table, joints, static_maps = None, {}, None
-    if tokens is not None:
-        table = sums.fit([FEATURES])
-        static_maps = _static_maps(sums, table, to_space)
-        joints = _joint_maps(sums, static_maps, [layer for layer in mapped if layer < depth], to_space)
-    static_table = None if table is None or tokens is None else tokens.table(table.affine @ to_space)
-    ignored = sorted(set(tokenizer.all_special_ids)) if static else ()
+    if static:
+        tokens = token_features(raw, tokenized, cache_dir, progress=description is not None)
+    passes = TextPasses(raw, tokenized, tokens, description)
+    sums, targets = passes.sums(layers, projection, teacher, on_states, stitched=bool(tops))
+    maps = ExitMaps(sums, basis, encoder.config)
+    maps.add(sums)
+    table: dict[str, Any] = {}
+    if tokens is not None and maps.table is not None:
+        table = {"static_table": tokens.table(maps.table.affine), "static_ignored_ids": tokens.ignored}
     stitched: dict[int, tuple[StitchFit, torch.Tensor]] = {}
     if tops:
-        with _restored_on_error(encoder):
-            stitched = _install_stitches(
-                encoder, tokenizer, tokenized, tops, static_table, ignored, batch_size, compute_dtype
-            )
-            label = description and f"{description} of stitched depths"
-            own = _stitched_sums(encoder, tokenized, tokens, [*tops], targets, encode, label)
-        fits |= {layer: own.fit([layer]) for layer in tops}
-        if static_maps is not None:
-            joints |= _joint_maps(own, static_maps, [*tops], to_space)
+        stitched = fit_stitches(passes, tops, table.get("static_table"))
+        with restored_on_error(encoder):
+            install_stitches(encoder, stitched, **table)
+            maps.add(passes.stitched_sums([*tops], targets))
 
-    exits = {layer: fit.affine @ to_space for layer, fit in fits.items()}
+    exits = {layer: its.affine for layer, its in maps.state_only.items()}
     if teacher is None and (basis != "last_layer" or projection is not None):
-        last = torch.eye(width).to(to_space) if projection is None else projection.weight.to(to_space)
-        exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ to_space
+        last = torch.eye(width).to(maps.to_space) if projection is None else projection.weight.to(maps.to_space)
+        exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ maps.to_space
     encoder.set_exits(
-        {layer: _weight_and_bias(affine) for layer, affine in exits.items()},
-        joints={layer: _weight_and_bias(joint.affine) for layer, joint in joints.items()},
-        static_table=static_table,
-        static_ignored_ids=ignored,
-        stitches={layer: (its.top_layers, *_weight_and_bias(affine)) for layer, (its, affine) in stitched.items()},
+        {layer: weight_and_bias(affine) for layer, affine in exits.items()},
+        joints={layer: weight_and_bias(its.affine) for layer, its in maps.joints.items()},
+        stitches=stitch_weights(stitched),
+        **table,
     )
-    read = dict(sorted((fits | joints if table is None else {0: table} | fits | joints).items()))
+    read = ({} if maps.table is None else {0: maps.table}) | maps.state_only | maps.joints
     fit = ExitFit(
-        layers={layer: its.report for layer, its in read.items()},
-        state_only={layer: fits[layer].report for layer in joints if layer not in tops},  # no stitched native export
+        layers={layer: read[layer].report for layer in sorted(read)},
+        state_only={  # no stitched native export
+            layer: maps.state_only[layer].report for layer in maps.joints if layer not in tops
+        },
         pooling=pooling,
         basis=basis,
         target="last layer" if teacher is None else teacher_name,
-        dim=len(rotation),
+        dim=maps.dim,
         texts=len(tokenized),
         sources=tokenized.counts,
         fingerprint=tokenized.fingerprint,
@@ -285,20 +256,15 @@ def fit_exits(
         features=0 if tokens is None else tokens.width,
         stitches={layer: its for layer, (its, _) in stitched.items()},
     )
-    _declare(encoder, fit, sorted([*layers, *tops, depth]))
-    if published is not None:  # the exits hold the projection now
-        longest = longest_text(encoder.config, tokenizer, published.max_length)
-        encoder.embedding_settings = replace(published, pooling=pooling, projection=None, max_length=longest)
-    return fit
-
-
-def _declare(encoder: M3BertModel, fit: ExitFit, layers: list[int]) -> None:
-    """Put the fit, its layers and its dims into the config."""
     config = encoder.config
-    config.exit_fit, config.matryoshka_layers = fit.record(), layers
-    if fit.dim < config.hidden_size:
+    config.exit_fit, config.matryoshka_layers = fit.record(), sorted([*layers, *tops, depth])
+    if fit.dim < width:
         config.output_dim = fit.dim
         config.matryoshka_dims = [dim for dim in config.matryoshka_dims if dim <= fit.dim]
+    if published is not None:  # the exits hold the projection now
+        longest = longest_text(config, tokenizer, published.max_length)
+        encoder.embedding_settings = replace(published, pooling=pooling, projection=None, max_length=longest)
+    return fit
 
 
 def _checked(
@@ -329,212 +295,3 @@ def _checked(
         check_tokenizer(tokenizer, encoder.config.vocab_size)
         layers = sorted({0, *layers})  # the table itself
     return layers, max_length
-
-
-@contextmanager
-def _raw_states(encoder: M3BertModel, stitched: bool = False) -> Iterator[None]:
-    """Evaluation mode without exits, and with stitches on request only; all is restored afterwards."""
-    config, exits, training = encoder.config, encoder.exits, encoder.training
-    hidden = () if stitched else ("static_layers", "stitch_layers", "stitch_top_layers")
-    kept = {name: getattr(config, name) for name in hidden}
-    encoder.exits = torch.nn.ModuleDict()
-    for name in hidden:
-        setattr(config, name, [])
-    encoder.eval()
-    try:
-        yield
-    finally:
-        encoder.exits = exits
-        for name, value in kept.items():
-            setattr(config, name, value)
-        encoder.train(training)
-
-
-def pooled_states(
-    encoder: M3BertModel,
-    tokenizer: PreTrainedTokenizerBase,
-    pooling: Pooling,
-    batch_size: int,
-    compute_dtype: torch.dtype | None,
-    ids: list[list[int]],
-    layers: Sequence[int],
-) -> States:
-    """Layer -> pooled hidden states of texts `(texts, width)`, which are given by their token ids."""
-    cost = PassCost.on(encoder.device).limited(batch_size * TOKENS_PER_TEXT)
-    chunks: list[list[int]] = []
-    vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
-    for chunk, inputs in padded_chunks(tokenizer, ids, cost):
-        with autocast(encoder.device, compute_dtype):
-            states = nested_states(encoder, inputs.to(encoder.device), layers)
-        chunks.append(chunk)
-        for layer in layers:
-            vectors[layer].append(states.pooled(layer, pooling))
-    return {layer: in_row_order(parts, chunks) for layer, parts in vectors.items()}
-
-
-@contextmanager
-def _restored_on_error(encoder: M3BertModel) -> Iterator[None]:
-    """Give an encoder back the exits, stitches and static table that it had if the block fails or is interrupted."""
-    config, modules = encoder.config, (encoder.exits, encoder.stitches, encoder.static_table)
-    names = ("exit_layers", "static_layers", "static_ignored_ids", "stitch_layers", "stitch_top_layers")
-    kept = {name: getattr(config, name) for name in (*names, "matryoshka_layers")}
-    try:
-        yield
-    except BaseException:
-        encoder.exits, encoder.stitches, encoder.static_table = modules
-        for name, value in kept.items():
-            setattr(config, name, value)
-        raise
-
-
-def _token_features(
-    encoder: M3BertModel, tokenizer: PreTrainedTokenizerBase, tokenized: TokenizedTexts, embeddings: torch.Tensor
-) -> TokenFeatures:
-    """The features of all tokens: embeddings at the last layer and in the embedding table, by frequency."""
-    ignored = sorted(set(tokenizer.all_special_ids))
-    shares = tokenized.shares(encoder.config.vocab_size, ignored)
-    features = TokenFeatures([embeddings, encoder.embed_tokens.weight.detach().float().cpu()], shares, ignored)
-    if len(tokenized) < features.width:
-        logger.warning(
-            f"{len(tokenized):,} texts are fewer than the {features.width:,} features of a token that the static "
-            "table is fitted from: it relies on its penalty, and more texts make it better."
-        )
-    return features
-
-
-def _encoded(
-    groups: Iterable[list[TokenizedText]],
-    total: int,
-    encode: Callable[..., States],
-    layers: Sequence[int],
-    description: str | None,
-) -> Iterator[tuple[list[TokenizedText], States]]:
-    """Groups of texts with their pooled hidden states. Raises a ValueError if a hidden state is not finite."""
-    quiet = description is None or rank() > 0
-    with tqdm(total=total, desc=description, unit=" texts", disable=quiet, leave=False) as bar:
-        for group in groups:
-            pooled = encode([its.ids for its in group], layers)
-            for layer, vectors in pooled.items():
-                wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
-                if len(wrong):
-                    text = group[int(wrong[0])].text
-                    raise ValueError(f"Hidden states of layer {layer} are not finite, for example of {text[:80]!r}.")
-            yield group, pooled
-            bar.update(len(group))
-
-
-def _target_width(width: int, projection: Projection | None, teacher: TeacherEmbeddings | None) -> int:
-    if teacher is not None:
-        return teacher.width
-    return width if projection is None else projection.out_features
-
-
-def _targets(
-    group: Sequence[TokenizedText],
-    last: torch.Tensor,
-    projection: Projection | None,
-    teacher: TeacherEmbeddings | None,
-) -> torch.Tensor:
-    """What the exits predict, `(texts, target width)`, from the pooled hidden states of the last layer."""
-    vectors = last.double()
-    if projection is not None:
-        vectors = vectors @ projection.weight.T.to(vectors)
-    if teacher is not None:
-        vectors = teacher.of([its.text for its in group]).to(vectors)
-    return truncate(vectors, vectors.shape[1], normalize=True)
-
-
-def _rotation(axes: torch.Tensor, basis: str, width: int) -> torch.Tensor:
-    """
-    The map from the target's space to that of the exits, `(dims of the exits, target dims)`: the identity, or the
-    principal axes of the targets, of which a model keeps as many as its hidden size.
-    """
-    if basis == "last_layer" and len(axes) <= width:
-        return torch.eye(len(axes)).to(axes)
-    return axes[:width]
-
-
-def _static_maps(sums: ExitSums, table: Fit, to_space: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """The maps from features to the static vector in the target's space, one per fold and one of all texts, and the
-    map from the static vector of the model to it."""
-    # Of a target wider than the model, only what the model keeps.
-    kept = _rotation(sums.target_axes, "last_layer", to_space.shape[1]).T
-    return [affine @ kept for affine in sums.tables(table.report)], to_space.T @ kept
-
-
-def _joint_maps(
-    sums: ExitSums, static_maps: tuple[list[torch.Tensor], torch.Tensor], layers: Sequence[int], to_space: torch.Tensor
-) -> dict[int, Fit]:
-    """
-    Layer -> the map from its hidden state and the static vector to the space of the exits. It is fitted in the
-    target's space, so that the basis of the exits does not change it.
-    """
-    width, (of_folds, from_space) = to_space.shape[1], static_maps
-    joints = {layer: sums.fit_with_table(layer, of_folds) for layer in layers}
-    return {
-        layer: Fit(report, torch.cat([affine[: 1 + width], from_space @ affine[1 + width :]]) @ to_space)
-        for layer, (report, affine) in joints.items()
-    }
-
-
-def _sampled(rows: Any, tokenized: TokenizedTexts, most: int) -> Any:
-    """At most this number of texts, or of their rows, spread over all sources."""
-    return rows[:: max(1, -(-len(tokenized) // most))]
-
-
-def _install_stitches(
-    encoder: M3BertModel,
-    tokenizer: PreTrainedTokenizerBase,
-    tokenized: TokenizedTexts,
-    tops: Mapping[int, int],
-    static_table: torch.Tensor | None,
-    ignored: Sequence[int],
-    batch_size: int,
-    compute_dtype: torch.dtype | None,
-) -> dict[int, tuple[StitchFit, torch.Tensor]]:
-    """Fit the stitches, and install them with identities as exits."""
-    groups = (_sampled(group, tokenized, MOST_TEXTS) for group in tokenized)
-    cost = PassCost.on(encoder.device).limited(batch_size * TOKENS_PER_TEXT)
-    with _raw_states(encoder):
-        found = fit_stitches(encoder, tokenizer, groups, tops, static_table, cost=cost, compute_dtype=compute_dtype)
-    width = encoder.config.hidden_size
-    identities = {layer: (torch.eye(width), torch.zeros(width)) for layer in tops}
-    joints = {layer: (torch.eye(width, 2 * width), torch.zeros(width)) for layer in tops}
-    encoder.set_exits(
-        identities,
-        joints=None if static_table is None else joints,
-        static_table=static_table,
-        static_ignored_ids=ignored,
-        stitches={layer: (its.top_layers, *_weight_and_bias(affine)) for layer, (its, affine) in found.items()},
-    )
-    return found
-
-
-def _stitched_sums(
-    encoder: M3BertModel,
-    tokenized: TokenizedTexts,
-    tokens: TokenFeatures | None,
-    depths: Sequence[int],
-    targets: Sequence[torch.Tensor],
-    encode: Callable[..., States],
-    description: str | None,
-) -> ExitSums:
-    """What the exits of stitched depths are fitted from; `targets` are those of the groups' sampled texts."""
-    widths: dict[Name, int] = dict.fromkeys(depths, encoder.config.hidden_size) | {TARGET: targets[0].shape[1]}
-    if tokens is not None:
-        widths[FEATURES] = tokens.width
-    sums = ExitSums(widths, len(tokenized))  # the same folds and held-out texts as those of the table
-    groups = [_sampled(group, tokenized, STITCHED_TEXTS) for group in tokenized]
-    with _raw_states(encoder, stitched=True):
-        encoded = _encoded(groups, sum(map(len, groups)), encode, depths, description)
-        for (group, pooled), target in zip(encoded, targets, strict=True):
-            rows: dict[Name, torch.Tensor] = {layer: pooled[layer] for layer in depths} | {TARGET: target}
-            if tokens is not None:
-                rows[FEATURES] = tokens.means([its.ids for its in group]).to(target.device)
-            sums.add([its.text for its in group], rows)
-    sums.over_ranks()
-    return sums
-
-
-def _weight_and_bias(affine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return affine[1:].T, affine[0]

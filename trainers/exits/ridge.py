@@ -157,6 +157,11 @@ def apply_affine(affine: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
     return inputs @ affine[1:].to(inputs) + affine[0].to(inputs)
 
 
+def weight_and_bias(affine: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weight `(targets, inputs)` and the bias `(targets,)` of a map, as a linear layer has them."""
+    return affine[1:].T, affine[0]
+
+
 def principal_axes(covariance: torch.Tensor) -> torch.Tensor:
     """
     The eigenvectors of a covariance matrix `(width, width)` as the rows of an orthogonal matrix `(width, width)`, by

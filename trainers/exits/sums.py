@@ -56,9 +56,13 @@ class ExitSums:
         widths (`Mapping[Name, int]`): Dims of the hidden states of each layer, of the targets (`TARGET`) and, with a
             static table, of the texts' features (`FEATURES`).
         texts (`int`): Number of texts that will be added on all ranks.
+
+    Attributes:
+        layers (`list[int]`): The layers that have hidden states.
     """
 
     def __init__(self, widths: Mapping[Name, int], texts: int) -> None:
+        self.layers = [name for name in widths if isinstance(name, int)]
         pairs = [(name, name) for name in widths] + [(name, TARGET) for name in widths]
         if FEATURES in widths:
             pairs += [(name, FEATURES) for name in widths if name != TARGET]

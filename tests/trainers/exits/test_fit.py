@@ -25,7 +25,7 @@ from trainers import (
 )
 from trainers.core.states import check_pooling
 from trainers.evaluation import GridEncoder
-from trainers.exits import fit as exits
+from trainers.exits.passes import RawStates
 
 
 def random_texts(count: int, seed: int = 0) -> list[str]:
@@ -382,21 +382,21 @@ def test_fewer_texts_than_features_are_said_and_recorded(model, tiny_tokenizer, 
 
 def test_a_pass_over_the_vocabulary_continues_where_it_was_interrupted(model, tiny_tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr("trainers.data.token_features.TOKENS_OF_A_PART", 10)
-    encoded, encode = [], exits.pooled_states
+    encoded, encode = [], RawStates.pooled
 
-    def interrupted(*settings):
-        encoded.append(len(settings[-2]))
+    def interrupted(raw, ids, layers):
+        encoded.append(len(ids))
         if sum(encoded) == 25:  # tokens 5 to 9, 10 to 19, and 20 to 29
             raise KeyboardInterrupt
-        return encode(*settings)
+        return encode(raw, ids, layers)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(exits, "pooled_states", interrupted)
+        patch.setattr(RawStates, "pooled", interrupted)
         fit_exits(model, tiny_tokenizer, random_texts(100), cache_dir=tmp_path)
     encoded.clear()
     encoded.append(1000)  # never interrupted
     with monkeypatch.context() as patch:
-        patch.setattr(exits, "pooled_states", interrupted)
+        patch.setattr(RawStates, "pooled", interrupted)
         fit_exits(model, tiny_tokenizer, random_texts(100), cache_dir=tmp_path)
     assert encoded[1:] == [10, 3, 100], "two parts of the vocabulary, and the texts"
 

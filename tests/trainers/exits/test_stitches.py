@@ -13,7 +13,7 @@ from tests.conftest import tiny_config
 from tests.trainers.exits.test_fit import naive_ridge, pooled, random_texts
 from tests.trainers.tiny_run import run_two
 from trainers import fit_exits
-from trainers.exits import fit as exits
+from trainers.exits.passes import RawStates, TextPasses
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(model, tiny_tokenizer, mo
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(exits, "_stitched_sums", interrupted)
+    monkeypatch.setattr(TextPasses, "stitched_sums", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fit_exits(model, tiny_tokenizer, texts, layers=[1], stitches=[2], static=False)
     assert model.config.to_dict() == config and model.state_dict().keys() == weights.keys()
@@ -104,11 +104,11 @@ def test_fitting_again_starts_from_raw_states(model, tiny_tokenizer):
 
 def test_fewer_texts_are_sampled_from_all_groups(model, tiny_tokenizer, monkeypatch):
     monkeypatch.setattr("trainers.data.tokenized_texts.TEXTS_AT_ONCE", 50)
-    monkeypatch.setattr("trainers.exits.fit.MOST_TEXTS", 60)
-    monkeypatch.setattr("trainers.exits.fit.STITCHED_TEXTS", 100)
+    monkeypatch.setattr("trainers.exits.stitches.MOST_TEXTS", 60)
+    monkeypatch.setattr("trainers.exits.passes.STITCHED_TEXTS", 100)
     read: list[int] = []
-    encode = exits.pooled_states
-    monkeypatch.setattr(exits, "pooled_states", lambda *args: read.append(len(args[-2])) or encode(*args))
+    encode = RawStates.pooled
+    monkeypatch.setattr(RawStates, "pooled", lambda raw, ids, at: read.append(len(ids)) or encode(raw, ids, at))
     fit_exits(model, tiny_tokenizer, random_texts(200), layers=[1], stitches=[2], static=False)
     assert read == [50, 50, 50, 50, 25, 25, 25, 25]
 
