@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import copy
 import logging
-import re
-import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, ModelCard, get_token
+from huggingface_hub import CommitInfo, ModelCard
 from huggingface_hub.utils import validate_repo_id
-from transformers import TorchAoConfig
 
-import modeling_m3bert
-from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.settings_m3bert import MODULES_FILE
 from trainers.core.codes import CODES
 from trainers.core.durable import replace_text
-from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.hub.quantizer import QUANTIZER_FOLDER
@@ -37,6 +31,7 @@ from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
 from .router_export import export_router
+from .staging import complete, link_or_copy, rebuild, refuse_tokens
 from .static_export import export_static
 from .task_words import title_of
 from .upload import CARD, RESULTS, Publication, published_card
@@ -45,8 +40,6 @@ from .upload import CARD, RESULTS, Publication, published_card
 logger = logging.getLogger(__name__)
 FIGURES = "figures"
 FORMATS = ("m3bert", "native", "static", "router")
-TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")
-BINARY_FILES = (".safetensors", ".onnx", ".png", ".model")
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class Options:
 
 
 def prepare(
-    checkpoint: Checkpoint,
+    source: Checkpoint | Adapter,
     folder: Path,
     repo_id: str,
     options: Options | None = None,
@@ -115,11 +108,12 @@ def prepare(
     sentence-transformers, ONNX graphs, results, figures, and the card.
 
     Args:
-        checkpoint ([`Checkpoint`]): The checkpoint to publish.
+        source ([`Checkpoint`] or [`Adapter`]): What to publish. An adapter is published as it is.
         folder (`Path`): An empty folder for the files.
         repo_id (`str`): The repository, `user/model`.
         options ([`Options`], *optional*): How to publish it.
-        results ([`GridResults`], *optional*): An evaluation of exactly these weights.
+        results ([`GridResults`], *optional*): An evaluation of exactly these weights. Not for an adapter, a static
+            table or a router.
         previous (`str`, *optional*): The existing card, whose edits are kept. Default: the card in the checkpoint's
             folder.
         token (`str`, *optional*): Token of the Hub. No file may hold it, nor the token of the environment.
@@ -134,8 +128,25 @@ def prepare(
         OSError: if a file cannot be read or written.
     """
     options = options or Options()
-    if options.standalone:
-        return prepare_standalone(checkpoint, folder, repo_id, options, results, previous, token)
+    if isinstance(source, Adapter):
+        left_out = _lay_out_adapter(source, folder, repo_id, options, results, previous)
+    elif options.standalone:
+        left_out = _lay_out_standalone(source, folder, repo_id, options, results, previous)
+    else:
+        left_out = _lay_out_encoder(source, folder, repo_id, options, results, previous)
+    refuse_tokens(folder, token)
+    return Publication(folder, repo_id, left_out)
+
+
+def _lay_out_encoder(
+    checkpoint: Checkpoint,
+    folder: Path,
+    repo_id: str,
+    options: Options,
+    results: GridResults | None,
+    previous: str | None,
+) -> dict[str, str]:
+    """[`prepare`] an m3BERT or a native encoder. Returns the files that are left out, with the reason."""
     files = dict(checkpoint.files())
     full = options.granularity or checkpoint.full
     misfit = checkpoint.quantizer_misfit(full) if options.granularity is not None or options.native else None
@@ -170,7 +181,7 @@ def prepare(
         for name in published:
             link_or_copy(checkpoint.folder / name, folder / name)
     else:
-        rebuild(checkpoint, folder, options, published)
+        rebuild(checkpoint, folder, published, granularity=options.granularity, quantize=options.quantize)
     complete(checkpoint, folder, results)
     if not options.own_code and (other := Checkpoint(folder).other_code()):
         raise ValueError(
@@ -182,20 +193,18 @@ def prepare(
         previous = written.read_text(encoding="utf-8")
     cut = f"{full} of {checkpoint.full}" if options.granularity is not None or options.native else None
     describe(Checkpoint(folder), repo_id, options, results, previous, cut)
-    refuse_tokens(folder, token)
-    return Publication(folder, repo_id, {name: why for name, why in files.items() if why is not None})
+    return {name: why for name, why in files.items() if why is not None}
 
 
-def prepare_standalone(
+def _lay_out_standalone(
     checkpoint: Checkpoint,
     folder: Path,
     repo_id: str,
     options: Options,
     results: GridResults | None,
     previous: str | None,
-    token: str | None,
-) -> Publication:
-    """As [`prepare`], for a model of sentence-transformers without results. An existing card is kept as it is."""
+) -> dict[str, str]:
+    """[`prepare`] a model of sentence-transformers without an encoder of ours. An existing card is kept as it is."""
     if results is not None:
         raise ValueError(f"results are scores of the encoder, not of a {options.format}: push that without results.")
     size = options.granularity
@@ -215,30 +224,25 @@ def prepare_standalone(
         if value:
             setattr(card.data, name, value)
     replace_text(folder / CARD, str(card))
-    refuse_tokens(folder, token)
     why = f"not a part of a {options.format}"
-    return Publication(folder, repo_id, {name: why for name, _ in checkpoint.files() if not (folder / name).exists()})
+    return {name: why for name, _ in checkpoint.files() if not (folder / name).exists()}
 
 
-def prepare_adapter(
-    source: Path,
+def _lay_out_adapter(
+    adapter: Adapter,
     folder: Path,
     repo_id: str,
     options: Options,
     results: GridResults | None,
     previous: str | None,
-    token: str | None,
-) -> Publication:
-    """As [`prepare`], for an adapter of peft in the folder `source`, as it is."""
-    said = options.statements
+) -> dict[str, str]:
+    """[`prepare`] an adapter of peft, as it is."""
     if results is not None or replace(options, statements=Statements(), data=None) != Options():
         raise ValueError(
-            f"{source} holds only an adapter, which is published as it is: for results, granularity, format, quantize "
-            "and onnx, merge it (m3bert train --merge_adapter, or merge_and_unload)."
+            f"{adapter.folder} holds only an adapter, which is published as it is: for results, granularity, format, "
+            "quantize and onnx, merge it (m3bert train --merge_adapter, or merge_and_unload)."
         )
-    left_out = export_adapter(Adapter(source, said.base_model), folder, repo_id, said, previous)
-    refuse_tokens(folder, token)
-    return Publication(folder, repo_id, left_out)
+    return export_adapter(adapter, folder, repo_id, options.statements, previous)
 
 
 def describe(
@@ -307,60 +311,6 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
     return renamed
 
 
-def rebuild(checkpoint: Checkpoint, folder: Path, options: Options, published: Iterable[str]) -> None:
-    """Save a checkpoint reduced to a granularity or in 8 bits, and copy all other files that belong to it, by name."""
-    wanted = options.granularity
-    if checkpoint.quantized:
-        raise ValueError(
-            f"The weights in {checkpoint.folder} are already quantised: publish them without granularity and quantize."
-        )
-    if wanted is not None and (not checkpoint.elastic or checkpoint.projection is not None):
-        raise ValueError(f"granularity={wanted} needs an m3BERT without a projection: convert the model first.")
-    sizes = {"output_layer": wanted.layer, "output_dim": wanted.dim} if wanted is not None else {}
-    loading = {}
-    if options.quantize:  # on any device
-        torchao = require_extra("torchao.quantization", "quantization", "Quantization to 8 bits")
-        loading["quantization_config"] = TorchAoConfig(torchao.Int8WeightOnlyConfig())
-    checkpoint.load(**sizes, **loading).save_pretrained(folder)
-    for name in published:
-        if not (folder / name).exists() and not name.startswith("model"):
-            link_or_copy(checkpoint.folder / name, folder / name)
-    if wanted is not None and (folder / MODULES_FILE).is_file():
-        replace(checkpoint.settings, max_length=checkpoint.max_length).write(folder, width=wanted.dim)
-
-
-def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) -> None:
-    """Add code and modules of sentence-transformers where they are missing; require a tokenizer."""
-    if not (folder / "tokenizer_config.json").is_file():
-        raise ValueError(f"{checkpoint.folder} has no tokenizer: save it there as well.")
-    staged = Checkpoint(folder)
-    missing = sorted(name for name in staged.requires_code() if not (folder / name).is_file())
-    own = {name: Path(modeling_m3bert.__file__).with_name(name) for name in missing}
-    if unknown := [name for name, file in own.items() if not file.is_file()]:
-        raise ValueError(f"The config of {checkpoint.folder} needs {', '.join(unknown)}: put it into the folder.")
-    for name, file in own.items():
-        shutil.copyfile(file, folder / name)
-    if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
-        settings = results.settings if results is not None else {}
-        EmbeddingSettings(
-            pooling=settings.get("pooling", "mean"),
-            prompts=settings.get("prompts", {}),
-            max_length=staged.max_length,
-        ).write(folder, width=staged.full.dim)
-
-
-def link_or_copy(source: Path, target: Path) -> None:
-    """Put a file into another folder: weights as a hard link where possible, everything else as a copy."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.suffix == ".safetensors":
-        try:
-            target.hardlink_to(source.resolve())
-            return
-        except OSError:  # another disk
-            pass
-    shutil.copyfile(source, target)
-
-
 def caption(stem: str) -> str:
     """The title of a figure, from the name of its file."""
     if stem.startswith("heat_map_"):
@@ -372,27 +322,6 @@ def caption(stem: str) -> str:
     if stem == "asymmetric_search":
         return "search with queries and documents at different layers"
     return stem.replace("_and_", " against ").replace("_", " ")
-
-
-def refuse_tokens(folder: Path, token: str | None = None) -> None:
-    """
-    Check that no text file holds a token of the Hub.
-
-    Args:
-        folder (`Path`): The folder to upload.
-        token (`str`, *optional*): A token to look for, in addition to that of the environment.
-
-    Raises:
-        ValueError: names the file.
-    """
-    tokens = [known for known in (token, get_token()) if known]
-    for file in (file for file in folder.rglob("*") if file.is_file()):
-        if file.suffix not in BINARY_FILES:
-            text = file.read_text(encoding="utf-8", errors="replace")
-            if TOKEN.search(text) or any(token in text for token in tokens):
-                raise ValueError(
-                    f"{file.relative_to(folder)} holds a token of the Hub: remove it, and revoke the token."
-                )
 
 
 @contextmanager
@@ -432,11 +361,11 @@ def laid_out(
     validate_repo_id(repo_id)
     if "/" not in repo_id:
         raise ValueError(f"repo_id={repo_id!r} names no owner; write user/{repo_id}.")
-    checkpoint = None if is_adapter(source) else Checkpoint(source)
+    given = Adapter(source, options.statements.base_model) if is_adapter(source) else Checkpoint(source)
     own = (source / RESULTS).is_file() and not options.quantize and not options.standalone
-    if results is None and checkpoint is not None and own:
+    if results is None and isinstance(given, Checkpoint) and own:
         found = GridResults.load(source / RESULTS)
-        results = found if found.weights == checkpoint.weights_fingerprint else None
+        results = found if found.weights == given.weights_fingerprint else None
     with tempfile.TemporaryDirectory() as folder:
         try:
             previous = published_card(repo_id, revision, token)
@@ -445,10 +374,7 @@ def laid_out(
                 raise
             logger.warning(f"{error} The new card is based on the one in {source}, if there is one.")
             previous = None
-        if checkpoint is None:
-            yield prepare_adapter(source, Path(folder), repo_id, options, results, previous, token)
-        else:
-            yield prepare(checkpoint, Path(folder), repo_id, options, results, previous, token)
+        yield prepare(given, Path(folder), repo_id, options, results, previous, token)
 
 
 def publish(

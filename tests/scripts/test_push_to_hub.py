@@ -23,8 +23,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
 import modeling_m3bert
+from hub_cards.adapter import Adapter
 from hub_cards.metadata import Statements
-from hub_cards.publication import Options, prepare_adapter
+from hub_cards.publication import Options, prepare
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
 from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
 from tests.static_checkpoints import save_static
@@ -542,7 +543,9 @@ def test_an_adapter_comes_back_on_its_base(adapter, hub, push, in_process):
 
 def test_an_adapter_needs_its_base_and_stays_as_it_is(adapter):
     def prepared(**options):
-        return prepare_adapter(adapter / "adapter", adapter, "user/adapter", Options(**options), None, None, None)
+        options = Options(**options)
+        source = Adapter(adapter / "adapter", options.statements.base_model)
+        return prepare(source, adapter, "user/adapter", options)
 
     with pytest.raises(ValueError, match="which is not on the Hub: push the base model first"):
         prepared()
