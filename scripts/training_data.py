@@ -1,0 +1,129 @@
+"""What to train on: the options, and reading the data that they name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+@dataclass
+class DataArguments:
+    """What to train on."""
+
+    train_files: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Training data: .txt, .jsonl, .csv, .tsv or .parquet files, also gzipped. NAME=FILE for several "
+            "data sets: files with the same name are one, and each batch is of one data set."
+        },
+    )
+    eval_files: list[str] | None = field(default=None, metadata={"help": "Evaluation data, in the same formats."})
+    dataset_name: str | None = field(
+        default=None,
+        metadata={"help": "Training data in place of --train_files: Hub id, or a folder of files named after splits."},
+    )
+    dataset_config: str | None = field(
+        default=None, metadata={"help": "Configuration (subset) of --dataset_name. Default: its default one."}
+    )
+    split: str = field(default="train", metadata={"help": "Split of --dataset_name to train on."})
+    eval_split: str | None = field(
+        default=None, metadata={"help": "Split of --dataset_name to evaluate on, in place of --eval_files."}
+    )
+    eval_tasks: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Tasks to score the trained granularities on at each evaluation, beside --eval_files or in their "
+            "place; see `m3bert evaluate --list_tasks`. --metric_for_best_model stsb_4x64_spearman selects by one."
+        },
+    )
+    prepared_data: str | None = field(
+        default=None,
+        metadata={
+            "help": "For masked LMs, in place of --train_files: folder that `m3bert prepare` wrote. Its rows have the "
+            "--max_length that it was given."
+        },
+    )
+    text_column: str = field(default="text", metadata={"help": "For masked LMs: the column with the text."})
+    language_exponent: float | None = field(
+        default=None,
+        metadata={
+            "help": "For masked LMs: treat each training file as one language, and sample language L with a "
+            "probability proportional to its share P(L) raised to this power (the paper: 0.7). With --prepared_data: "
+            "in place of the power that it was prepared with."
+        },
+    )
+    streaming: bool = field(
+        default=False,
+        metadata={"help": "Read the training data during training, not before it. Needs --max_steps."},
+    )
+    clean_pairs: bool = field(
+        default=False, metadata={"help": "For pairs: drop duplicates, and pairs beyond --max_pairs_per_query."}
+    )
+    max_pairs_per_query: int | None = field(
+        default=None, metadata={"help": "For pairs: the number of documents to keep per query."}
+    )
+
+
+def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
+    """The rows to train on, or to evaluate on: a `dict` of several data sets, and `None` if there are none."""
+    from trainers.core.streams.stream import streamed
+    from trainers.data.files import files_by_name, load_files, stream_files
+    from trainers.data.hub_data import load_hub
+
+    streaming = data.streaming and not evaluation
+    files, split = (data.eval_files, data.eval_split) if evaluation else (data.train_files, data.split)
+    read = stream_files if streaming else load_files
+    if named := files_by_name(files or ()):
+        return {name: read(each) for name, each in named.items()}
+    if files:
+        return read(files)
+    if data.dataset_name is None or split is None:
+        return None
+    return streamed(load_hub(data.dataset_name, data.dataset_config, split=split, streaming=streaming))
+
+
+def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:
+    """The tokenised texts to train or evaluate on, mixed by language with `language_exponent`."""
+    from trainers.data.files import load_files, tokenize_texts
+    from trainers.data.languages import mix_languages
+
+    if data.language_exponent is not None and data.prepared_data is None:
+        parts = [load_files([file]) for file in (data.eval_files if evaluation else data.train_files) or ()]
+    else:
+        parts = [part for part in [read_data(data, evaluation=evaluation)] if part is not None]
+    if not parts:
+        return None
+    tokenized = [
+        tokenize_texts(part, tokenizer, column=data.text_column, max_length=args.max_length) for part in parts
+    ]
+    return mix_languages(tokenized, exponent=data.language_exponent or 1.0, seed=args.seed)
+
+
+def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> Any:
+    """The pairs of a dataset without duplicates and pairs over the maximum. Says what was dropped."""
+    from trainers.data.collators import fields_of
+    from trainers.data.pairs import clean_pairs
+
+    query, document, *_ = args.columns_of(dataset)
+    kept, report = clean_pairs(dataset, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query)
+    if args.process_index == 0:
+        print(f"{label}{report}")
+    return kept
+
+
+def data_files(data: DataArguments) -> tuple[str, ...]:
+    """The files or the local folder that the training data is read from, for the record of the run."""
+    from trainers.data.files import files_by_name
+    from trainers.data.preparing import read_prepared
+
+    if data.prepared_data is not None:
+        return tuple(name for name, _ in read_prepared(data.prepared_data)["settings"]["files"])
+    if data.dataset_name is not None and Path(data.dataset_name).is_dir():
+        return (data.dataset_name,)
+    return tuple(chain(*files_by_name(data.train_files).values())) or tuple(data.train_files)
