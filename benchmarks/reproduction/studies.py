@@ -240,7 +240,7 @@ NESTED = Study(
         "classification": ("tweeteval-emotion",),
         "retrieval": ("cranfield", "cisi"),
     },
-    frozen={"real": "9b7f9978dd0c"},
+    frozen={"real": "9b7f9978dd0c", "mlm": "2132466ef65e"},
     claims=(
         *(
             Claim("ours", name, sizes, "ours", family)
