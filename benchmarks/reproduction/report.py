@@ -28,7 +28,7 @@ from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.tables import TABLES
 from benchmarks.reproduction.terms import RESULTS as TERMS
 from scripts.command import run_command
-from trainers import Granularity, Grid
+from trainers import Grid
 
 
 ROOT = Path(__file__).parents[2]
@@ -144,9 +144,9 @@ def difference(
     return Difference(tuple(values), 3 if family in study.losses else 1)
 
 
-def scores_of(run: Mapping[str, Any], g: Granularity) -> list[float]:
-    """The scores of a run at one granularity; none where its method is not scored there."""
-    return [scores[str(g)] for scores in run["scores"].values() if str(g) in scores]
+def is_scored(run: Mapping[str, Any], sizes: Grid) -> bool:
+    """Whether a run has scores at all sizes."""
+    return all(str(g) in scores for scores in run["scores"].values() for g in sizes)
 
 
 def table(
@@ -156,7 +156,9 @@ def table(
     lines = ["| size | " + " | ".join(methods) + " |", "| --- |" + " --: |" * len(methods)]
     for g in Grid.parse(study.grid):
         sizes = Grid((g,))
-        scored = [method for method in methods if all(scores_of(runs[method, seed], g) for seed in seeds)]
+        scored = [method for method in methods if all(is_scored(runs[method, seed], sizes) for seed in seeds)]
+        if not scored:
+            continue
         values = {method: [score(study, runs[method, seed], sizes, family) for seed in seeds] for method in scored}
         first, *others = sorted(scored, key=lambda method: -statistics.mean(values[method]))
         gap = difference(study, runs, seeds, (first, others[0]), sizes, family) if others else None
@@ -180,9 +182,12 @@ def table(
 def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
     """The difference of a claim on one backbone over all seeds that both methods finished, and whether it holds."""
     pair = (claim.better, claim.worse)
-    seeds = [seed for seed in study.seeds if all((name, seed) in runs for name in pair)]
+    sizes = Grid.parse(claim.sizes or study.grid)
+    worse_sizes = Grid.parse(claim.worse_sizes) if claim.worse_sizes else sizes
+    scored = {key for key, run in runs.items() if is_scored(run, sizes if key[0] == claim.better else worse_sizes)}
+    seeds = [seed for seed in study.seeds if all((name, seed) in scored for name in pair)]
     if not seeds:
-        missing = [name for name in pair if not any(method == name for method, _ in runs)]
+        missing = [name for name in pair if not any(method == name for method, _ in scored)]
         return "", f"not testable here: no complete runs of {' and '.join(missing or pair)}"
     if claim.speed:
         if any(from_earlier_script(runs[name, seed]) for name in pair for seed in seeds):
@@ -190,8 +195,7 @@ def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
         better, worse = ([study.steps / runs[name, seed]["seconds"]["training"] for seed in seeds] for name in pair)
         found = Difference(tuple(first - second for first, second in zip(better, worse, strict=True)))
     else:
-        worse_sizes = Grid.parse(claim.worse_sizes) if claim.worse_sizes else None
-        found = difference(study, runs, seeds, pair, Grid.parse(claim.sizes), claim.family, worse_sizes)
+        found = difference(study, runs, seeds, pair, sizes, claim.family, worse_sizes)
     if len(seeds) < 2:
         return str(found), "not testable here: one seed"
     if found.mean - found.half_width > claim.margin:

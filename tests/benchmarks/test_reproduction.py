@@ -328,6 +328,17 @@ def test_a_claim_has_all_seeds_that_both_methods_finished():
     assert report.most_seeds(three, runs) == ([0, 1, 2], ["MRL", "deep MRL"])
 
 
+def test_a_method_that_is_scored_at_fewer_sizes_has_empty_cells_and_fewer_claims():
+    runs = {(name, seed): fake(TINY, name, seed, 0.5) for name in TINY.methods for seed in (0, 1)}
+    for seed in (0, 1):
+        runs["MRL", seed]["scores"] = {task: {"2x8": 0.6} for task in TINY.tests}
+    lines = report.table(TINY, runs, [0, 1], list(TINY.methods))
+    assert [line.split(" | ")[1:] for line in lines[2:4]] == [["**60.0 ± 0.0**", "50.0 ± 0.0 |"], ["", "50.0 ± 0.0 |"]]
+    assert report.verdict(TINY, TINY.claims[0], runs) == ("", "not testable here: no complete runs of MRL")
+    smaller = replace(TINY.claims[0], sizes="2x8", worse_sizes="6x32")
+    assert report.verdict(TINY, smaller, runs) == ("+10.0 ± 0.0, 2 seeds", "holds")
+
+
 def test_claims_against_three_methods_are_one_row_of_a_table():
     methods = dict.fromkeys(("ours", "a", "b", "c"), MRL)
     claims = tuple(Claim("ours", name, "2x8", "nobody") for name in ("a", "b", "c"))
