@@ -292,6 +292,20 @@ def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[s
     return lines
 
 
+def seconds_of(methods: Sequence[str], runs: Runs) -> str:
+    """The mean seconds of each method, without the evaluation; nothing for results of an earlier script."""
+    found = []
+    for method in methods:
+        took = [
+            sum(value for name, value in run["seconds"].items() if name != "evaluation")
+            for (name, _), run in runs.items()
+            if name == method and not from_earlier_script(run)
+        ]
+        if took:
+            found.append(f"{method} {statistics.mean(took):.0f}")
+    return ", ".join(found)
+
+
 def machine(run: Mapping[str, Any]) -> str:
     """The machine of a run, and its number of threads if it is known."""
     return ", ".join([run["machine"], *([f"{run['threads']} threads"] if "threads" in run else [])])
@@ -316,11 +330,12 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
         if not own:
             continue
         seeds, methods, left_out = equal_seeds(study, own)
-        took = [sum(run["seconds"].values()) for run in own.values() if not from_earlier_script(run)]
-        seconds = f"{statistics.mean(took):.0f} s per run" if took else "from an earlier script"
-        lines += ["", f"**Backbone `{name}`**, {seeds_of(seeds)}, {seconds}."]
+        seconds = seconds_of(methods, own)
+        lines += ["", f"**Backbone `{name}`**, {seeds_of(seeds)}{'' if seconds else ', from an earlier script'}."]
         if left_out:
-            lines[-1] += f" Left out, without all of these seeds: {', '.join(left_out)}."
+            lines[-1] += f" Left out, without all of these seeds: {'; '.join(left_out)}."
+        if seconds:
+            lines[-1] += f" Mean seconds of fit and training: {seconds}."
         if not methods:
             continue
         shown = [None, *study.families] if every_table else [None]
