@@ -288,14 +288,19 @@ def _as_rank(function: Callable[[], Value], rank: int, number: int, store: str, 
 
 
 def sent_bytes() -> int:
-    """Bytes that this process has sent over its open TCP connections, as the kernel counts them. Linux only."""
+    """Bytes that this process has sent over its open TCP connections, as the kernel counts them, without those that it
+    had to send again. Linux only."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
         try:
             with socket.socket(fileno=os.dup(int(name))) as connection:
                 if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
                     counters = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    total += int.from_bytes(counters[SENT_IN_TCP_INFO : SENT_IN_TCP_INFO + 8], sys.byteorder)
+                    sent, again = (
+                        int.from_bytes(counters[start : start + 8], sys.byteorder)
+                        for start in (SENT_IN_TCP_INFO, SENT_IN_TCP_INFO + 8)
+                    )
+                    total += sent - again
         except OSError:  # not a socket, or closed meanwhile
             continue
     return total
