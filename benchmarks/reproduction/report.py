@@ -207,7 +207,7 @@ def verdict(study: Study, claim: Claim, runs: Runs) -> tuple[str, str]:
 
 def group_of(claim: Claim) -> tuple[Any, ...]:
     """What claims of one method against several others have in common."""
-    return (claim.better, claim.source, claim.family, claim.sizes, claim.margin, claim.speed, claim.reported)
+    return tuple(value for name, value in vars(claim).items() if name != "worse")
 
 
 def sizes_of(claim: Claim) -> str:
@@ -244,16 +244,13 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
     other claim. Claims that cannot be tested are named below."""
     groups = [group_of(claim) for claim in study.claims]
     against_many = [claim for claim in study.claims if groups.count(group_of(claim)) > 2]
-    lines = []
+    blocks = []
     if against_many:
-        lines += [
-            "Differences to other methods with their 95% interval over seeds, in bold where the claim holds:",
-            "",
-            *rivals_table(study, against_many, runs),
-            "",
-        ]
-    lines += ["| claim | by | tasks | sizes | paper | backbone | difference here | verdict |", "|" + " --- |" * 8]
-    untested = []
+        source = (
+            "Differences to other methods with their 95% interval over seeds (none: one seed), in bold where the claim"
+        )
+        blocks += [[f"{source} holds:"], rivals_table(study, against_many, runs)]
+    rows, untested = [], []
     for claim in study.claims:
         if claim in against_many:
             continue
@@ -267,12 +264,15 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
                 if found:
                     paper = "" if claim.reported is None else f"{claim.reported:+.1f}"
                     cells = (text, claim.source, tasks, sizes, paper, name, found, holds)
-                    lines.append(f"| {' | '.join(cells)} |")
+                    rows.append(f"| {' | '.join(cells)} |")
                 else:
                     untested.append(text)
+    if rows:
+        header = "| claim | by | tasks | sizes | paper | backbone | difference here | verdict |"
+        blocks.append([header, "|" + " --- |" * 8, *rows])
     if untested:
-        lines += ["", f"Not testable here, without results: {'; '.join(dict.fromkeys(untested))}."]
-    return lines
+        blocks.append([f"Not testable here, without results: {'; '.join(dict.fromkeys(untested))}."])
+    return [line for block in blocks for line in ("", *block)][1:]
 
 
 def development_table(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
