@@ -22,8 +22,9 @@ from typing import Any
 
 from scipy.stats import t as student
 
+from benchmarks.reproduction.design import Claim, Study
 from benchmarks.reproduction.run import RESULTS, from_earlier_script, quality, read_runs
-from benchmarks.reproduction.studies import STUDIES, Claim, Study
+from benchmarks.reproduction.studies import STUDIES
 from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.tables import TABLES
 from benchmarks.reproduction.terms import RESULTS as TERMS

@@ -35,7 +35,8 @@ from transformers import AutoModel, AutoTokenizer, TrainingArguments, set_seed
 
 from benchmarks._measure import about
 from benchmarks.reproduction.backbones import CACHE, HELD_OUT_LINES, backbone, corpus
-from benchmarks.reproduction.studies import STUDIES, Study
+from benchmarks.reproduction.design import Study
+from benchmarks.reproduction.studies import STUDIES
 from benchmarks.reproduction.study import development_tasks
 from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
 from modeling_m3bert import M3BertModel

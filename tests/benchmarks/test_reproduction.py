@@ -13,7 +13,8 @@ import pytest
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction import report, run, tables
-from benchmarks.reproduction.studies import STUDIES, Claim, Method, Stage, Study
+from benchmarks.reproduction.design import Claim, Method, Stage, Study
+from benchmarks.reproduction.studies import STUDIES
 from tests.evaluation_data import write_rows
 from trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
 from trainers.core.checkpoints import complete_checkpoints
