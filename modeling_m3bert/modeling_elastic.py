@@ -1,0 +1,1127 @@
+"""
+Elastic encoders: any encoder of transformers, loaded with some of its layers and the first of its dimensions.
+
+A *depth* runs a list of the source's layers: the first ones (a prefix), or a *path* that skips some. Its *exit* maps
+the hidden state to the embedding space of the whole model. Depth 0 is a look-up in a *static table*. All of it is
+added to the native class by [`ElasticMixin`]; a loaded size is the native model of the layers that run, and its exit.
+
+This file travels with a repository: `config.json` of the source with the key `elastic`, the source's weights as they
+are, `elastic/weights.safetensors` with exits, refitted matrices and table, and this file as remote code.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+import json
+import logging
+import re
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+from transformers import CONFIG_MAPPING, PretrainedConfig
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.utils.hub import cached_file
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as _Model
+else:
+    _Model = object
+
+logger = logging.getLogger(__name__)
+EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
+SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
+HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+# Lists of a config with one entry per layer.
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types")
+AUTO_CLASSES = {
+    "AutoConfig": "ElasticConfig",
+    "AutoModel": "ElasticModel",
+    "AutoModelForMaskedLM": "ElasticForMaskedLM",
+    "AutoModelForSequenceClassification": "ElasticForSequenceClassification",
+    "AutoModelForTokenClassification": "ElasticForTokenClassification",
+}
+# Files of sentence-transformers at the root of a repository, under all names that it has had.
+SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+
+@dataclass(frozen=True)
+class Elasticity:
+    """
+    The depths of a model, as its config has them under `elastic`.
+
+    Args:
+        depths (`dict[int, list[int]]`): Depth -> the source's layers that run, counted from 1. A depth that is not
+            listed runs the first layers.
+        exits (`list[int]`): Depths with an exit to the space of the whole model, ascending.
+        table (`list[int]`): Those of them that read the static table.
+        ignored_ids (`list[int]`): Token ids that the static vector of a text leaves out.
+        fit (`dict`, *optional*): Record of the fit.
+    """
+
+    depths: Mapping[int, list[int]] = field(default_factory=dict)
+    exits: Sequence[int] = ()
+    table: Sequence[int] = ()
+    ignored_ids: Sequence[int] = ()
+    fit: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> Elasticity:
+        """The depths of a model with this config; none if it is not elastic."""
+        values = getattr(config, "elastic", None) or {}
+        depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
+        exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
+        return cls(depths, exits, table, ignored, values.get("fit"))
+
+    def declare(self, config: Any, **others: Any) -> None:
+        """Write the depths into a config, and keep its other entries under `elastic`."""
+        values = {
+            "depths": {str(depth): list(self.depths[depth]) for depth in sorted(self.depths)},
+            "exits": sorted(self.exits),
+            "table": sorted(self.table),
+            "ignored_ids": sorted(self.ignored_ids) if self.table else [],
+            **({} if self.fit is None else {"fit": dict(self.fit)}),
+        }
+        config.elastic = {**(getattr(config, "elastic", None) or {}), **values, **others}
+
+    def layers_of(self, depth: int) -> list[int]:
+        """The layers that a depth runs, counted from 1, in their order."""
+        return list(self.depths.get(depth, range(1, depth + 1)))
+
+    def is_path(self, depth: int) -> bool:
+        """Whether a depth skips layers."""
+        return self.layers_of(depth) != [*range(1, depth + 1)]
+
+    def shared_prefix(self, depth: int) -> int:
+        """Number of layers at the start of a depth that run as in the whole model, with the same output."""
+        layers = self.layers_of(depth)
+        gap = next((p for p, layer in enumerate(layers) if layer != p + 1), None)
+        return depth if gap is None else max(0, gap - 1)  # the layer before a gap is refitted
+
+    def validate(self, config: Any) -> None:
+        """Raise a ValueError if the depths do not fit a model of this config."""
+        last = config.num_hidden_layers
+        for depth, layers in self.depths.items():
+            if len(layers) != depth or layers != sorted(set(layers)) or not all(1 <= its <= last for its in layers):
+                raise ValueError(f"Depth {depth} must run {depth} of the layers 1..{last}, ascending, not {layers}.")
+            if self.is_path(depth) and layers[-1] != last:
+                raise ValueError(f"Depth {depth} runs the layers {layers}: a path must end in the last layer, {last}.")
+        outside = [its for its in self.exits if not 0 <= its <= last]
+        if outside or not {*self.table} <= {*self.exits} or (0 in self.exits and 0 not in self.table):
+            raise ValueError(
+                f"exits={list(self.exits)} must be within 0..{last}, and table={list(self.table)} among them; depth 0 "
+                "is the table."
+            )
+
+
+def legal_layers(config: Any) -> list[int]:
+    """The depths at which a model of this config can be read: those of `elastic`, those it was trained at, and all of
+    its layers. If it was trained at none (`matryoshka_layers=[]`), every prefix."""
+    last, spec = config.num_hidden_layers, Elasticity.of(config)
+    trained = getattr(config, "matryoshka_layers", None)
+    every = range(1, last + 1) if trained == [] else trained or ()
+    return sorted({*every, *spec.depths, *spec.exits, last})
+
+
+def legal_dims(config: Any) -> list[int]:
+    """The numbers of dims at which a model of this config can be read."""
+    trained = getattr(config, "matryoshka_dims", None)
+    if (getattr(config, "elastic", None) or {}).get("reads_all_dims"):
+        return [config.hidden_size]
+    return sorted({*trained, config.hidden_size}) if trained else list(range(1, config.hidden_size + 1))
+
+
+def resolve_size(config: Any, output_layer: int | None = None, output_dim: int | None = None) -> tuple[int, int]:
+    """
+    The size to output: the arguments, else the config's own values, else the full size.
+
+    Args:
+        config ([`~transformers.PreTrainedConfig`]): Config of the model.
+        output_layer (`int`, *optional*): Depth.
+        output_dim (`int`, *optional*): Number of dims.
+
+    Raises:
+        ValueError: if a value is not legal. The message names the legal values.
+    """
+    chosen = []
+    for name, value, legal in (
+        ("output_layer", output_layer, legal_layers(config)),
+        ("output_dim", output_dim, legal_dims(config)),
+    ):
+        value = getattr(config, name, None) if value is None else value
+        value = legal[-1] if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int) or value not in legal:
+            whole = legal == list(range(1, legal[-1] + 1)) and len(legal) > 1
+            spelled = f"1..{legal[-1]}" if whole else ", ".join(map(str, legal))
+            raise ValueError(f"{name}={value!r} is not available here; legal values: {spelled}.")
+        chosen.append(value)
+    return chosen[0], chosen[1]
+
+
+def layer_list(model: nn.Module, depth: int) -> tuple[str, nn.ModuleList]:
+    """
+    Name and module of the list of layers of a model: the outermost `nn.ModuleList` with this number of modules.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ModuleList) and len(module) == depth:
+            return name, module
+    raise ValueError(f"{type(model).__name__} has no list of its {depth} layers, so it cannot skip any.")
+
+
+def set_layers(config: Any, layers: Sequence[int]) -> None:
+    """Reduce a config to some layers, counted from 1."""
+    depth = config.num_hidden_layers
+    for name in PER_LAYER:
+        values = getattr(config, name, None)
+        if isinstance(values, list) and len(values) == depth:
+            setattr(config, name, [values[layer - 1] for layer in layers])
+    config.num_hidden_layers = len(layers)
+
+
+def cut_config(config: Any, depth: int) -> None:
+    """Reduce a config to that of a model with the layers of one depth, which has the exit of this depth and no
+    other. Prefixes without an exit stay legal."""
+    spec, runs = Elasticity.of(config), Elasticity.of(config).layers_of(depth)
+    trained = getattr(config, "matryoshka_layers", None)
+    if trained is not None:
+        lost = {*spec.exits, *spec.depths} - {depth}
+        kept = [its for its in legal_layers(config) if its not in lost and its <= spec.shared_prefix(depth)]
+        config.matryoshka_layers = sorted({*kept, depth}) if trained or lost or spec.is_path(depth) else []
+    names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
+    whole = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
+    set_layers(config, runs)
+    if getattr(config, "elastic", None) is not None:
+        mine = [depth] if depth in spec.exits else []
+        Elasticity({}, mine, [its for its in mine if its in spec.table], spec.ignored_ids, spec.fit).declare(
+            config, source_layers=runs, source=whole
+        )
+
+
+def shallow_copy(module: nn.Module) -> nn.Module:
+    """A module with the same parameters and submodules, in which others can be put in their place."""
+    if "forward" in module.__dict__:
+        raise ValueError(
+            f"{type(module).__name__} runs on several devices: load the size that you need (output_layer=...)."
+        )
+    new = module.__class__.__new__(module.__class__)
+    new.__dict__.update(module.__dict__)
+    new.__dict__.pop("_compiled_call_impl", None)
+    new.__dict__["_modules"], new.__dict__["_parameters"] = dict(module._modules), dict(module._parameters)
+    return new
+
+
+def with_parameters(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A module in which some parameters are others; everything else is shared. An adapter of a changed submodule is
+    left out: it was made for the other weights."""
+    copies = {"": shallow_copy(module)}
+    for name, tensor in tensors.items():
+        path, _, leaf = name.rpartition(".")
+        node, at = copies[""], ""
+        for part in path.split("."):
+            at = f"{at}.{part}" if at else part
+            if at not in copies:
+                child = node._modules[part]
+                copies[at] = shallow_copy(getattr(child, "base_layer", child))  # type: ignore[arg-type]
+                node._modules[part] = copies[at]
+            node = copies[at]
+        node._parameters[leaf] = tensor  # type: ignore[assignment]
+    return copies[""]
+
+
+def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> Any:
+    """
+    A model that runs some layers of another, with which it shares all weights. The native `forward` makes masks,
+    positions and the final norm.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The model, without a head.
+        layers (`Sequence[int]`): The layers, counted from 1.
+        modules (`Sequence[nn.Module]`, *optional*): What runs in their place. Default: the layers as they are.
+    """
+    name, own = layer_list(model, model.config.num_hidden_layers)
+    config = copy.copy(model.config)
+    set_layers(config, layers)
+    hooks = getattr(transformers.utils, "output_capturing", None)
+    if hooks is not None:  # once per model: a view that installs its own would record every state twice
+        hooks.maybe_install_capturing_hooks(model)
+    node = new = shallow_copy(model)
+    new.config = config
+    *path, last = name.split(".")
+    for part in path:
+        child = shallow_copy(node._modules[part])  # type: ignore[arg-type]
+        if "config" in child.__dict__:
+            child.config = config
+        node._modules[part] = child
+        node = child
+    node._modules[last] = nn.ModuleList(modules or [own[layer - 1] for layer in layers])
+    return new
+
+
+class Exit(nn.Module):
+    """
+    The exit of a depth: an affine map from its hidden state to the embedding space of the whole model. `d` dims use
+    the first `d` rows. With `joint`, the exit is an affine map of `[x, static]`, of the hidden state and the static
+    vector of its text; `weight` and `bias` are then the map of the hidden state alone, which native models have
+    instead. It is no `nn.Linear`: peft would adapt, and merge, the map that is not read.
+
+    Args:
+        weight (`torch.Tensor` of shape `(hidden_size, hidden_size)`): Weight.
+        bias (`torch.Tensor` of shape `(hidden_size,)`): Bias.
+        joint (`tuple[torch.Tensor, torch.Tensor]`, *optional*): Weight `(hidden_size, 2 * hidden_size)` and bias.
+    """
+
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor, joint: tuple[torch.Tensor, torch.Tensor] | None = None
+    ):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(weight.contiguous()), nn.Parameter(bias.contiguous())
+        named = () if joint is None else zip(("weight", "bias"), joint, strict=True)
+        self.joint = nn.ParameterDict({name: tensor.contiguous() for name, tensor in named})
+
+    def forward(self, x: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None) -> torch.Tensor:
+        """Map `(..., hidden_size)` to `(..., dim)`; `static` has a shape that broadcasts to `x`."""
+        if static is None:
+            return nn.functional.linear(x, self.weight[:dim], self.bias[:dim])
+        # The static vector is the same for all tokens of a text, so it is mapped once.
+        of_state, of_static = self.joint["weight"][:dim].split(x.shape[-1], dim=1)
+        return nn.functional.linear(x, of_state) + nn.functional.linear(static, of_static, self.joint["bias"][:dim])
+
+
+class ElasticParts(nn.Module):
+    """
+    What an elastic model has beside the native one.
+
+    Attributes:
+        exits (`nn.ModuleDict`): Depth -> [`Exit`].
+        paths (`nn.ModuleDict`): Depth -> the refitted matrices of its path, by their names in the native model of
+            this depth.
+        table (`nn.Embedding`, *optional*): The static table, with one row per token of the vocabulary.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.exits, self.paths = nn.ModuleDict(), nn.ModuleDict()
+        self.table: nn.Embedding | None = None
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> ElasticParts:
+        """The parts with these tensors, by their names in the file."""
+        parts = cls()
+        groups: dict[tuple[str, str], dict[str, torch.Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition(".")
+            key, _, rest = rest.partition(".")
+            groups.setdefault((kind, key), {})[rest] = tensor
+        for (kind, key), its in groups.items():
+            if kind == "exits":
+                joint = (its["joint.weight"], its["joint.bias"]) if "joint.weight" in its else None
+                parts.exits[key] = Exit(its["weight"], its["bias"], joint)
+            elif kind == "paths":
+                parts.paths[key] = _tree(its)
+            else:
+                parts.table = nn.Embedding.from_pretrained(its[""], freeze=False)
+        return parts
+
+    def refitted(self, depth: int) -> dict[str, torch.Tensor]:
+        """The refitted matrices of a depth."""
+        return dict(self.paths[str(depth)].named_parameters()) if str(depth) in self.paths else {}
+
+
+def _tree(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
+    """A module whose parameters have these names, dots included."""
+    root = nn.Module()
+    for name, tensor in tensors.items():
+        *path, leaf = name.split(".")
+        node = root
+        for part in path:
+            if part not in node._modules:
+                node.add_module(part, nn.Module())
+            node = node._modules[part]  # type: ignore[assignment]
+        node.register_parameter(leaf, nn.Parameter(tensor.contiguous()))
+    return root
+
+
+def static_vectors(
+    table: torch.Tensor,
+    ignored_ids: Sequence[int],
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+    cu_seq_lens: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """
+    The static vector of each text: the mean of the table's rows over the text's tokens, without padding and ignored
+    tokens. It is zero for a text without other tokens.
+
+    Args:
+        table (`torch.Tensor` of shape `(vocab_size, dim)`): The static table.
+        ignored_ids (`Sequence[int]`): Token ids to leave out.
+        input_ids (`torch.LongTensor` of shape `(batch, tokens)`): Token ids.
+        attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
+        cu_seq_lens (`torch.Tensor` of shape `(texts + 1,)`, *optional*): Cumulative lengths of the texts in a
+            flattened row.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, 1, dim)`; `(1, tokens, dim)` for a flattened row, where each token has the
+        static vector of its text.
+
+    Raises:
+        ValueError: if the mask has another shape than the token ids.
+    """
+    if attention_mask is not None and attention_mask.shape != input_ids.shape:
+        raise ValueError(
+            f"The static table reads a mask of shape {tuple(input_ids.shape)}, as the token ids, not "
+            f"{tuple(attention_mask.shape)}: pass static_states instead."
+        )
+    rows = nn.functional.embedding(input_ids, table)
+    # A mean over hundreds of tokens loses precision in float16 and bfloat16.
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    counted = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+    if ignored_ids:
+        ignored = input_ids.unsqueeze(-1) == input_ids.new_tensor(list(ignored_ids))
+        counted = counted.bool() & ~ignored.any(dim=-1)
+    counted = counted.to(rows.dtype)
+    if cu_seq_lens is None:
+        means = torch.bmm(counted.unsqueeze(1), rows) / counted.sum(dim=1).clamp(min=1)[:, None, None]
+    else:
+        text, counted = texts_of_tokens(cu_seq_lens, input_ids.shape[1]), counted[0].unsqueeze(-1)
+        per_text = rows.new_zeros(len(cu_seq_lens), 1)  # the last entry is for tokens after the last text
+        numbers = per_text.index_add(0, text, counted).clamp(min=1)
+        totals = per_text.repeat(1, rows.shape[-1]).index_add(0, text, counted * rows[0])
+        means = (totals / numbers)[text].unsqueeze(0)
+    return means.to(table.dtype)
+
+
+def texts_of_tokens(boundaries: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Text of each of `tokens` tokens in a flattened row, `(tokens,)`, from the cumulative lengths of the texts."""
+    index = torch.arange(tokens, device=boundaries.device)
+    return torch.searchsorted(boundaries[1:].to(index.dtype).contiguous(), index, right=True)
+
+
+class ElasticMixin(_Model):
+    """
+    Depths, exits, paths and a static table for the class of an encoder, or of an encoder with a head, in front of
+    which it stands. [`elastic_class`] makes such a class.
+    """
+
+    elastic: ElasticParts
+
+    def __init__(self, config: Any, *args: Any, **kwargs: Any):
+        reading = "_runs" in config.__dict__
+        if not reading:  # new weights: there are no exits, and a depth is a number of layers
+            config = _for_new_weights(config)
+        super().__init__(config, *args, **kwargs)
+        encoder: Any = self.base_model
+        if not isinstance(encoder, ElasticMixin):
+            encoder.__class__ = elastic_class(type(encoder))
+        if encoder is not self and "elastic" in encoder._modules:
+            return
+        encoder.elastic = ElasticParts()
+        runs = config.__dict__.get("_runs")
+        if runs is not None:
+            encoder._leave_out(runs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        native = _NATIVE.get(type(self))
+        return super().__reduce_ex__(protocol) if native is None else (_empty, native, self.__dict__)
+
+    # Loading and saving, of encoders and heads
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: Any,
+        *args: Any,
+        config: Any = None,
+        output_layer: int | None = None,
+        output_dim: int | None = None,
+        output_loading_info: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """
+        Load a model as [`~transformers.PreTrainedModel.from_pretrained`] does, at a size.
+
+        Args:
+            pretrained_model_name_or_path (`str` or `os.PathLike`): Hub id or folder.
+            args: As in the library.
+            config ([`~transformers.PreTrainedConfig`], *optional*): Config of the model.
+            output_layer (`int`, *optional*): Depth: only its layers are built and read. Default: all layers.
+            output_dim (`int`, *optional*): Number of dims to return. Default: all.
+            output_loading_info (`bool`, *optional*, defaults to `False`): Return the loading info, too.
+            kwargs: As in the library, such as `dtype` and `revision`. The weights are read from safetensors only.
+
+        Raises:
+            ValueError: if the size is not legal, a tensor of the encoder is missing, or the file of exits and table
+                is missing or does not belong to these weights.
+        """
+        name, hub = pretrained_model_name_or_path, {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
+        if isinstance(config, PretrainedConfig):
+            config = copy.deepcopy(config)
+        else:
+            config, kwargs = ElasticConfig.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
+            kwargs |= hub
+        for option, value in (("output_layer", output_layer), ("output_dim", output_dim)):
+            if value is not None:
+                setattr(config, option, value)
+        depth, _ = resolve_size(config)
+        spec = Elasticity.of(config)
+        spec.validate(config)
+        cut = depth < config.num_hidden_layers
+        config._runs = spec.layers_of(depth) if cut or not depth else None
+        kwargs["use_safetensors"] = True
+        try:
+            model, info = super().from_pretrained(name, *args, config=config, output_loading_info=True, **kwargs)
+        except SafetensorError as error:
+            raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
+        encoder = model.base_model
+        prefix = "" if encoder is model else f"{model.base_model_prefix}."
+        missing = sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
+        if missing:
+            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+            raise ValueError(
+                f"{name} is incomplete or of another architecture. Missing tensors of the encoder: "
+                f"{', '.join(missing[:3])}{more}."
+            )
+        if cut:
+            encoder._compact(config._runs, depth)
+        for part in (model, encoder):
+            part.config.__dict__.pop("_runs", None)
+        encoder._read_parts(name, spec, depth if cut else None, hub)
+        return (model, info) if output_loading_info else model
+
+    def save_pretrained(
+        self,
+        save_directory: Any,
+        is_main_process: bool = True,
+        state_dict: dict[str, torch.Tensor] | None = None,
+        *args: Any,
+        push_to_hub: bool = False,
+        exact: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """
+        Save a model as [`~transformers.PreTrainedModel.save_pretrained`] does, with its exits, paths and table, this
+        code, and the settings of sentence-transformers that it was loaded with. A size gives the same vectors when it
+        is loaded again. The static table is saved in float16 unless `exact=True`, with which training resumes exactly.
+        """
+        if push_to_hub:
+            hub = {key: kwargs[key] for key in ("token", "private", "revision") if key in kwargs}
+            self.push_to_hub(kwargs.get("repo_id", str(save_directory)), **hub)
+            return
+        encoder: Any = self.base_model
+        prefix = ("" if encoder is self else f"{self.base_model_prefix}.") + "elastic."
+        tensors = self.state_dict() if state_dict is None else state_dict
+        parts = {key.removeprefix(prefix): its for key, its in tensors.items() if key.startswith(prefix)}
+        native = {key: its for key, its in tensors.items() if not key.startswith(prefix)}
+        config, own_code = encoder.config, type(encoder) not in _NATIVE
+        elastic, depth = getattr(config, "elastic", None) or {}, config.num_hidden_layers
+        loads_natively = not ElasticMixin._differs(encoder) or own_code
+        if not loads_natively and depth > 0:  # layers have the numbers of the source, which some encoders read
+            name = layer_list(encoder, depth)[0]
+            numbers = elastic.get("source_layers", range(1, depth + 1))
+            native = {_renumbered(key, name, numbers): its for key, its in native.items()}
+        super().save_pretrained(save_directory, is_main_process, native, *args, **kwargs)
+        if not is_main_process:
+            return
+        folder = Path(save_directory)
+        if depth == 0:  # the library writes no file then, and reads none without one
+            save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
+        write_parts(folder, {key.replace("table.weight", "table"): its for key, its in parts.items()}, exact=exact)
+        copy_settings(config, folder)
+        if elastic and not own_code:
+            describe(folder, native=loads_natively)
+
+    @staticmethod
+    def _differs(encoder: Any) -> bool:
+        """Whether the vectors of an encoder differ from those of the native model with the same layers."""
+        config = encoder.config
+        depth = config.num_hidden_layers
+        runs = (getattr(config, "elastic", None) or {}).get("source_layers", range(1, depth + 1))
+        narrow = resolve_size(config)[1] < config.hidden_size
+        return depth in Elasticity.of(config).exits or narrow or [*runs] != [*range(1, depth + 1)]
+
+    def _resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Module:
+        encoder: Any = self.base_model
+        table = encoder.elastic.table
+        old = None if table is None else table.weight.detach()
+        resized = super()._resize_token_embeddings(*args, **kwargs)
+        if old is None:
+            return resized
+        tokens = resized.weight.shape[0]
+        rows = nn.functional.pad(old, (0, 0, 0, tokens - len(old)))  # a negative number cuts
+        encoder.elastic.table = nn.Embedding.from_pretrained(rows, freeze=not table.weight.requires_grad)
+        spec = Elasticity.of(encoder.config)
+        kept = [token for token in spec.ignored_ids if token < tokens]
+        Elasticity(spec.depths, spec.exits, spec.table, kept, spec.fit).declare(encoder.config)
+        return self.get_input_embeddings()
+
+    def get_input_embeddings(self) -> Any:
+        encoder: Any = self.base_model
+        static = encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None
+        return encoder.elastic.table if static else super().get_input_embeddings()
+
+    # Of encoders
+
+    def forward(
+        self, *args: Any, output_layer: int | None = None, output_dim: int | None = None, **kwargs: Any
+    ) -> Any:
+        """
+        As the native `forward`, at a size.
+
+        Args:
+            args: Arguments of the native `forward`.
+            output_layer (`int`, *optional*): Depth. Default: that of the config, else all layers.
+            output_dim (`int`, *optional*): Number of dims to return. Default: that of the config, else all.
+            static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
+                [`~ElasticMixin.static_states`], for a depth that reads the static table. Default: computed from
+                `input_ids`.
+            kwargs: Arguments of the native `forward`.
+
+        Returns:
+            The native output, whose `last_hidden_state` `(batch, tokens, output_dim)` is the exit of the hidden state.
+            `hidden_states` are those of the layers that run, before any exit. Depth 0 runs nothing and has none.
+
+        Raises:
+            ValueError: if the size is not legal, or the depth reads the static table and there are no `input_ids`.
+        """
+        spec = Elasticity.of(self.config)
+        depth, dim = resolve_size(self.config, output_layer, output_dim)
+        static, as_dict = kwargs.pop("static_states", None), kwargs.pop("return_dict", None)
+        if depth in spec.table and static is None:
+            ids, mask = (
+                kwargs.get(name, args[place] if len(args) > place else None)
+                for place, name in enumerate(("input_ids", "attention_mask"))
+            )
+            if ids is None:
+                raise ValueError(
+                    f"Depth {depth} reads the static table by token ids: pass input_ids, or static_states beside "
+                    "inputs_embeds."
+                )
+            static = self.static_states(ids, mask, kwargs.get("cu_seq_lens_q"), dim if depth == 0 else None)
+        if depth == 0:
+            like = kwargs.get("input_ids", args[0] if args else None)
+            like = kwargs["inputs_embeds"][..., 0] if like is None else like
+            output: Any = BaseModelOutput(last_hidden_state=static[..., :dim].expand(*like.shape, -1))
+        else:
+            model = self if depth == self.config.num_hidden_layers else self.at(depth)
+            if model is not self and "use_cache" in inspect.signature(self.forward).parameters:
+                kwargs["use_cache"] = False  # the layers have other numbers in a cache
+            output = super(ElasticMixin, model).forward(*args, return_dict=True, **kwargs)  # type: ignore[misc]
+            output.last_hidden_state = self.exit_state(depth, output.last_hidden_state, dim, static)
+        return output.to_tuple() if as_dict is False else output
+
+    def static_states(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        cu_seq_lens: torch.Tensor | None = None,
+        dim: int | None = None,
+    ) -> torch.Tensor:
+        """The static vectors of texts at the first `dim` dims ([`static_vectors`]).
+
+        Raises:
+            ValueError: if the model has no static table."""
+        if self.elastic.table is None:
+            raise ValueError("The model has no static table.")
+        ignored = Elasticity.of(self.config).ignored_ids
+        return static_vectors(self.elastic.table.weight[:, :dim], ignored, input_ids, attention_mask, cu_seq_lens)
+
+    def exit_state(
+        self, depth: int, state: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """
+        Apply the exit of a depth and truncate the result. A depth without an exit is only truncated.
+
+        Args:
+            depth (`int`): Depth of the hidden state.
+            state (`torch.Tensor` of shape `(..., hidden_size)`): Its hidden state, after the final norm.
+            dim (`int`, *optional*): Number of dims to compute. Default: all.
+            static (`torch.Tensor`, *optional*): The static vectors of the texts, in a shape that broadcasts to
+                `state`. A depth that does not read the static table ignores it.
+
+        Raises:
+            ValueError: if the depth reads the static table and there is no `static`.
+        """
+        reads_table = depth in Elasticity.of(self.config).table
+        if reads_table and static is None:
+            raise ValueError(f"Depth {depth} reads the static table: pass static, from static_states(...).")
+        if reads_table and depth == 0:
+            return static[..., :dim].expand(*state.shape[:-1], -1)  # type: ignore[index]
+        for name, its in self.elastic.exits.items():
+            if int(name) == depth:  # torch.compile cannot make a name out of a depth that varies between calls
+                return its(state, dim, static if reads_table else None)
+        return state[..., :dim]
+
+    def layers_at(self, depth: int) -> list[nn.Module]:
+        """The layers of a depth as they run there, with the refitted matrices of its path."""
+        name, own = layer_list(self, self.config.num_hidden_layers)
+        refitted = self.elastic.refitted(depth)
+        found = []
+        for place, layer in enumerate(Elasticity.of(self.config).layers_of(depth)):
+            start = f"{name}.{place}."
+            mine = {key.removeprefix(start): its for key, its in refitted.items() if key.startswith(start)}
+            found.append(with_parameters(own[layer - 1], mine) if mine else own[layer - 1])
+        return found
+
+    def at(self, depth: int) -> Any:
+        """A [`view`] of the native model at a depth, without its exit."""
+        layers = Elasticity.of(self.config).layers_of(depth)
+        return view(self, layers, self.layers_at(depth)) if layers else view(self, [])
+
+    def set_depths(
+        self,
+        *,
+        exits: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = {},
+        joints: Mapping[int, tuple[torch.Tensor, torch.Tensor]] = {},
+        paths: Mapping[int, tuple[list[int], Mapping[str, torch.Tensor]]] = {},
+        depths: Iterable[int] = (),
+        table: torch.Tensor | None = None,
+        ignored_ids: Iterable[int] = (),
+        fit: Mapping[str, Any] | None = None,
+    ) -> None:
+        """
+        Replace the depths of the model.
+
+        Args:
+            exits (`Mapping[int, tuple]`): Depth -> weight `(hidden_size, hidden_size)` and bias `(hidden_size,)`.
+            joints (`Mapping[int, tuple]`): Depth with an exit -> weight `(hidden_size, 2 * hidden_size)` and bias of
+                the map of hidden state and static vector that is its exit instead.
+            paths (`Mapping[int, tuple]`): Depth -> its layers, counted from 1, and its refitted matrices by their
+                names in the native model of this depth.
+            depths (`Iterable[int]`): Further depths, which are prefixes.
+            table (`torch.Tensor` of shape `(vocab_size, hidden_size)`, *optional*): The static table, depth 0.
+            ignored_ids (`Iterable[int]`): Token ids that the static vectors leave out.
+            fit (`Mapping`, *optional*): Record of the fit.
+
+        Raises:
+            ValueError: if a depth or a shape does not fit the model.
+        """
+        config, like = self.config, next(self.parameters())
+        if (joints and table is None) or not {*joints} <= {*exits}:
+            raise ValueError(f"joints={sorted(joints)} must have an exit, and read a static table.")
+        zero = [] if table is None else [0]
+        prefixes = {depth: [*range(1, depth + 1)] for depth in {*exits, *depths} - {config.num_hidden_layers}}
+        spec = Elasticity(
+            {**prefixes, **{depth: layers for depth, (layers, _) in paths.items()}, **dict.fromkeys(zero, [])},
+            [*zero, *exits],
+            [*zero, *joints],
+            [*ignored_ids],
+            fit,
+        )
+        spec.validate(config)
+        tensors = {} if table is None else {"table": table}
+        for depth, (weight, bias) in exits.items():
+            tensors |= {f"exits.{depth}.weight": weight, f"exits.{depth}.bias": bias}
+        for depth, (weight, bias) in joints.items():
+            tensors |= {f"exits.{depth}.joint.weight": weight, f"exits.{depth}.joint.bias": bias}
+        for depth, (_, named) in paths.items():
+            tensors |= {f"paths.{depth}.{name}": tensor for name, tensor in named.items()}
+        check_parts(tensors, spec, config, "The new depths")
+        self.elastic = ElasticParts.of(
+            {name: its.detach().to(device=like.device, dtype=like.dtype, copy=True) for name, its in tensors.items()}
+        )
+        config.elastic = {**(getattr(config, "elastic", None) or {}), "fit": None}
+        spec.declare(config)
+
+    def drop_depths(self, depths: Iterable[int]) -> None:
+        """Remove some depths with their exits and paths, and the static table if no other depth reads it."""
+        spec, gone = Elasticity.of(self.config), {*depths}
+        kept = Elasticity(
+            {depth: layers for depth, layers in spec.depths.items() if depth not in gone},
+            [depth for depth in spec.exits if depth not in gone],
+            [depth for depth in spec.table if depth not in gone],
+            spec.ignored_ids,
+            spec.fit,
+        )
+        kept.declare(self.config)
+        for modules in (self.elastic.exits, self.elastic.paths):
+            for name in [name for name in modules if int(name) in gone]:
+                del modules[name]
+        self.elastic.table = self.elastic.table if kept.table else None
+
+    def _leave_out(self, runs: Sequence[int]) -> None:
+        """Put empty modules in place of what does not run, before weights are read."""
+        name, layers = layer_list(self, self.config.num_hidden_layers)
+        gone = [number for number in range(len(layers)) if number + 1 not in runs]
+        for number in gone:
+            layers[number] = nn.Module()
+        patterns = [rf"(^|\.){re.escape(name)}\.({'|'.join(map(str, gone))})\."] if gone else []
+        if not runs:
+            for child in [key for key in self._modules if key != "elastic"]:
+                setattr(self, child, nn.ModuleList() if child == name else nn.Module())
+            patterns = [".*"]
+        found = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
+        every = [*(found or ()), *patterns]
+        self._keys_to_ignore_on_load_unexpected = set(every) if isinstance(found, set) else every
+
+    def _compact(self, runs: Sequence[int], depth: int) -> None:
+        """Number the layers in the order in which they run."""
+        config = self.config
+        if runs:
+            name, layers = layer_list(self, config.num_hidden_layers)
+            path, _, last = name.rpartition(".")
+            parent = self.get_submodule(path) if path else self
+            setattr(parent, last, nn.ModuleList(layers[layer - 1] for layer in runs))
+            for place, layer in enumerate(runs):
+                for module in layers[layer - 1].modules():
+                    if "layer_idx" in module.__dict__:  # of its keys and values in a cache
+                        module.__dict__["layer_idx"] = place
+        whole = config.num_hidden_layers
+        cut_config(config, depth)
+        for module in self.modules():
+            its = module.__dict__.get("config")
+            if its is not None and its is not config and getattr(its, "num_hidden_layers", None) == whole:
+                module.config = config
+
+    def _read_parts(self, name: Any, spec: Elasticity, depth: int | None, hub: Mapping[str, Any]) -> None:
+        """Read the exit of a depth, its refitted matrices and the static table, or those of all depths."""
+        if not spec.depths and not spec.exits:
+            return
+        wanted = [*spec.exits, *spec.depths] if depth is None else [depth]
+        folder = "/".join(part for part in (hub.get("subfolder", ""), EXTRAS_FOLDER) if part)
+        options = {key: value for key, value in hub.items() if key != "subfolder"}
+        file = cached_file(name, EXTRAS_FILE, subfolder=folder, _raise_exceptions_for_missing_entries=False, **options)
+        tensors: dict[str, torch.Tensor] = {}
+        if file is not None:
+            try:
+                with safe_open(file, "pt") as stored:
+                    check_source(stored.metadata() or {}, name, hub)
+                    for key in stored.keys():  # not a mapping
+                        kind, _, rest = key.partition(".")
+                        if int(rest.partition(".")[0] or -1) in wanted if rest else {*wanted} & {*spec.table}:
+                            tensors[key] = stored.get_tensor(key)
+            except SafetensorError as error:
+                raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
+        mine = Elasticity(
+            {d: layers for d, layers in spec.depths.items() if d in wanted},
+            [d for d in spec.exits if d in wanted],
+            [d for d in spec.table if d in wanted],
+        )
+        check_parts(tensors, mine, self.config, f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}")
+        like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
+        tensors = {key: its.to(device=like.device, dtype=like.dtype) for key, its in tensors.items()}
+        parts = ElasticParts.of(tensors)
+        if depth is not None and parts.refitted(depth):
+            self.load_state_dict(parts.refitted(depth), strict=False)
+            parts.paths = nn.ModuleDict()
+        self.elastic = parts.eval()
+
+
+def _for_new_weights(config: Any) -> Any:
+    """The config of a model with new weights: a copy with the layers of its `output_layer`, and without exits."""
+    depth, _ = resolve_size(config)
+    if depth == config.num_hidden_layers and not getattr(config, "elastic", None):
+        return config
+    config = copy.deepcopy(config)
+    config.elastic = None
+    cut_config(config, depth)
+    return config
+
+
+def dtype_of(config: Any) -> torch.dtype:
+    """Type of the weights that a config names, else float32."""
+    found = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+    return getattr(torch, found.removeprefix("torch.")) if isinstance(found, str) else found
+
+
+def check_parts(tensors: Mapping[str, torch.Tensor], spec: Elasticity, config: Any, what: str) -> None:
+    """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape."""
+    width = config.hidden_size
+    wanted: dict[str, tuple[int, ...]] = {"table": (config.vocab_size, width)} if spec.table else {}
+    for depth in spec.exits:
+        if depth > 0:
+            wanted |= {f"exits.{depth}.weight": (width, width), f"exits.{depth}.bias": (width,)}
+        if depth > 0 and depth in spec.table:
+            wanted |= {f"exits.{depth}.joint.weight": (width, 2 * width), f"exits.{depth}.joint.bias": (width,)}
+    for name, shape in wanted.items():
+        if name not in tensors:
+            raise ValueError(f"{what} has no tensor {name!r}, which the depths of the config need.")
+        if tuple(tensors[name].shape) != shape:
+            raise ValueError(f"{what} has {name!r} of shape {tuple(tensors[name].shape)} instead of {shape}.")
+
+
+def weight_files(name: Any, hub: Mapping[str, Any]) -> list[str]:
+    """The files of the weights of a folder or repository: one, or those that its index names."""
+    whole = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False, **hub)
+    if whole is not None:
+        return [whole]
+    index = cached_file(name, "model.safetensors.index.json", _raise_exceptions_for_missing_entries=False, **hub)
+    shards = set(json.loads(Path(index).read_text("utf-8"))["weight_map"].values()) if index is not None else set()
+    return [cached_file(name, shard, **hub) for shard in sorted(shards)]
+
+
+def fingerprint_of(files: Iterable[str | Path]) -> str:
+    """Digest of the names, types and shapes of all tensors in files, and of the first row of each."""
+    digest = sha256()
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            for name in sorted(tensors.keys()):
+                its = tensors.get_slice(name)
+                shape = its.get_shape()
+                row = its[:1] if shape else tensors.get_tensor(name)[None]
+                digest.update(f"{name} {its.get_dtype()} {shape}".encode())
+                digest.update(row.flatten()[:64].float().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def check_source(metadata: Mapping[str, str], name: Any, hub: Mapping[str, Any]) -> None:
+    """Raise a ValueError if exits and table were made for other weights than those beside them."""
+    made_for = metadata.get("weights")
+    if made_for is not None and made_for != fingerprint_of(weight_files(name, hub)):
+        raise ValueError(
+            f"The weights of {name} have changed since its exits and table were fitted: fit them again (m3bert fit)."
+        )
+
+
+def write_parts(folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False) -> None:
+    """
+    Write the file of exits, refitted matrices and table beside the weights that they were made for.
+
+    Args:
+        folder (`Path`): Folder of the model, with its weights.
+        tensors (`Mapping[str, torch.Tensor]`): Tensors of [`ElasticParts`] by name; the table is `table`.
+        exact (`bool`, *optional*, defaults to `False`): Keep the type of the table, which is float16 otherwise.
+    """
+    if not tensors:
+        return
+    file = folder / EXTRAS_FOLDER / EXTRAS_FILE
+    file.parent.mkdir(parents=True, exist_ok=True)
+    files = sorted(folder.glob("model*.safetensors"))
+    ready = {
+        name: (its.half() if name == "table" and not exact else its).detach().cpu().contiguous()
+        for name, its in tensors.items()
+    }
+    save_file(ready, file, metadata={"format": "pt", "weights": fingerprint_of(files)})
+
+
+def describe(folder: Path, *, native: bool) -> None:
+    """
+    Put this code beside the config of an elastic model that is no m3BERT, and name it there.
+
+    Args:
+        folder (`Path`): Folder with a `config.json`.
+        native (`bool`): Whether the folder loads without this code, as the native model. Otherwise, its model type is
+            one that needs the code, so that a size never loads without its exit.
+    """
+    file = folder / "config.json"
+    values = json.loads(file.read_text("utf-8"))
+    elastic = values["elastic"]
+    classes = {name: its for name, its in AUTO_CLASSES.items() if name != "AutoConfig" or not native}
+    source = elastic.get("source_auto_map") or {}
+    values["auto_map"] = {**source, **{name: f"modeling_elastic.{its}" for name, its in classes.items()}}
+    elastic["model_type"] = elastic.get("model_type") or values["model_type"]
+    values["model_type"] = elastic["model_type"] if native else SIZE_TYPE
+    if not native and "source" in elastic:
+        depth = len(elastic["source_layers"])
+        elastic["depths"] = {str(depth): elastic["source_layers"]}
+        values |= {**elastic.pop("source"), "output_layer": depth}
+    file.write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    shutil.copyfile(__file__, folder / "modeling_elastic.py")
+
+
+def _renumbered(key: str, name: str, numbers: Sequence[int]) -> str:
+    """The name of a tensor of a model with some layers of its source in the source, whose numbers are counted from
+    1."""
+    found = re.fullmatch(rf"((?:.*\.)?{re.escape(name)}\.)(\d+)(\..*)", key)
+    return f"{found[1]}{numbers[int(found[2])] - 1}{found[3]}" if found else key
+
+
+def copy_settings(config: Any, folder: Path) -> None:
+    """Copy the settings of sentence-transformers (pooling, prompts, ...) from the repository that a model was loaded
+    from, unless the folder has its own."""
+    source, options = config.name_or_path, {"revision": getattr(config, "_commit_hash", None)}
+    if not source or (folder / "modules.json").exists():
+        return
+
+    def copied(name: str) -> Path | None:
+        try:
+            found = cached_file(source, name, _raise_exceptions_for_missing_entries=False, **options)
+        except OSError:  # a name that is neither a folder nor a repository that can be reached
+            return None
+        if found is None or Path(found).resolve() == (folder / name).resolve():
+            return None
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(found, folder / name)
+        return folder / name
+
+    modules = copied("modules.json")
+    if modules is None:
+        return
+    for name in SETTINGS_FILES[1:]:
+        copied(name)
+    dim = resolve_size(config)[1]
+    for module in json.loads(modules.read_text("utf-8")):
+        if module["path"]:
+            its = copied(f"{module['path']}/config.json")
+            copied(f"{module['path']}/model.safetensors")
+            if its is not None and module["type"].endswith("Pooling") and dim < config.hidden_size:
+                values = json.loads(its.read_text("utf-8"))
+                sizes = {key: dim for key in ("word_embedding_dimension", "embedding_dimension") if key in values}
+                its.write_text(json.dumps({**values, **sizes}, indent=2) + "\n", encoding="utf-8")
+
+
+# The native class keeps its name and module, because the library treats classes of other modules as custom code: it
+# then renames no stored tensors, finds no attention kernels and writes other `architectures`.
+_CLASSES: dict[tuple[type, bool], type] = {}
+_NATIVE: dict[type, tuple[type, bool]] = {}
+
+
+def elastic_class(native: Any, head: bool = False) -> Any:
+    """
+    The elastic class of an encoder's class, with its name and module.
+
+    Args:
+        native (`type`): A subclass of [`~transformers.PreTrainedModel`].
+        head (`bool`, *optional*, defaults to `False`): Whether it is an encoder with a head, whose own `forward` calls
+            that of the encoder.
+    """
+    if issubclass(native, ElasticMixin):
+        return native
+    key = native, head
+    if key not in _CLASSES:
+        names = {"__module__": native.__module__, "__qualname__": native.__qualname__, "__doc__": native.__doc__}
+        forward = native.forward if head else _with_size(native.forward)
+        _CLASSES[key] = type(native.__name__, (ElasticMixin, native), {**names, "forward": forward})
+        _NATIVE[_CLASSES[key]] = key
+    return _CLASSES[key]
+
+
+def _with_size(native: Any) -> Any:
+    """The `forward` of an elastic class, with the signature of the native one and the two arguments of a size."""
+
+    @functools.wraps(native)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return ElasticMixin.forward(self, *args, **kwargs)
+
+    signature = inspect.signature(native)
+    given = list(signature.parameters.values())
+    end = len(given) - (given[-1].kind is inspect.Parameter.VAR_KEYWORD)
+    sizes = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in ("output_layer", "output_dim")
+    ]
+    forward.__signature__ = signature.replace(parameters=[*given[:end], *sizes, *given[end:]])  # type: ignore[attr-defined]
+    return forward
+
+
+def _empty(native: Any, head: bool) -> Any:
+    found = elastic_class(native, head)
+    return found.__new__(found)
+
+
+def make_elastic(model: Any) -> Any:
+    """Make a model elastic in place, without any depths yet ([`~ElasticMixin.set_depths`]), and return it."""
+    encoder = model.base_model
+    if not isinstance(encoder, ElasticMixin):
+        encoder.__class__ = elastic_class(type(encoder))
+        encoder.elastic = ElasticParts()
+    if model is not encoder and not isinstance(model, ElasticMixin):
+        model.__class__ = elastic_class(type(model), head=True)
+    return model
+
+
+class ElasticConfig:
+    """Loads the config of an elastic repository: the native one, with the key `elastic`."""
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: str = "AutoConfig") -> None:
+        """The files name the classes themselves."""
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *, return_unused_kwargs: bool = False, **kwargs: Any
+    ) -> Any:
+        """As [`~transformers.AutoConfig.from_pretrained`]."""
+        name = pretrained_model_name_or_path
+        values, kwargs = PretrainedConfig.get_config_dict(name, **kwargs)
+        elastic = values.get("elastic") or {}
+        native = elastic.get("model_type", values.get("model_type"))
+        source = elastic.get("source_auto_map", {}).get("AutoConfig")
+        kind = get_class_from_dynamic_module(source, name) if source else CONFIG_MAPPING[native]
+        kwargs = {key: its for key, its in kwargs.items() if key not in ("name_or_path", "trust_remote_code")}
+        config, unused = kind.from_dict({**values, "model_type": native}, return_unused_kwargs=True, **kwargs)
+        config.name_or_path = str(name)
+        return (config, unused) if return_unused_kwargs else config
+
+
+class ElasticModel:
+    """Loads an elastic repository at a size: an instance of the native class of its config."""
+
+    auto_class = "AutoModel"
+
+    @classmethod
+    def register_for_auto_class(cls, auto_class: Any = "AutoModel") -> None:
+        """The files name the classes themselves."""
+
+    @classmethod
+    def native_class(cls, config: Any, name: Any = None) -> Any:
+        """
+        The native class of a config.
+
+        Raises:
+            ValueError: if this kind of model has no such head.
+        """
+        source = (getattr(config, "elastic", None) or {}).get("source_auto_map", {}).get(cls.auto_class)
+        if source is not None:
+            return get_class_from_dynamic_module(source, name or config.name_or_path)
+        mapping = getattr(transformers, cls.auto_class)._model_mapping
+        mapping._extra_content.pop(type(config), None)  # some versions register this class for all such configs
+        if type(config) not in mapping:
+            raise ValueError(f"{type(config).__name__} has no class for {cls.auto_class}.")
+        found = mapping[type(config)]
+        return found[0] if isinstance(found, tuple | list) else found
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: Any, *args: Any, config: Any = None, **kwargs: Any) -> Any:
+        """As [`~ElasticMixin.from_pretrained`]. Heads read the hidden state of the depth, without an exit."""
+        if config is None:
+            config, kwargs = ElasticConfig.from_pretrained(name_or_path, return_unused_kwargs=True, **kwargs)
+        native, head = cls.native_class(config, name_or_path), cls.auto_class != "AutoModel"
+        if getattr(config, "elastic", None) is None:
+            return native.from_pretrained(name_or_path, *args, config=config, **kwargs)
+        if head and kwargs.get("output_dim") not in (None, config.hidden_size):
+            raise ValueError(f"output_dim={kwargs['output_dim']}: the head of {native.__name__} reads all dims.")
+        found = elastic_class(native, head).from_pretrained(name_or_path, *args, config=config, **kwargs)
+        model = found[0] if isinstance(found, tuple) else found
+        if head:  # it was trained on hidden states
+            model.base_model.drop_depths([model.config.num_hidden_layers])
+        return found
+
+    @classmethod
+    def _from_config(cls, config: Any, **kwargs: Any) -> Any:
+        return cls.native_class(config)._from_config(config, **kwargs)
+
+
+class ElasticForMaskedLM(ElasticModel):
+    """[`ElasticModel`] with the masked-LM head."""
+
+    auto_class = "AutoModelForMaskedLM"
+
+
+class ElasticForSequenceClassification(ElasticModel):
+    """[`ElasticModel`] with a head that classifies texts."""
+
+    auto_class = "AutoModelForSequenceClassification"
+
+
+class ElasticForTokenClassification(ElasticModel):
+    """[`ElasticModel`] with a head that classifies tokens."""
+
+    auto_class = "AutoModelForTokenClassification"
