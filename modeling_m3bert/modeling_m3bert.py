@@ -379,6 +379,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
             raise ValueError(f"The weights in {pretrained_model_name_or_path} cannot be read: {error}.") from error
         finally:
             _READING.reset(reading)
+        if any(parameter.is_meta for parameter in model.parameters()):
+            model.tie_weights()  # transformers 5.3 leaves this out in remote code
         encoder = {
             name for name, _ in model.named_parameters() if model.base_model is model or name.startswith("model.")
         }

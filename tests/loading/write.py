@@ -1,19 +1,14 @@
-"""
-Write the folders that `check.py` loads in environments without this project, and what they give here.
-
-    python -m tests.loading.write OUT
-"""
+"""Write the folders that `check.py` loads, and what they give here: `python -m tests.loading.write OUT`."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import BertTokenizer, set_seed
+from transformers import BertTokenizer, PreTrainedModel, set_seed
 
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native
@@ -26,58 +21,45 @@ from tests.static_checkpoints import save_static
 from trainers import Granularity
 
 
-CUT = {"output_layer": 2, "output_dim": 8}
-# class, whether it needs the folder's code, keywords
-REMOTE = [
-    ("AutoModel", True, {}),
-    ("AutoModel", True, CUT),
-    ("SentenceTransformer", True, {}),
-    ("SentenceTransformer", True, CUT),
-]
-NATIVE = [("AutoModel", False, {}), ("SentenceTransformer", False, {})]
+def write(model: PreTrainedModel, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    write_modules(folder, width=WIDTH, max_length=40)
 
 
 def tokenizer() -> BertTokenizer:
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    return BertTokenizer(vocab={word: row for row, word in enumerate([*special, *WORDS])}, model_max_length=40)
-
-
-def write_static(folder: Path) -> None:
-    """Exits and a static table, which layers 0, 2 and 4 of 6 read."""
-    save_static(folder, tokenizer(), pad_token_id=0)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    return BertTokenizer(vocab={word: row for row, word in enumerate(words)}, model_max_length=40)
 
 
 def write_masked_lm(folder: Path) -> None:
     """Pre-norm and rotary, with a tied head and exits."""
-    model = M3BertForMaskedLM(tiny_config(position_embedding_type="rope", tie_word_embeddings=True, pad_token_id=0))
+    model = M3BertForMaskedLM(tiny_config(position_embedding_type="rope", tie_word_embeddings=True))
     model.base_model.set_exits({layer: affine() for layer in (2, 4)})
     write(model, folder)
 
 
 def write_converted(folder: Path) -> None:
-    """A tiny BERT made an m3BERT, with exits and table."""
     model = convert_to_m3bert(random_encoder("Bert", {"pad_token_id": 0}))
     give_table(model, layers=(0, 2))
     write(model, folder)
 
 
-def write_native(folder: Path) -> None:
-    """The export of the one before."""
-    export_native(Checkpoint(folder.with_name("converted")), folder, Granularity(2, 8))
-
-
-def write(model: Any, folder: Path) -> None:
-    model.save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    write_modules(folder, width=WIDTH, max_length=40, pooling="mean", prompts={"query": "read the "})
-
-
-# Writer, lowest transformers (below, loading must fail with a line that names it), loads.
-FOLDERS: dict[str, tuple[Any, str, list]] = {
-    "static": (write_static, "5.0", [*REMOTE, ("AutoModel", True, {"output_layer": 0})]),
+CUT = {"output_layer": 2, "output_dim": 8}
+# Class that loads the folder, whether with the code in it, keywords of the model.
+REMOTE = [(kind, True, keywords) for kind in ("AutoModel", "SentenceTransformer") for keywords in ({}, CUT)]
+TABLE = ("AutoModel", True, {"output_layer": 0})
+NATIVE = [("AutoModel", False, {}), ("SentenceTransformer", False, {})]
+# Folder: its writer, the lowest version of transformers, its loads. Below that version, they fail and name it.
+FOLDERS = {
+    "static": (lambda folder: save_static(folder, tokenizer()), "5.0", [*REMOTE, TABLE]),
     "masked_lm": (write_masked_lm, "5.0", [*REMOTE, ("AutoModelForMaskedLM", True, {})]),
-    "converted": (write_converted, "5.0", [*REMOTE, ("AutoModel", True, {"output_layer": 0})]),
-    "native": (write_native, "4.0", NATIVE),
+    "converted": (write_converted, "5.0", [*REMOTE, TABLE]),
+    "native": (
+        lambda folder: export_native(Checkpoint(folder.with_name("converted")), folder, Granularity(2, 8)),
+        "4.0",
+        NATIVE,
+    ),
 }
 
 
