@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow test-versions soak lint format docs wheel bench bench-quick clean
+.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow test-versions test-loading soak lint format docs wheel bench bench-quick clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -64,6 +64,30 @@ test-versions: .venv-lowest/installed .venv-newest/installed  ## Run the tests w
 			|| exit 1; \
 	done
 
+# transformers-sentence_transformers of the same time. They share one torch.
+LOADING := 4.57.6-5.1.2 5.0.0-5.2.2 5.5.4-5.4.1 5.12.1-5.5.1 5.18.0-6.1.0 5.24.0-6.2.0
+SITE_PACKAGES := 'import sysconfig; print(sysconfig.get_path("purelib"))'
+
+.venv-loading/torch/installed: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet $$(grep '^torch==' constraints.txt) numpy scikit-learn
+	touch $@
+
+.venv-loading/%/installed: .venv-loading/torch/installed
+	$(PYTHON) -m venv $(@D)
+	$(<D)/bin/python -c $(SITE_PACKAGES) > $$($(@D)/bin/python -c $(SITE_PACKAGES))/torch.pth
+	$(@D)/bin/pip install --quiet transformers==$(firstword $(subst -, ,$*)) \
+		sentence-transformers==$(lastword $(subst -, ,$*))
+	touch $@
+
+test-loading: .venv/installed-dev $(LOADING:%=.venv-loading/%/installed)  ## Load what we write in older and newer versions
+	rm -rf build/loading
+	$(BIN)/python -m tests.loading.write build/loading
+	failed=0; for versions in $(LOADING); do \
+		HF_HUB_OFFLINE=1 HF_HOME=build/loading/$$versions \
+			.venv-loading/$$versions/bin/python -I tests/loading/check.py build/loading || failed=1; \
+	done; exit $$failed
+
 soak: .venv/installed-dev  ## Kill, starve and fuzz what is written and read (20 minutes)
 	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --minutes 20
 
@@ -90,4 +114,4 @@ bench-quick: .venv/installed-dev  ## Run the benchmarks at small sizes (10 minut
 	$(BIN)/python -m benchmarks --quick
 
 clean:  ## Remove the environment and the output of runs
-	rm -rf .venv .venv-lowest .venv-newest build dist runs *.egg-info
+	rm -rf .venv .venv-lowest .venv-newest .venv-loading build dist runs *.egg-info

@@ -13,7 +13,7 @@ except ImportError:  # the name is new in version 5
     from transformers import __version__
 
     raise ImportError(
-        f"m3BERT needs transformers 5.23 or later, and {__version__} is installed. Upgrade transformers, or use the "
+        f"m3BERT needs transformers 5.0 or later, and {__version__} is installed. Upgrade transformers, or use the "
         "native export of this checkpoint, which every version loads (`m3bert export --format native`)."
     ) from None
 
@@ -28,7 +28,22 @@ AUTO_MAP = {
 }
 
 
-class M3BertConfig(PreTrainedConfig):
+BaseConfig: Any = PreTrainedConfig
+if not hasattr(PreTrainedConfig, "__post_init__"):
+
+    class BaseConfig(PreTrainedConfig):  # type: ignore[no-redef]
+        """A config of transformers 5.0 to 5.3, with the fields and the `__post_init__` that later versions have."""
+
+        def __init__(self, **kwargs: Any):
+            for name in type(self).__annotations__:
+                setattr(self, name, kwargs.pop(name, getattr(type(self), name)))
+            self.__post_init__(**kwargs)
+
+        def __post_init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+
+
+class M3BertConfig(BaseConfig):
     r"""
     Configuration of an m3BERT encoder ([m3BERT](https://huggingface.co/papers/2605.19568), sections 2.2 and 2.3). The
     defaults are the paper's base model: 305,660,928 parameters.
@@ -164,6 +179,7 @@ class M3BertConfig(PreTrainedConfig):
             self.stitch_top_layers = [default_top_layers(layer) for layer in self.stitch_layers]
         if self.matryoshka_dims is None:
             self.matryoshka_dims = [dim for dim in (32, 64, 128) if dim < width] + [width]
+        self.base_model_tp_plan = tensor_parallel_plan(self.mlp_gated)
         super().__post_init__(**kwargs)
         if self.position_embedding_type != "rope":
             # They are not saved, so any other value would be lost in a round trip.
@@ -205,15 +221,6 @@ class M3BertConfig(PreTrainedConfig):
                 f"stitch_top_layers={tops} must have a number of last layers for each of stitch_layers="
                 f"{self.stitch_layers}, from 1 to the layer."
             )
-
-    @property
-    def base_model_tp_plan(self) -> dict[str, str]:
-        """Tensor-parallel style of every projection that an encoder with this config has."""
-        plan = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
-        plan |= {"layers.*.self_attn.o_proj": "rowwise"}
-        if self.mlp_gated:
-            plan |= {"layers.*.mlp.gate_proj": "colwise"}
-        return plan | {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
     @property
     def is_matryoshka(self) -> bool:
@@ -338,6 +345,15 @@ class M3BertConfig(PreTrainedConfig):
             del values["stitch_layers"], values["stitch_top_layers"]
         derived = {"is_matryoshka": self.is_matryoshka, "matryoshka_dimensions": self.matryoshka_dimensions}
         return {**values, **derived}
+
+
+def tensor_parallel_plan(mlp_gated: bool) -> dict[str, str]:
+    """Tensor-parallel style of every projection of an encoder."""
+    plan = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
+    plan |= {"layers.*.self_attn.o_proj": "rowwise"}
+    if mlp_gated:
+        plan |= {"layers.*.mlp.gate_proj": "colwise"}
+    return plan | {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
 
 def default_top_layers(depth: int) -> int:

@@ -27,10 +27,14 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, dynamic_rope_u
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, PreTrainedModel
 from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
-from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_m3bert import M3BertConfig, layers_of, plan_of
 
+
+try:
+    from transformers.utils.output_capturing import capture_outputs
+except ImportError:  # its name in transformers 5.0 and 5.1
+    from transformers.utils.generic import check_model_inputs as capture_outputs
 
 # Whether a model is built to read a file. Its layers then have the names that they have there until they are read.
 _READING: ContextVar[bool] = ContextVar("_READING", default=False)
@@ -189,9 +193,11 @@ class M3BertAttention(nn.Module):
         if position_embeddings is not None:
             query, key = rotate(query, *position_embeddings), rotate(key, *position_embeddings)
 
-        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention_forward
-        )
+        attention: Callable = eager_attention_forward
+        if hasattr(ALL_ATTENTION_FUNCTIONS, "get_interface"):
+            attention = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, attention)
+        elif self.config._attn_implementation != "eager":  # transformers 5.0
+            attention = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
         output, weights = attention(
             self,
             query,
@@ -373,6 +379,8 @@ class M3BertPreTrainedModel(PreTrainedModel):
             raise ValueError(f"The weights in {pretrained_model_name_or_path} cannot be read: {error}.") from error
         finally:
             _READING.reset(reading)
+        if any(parameter.is_meta for parameter in model.parameters()):
+            model.tie_weights()  # transformers 5.3 leaves this out in remote code
         encoder = {
             name for name, _ in model.named_parameters() if model.base_model is model or name.startswith("model.")
         }

@@ -1,0 +1,80 @@
+"""Write the folders that `check.py` loads, and what they give here: `python -m tests.loading.write OUT`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import BertTokenizer, PreTrainedModel, set_seed
+
+from hub_cards.checkpoint import Checkpoint
+from hub_cards.native_export import export_native
+from modeling_m3bert import M3BertForMaskedLM, convert_to_m3bert
+from tests.conftest import WORDS, tiny_config, write_modules
+from tests.loading.check import outputs_of
+from tests.modeling_m3bert.static_models import WIDTH, affine, give_table
+from tests.modeling_m3bert.test_conversion_m3bert import random_encoder
+from tests.static_checkpoints import save_static
+from trainers import Granularity
+
+
+def write(model: PreTrainedModel, folder: Path) -> None:
+    model.save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    write_modules(folder, width=WIDTH, max_length=40)
+
+
+def tokenizer() -> BertTokenizer:
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
+    return BertTokenizer(vocab={word: row for row, word in enumerate(words)}, model_max_length=40)
+
+
+def write_masked_lm(folder: Path) -> None:
+    """Pre-norm and rotary, with a tied head and exits."""
+    model = M3BertForMaskedLM(tiny_config(position_embedding_type="rope", tie_word_embeddings=True))
+    model.base_model.set_exits({layer: affine() for layer in (2, 4)})
+    write(model, folder)
+
+
+def write_converted(folder: Path) -> None:
+    model = convert_to_m3bert(random_encoder("Bert", {"pad_token_id": 0}))
+    give_table(model, layers=(0, 2))
+    write(model, folder)
+
+
+CUT = {"output_layer": 2, "output_dim": 8}
+# Class that loads the folder, whether with the code in it, keywords of the model.
+REMOTE = [(kind, True, keywords) for kind in ("AutoModel", "SentenceTransformer") for keywords in ({}, CUT)]
+TABLE = ("AutoModel", True, {"output_layer": 0})
+NATIVE = [("AutoModel", False, {}), ("SentenceTransformer", False, {})]
+# Folder: its writer, the lowest version of transformers, its loads. Below that version, they fail and name it.
+FOLDERS = {
+    "static": (lambda folder: save_static(folder, tokenizer()), "5.0", [*REMOTE, TABLE]),
+    "masked_lm": (write_masked_lm, "5.0", [*REMOTE, ("AutoModelForMaskedLM", True, {})]),
+    "converted": (write_converted, "5.0", [*REMOTE, TABLE]),
+    "native": (
+        lambda folder: export_native(Checkpoint(folder.with_name("converted")), folder, Granularity(2, 8)),
+        "4.0",
+        NATIVE,
+    ),
+}
+
+
+def main(out: Path) -> None:
+    cases, expected = [], {}
+    for name, (writer, lowest, loads) in FOLDERS.items():
+        set_seed(0)
+        writer(out / name)
+        for load in loads:
+            expected[str(len(cases))] = outputs_of(out / name, *load)
+            cases.append((name, lowest, *load))
+    save_file(expected, out / "expected.safetensors")
+    (out / "cases.json").write_text(json.dumps(cases))
+
+
+if __name__ == "__main__":
+    with torch.no_grad():
+        main(Path(sys.argv[1]))
