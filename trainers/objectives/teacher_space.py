@@ -99,7 +99,7 @@ class TeacherSpace(RepresentationDistillation):
         spaced ones in evaluation.
         """
         if self.training:
-            rows = same_on_all_ranks(torch.randint(len(self.bank), (self.candidates,), device=like.device)).cpu()
+            rows = same_on_all_ranks(torch.randint(len(self.bank), (self.candidates,)))
         else:
             rows = torch.linspace(0, len(self.bank) - 1, self.candidates).long()
         return self.bank[rows].to(like)

@@ -147,17 +147,26 @@ class Ring:
 
 
 def sum_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum of a tensor over ranks, with the same shape on each. Its gradient is the sum of the gradients on all
-    ranks."""
-    return tensor if world_size() == 1 else _SumOverRanks.apply(tensor)
+    """Sum of a tensor over ranks, with the same shape on each, on the tensor's device. Its gradient is the sum of the
+    gradients on all ranks."""
+    return tensor if world_size() == 1 else _SumOverRanks.apply(_sendable(tensor)).to(tensor.device)
 
 
 def same_on_all_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor of the first rank, on every rank: for random draws that all ranks must share."""
+    """The tensor of the first rank, on every rank, on the tensor's device: for random draws that all ranks must
+    share."""
     shared = tensor.detach().clone()
     if world_size() > 1:
+        shared = _sendable(shared)
         distributed.broadcast(shared, src=0)
-    return shared
+    return shared.to(tensor.device)
+
+
+def _sendable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor on a device whose tensors the ranks can exchange: NCCL takes those of a GPU only."""
+    if f"{tensor.device.type}:" in distributed.get_backend_config():
+        return tensor
+    return tensor.to(torch.accelerator.current_accelerator())
 
 
 def smallest_on_all_ranks(number: int, device: torch.device) -> int:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
+from torch import distributed
+from torch.distributed import HashStore
 
 from modeling_m3bert import M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
 from tests.conftest import quiet
@@ -34,6 +37,7 @@ from trainers import (
     TeacherMSE,
     TeacherSpace,
 )
+from trainers.core.parallel import ranks
 from trainers.core.states import PooledStates
 from trainers.objectives.cross_depth import CrossDepth
 
@@ -95,29 +99,30 @@ OWN_BATCH = {
 }
 
 
-def embedding_gradients(objective: Objective, rows: slice) -> dict[str, torch.Tensor]:
+def embedding_gradients(objective: Objective, rows: slice, device: str = "cpu") -> dict[str, torch.Tensor]:
     """Loss, terms, and gradients of embeddings, or of token states where the objective reads those, and of its own
     parameters, for some rows of one batch."""
     generator = torch.Generator().manual_seed(7)
     names, layers = ("anchor", "positive", "negative"), (1, 2, 3)
     shape = (ROWS, 8) if objective.pooling else (ROWS, 5, 8)
     leaves = {
-        (name, layer): torch.randn(shape, dtype=torch.float64, generator=generator)[rows].requires_grad_()
+        (name, layer): torch.randn(shape, dtype=torch.float64, generator=generator)[rows].to(device).requires_grad_()
         for name in names
         for layer in layers
     }
     # Every text occurs several times, on both ranks.
-    ids = {name: torch.randint(6, (ROWS,), generator=generator)[rows] for name in names}
+    ids = {name: torch.randint(6, (ROWS,), generator=generator)[rows].to(device) for name in names}
     lengths = torch.randint(1, 6, (ROWS, 1), generator=generator)[rows]
-    mask = (torch.arange(5) < lengths).long()
+    mask = (torch.arange(5) < lengths).long().to(device)
     states = {name: {layer: leaves[name, layer] for layer in layers} for name in names}
     texts = {
         name: PooledStates(own, objective.pooling) if objective.pooling else NestedStates(own, mask)
         for name, own in states.items()
     }
     width = getattr(objective, "teacher_dim", 6)
-    teacher = {name: torch.randn(ROWS, width, dtype=torch.float64, generator=generator)[rows] for name in names}
-    terms = objective.double().train()(NestedBatch(texts=texts, text_ids=ids, teacher=teacher))
+    drawn = {name: torch.randn(ROWS, width, dtype=torch.float64, generator=generator)[rows] for name in names}
+    teacher = {name: embeddings.to(device) for name, embeddings in drawn.items()}
+    terms = objective.double().to(device).train()(NestedBatch(texts=texts, text_ids=ids, teacher=teacher))
     loss = objective.total(terms)
     loss.backward()
     found = {f"{name} {layer}": leaf.grad for (name, layer), leaf in leaves.items() if leaf.grad is not None}
@@ -157,6 +162,27 @@ def test_gradients_of_embeddings_are_those_of_the_big_batch(of_two, name):
             actual = torch.cat([first[key], second[key]]) / 2  # data parallelism averages over ranks
         # ESE's decomposition of a squared matrix magnifies the rounding of sums.
         torch.testing.assert_close(actual, value, atol=1e-9, rtol=1e-6, msg=lambda text, key=key: f"{key}: {text}")
+
+
+@pytest.fixture
+def nccl(monkeypatch) -> Iterator[None]:
+    """A group of NCCL with this process alone, which counts as one of two ranks."""
+    distributed.init_process_group("nccl", store=HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(ranks, "world_size", lambda: 2)
+    yield
+    distributed.destroy_process_group()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("nccl")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_tensors_of_any_device_go_through_nccl(device):
+    tensor = torch.randn(3, device=device, dtype=torch.float64, requires_grad=True)
+    total = ranks.sum_over_ranks(tensor)
+    assert total.device == ranks.same_on_all_ranks(tensor).device == tensor.device
+    assert torch.equal(total, tensor) and torch.equal(ranks.same_on_all_ranks(tensor), tensor)
+    (total @ torch.arange(3.0, dtype=torch.float64, device=device)).backward()
+    assert tensor.grad.tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", list(OWN_BATCH))
