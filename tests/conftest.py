@@ -13,6 +13,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
+from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
 from modeling_m3bert import EmbeddingSettings, M3BertConfig, M3BertForMaskedLM, M3BertModel
 from scripts import sources
@@ -28,6 +29,7 @@ torch.set_num_threads(1 if "PYTEST_XDIST_WORKER" in os.environ else 2)
 WORDS = (
     "a and are be by can do file for from has if in is it list name no not of on one open or read text the to".split()
 )
+FLASH_ATTENTIONS = {2: is_flash_attn_2_available, 3: is_flash_attn_3_available, 4: is_flash_attn_4_available}
 HIDE_PROJECT = """
 import importlib.abc, sys
 class HiddenProject(importlib.abc.MetaPathFinder):
@@ -167,6 +169,15 @@ def minilm() -> str:
         return sources.default_base()
     except ValueError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def flash_attention() -> str:
+    """The name of a flash attention that is installed here."""
+    for version, is_installed in FLASH_ATTENTIONS.items():
+        if is_installed():
+            return f"flash_attention_{version}"
+    pytest.skip("no flash attention is installed")
 
 
 @pytest.fixture(scope="session")

@@ -387,8 +387,7 @@ def test_the_tensor_parallel_plan_names_every_projection_and_nothing_else(tmp_pa
 
 
 @pytest.mark.gpu
-def test_flash_attention_equals_sdpa_on_flattened_input(tiny_model):
-    pytest.importorskip("flash_attn")
+def test_flash_attention_equals_sdpa_on_flattened_input(tiny_model, flash_attention):
     model = tiny_model.to("cuda", torch.bfloat16)
     rows = [{"input_ids": torch.randint(5, 99, (n,)).tolist()} for n in (7, 3, 5)]
     flat = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_tensors="pt")(rows)
@@ -396,6 +395,6 @@ def test_flash_attention_equals_sdpa_on_flattened_input(tiny_model):
     flat = {name: value.to("cuda") if torch.is_tensor(value) else value for name, value in flat.items()}
     with torch.no_grad():
         expected = model(**flat).last_hidden_state
-        model.set_attn_implementation("flash_attention_2")
+        model.set_attn_implementation(flash_attention)
         actual = model(**flat).last_hidden_state
     torch.testing.assert_close(actual, expected, atol=0.05, rtol=0.05)

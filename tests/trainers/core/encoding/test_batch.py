@@ -222,13 +222,12 @@ def test_flash_attention_reads_flattened_texts(model_type):
 
 
 @pytest.mark.gpu
-def test_flash_attention_on_a_gpu_equals_sdpa():
-    pytest.importorskip("flash_attn")
+def test_flash_attention_on_a_gpu_equals_sdpa(flash_attention):
     model = M3BertModel(tiny_config()).eval().to("cuda", torch.bfloat16)
     batch = {name: {entry: value.cuda() for entry, value in column.items()} for name, column in columns().items()}
     objective = Contrastive(GRID)
     with torch.no_grad():
         expected = NestedModel(model, objective)(**batch)["loss"]
-        model.set_attn_implementation("flash_attention_2")
+        model.set_attn_implementation(flash_attention)
         ours = NestedModel(model, objective)(**batch)["loss"]
     torch.testing.assert_close(ours, expected, rtol=0.02, atol=0.02)
