@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
+import warnings
 from importlib import import_module
 
 
 # Command -> its module in `m3bert.commands` (the folder `scripts/` of a checkout), and what it does.
 COMMANDS = {
-    "convert": ("convert", "convert a BERT-family encoder to an elastic m3BERT, exactly"),
-    "fit_exits": ("fit_exits", "make every depth of an m3BERT embed into one space, without training"),
+    "fit": ("fit", "make any encoder elastic: fewer layers and a look-up in its own space, without training"),
+    "convert": ("convert", "convert a BERT-family encoder to an m3BERT, exactly"),
     "train": ("train", "train an encoder with one of the methods, or with an objective of your own"),
     "check": ("check", "check an objective of your own on a tiny model"),
     "prepare": ("prepare", "tokenise and pack text for masked-LM training, by language"),
@@ -72,6 +73,9 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(__version__)
         return
+    if name == "fit_exits":
+        warnings.warn("`m3bert fit_exits` is now `m3bert fit`.", FutureWarning, stacklevel=2)
+        name = "fit"
     for words in (name, *(f"{name} {option.partition('=')[0]}" for option in options)):
         if words in GONE:
             sys.exit(f"error: `m3bert {words}` is no longer there: {GONE[words]}.")

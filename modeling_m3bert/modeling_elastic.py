@@ -623,9 +623,13 @@ class ElasticMixin(_Model):
             model = self if depth == self.config.num_hidden_layers else self.at(depth)
             if model is not self and "use_cache" in inspect.signature(self.forward).parameters:
                 kwargs["use_cache"] = False  # the layers have other numbers in a cache
-            output = super(ElasticMixin, model).forward(*args, return_dict=True, **kwargs)  # type: ignore[misc]
+            output = model.native_forward(*args, return_dict=True, **kwargs)
             output.last_hidden_state = self.exit_state(depth, output.last_hidden_state, dim, static)
         return output.to_tuple() if as_dict is False else output
+
+    def native_forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The `forward` of the native class."""
+        return super().forward(*args, **kwargs)
 
     def static_states(
         self,

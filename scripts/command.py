@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 # What a model consists of: a model in the place of another one keeps none of these.
 MODEL_FILES = (
-    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "tokenizer*.json",
-    "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_bert_config.json",
+    "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "modeling_elastic.py",
+    "elastic", "tokenizer*.json", "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_*_config.json",
     "config_sentence_transformers.json", "1_Pooling", "2_Dense", "3_Normalize", "2_Normalize", "quantizer",
     "training.json",
 )  # fmt: skip
@@ -38,7 +38,6 @@ RENAMED = {
     "--labels": ["--classification"],
     "--labels_columns": ["--classification_columns"],
     "--output": ["--output_dir", "--output_file"],
-    "--stitches": ["--stitch_layers"],
     "--texts": ["--files"],
 }
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")

@@ -9,7 +9,7 @@ An embedding model keeps its pooling, projection, normalisation and prompts, as 
 
     m3bert convert intfloat/multilingual-e5-base runs/student --student_layers 1,4,7,10,12
 
-With --fit_exits, shallow layers embed into the space of the last one (see `m3bert fit_exits`):
+With --fit_exits, shallow layers embed into the space of the last one (see `m3bert fit`):
 
     m3bert convert intfloat/multilingual-e5-base runs/elastic --fit_exits texts.txt queries.txt --exit_layers 2 4 8
 """
@@ -31,7 +31,7 @@ from .command import (
     run_command,
     writing_to,
 )
-from .fit_exits import add_exit_options, report, save_with_exits
+from .fit import add_exit_options, report, save_with_exits
 
 
 if TYPE_CHECKING:

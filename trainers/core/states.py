@@ -1,73 +1,29 @@
 """
 The only module that turns a backbone's outputs into nested states, prefixes and pooled embeddings.
 
-The *state* of a layer is the layer's output; in a pre-norm backbone it also passes through the model's final norm, at
-full width, and in an m3BERT through the exit of the layer, if it has one. States are truncated afterwards, so every
-granularity is a prefix of one tensor.
+The *state* of a depth is the output of its last layer; in a pre-norm backbone it also passes through the model's final
+norm, at full width, and in an elastic one through the exit of the depth, if it has one. States are truncated
+afterwards, so every granularity is a prefix of one tensor.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import CONFIG_MAPPING, PreTrainedModel
+from transformers import PreTrainedModel
 
-from modeling_m3bert.configuration_m3bert import plan_of
-from modeling_m3bert.conversion_m3bert import CONVERTIBLE, position_offset
+from modeling_m3bert.conversion_m3bert import OFFSET_POSITIONS
+from modeling_m3bert.modeling_elastic import Elasticity, layer_list, resolve_size, view
 from modeling_m3bert.settings_m3bert import POOLINGS, Pooling
 
+from .anatomy import Resumed, Tapped, anatomy_of, run_native
 from .encoding.packed_rows import DOCUMENTS, Flattened, check_packable, flattened_documents, packed_arguments
 from .granularity import EncoderConfig
-
-
-@dataclass(frozen=True)
-class BackboneSpec:
-    """
-    Facts about a model type that nested states depend on.
-
-    Args:
-        final_norm (`str`, *optional*): Name of the norm module after the last layer; `None` for a post-norm backbone.
-        causal (`bool`, *optional*, defaults to `False`): Whether a token attends only to itself and earlier tokens,
-            unless the config has `use_bidirectional_attention`.
-        caches (`bool`, *optional*, defaults to `False`): Whether it keeps all keys and values for generating text
-            unless it is told not to.
-        first_position (`int`, *optional*, defaults to 0): Row of the position embeddings that the first token reads,
-            where it does not depend on the config.
-    """
-
-    final_norm: str | None = None
-    causal: bool = False
-    caches: bool = False
-    first_position: int = 0
-
-
-BACKBONES = {
-    "m3bert": BackboneSpec(final_norm="norm"),  # the identity in a post-norm m3BERT
-    "modernbert": BackboneSpec(final_norm="final_norm"),
-    "eurobert": BackboneSpec(final_norm="norm"),
-    "qwen3": BackboneSpec(final_norm="norm", causal=True, caches=True),
-    "gemma3_text": BackboneSpec(final_norm="norm", causal=True, caches=True),  # EmbeddingGemma is not causal
-    "mpnet": BackboneSpec(first_position=2),
-    **dict.fromkeys((*CONVERTIBLE, "deberta", "deberta-v2", "nomic_bert", "gte"), BackboneSpec()),
-}
-DECODER = "it is a decoder-only language model; of these, qwen3 and gemma3_text are known here"
-ENCODER_DECODER = "it has two stacks of layers, an encoder and a decoder"
-# Model types that are often asked for -> why they are not in BACKBONES.
-REASONS = {
-    **dict.fromkeys(("gpt2", "llama", "mistral", "qwen2", "gemma", "gemma2", "phi3"), DECODER),
-    **dict.fromkeys(("t5", "mt5", "umt5", "bart", "mbart", "t5gemma", "m2m_100"), ENCODER_DECODER),
-    **dict.fromkeys(
-        ("gemma3", "embedding_gemma2"), "it also reads images, and its config nests that of the text model"
-    ),
-    "albert": "all its layers are one layer, so a smaller depth saves no memory",
-    "funnel": "its deeper layers have fewer tokens than its first",
-    "new": "its code is not part of transformers; the same model is there as gte, in checkpoints converted to it",
-}
 
 
 def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
@@ -83,7 +39,7 @@ def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling={pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
-    fitted = (getattr(config, "exit_fit", None) or {}).get("pooling", pooling)
+    fitted = (Elasticity.of(config).fit or {}).get("pooling", pooling)
     if fitted != pooling:
         raise ValueError(
             f"The exits were fitted with pooling={fitted!r}, not {pooling!r}: use {fitted!r}, or fit again."
@@ -229,62 +185,41 @@ def unwrap_encoder(model: Any) -> PreTrainedModel:
 
 
 def transformer_layers(model: Any) -> list[nn.Module]:
-    """The transformer layers of a model: the list of its encoder with `num_hidden_layers` modules. Empty if there is
-    no such list."""
-    encoder = unwrap_encoder(model)
-    depth = encoder.config.num_hidden_layers
-    lists = (module for module in encoder.modules() if isinstance(module, nn.ModuleList) and len(module) == depth)
-    return list(next(lists, ()))
-
-
-def backbone_spec(config: EncoderConfig) -> BackboneSpec:
     """
-    The [`BackboneSpec`] of a config.
+    The transformer layers of a model's encoder.
 
     Raises:
-        ValueError: if the model type is unknown, or its code is not that of transformers. A wrong guess of the final
-            norm would change all states.
+        ValueError: if it has no list of them.
     """
-    name = config.model_type
-    if name not in BACKBONES:
-        reason = f": {REASONS[name]}" if name in REASONS else ""
-        raise ValueError(f"model_type={name!r} is not supported{reason}; legal values: {', '.join(BACKBONES)}.")
-    known = CONFIG_MAPPING[name] if name in CONFIG_MAPPING else None
-    if known is not None and name != "m3bert" and not isinstance(config, known):
-        raise ValueError(
-            f"{config.name_or_path or name} brings its own code for model_type={name!r}, whose states are not known "
-            "here: load it without trust_remote_code, or a checkpoint that transformers reads without it."
-        )
-    spec = BACKBONES[name]
-    bidirectional = spec.causal and getattr(config, "use_bidirectional_attention", False)
-    return replace(spec, causal=False) if bidirectional else spec
+    encoder = unwrap_encoder(model)
+    depth = encoder.config.num_hidden_layers
+    return list(layer_list(encoder, depth)[1]) if depth else []
 
 
 def width_of(config: Any) -> int:
     """Dims of the states that a model of this config returns by default."""
-    return config.resolve_granularity()[1] if config.model_type == "m3bert" else config.hidden_size
+    return resolve_size(config)[1]
 
 
 def shared_layers(config: EncoderConfig) -> list[int]:
     """
-    Layers whose states are in one space, ascending: the last layer and those with an exit into its space. Vectors of
+    Depths whose states are in one space, ascending: the last layer and those with an exit into its space. Vectors of
     two of them can be compared. Without exits, only the last layer.
     """
-    return sorted({*getattr(config, "exit_layers", ()), config.num_hidden_layers})
+    return sorted({*Elasticity.of(config).exits, config.num_hidden_layers})
 
 
 def reads_table(config: EncoderConfig, layers: Iterable[int] | None = None) -> bool:
-    """Whether one of these layers, by default any, or the last layer reads the static table of an m3BERT."""
-    static = {*getattr(config, "static_layers", ())}
-    return bool(static) if layers is None else not static.isdisjoint([*layers, config.num_hidden_layers])
+    """Whether one of these depths, by default any, reads the static table of an elastic model."""
+    table = {*Elasticity.of(config).table}
+    return bool(table) if layers is None else not table.isdisjoint(layers)
 
 
 def state_only_layers(config: EncoderConfig, layers: Iterable[int]) -> list[int]:
-    """Those of these layers whose exit has a state-only map beside the one that reads the static table, for native
-    exports. Stitched depths have no native export."""
-    stitched = getattr(config, "stitch_layers", ())
-    static = getattr(config, "static_layers", ())
-    return [layer for layer in layers if layer > 0 and layer in static and layer not in stitched]
+    """Those of these depths whose exit has a state-only map beside the one that reads the static table, for native
+    exports."""
+    table = Elasticity.of(config).table
+    return [layer for layer in layers if layer > 0 and layer in table]
 
 
 def readings(model: Any, layers: Sequence[int], state_only: bool) -> list[Reading]:
@@ -301,12 +236,12 @@ def pooled_reading(states: TextStates, reading: Reading, pooling: Pooling) -> to
 
 def max_positions(config: EncoderConfig) -> int:
     """The longest text, in tokens, that a backbone of this config reads."""
-    return config.max_position_embeddings - first_position(config)
+    return (getattr(config, "max_position_embeddings", None) or sys.maxsize) - first_position(config)
 
 
 def first_position(config: EncoderConfig) -> int:
     """Row of the position embeddings that the first token of a text reads."""
-    return max(position_offset(config), backbone_spec(config).first_position)
+    return (config.pad_token_id or 0) + 1 if config.model_type in (*OFFSET_POSITIONS, "mpnet") else 0
 
 
 def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = None) -> int:
@@ -323,79 +258,140 @@ def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = 
 
 
 def nested_states(
-    model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int], state_only: bool = False
+    model: nn.Module,
+    inputs: Mapping[str, torch.Tensor],
+    layers: Iterable[int],
+    state_only: bool = False,
+    exits: bool = True,
 ) -> NestedStates:
     """
-    Run a backbone once and return its states at several layers. With flash attention, the texts are flattened into one
-    row without padding. Beside this one run, each stitched depth runs its last layers.
+    Run a backbone once and return its states at several depths. With flash attention, the texts are flattened into one
+    row without padding. Beside this one run, each path runs its layers from the first that is not as in the model.
 
     Args:
-        model ([`~transformers.PreTrainedModel`] or peft model): A model of a supported type, with or without a head.
+        model ([`~transformers.PreTrainedModel`] or peft model): Any encoder of transformers that [`anatomy_of`]
+            accepts, with or without a head.
         inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer: `input_ids`, `attention_mask`, ... Packed rows
             have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding. If it has
-            `static_states` of shape `(batch, 1, hidden_size)`, layers that read the static table read these; without
-            `input_ids`, stitched ones also need `static_rows` of shape `(batch, tokens, hidden_size)`.
-        layers (`Iterable[int]`): Layers to read, in 0..depth. 0 is the embedding layer; its state is its output,
-            without the final norm.
-        state_only (`bool`, *optional*, defaults to `False`): Also apply the state-only maps of these layers.
+            `static_states` of shape `(batch, 1, hidden_size)`, depths that read the static table read these.
+        layers (`Iterable[int]`): Depths to read, in 0..N. 0 is the static table, or without one the input of the first
+            layer.
+        state_only (`bool`, *optional*, defaults to `False`): Also apply the state-only maps of these depths.
+        exits (`bool`, *optional*, defaults to `True`): Apply the exits.
 
     Returns:
         [`NestedStates`]
 
     Raises:
-        ValueError: if a layer is outside the model, or the model type is not supported, or not for packed rows.
+        ValueError: if a depth is outside the model, or the model cannot be read, or not with packed rows.
     """
     encoder, layers = unwrap_encoder(model), sorted(set(layers))
     depth = encoder.config.num_hidden_layers
     if not layers or layers[0] < 0 or layers[-1] > depth:
         raise ValueError(f"layers={layers} must be within 0..{depth}; 0 is the embedding layer.")
-    run = _run_of(encoder, inputs, layers)
-    # transformers returns all hidden states, or those that are named. Stitched depths are not named by their number.
-    outputs = encoder(**run.arguments, output_hidden_states=bool(run.places) or layers, return_dict=True)
-    states, alone = _collected(encoder, outputs, run, layers, state_only)
+    spec = Elasticity.of(encoder.config)
+    if not exits:
+        spec = Elasticity(spec.depths)
+    run = _run_of(encoder, inputs, spec, layers)
+    run_layers = [layer for layer in layers if layer > 0 or 0 not in spec.table]
+    raw = raw_states(encoder, run.arguments, run_layers, spec) if run_layers else {}
+    alone: dict[int, torch.Tensor] = {}
+    if state_only:
+        alone = {
+            layer: encoder.elastic.exits[str(layer)](raw[layer]) for layer in layers if layer in spec.table and layer
+        }
+    states = dict(raw)
+    if spec.exits:
+        like = next(iter(raw.values())) if raw else run.like_tokens
+        states = {layer: encoder.exit_state(layer, raw.get(layer, like), static=run.static) for layer in layers}
     if run.flattened is not None:
         states = {layer: run.flattened.padded(state) for layer, state in states.items()}
         alone = {layer: run.flattened.padded(state) for layer, state in alone.items()}
-    last = outputs.last_hidden_state
-    mask = torch.ones(last.shape[:2], dtype=torch.long, device=last.device) if run.mask is None else run.mask
-    return NestedStates(states, mask, backbone_spec(encoder.config).causal, alone, packed=DOCUMENTS in inputs)
+    mask = run.mask
+    if mask is None:
+        first = next(iter(states.values()))
+        mask = torch.ones(first.shape[:2], dtype=torch.long, device=first.device)
+    return NestedStates(states, mask, anatomy_of(encoder).causal, alone, packed=DOCUMENTS in inputs)
+
+
+def raw_states(
+    encoder: Any, arguments: Mapping[str, Any], depths: Sequence[int], spec: Elasticity
+) -> dict[int, torch.Tensor]:
+    """
+    The hidden states of several depths before any exit, after the final norm; depth 0 is the input of the first layer.
+
+    Args:
+        encoder ([`~transformers.PreTrainedModel`]): An encoder.
+        arguments (`dict`): Its arguments.
+        depths (`Sequence[int]`): Depths.
+        spec ([`Elasticity`]): Which layers they run.
+    """
+    anatomy = anatomy_of(encoder)
+    norm = encoder.get_submodule(anatomy.final_norm) if anatomy.final_norm is not None else nn.Identity()
+    paths = [depth for depth in depths if spec.is_path(depth)]
+    starts = {depth: spec.shared_prefix(depth) if anatomy.resumes else 0 for depth in paths}
+    prefixes = [depth for depth in depths if depth not in paths]
+    read = [*prefixes, *(start for start in starts.values() if start)]
+    states: dict[int, torch.Tensor] = {}
+    if read:
+        deepest, outputs, last = _prefixes(encoder, arguments, max(1, *read))
+        states = {depth: norm(outputs[depth]) if 0 < depth < deepest else outputs[0] for depth in prefixes}
+        if deepest in prefixes:
+            states[deepest] = last
+    for depth, start in starts.items():
+        modules = encoder.layers_at(depth)[start:]
+        if start:
+            modules[0] = Resumed(modules[0], outputs[start])
+        states[depth] = run_native(
+            view(encoder, spec.layers_of(depth)[start:], modules), **arguments
+        ).last_hidden_state
+    return {depth: states[depth] for depth in depths}
+
+
+def _prefixes(
+    encoder: Any, arguments: Mapping[str, Any], deepest: int
+) -> tuple[int, Mapping[int, torch.Tensor], torch.Tensor]:
+    """The number of layers that run, at least `deepest`; the output of each and, as 0, the input of the first; and the
+    hidden state after all of them."""
+    if torch.compiler.is_compiling() or getattr(encoder, "_compiled_call_impl", None) is not None:
+        # A view would be compiled again at each call.
+        hidden = encoder(**arguments, output_hidden_states=True, return_dict=True).hidden_states
+        return encoder.config.num_hidden_layers, dict(enumerate(hidden)), hidden[-1]
+    outputs: dict[int, torch.Tensor] = {}
+    own = layer_list(encoder, encoder.config.num_hidden_layers)[1]
+    tapped = [Tapped(own[number - 1], number, outputs) for number in range(1, deepest + 1)]
+    last = run_native(view(encoder, range(1, deepest + 1), tapped), **arguments).last_hidden_state
+    return deepest, outputs, last
 
 
 @dataclass(frozen=True)
 class _Run:
     """
-    How one run of an encoder gives the states of several layers.
+    One run of an encoder.
 
     Args:
         arguments (`dict[str, Any]`): Arguments of the encoder.
         mask (`torch.Tensor`, *optional*): 1 for real tokens, `(batch, tokens)`.
         flattened ([`Flattened`], *optional*): The texts in one row, if the encoder reads them so.
         static (`torch.Tensor`, *optional*): Static states, in a shape that broadcasts to the token states.
-        last (`int`): The layer whose state is the last hidden state.
-        places (`dict[int, int]`): Stitched depth -> where its state is in the hidden states.
     """
 
     arguments: dict[str, Any]
     mask: torch.Tensor | None
     flattened: Flattened | None
     static: torch.Tensor | None
-    last: int
-    places: Mapping[int, int]
+
+    @property
+    def like_tokens(self) -> torch.Tensor:
+        """A tensor `(batch, tokens, 1)`, where no layer runs."""
+        tokens = self.arguments.get("input_ids")
+        return (self.arguments["inputs_embeds"][..., 0] if tokens is None else tokens)[..., None]
 
 
-def _run_of(encoder: Any, inputs: Mapping[str, torch.Tensor], layers: list[int]) -> _Run:
-    """The run that gives the states of ascending layers. Arguments as of [`nested_states`]."""
-    config, spec = encoder.config, backbone_spec(encoder.config)
-    last, first = config.num_hidden_layers, first_position(config)
-    options: dict[str, Any] = {"use_cache": False} if spec.caches else {}
-    places: dict[int, int] = {}
-    if config.model_type == "m3bert":
-        places = stitched_places(config, layers)
-        if places:
-            options["nested_layers"], last = layers, max(places)
-        elif layers[-1] in config.legal_layers:
-            last = options["output_layer"] = layers[-1]
-        options["output_dim"] = config.hidden_size
+def _run_of(encoder: Any, inputs: Mapping[str, torch.Tensor], spec: Elasticity, layers: Sequence[int]) -> _Run:
+    """How an encoder reads a batch. Arguments as of [`nested_states`]."""
+    config = encoder.config
+    first = first_position(config)
     packed, mask, static = DOCUMENTS in inputs, inputs.get("attention_mask"), inputs.get("static_states")
     inputs = {name: value for name, value in inputs.items() if name != "static_states"}
     if packed:
@@ -406,42 +402,14 @@ def _run_of(encoder: Any, inputs: Mapping[str, torch.Tensor], layers: list[int])
         flattened = flattened_documents(inputs, first) if packed else Flattened.of(inputs, first)
         arguments = flattened.inputs
     elif packed:
-        arguments = packed_arguments(config, inputs, first_position=first, causal=spec.causal, dtype=encoder.dtype)
-    if reads_table(config, layers):
+        causal = anatomy_of(encoder).causal
+        arguments = packed_arguments(config, inputs, first_position=first, causal=causal, dtype=encoder.dtype)
+    if not {*spec.table}.isdisjoint(layers):
         if static is None:
             static = static_states(encoder, inputs, flattened, first)
         elif flattened is not None:
             static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
-        options["static_states"] = static
-    return _Run(arguments | options, mask, flattened, static, last, places)
-
-
-def _collected(
-    encoder: Any, outputs: Any, run: _Run, layers: Sequence[int], state_only: bool
-) -> tuple[dict[int, torch.Tensor], dict[int, torch.Tensor]]:
-    """Layer -> its state, and on request layer -> what its state-only map makes of it."""
-    final_norm = backbone_spec(encoder.config).final_norm
-    norm = encoder.get_submodule(final_norm) if final_norm is not None else nn.Identity()
-    # transformers applies the final norm to the last hidden state only.
-    read = [layer for layer in layers if state_only or layer != run.last]
-    hidden = {layer: outputs.hidden_states[run.places.get(layer, layer)] for layer in read}
-    raw = {layer: norm(state) if 0 < layer != run.last else state for layer, state in hidden.items()}
-    alone: dict[int, torch.Tensor] = {}
-    if state_only:  # the last of the hidden states is normalised, and without the exit
-        alone = {layer: encoder.exits[str(layer)](raw[layer]) for layer in state_only_layers(encoder.config, layers)}
-    states = {layer: state for layer, state in raw.items() if layer != run.last}
-    if encoder.config.model_type == "m3bert":
-        states = {layer: encoder.exit_state(layer, state, static=run.static) for layer, state in states.items()}
-    if run.last in layers:
-        states[run.last] = outputs.last_hidden_state
-    return {layer: states[layer] for layer in layers}, alone
-
-
-def stitched_places(config: Any, layers: Iterable[int]) -> dict[int, int]:
-    """Stitched depth among some layers -> where its state is in the hidden states of a run of all of them."""
-    first_layers, stitched = plan_of(layers, config)
-    ends = accumulate((config.stitches[depth] for depth in stitched), initial=first_layers)
-    return dict(zip(stitched, list(ends)[1:], strict=True))
+    return _Run(arguments, mask, flattened, static)
 
 
 def static_states(

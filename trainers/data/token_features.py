@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
-
-from modeling_m3bert import M3BertModel
 
 from ..core.parallel.ranks import rank, wait_for_all_ranks, world_size
 from .embedding_store import EmbeddingStore
@@ -102,12 +101,14 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
 
 
 def token_embeddings(
-    encoder: M3BertModel,
+    encoder: Any,
     tokenizer: PreTrainedTokenizerBase,
     encode: Encode,
     settings: Mapping[str, str],
     cache_dir: str | Path | None = None,
     *,
+    prompt: Sequence[int] = (),
+    ignored: Sequence[int] = (),
     progress: bool = False,
 ) -> torch.Tensor:
     """
@@ -116,21 +117,23 @@ def token_embeddings(
     parts are in a folder that is named after the encoder.
 
     Args:
-        encoder ([`M3BertModel`]): The encoder, for its name.
+        encoder ([`~transformers.PreTrainedModel`]): The encoder, for its name.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, a fast one.
         encode (`Callable`): Token ids of texts, and layers -> layer -> pooled hidden states `(texts, width)`.
         settings (`dict`): What the embeddings depend on beside the encoder, as JSON values.
         cache_dir (`str` or `Path`, *optional*): Folder to keep the embeddings in. Default: the system's folder for
             temporary files, until the pass is complete.
+        prompt (`Sequence[int]`, *optional*): Token ids in front of the token.
+        ignored (`Sequence[int]`, *optional*): Tokens that get no embedding, such as special ones.
         progress (`bool`, *optional*, defaults to `False`): Whether to show a progress bar.
 
     Returns:
-        `torch.Tensor` of shape `(vocab_size, width)`; 0 for rows without a token, and for special tokens.
+        `torch.Tensor` of shape `(vocab_size, width)`; 0 for rows without a token, and for those to ignore.
 
     Raises:
         ValueError: if an embedding is not finite. The message names the token.
     """
-    frame, special = Frame.of(tokenizer), set(tokenizer.all_special_ids)
+    frame, left_out = Frame.of(tokenizer), {*tokenizer.all_special_ids, *ignored}
     vocab_size, width, depth = (
         encoder.config.vocab_size,
         encoder.config.hidden_size,
@@ -139,10 +142,11 @@ def token_embeddings(
     parts = [
         range(first, min(first + TOKENS_OF_A_PART, vocab_size)) for first in range(0, vocab_size, TOKENS_OF_A_PART)
     ]
+    begin = [*frame.begin, *prompt]
     identity = {
         **settings,
         "encoder": _digest(encoder),
-        "begin": frame.begin,
+        "begin": begin,
         "end": frame.end,
         "tokens": len(tokenizer),
     }
@@ -167,9 +171,9 @@ def token_embeddings(
         ) as bar:
             for part in missing:
                 vectors = torch.zeros(len(parts[part]), width)
-                tokens = [token for token in parts[part] if token < len(tokenizer) and token not in special]
+                tokens = [token for token in parts[part] if token < len(tokenizer) and token not in left_out]
                 if tokens:
-                    ids = [[*frame.begin, token, *frame.end] for token in tokens]
+                    ids = [[*begin, token, *frame.end] for token in tokens]
                     found = encode(ids, [depth])[depth].float().cpu()
                     wrong = (~torch.isfinite(found)).any(dim=1).nonzero()
                     if len(wrong):
@@ -186,11 +190,11 @@ def token_embeddings(
     return embeddings
 
 
-def _digest(encoder: M3BertModel) -> str:
-    """Digest of the weights, without exits and stitches."""
+def _digest(encoder: Any) -> str:
+    """Digest of the weights, without exits, paths and table."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(encoder.state_dict().items()):
-        if not name.startswith(("exits.", "stitches.", "static_table.")):
+        if not name.startswith("elastic."):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -1,6 +1,6 @@
 """
-Exits in closed form: one ridge regression per layer, from its pooled hidden state to the embedding of the last layer,
-and a table with one row per token of the vocabulary that they read beside it.
+Depths in closed form: one ridge regression per depth, from its pooled hidden state to the embedding of the last layer,
+a table with one row per token of the vocabulary that they read beside it, and paths that skip layers.
 
 Every depth of the encoder then embeds into the same space, without any training.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from modeling_m3bert import EmbeddingSettings, M3BertModel
-from modeling_m3bert.conversion_m3bert import refuse_unrepresentable
+from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.modeling_elastic import Elasticity, make_elastic
 
 from ..core.projection import Projection
 from ..core.states import Pooling, check_pooling, longest_text, max_positions
@@ -25,27 +25,20 @@ from ..data.token_features import check_tokenizer
 from ..data.tokenized_texts import TokenizedTexts
 from .maps import ExitMaps
 from .passes import RawStates, States, TextPasses, token_features
+from .paths import PathFit, default_path, fit_path
 from .ridge import weight_and_bias
-from .stitches import (
-    Stitches,
-    StitchFit,
-    fit_stitches,
-    install_stitches,
-    restored_on_error,
-    stitch_weights,
-    top_layers_of,
-)
 from .sums import LayerFit
 
 
 BASES = ("last_layer", "principal")
+REFIT_TEXTS = 2500  # for the refit of a path: about 200,000 tokens
 Sources = Mapping[str, Iterable[str]]
 
 
 @dataclass(frozen=True)
 class ExitFit:
     """
-    How the exits of a model were fitted. It is saved in the model's config as `exit_fit`.
+    How the depths of a model were fitted. It is saved in the model's config under `elastic`.
 
     Args:
         layers (`dict[int, LayerFit]`): Layer -> its fit, for layers below the last.
@@ -62,7 +55,7 @@ class ExitFit:
         prompts (`list[str]`): Prompts that were put before the texts in turn.
         features (`int`): Number of features of a token that the static table was fitted from; 0 without a table. With
             fewer texts than features, a fit relies on its penalty.
-        stitches (`dict[int, StitchFit]`): Stitched depth -> the fit of its stitch. `layers` has that of its exit.
+        paths (`dict[int, PathFit]`): Depth -> the fit of its path. `layers` has that of its exit.
     """
 
     layers: Mapping[int, LayerFit]
@@ -77,38 +70,31 @@ class ExitFit:
     max_length: int
     prompts: Sequence[str]
     features: int
-    stitches: Mapping[int, StitchFit]
+    paths: Mapping[int, PathFit]
 
     def record(self) -> dict[str, Any]:
         """The fit as JSON values."""
 
-        def rounded(fits: Mapping[int, LayerFit | StitchFit]) -> dict[str, dict[str, float]]:
-            return {
-                str(layer): {
-                    name: value if isinstance(value, int) else float(f"{value:.4g}")
-                    for name, value in asdict(fit).items()
-                }
-                for layer, fit in fits.items()
-            }
+        def rounded(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {str(key): rounded(its) for key, its in value.items()}
+            if isinstance(value, list | tuple):
+                return [rounded(its) for its in value]
+            return float(f"{value:.4g}") if isinstance(value, float) else value
 
-        values = asdict(replace(self, layers={}, state_only={}, stitches={})) | {"prompts": list(self.prompts)}
-        if self.stitches:
-            values["stitches"] = rounded(self.stitches)
-        else:
-            del values["stitches"]
-        return values | {"layers": rounded(self.layers), "state_only": rounded(self.state_only)}
+        return rounded(asdict(self))
 
 
 @torch.no_grad()
 def fit_exits(
-    model: M3BertModel,
+    model: Any,
     tokenizer: PreTrainedTokenizerBase,
     texts: Iterable[str] | Sources,
     *,
     layers: Sequence[int] | None = None,
+    paths: Mapping[int, Sequence[int]] | None = None,
     pooling: Pooling | None = None,
     static: bool = True,
-    stitches: Stitches = (),
     basis: str = "last_layer",
     projection: Projection | None = None,
     teacher: TeacherEmbeddings | None = None,
@@ -122,45 +108,43 @@ def fit_exits(
     on_states: Callable[[list[str], States], None] | None = None,
 ) -> ExitFit:
     """
-    Fit the exits of an m3BERT in closed form and install them. Existing exits are replaced. Memory does not grow with
-    the number of texts, and all ranks share the work.
+    Fit the depths of an encoder in closed form and put them into it; it becomes elastic. Earlier depths are replaced.
+    Memory does not grow with the number of texts, and all ranks share the work.
 
     1. The texts are tokenised once, and the share p_t of each token t is counted.
     2. Each token of the vocabulary is encoded as a text of its own: s_t. With its input embedding e_t, both also
        weighted by a / (a + p_t), it has the features phi_t.
     3. The texts are encoded once.
-    4. Layer 0: a ridge regression from the mean of phi over a text's tokens to its L2-normalised embedding at the
-       last layer. It gives the static table T, one row per token: layer 0 of a text is the mean of its tokens' rows.
-    5. Layer l: a ridge regression from [pooled hidden state of l, mean of T] to the same target; beside it, one from
+    4. Depth 0: a ridge regression from the mean of phi over a text's tokens to its L2-normalised embedding at the
+       last layer. It gives the static table T, one row per token: depth 0 of a text is the mean of its tokens' rows.
+    5. Depth l: a ridge regression from [pooled hidden state of l, mean of T] to the same target; beside it, one from
        the hidden state alone, which a native export uses.
-    6. Stitched depth l with k last layers: a ridge regression over the tokens of 2,500 texts, from [hidden state of
-       layer l - k, row of T] to the hidden state that the last k layers read. Its penalty is the one that explains
-       most of the tokens of held-out texts. 5,000 texts are then encoded at the stitched depths, for their exits as
-       in 5.
+    6. A path: the layers before its gaps are refitted on the tokens of 2,500 texts ([`fit_path`]). 5,000 texts are
+       then encoded through the paths, for their exits as in 5.
 
     The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target
     ([`Regression.match_variances`]).
 
     Args:
-        model ([`M3BertModel`]): The encoder, whole or with a head. It is changed in place.
+        model ([`~transformers.PreTrainedModel`]): The encoder, whole or with a head. It is changed in place.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
         texts (`Iterable[str]` or `Mapping[str, Iterable[str]]`): Unlabelled texts, or several sources of texts by
             name. Empty texts are skipped. Queries should be among them if the model is to embed queries.
-        layers (`Sequence[int]`, *optional*): Layers to give an exit, below the last; 0 is the embedding layer.
-            Default: all of them. With a static table, layer 0 is always among them.
+        layers (`Sequence[int]`, *optional*): Depths that run the first layers, below the last. With a static table,
+            depth 0 is always among them. Default: none if there are `paths`, else all of them.
+        paths (`Mapping[int, Sequence[int]]`, *optional*): Depth -> its layers, counted from 1, the last of which is
+            the model's. [`default_paths`] makes some.
         pooling (`str`, *optional*): `"mean"`, `"cls"` or `"lasttoken"`. Default: as the model was published, else the
             mean.
         static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
             tokenizer, and a pass over its vocabulary.
-        stitches (`Sequence[int]` or `Mapping[int, int]`, *optional*): Depths below the last to stitch, or depth -> its
-            number of last layers, by default half of them, and at least 1. The exit of a stitched depth is that of its
-            stitched hidden state.
         basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the
             last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-size
             cosines do not change, and the rotation is stored as the exit of the last layer.
-        projection ([`Projection`], *optional*): Projection of the last layer. It becomes the exit of the last layer.
-            Default: the one that the model was published with, if there is one and no teacher.
+        projection ([`Projection`], *optional*): Projection of the last layer that the model was published with. In an
+            m3BERT it becomes the exit of the last layer. In any other encoder it stays what it is, and the exits map
+            into the space in front of it.
         teacher ([`TeacherEmbeddings`], *optional*): Embeddings of the texts by another encoder, to predict in place of
             the last layer's; the last layer gets an exit, too. Embeddings wider than the model are reduced to their
             principal components.
@@ -178,17 +162,18 @@ def fit_exits(
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
         on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
             layer, their pooled hidden states before any exit `(texts, width)`, until it has had all texts of this
-            rank. An index of the texts then needs no second pass. Stitched depths are not among the layers.
+            rank. An index of the texts then needs no second pass. Paths are not among the layers.
 
     Returns:
         [`ExitFit`]
 
     Raises:
-        ValueError: if the model is not an m3BERT, a layer is outside it, the tokenizer is not the model's or cannot
-            give a static table, there are fewer texts than dims, a hidden state is not finite (the message names the
-            layer and a text, or the token), or an option is not legal.
+        ValueError: if the encoder cannot skip layers, a depth is outside it, the tokenizer is not the model's or
+            cannot give a static table, there are fewer texts than dims, a hidden state is not finite (the message
+            names the layer and a text, or the token), or an option is not legal.
     """
     encoder = model.base_model
+    config, training = encoder.config, encoder.training
     published = EmbeddingSettings.of(encoder)
     settings = published or EmbeddingSettings()
     pooling = pooling or settings.pooling
@@ -196,12 +181,18 @@ def fit_exits(
         prompts = list(dict.fromkeys(settings.prompts.values())) or [""]
     if projection is None and teacher is None:
         projection = Projection.of(settings.projection)
-    layers, max_length = _checked(encoder, tokenizer, layers, pooling, static, basis, max_length, settings.max_length)
     if projection is not None and teacher is not None:
         raise ValueError("The exits predict a teacher or a projection of the last layer: pass one of them.")
-    depth, width = encoder.config.num_hidden_layers, encoder.config.hidden_size
-    tops = top_layers_of(stitches, depth)
-    layers = [layer for layer in layers if layer not in tops]
+    routes = {depth: list(its) for depth, its in sorted((paths or {}).items())}
+    if layers is None:
+        layers = [] if routes else range(config.num_hidden_layers)
+    layers = [layer for layer in layers if layer not in routes]
+    layers, max_length = _checked(encoder, tokenizer, layers, pooling, static, basis, max_length, settings.max_length)
+    Elasticity(routes).validate(config)
+    depth, width = config.num_hidden_layers, config.hidden_size
+    stays = projection is not None and config.model_type != "m3bert"
+    if stays and basis != "last_layer":
+        raise ValueError("The projection of the model stays as it is, so its last layer cannot be rotated.")
 
     sources = texts if isinstance(texts, Mapping) else {"texts": texts}
     tokenized = TokenizedTexts(sources, tokenizer, max_length, prompts)
@@ -210,67 +201,83 @@ def fit_exits(
             f"{len(tokenized)} texts are too few to fit exits of {width} dims: {width} texts are the minimum, and "
             f"{20 * width} or more are better."
         )
-    raw = RawStates(encoder, tokenizer, pooling, batch_size, compute_dtype)
-    tokens = None
-    if static:
-        tokens = token_features(raw, tokenized, cache_dir, progress=description is not None)
-    passes = TextPasses(raw, tokenized, tokens, description)
-    sums, targets = passes.sums(layers, projection, teacher, on_states, stitched=bool(tops))
-    maps = ExitMaps(sums, basis, encoder.config)
-    maps.add(sums)
-    table: dict[str, Any] = {}
-    if tokens is not None and maps.table is not None:
-        table = {"static_table": tokens.table(maps.table.affine), "static_ignored_ids": tokens.ignored}
-    stitched: dict[int, tuple[StitchFit, torch.Tensor]] = {}
-    if tops:
-        stitched = fit_stitches(passes, tops, table.get("static_table"))
-        with restored_on_error(encoder):
-            install_stitches(encoder, stitched, **table)
-            maps.add(passes.stitched_sums([*tops], targets))
+    make_elastic(model)
+    kept = encoder.elastic, config.elastic if hasattr(config, "elastic") else None
+    try:
+        encoder.eval()
+        encoder.set_depths()
+        raw = RawStates(encoder, tokenizer, pooling, batch_size, compute_dtype)
+        tokens = None
+        if static:
+            tokens = token_features(raw, tokenized, prompts, cache_dir, progress=description is not None)
+        passes = TextPasses(raw, tokenized, tokens, description)
+        sums, targets = passes.sums(layers, projection, teacher, on_states, has_paths=bool(routes))
+        maps = ExitMaps(sums, basis, config, projection if stays else None)
+        maps.add(sums)
+        fitted = {}
+        if routes:
+            sampled = [group[passes.sampling(REFIT_TEXTS)] for group in tokenized]
+            fitted = {depth: fit_path(raw, sampled, its) for depth, its in routes.items()}
+            with_tensors = {its: (routes[its], tensors) for its, (_, tensors) in fitted.items()}
+            encoder.set_depths(paths=with_tensors)
+            maps.add(passes.path_sums([*routes], targets))
 
-    exits = {layer: its.affine for layer, its in maps.state_only.items()}
-    if teacher is None and (basis != "last_layer" or projection is not None):
-        last = torch.eye(width).to(maps.to_space) if projection is None else projection.weight.to(maps.to_space)
-        exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ maps.to_space
-    encoder.set_exits(
-        {layer: weight_and_bias(affine) for layer, affine in exits.items()},
-        joints={layer: weight_and_bias(its.affine) for layer, its in maps.joints.items()},
-        stitches=stitch_weights(stitched),
-        **table,
-    )
-    read = ({} if maps.table is None else {0: maps.table}) | maps.state_only | maps.joints
-    fit = ExitFit(
-        layers={layer: read[layer].report for layer in sorted(read)},
-        state_only={  # no stitched native export
-            layer: maps.state_only[layer].report for layer in maps.joints if layer not in tops
-        },
-        pooling=pooling,
-        basis=basis,
-        target="last layer" if teacher is None else teacher_name,
-        dim=maps.dim,
-        texts=len(tokenized),
-        sources=tokenized.counts,
-        fingerprint=tokenized.fingerprint,
-        max_length=max_length,
-        prompts=list(prompts),
-        features=0 if tokens is None else tokens.width,
-        stitches={layer: its for layer, (its, _) in stitched.items()},
-    )
-    config = encoder.config
-    config.exit_fit, config.matryoshka_layers = fit.record(), sorted([*layers, *tops, depth])
-    if fit.dim < width:
-        config.output_dim = fit.dim
-        config.matryoshka_dims = [dim for dim in config.matryoshka_dims if dim <= fit.dim]
-    if published is not None:  # the exits hold the projection now
+        exits = {layer: its.affine for layer, its in maps.state_only.items()}
+        if teacher is None and not stays and (basis != "last_layer" or projection is not None):
+            last = torch.eye(width).to(maps.to_space) if projection is None else projection.weight.to(maps.to_space)
+            exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ maps.to_space
+        read = ({} if maps.table is None else {0: maps.table}) | maps.state_only | maps.joints
+        fit = ExitFit(
+            layers={layer: read[layer].report for layer in sorted(read)},
+            state_only={layer: maps.state_only[layer].report for layer in maps.joints},
+            pooling=pooling,
+            basis=basis,
+            target="last layer" if teacher is None else teacher_name,
+            dim=maps.dim,
+            texts=len(tokenized),
+            sources=tokenized.counts,
+            fingerprint=tokenized.fingerprint,
+            max_length=max_length,
+            prompts=list(prompts),
+            features=0 if tokens is None else tokens.width,
+            paths={layer: its for layer, (its, _) in fitted.items()},
+        )
+        encoder.set_depths(
+            exits={layer: weight_and_bias(affine) for layer, affine in exits.items()},
+            joints={layer: weight_and_bias(its.affine) for layer, its in maps.joints.items()},
+            paths={layer: (routes[layer], tensors) for layer, (_, tensors) in fitted.items()},
+            table=None if tokens is None or maps.table is None else tokens.table(maps.table.affine),
+            ignored_ids=() if tokens is None else tokens.ignored,
+            fit=fit.record(),
+        )
+    except BaseException:
+        encoder.elastic, config.elastic = kept
+        raise
+    finally:
+        encoder.train(training)
+    if config.model_type == "m3bert":
+        config.matryoshka_layers = sorted([*layers, *routes, depth])
+    if stays:
+        config.elastic["reads_all_dims"] = True
+    elif maps.dim < width:
+        config.output_dim = maps.dim
+        config.matryoshka_dims = [dim for dim in getattr(config, "matryoshka_dims", None) or [] if dim <= maps.dim]
+    if published is not None and config.model_type == "m3bert":  # the exits hold the projection now
         longest = longest_text(config, tokenizer, published.max_length)
         encoder.embedding_settings = replace(published, pooling=pooling, projection=None, max_length=longest)
     return fit
 
 
+def default_paths(last: int) -> dict[int, list[int]]:
+    """Depths of about a third, a half and two thirds of `last` layers, with the layers of [`default_path`]."""
+    depths = {max(1, round(last * share)) for share in (1 / 3, 1 / 2, 2 / 3)}
+    return {depth: default_path(depth, last) for depth in sorted(depths) if depth < last}
+
+
 def _checked(
-    encoder: M3BertModel,
+    encoder: Any,
     tokenizer: PreTrainedTokenizerBase,
-    layers: Sequence[int] | None,
+    layers: Iterable[int],
     pooling: str,
     static: bool,
     basis: str,
@@ -278,15 +285,12 @@ def _checked(
     published_length: int | None,
 ) -> tuple[list[int], int]:
     """The layers to fit and the maximum length, after all checks that need no text."""
-    if encoder.config.model_type != "m3bert":
-        refuse_unrepresentable(encoder.config)
-        raise ValueError(f"{type(encoder).__name__} has no exits: convert it to an m3BERT first (m3bert convert).")
     check_pooling(pooling)
     if basis not in BASES:
         raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
     depth, limit = encoder.config.num_hidden_layers, max_positions(encoder.config)
-    layers = list(range(depth)) if layers is None else sorted(set(layers))
-    if not layers or layers[0] < 0 or layers[-1] >= depth:
+    layers = sorted(set(layers))
+    if layers and not 0 <= layers[0] <= layers[-1] < depth:
         raise ValueError(f"layers={layers} must be within 0..{depth - 1}, the layers below the last.")
     max_length = max_length or longest_text(encoder.config, tokenizer, published_length)
     if not 0 < max_length <= limit:
@@ -294,4 +298,6 @@ def _checked(
     if static:
         check_tokenizer(tokenizer, encoder.config.vocab_size)
         layers = sorted({0, *layers})  # the table itself
+    elif 0 in layers:
+        raise ValueError("Depth 0 is the static table, which static=False leaves out: leave 0 out of the layers.")
     return layers, max_length

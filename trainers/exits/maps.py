@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from modeling_m3bert import M3BertConfig
-
+from ..core.projection import Projection
 from .sums import FEATURES, ExitSums, Fit
 
 
@@ -17,7 +18,9 @@ class ExitMaps:
     Args:
         sums ([`ExitSums`]): Sums over the texts. With features of the tokens, they give the static table.
         basis (`str`): `"last_layer"` or `"principal"`.
-        config ([`M3BertConfig`]): Config of the model.
+        config ([`~transformers.PreTrainedConfig`]): Config of the model.
+        projection ([`Projection`], *optional*): A projection of the last layer that stays where it is. The common
+            space is then the one in front of it, and the target that behind it.
 
     Attributes:
         dim (`int`): Dims of the common space.
@@ -28,7 +31,7 @@ class ExitMaps:
             static table.
     """
 
-    def __init__(self, sums: ExitSums, basis: str, config: M3BertConfig) -> None:
+    def __init__(self, sums: ExitSums, basis: str, config: Any, projection: Projection | None = None) -> None:
         self.depth, self.width = config.num_hidden_layers, config.hidden_size
         # A model keeps as many principal axes of a target as its hidden size.
         kept = torch.eye(len(sums.target_axes)).to(sums.target_axes)
@@ -37,6 +40,13 @@ class ExitMaps:
         rotation = sums.target_axes[: self.width] if basis == "principal" else kept
         self.dim = len(rotation)
         self.to_space = torch.nn.functional.pad(rotation.T, (0, self.width - self.dim))
+        self._offset = torch.zeros(len(sums.target_axes)).to(self.to_space)
+        behind = self.to_space.T @ kept.T  # from the common space to the target's
+        if projection is not None:
+            behind = projection.weight.detach().T.to(self.to_space)
+            self.to_space, self.dim = torch.linalg.pinv(behind), self.width
+            if projection.bias is not None:
+                self._offset = projection.bias.detach().to(self.to_space)
         self.state_only: dict[int, Fit] = {}
         self.joints: dict[int, Fit] = {}
         self.table: Fit | None = None
@@ -45,7 +55,7 @@ class ExitMaps:
             self.table = self._in_space(table)
             # Static vectors in the target's space: from the features, and from the vectors of the model.
             self._from_features = [affine @ kept.T for affine in sums.tables(table.report)]
-            self._from_space = self.to_space.T @ kept.T
+            self._from_space = behind
 
     def add(self, sums: ExitSums) -> None:
         """Fit the maps of the layers of these sums."""
@@ -54,7 +64,10 @@ class ExitMaps:
             if self.table is not None and layer < self.depth:
                 report, affine = sums.fit_with_table(layer, self._from_features)
                 state, static = affine[: 1 + self.width], affine[1 + self.width :]
+                state[0] += self._offset @ static
                 self.joints[layer] = self._in_space(Fit(report, torch.cat([state, self._from_space @ static])))
 
     def _in_space(self, fit: Fit) -> Fit:
-        return Fit(fit.report, fit.affine @ self.to_space)
+        affine = fit.affine.clone()
+        affine[0] -= self._offset
+        return Fit(fit.report, affine @ self.to_space)

@@ -1,18 +1,17 @@
-"""The passes of a fit of exits: over the vocabulary, over all texts, and over some texts at stitched depths."""
+"""The passes of a fit of exits: over the vocabulary, over all texts, and over some texts through paths."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import torch
 from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
-
-from modeling_m3bert import M3BertModel
 
 from ..core.device import autocast
 from ..core.encoding.chunking import PassCost, in_row_order
@@ -28,7 +27,8 @@ from .sums import FEATURES, TARGET, ExitSums
 
 
 logger = logging.getLogger(__name__)
-STITCHED_TEXTS = 5000  # for the exits of stitched depths, which are encoded once more
+PATH_TEXTS = 5000  # for the exits of paths, which are encoded once more
+LONGEST_PROMPTS = 8  # tokens of all prompts that are left out of static vectors
 States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
 
 
@@ -38,37 +38,18 @@ class RawStates:
     The hidden states of an encoder before any exit. Options are those of [`fit_exits`].
 
     Args:
-        encoder ([`M3BertModel`]): The encoder.
+        encoder ([`~transformers.PreTrainedModel`]): The encoder.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
         pooling (`str`): Pooling of the hidden states of tokens.
         batch_size (`int`): Number of texts of 128 tokens to encode at a time.
         compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products.
     """
 
-    encoder: M3BertModel
+    encoder: Any
     tokenizer: PreTrainedTokenizerBase
     pooling: Pooling
     batch_size: int
     compute_dtype: torch.dtype | None = None
-
-    @contextmanager
-    def without_exits(self, stitched: bool = False) -> Iterator[None]:
-        """Evaluation mode without exits, and with stitches on request only; all is restored afterwards."""
-        encoder, config = self.encoder, self.encoder.config
-        exits, training = encoder.exits, encoder.training
-        hidden = () if stitched else ("static_layers", "stitch_layers", "stitch_top_layers")
-        kept = {name: getattr(config, name) for name in hidden}
-        encoder.exits = torch.nn.ModuleDict()
-        for name in hidden:
-            setattr(config, name, [])
-        encoder.eval()
-        try:
-            yield
-        finally:
-            encoder.exits = exits
-            for name, value in kept.items():
-                setattr(config, name, value)
-            encoder.train(training)
 
     def batches(self, ids: list[list[int]]) -> Iterator[tuple[list[int], BatchEncoding]]:
         """Indices and inputs of texts, which are given by their token ids, in batches of similar length."""
@@ -83,7 +64,7 @@ class RawStates:
         vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
         for chunk, inputs in self.batches(ids):
             with autocast(self.encoder.device, self.compute_dtype):
-                states = nested_states(self.encoder, inputs, layers)
+                states = nested_states(self.encoder, inputs, layers, exits=False)
             chunks.append(chunk)
             for layer in layers:
                 vectors[layer].append(states.pooled(layer, self.pooling))
@@ -91,15 +72,25 @@ class RawStates:
 
 
 def token_features(
-    raw: RawStates, texts: TokenizedTexts, cache_dir: str | Path | None, *, progress: bool
+    raw: RawStates, texts: TokenizedTexts, prompts: Sequence[str], cache_dir: str | Path | None, *, progress: bool
 ) -> TokenFeatures:
-    """The features of all tokens: embeddings at the last layer and in the embedding table, by frequency."""
-    encoder, ignored = raw.encoder, sorted(set(raw.tokenizer.all_special_ids))
+    """
+    The features of all tokens: embeddings at the last layer and in the embedding table, by frequency. Special tokens
+    are ignored, and those of a short prompt, which says nothing of the text; a token is then embedded behind it.
+    """
+    encoder, tokenizer = raw.encoder, raw.tokenizer
+    prompted = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    if sum(map(len, prompted)) > LONGEST_PROMPTS:
+        prompted = []
+    ignored = sorted({*tokenizer.all_special_ids, *chain(*prompted)})
     identity = {"pooling": raw.pooling, "compute_dtype": str(raw.compute_dtype or encoder.dtype)}
-    with raw.without_exits():
-        deep = token_embeddings(encoder, raw.tokenizer, raw.pooled, identity, cache_dir, progress=progress)
+    prompt = prompted[0] if prompted else []
+    deep = token_embeddings(
+        encoder, tokenizer, raw.pooled, identity, cache_dir, prompt=prompt, ignored=ignored, progress=progress
+    )
     shares = texts.shares(encoder.config.vocab_size, ignored)
-    features = TokenFeatures([deep, encoder.embed_tokens.weight.detach().float().cpu()], shares, ignored)
+    embedded = encoder.get_input_embeddings().weight.detach().float().cpu()
+    features = TokenFeatures([deep, embedded], shares, ignored)
     if len(texts) < features.width:
         logger.warning(
             f"{len(texts):,} texts are fewer than the {features.width:,} features of a token that the static "
@@ -136,10 +127,10 @@ class TextPasses:
         teacher: TeacherEmbeddings | None,
         on_states: Callable[[list[str], States], None] | None,
         *,
-        stitched: bool,
+        has_paths: bool,
     ) -> tuple[ExitSums, list[torch.Tensor]]:
         """
-        What exits are fitted from, and on request the targets that [`~TextPasses.stitched_sums`] takes. With token
+        What exits are fitted from, and on request the targets that [`~TextPasses.path_sums`] takes. With token
         features, layer 0 is the static table and needs no sums; with a teacher, the last layer has an exit, too.
         """
         config = self.raw.encoder.config
@@ -150,32 +141,30 @@ class TextPasses:
             target_width = teacher.width
         mapped = [layer for layer in layers if layer > 0 or self.tokens is None] + ([] if teacher is None else [depth])
         sums, sampled = self._no_sums(mapped, target_width), []
-        with self.raw.without_exits():
-            for group, pooled in self._encoded(self.texts, len(self.texts), [*layers, depth], self.description):
-                targets = _targets(group, pooled[depth], projection, teacher)
-                self._add(sums, group, pooled, targets)
-                if stitched:
-                    sampled.append(targets[self.sampling(STITCHED_TEXTS)].clone())  # a view would keep all rows
-                if on_states is not None:
-                    on_states([its.text for its in group], pooled)
+        for group, pooled in self._encoded(self.texts, len(self.texts), [*layers, depth], self.description):
+            targets = _targets(group, pooled[depth], projection, teacher)
+            self._add(sums, group, pooled, targets)
+            if has_paths:
+                sampled.append(targets[self.sampling(PATH_TEXTS)].clone())  # a view would keep all rows
+            if on_states is not None:
+                on_states([its.text for its in group], pooled)
         sums.over_ranks()
         return sums, sampled
 
-    def stitched_sums(self, depths: Sequence[int], targets: Sequence[torch.Tensor]) -> ExitSums:
+    def path_sums(self, depths: Sequence[int], targets: Sequence[torch.Tensor]) -> ExitSums:
         """
-        What the exits of stitched depths are fitted from, once the stitches are installed.
+        What the exits of paths are fitted from, once the paths are in the encoder.
 
         Args:
-            depths (`Sequence[int]`): The stitched depths.
+            depths (`Sequence[int]`): The depths that are paths.
             targets (`Sequence[torch.Tensor]`): The targets that [`~TextPasses.sums`] has kept.
         """
         sums = self._no_sums(depths, targets[0].shape[1])
-        groups = [group[self.sampling(STITCHED_TEXTS)] for group in self.texts]
-        label = self.description and f"{self.description} of stitched depths"
-        with self.raw.without_exits(stitched=True):
-            encoded = self._encoded(groups, sum(map(len, groups)), depths, label)
-            for (group, pooled), target in zip(encoded, targets, strict=True):
-                self._add(sums, group, pooled, target)
+        groups = [group[self.sampling(PATH_TEXTS)] for group in self.texts]
+        label = self.description and f"{self.description} of paths"
+        encoded = self._encoded(groups, sum(map(len, groups)), depths, label)
+        for (group, pooled), target in zip(encoded, targets, strict=True):
+            self._add(sums, group, pooled, target)
         sums.over_ranks()
         return sums
 

@@ -26,9 +26,12 @@ class Moments:
     Args:
         widths (`Mapping[Name, int]`): Name -> dims of its vectors. `ONE` is added.
         pairs (`Iterable[tuple[Name, Name]]`): Pairs whose products are summed. Every vector is also paired with `ONE`.
+        exact (`bool`, *optional*, defaults to `True`): Multiply in float64. Otherwise, rows that are added together
+            are multiplied in the type that they have, which is faster.
     """
 
-    def __init__(self, widths: Mapping[Name, int], pairs: Iterable[tuple[Name, Name]]) -> None:
+    def __init__(self, widths: Mapping[Name, int], pairs: Iterable[tuple[Name, Name]], *, exact: bool = True) -> None:
+        self.exact = exact
         sizes = {ONE: 1, **widths}
         with_one = [(ONE, name) for name in sizes]
         self.products = {
@@ -38,11 +41,12 @@ class Moments:
 
     def add(self, vectors: Mapping[Name, torch.Tensor]) -> None:
         """Add rows: name -> vectors `(rows, width)`."""
-        rows = {name: its.double() for name, its in vectors.items()}
+        rows = {name: its.double() if self.exact else its for name, its in vectors.items()}
         any_rows = next(iter(rows.values()))
         rows[ONE] = any_rows.new_ones(len(any_rows), 1)
         for (one, other), total in self.products.items():
-            self.products[one, other] = total.to(any_rows.device).addmm_(rows[one].T, rows[other])
+            total = total.to(any_rows.device)
+            self.products[one, other] = total.add_(rows[one].T @ rows[other])
 
     def sum_over_ranks(self) -> None:
         """Add the sums of all ranks."""
@@ -115,6 +119,20 @@ class Regression:
         weight = torch.cholesky_solve(cross, torch.linalg.cholesky(correlation)) * scales[:, None]
         return torch.cat([(target_means - means @ weight)[None], weight])
 
+    def ridge_through_origin(self, penalty: float) -> torch.Tensor:
+        """
+        The map W without a constant part that minimises `|y - W' x|^2 + penalty sum_j |x_j|^2 |W_j|^2`.
+
+        Returns:
+            `torch.Tensor` of shape `(1 + inputs, targets)`, whose first row is 0.
+        """
+        squares = self.products.diagonal()[1:]
+        scales = torch.where(squares > 1e-12 * squares.max(), 1 / squares.sqrt(), 0.0)
+        correlation = self.products[1:, 1:] * torch.outer(scales, scales)
+        correlation.diagonal().add_(penalty)
+        weight = torch.cholesky_solve(self.cross_products[1:] * scales[:, None], torch.linalg.cholesky(correlation))
+        return torch.nn.functional.pad(weight * scales[:, None], (0, 0, 1, 0))
+
     def match_variances(self, affine: torch.Tensor, axes: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
         """
         Undo the shrinkage of a regression. The predictions of a ridge regression vary less than the targets, most of
@@ -136,20 +154,6 @@ class Regression:
         scales = torch.where(varies, variances / predicted.clamp(min=1e-30), 1.0).clamp(min=0).sqrt()
         weight = (weight * scales) @ axes
         return torch.cat([(affine[0] + means @ (affine[1:] - weight))[None], weight])
-
-
-def explained_variance(affine: torch.Tensor, fit: Regression, targets: Regression) -> float:
-    """
-    Share of the targets' variance over some rows that a map explains (R^2), from the sums over these rows.
-
-    Args:
-        affine (`torch.Tensor` of shape `(1 + inputs, targets)`): The map.
-        fit ([`Regression`]): Sums of inputs and targets.
-        targets ([`Regression`]): Sums of the targets, which are its inputs.
-    """
-    squares = targets.products.diagonal()[1:].sum()
-    error = squares - 2 * (affine * fit.cross_products).sum() + (affine * (fit.products @ affine)).sum()
-    return float(1 - error / (squares - targets.products[0, 1:].square().sum() / targets.products[0, 0]))
 
 
 def apply_affine(affine: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..anatomy import anatomy_of
 from ..parallel.ranks import smallest_on_all_ranks
 from ..states import (
     NestedStates,
@@ -15,7 +16,6 @@ from ..states import (
     Pooling,
     Reading,
     TextStates,
-    backbone_spec,
     nested_states,
     pooled_reading,
     readings,
@@ -132,7 +132,7 @@ def states_of_rows(
     padding = encoder.config.pad_token_id or 0
     states = column_states(model, {"text": rows.inputs(inputs, padding)}, layers)["text"]
     packed = {layer: rows.pack(state) for layer, state in states.layers.items()}
-    return NestedStates(packed, rows.packed.long(), backbone_spec(encoder.config).causal, packed=True)
+    return NestedStates(packed, rows.packed.long(), anatomy_of(encoder).causal, packed=True)
 
 
 def encodes_own_rows(encoder: Any) -> bool:

@@ -132,8 +132,7 @@ def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows], static: bool = 
 
     Returns:
         `list[dict[str, torch.Tensor]]`: the rows, with `inputs_embeds` in place of `input_ids`, and on request with
-        `static_states` (and `static_rows`, for stitched depths that read them). An encoder that is a static table
-        alone keeps the `input_ids`.
+        `static_states`. An encoder that is a static table alone keeps the `input_ids`.
     """
     ids = torch.cat([rows["input_ids"].flatten() for rows in chunks])
     if static:
@@ -143,12 +142,9 @@ def with_shared_embeddings(encoder: Any, chunks: Sequence[Rows], static: bool = 
         means = encoder.static_states(ids[None], mask[None], boundaries)[0, boundaries[:-1]].unsqueeze(1)
         parts = means.split([len(rows["input_ids"]) for rows in chunks])
         chunks = [rows | {"static_states": part} for rows, part in zip(chunks, parts, strict=True)]
-    if getattr(encoder.config, "is_static", False):
+    if encoder.config.num_hidden_layers == 0:
         return list(chunks)
     sizes = [rows["input_ids"].numel() for rows in chunks]
-    if static and not {*encoder.config.stitch_layers}.isdisjoint(encoder.config.static_layers):
-        looked_up = zip(chunks, encoder.static_table(ids).split(sizes), strict=True)
-        chunks = [rows | {"static_rows": part.unflatten(0, rows["input_ids"].shape)} for rows, part in looked_up]
     embedded = encoder.get_input_embeddings()(ids).split(sizes)
     return [
         {"inputs_embeds": vectors.unflatten(0, rows["input_ids"].shape)}

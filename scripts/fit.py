@@ -1,0 +1,352 @@
+"""
+Make an encoder elastic: any encoder of transformers, in its own repository, with its own weights. Chosen depths embed
+into the space of the whole model, so that one index serves them all. A fit is a linear solve on unlabelled texts and
+needs no training:
+
+    m3bert fit intfloat/multilingual-e5-small runs/elastic --files passages.txt queries.txt
+
+Each file is a source of its own, which helps to choose the penalty. A few thousand texts are enough; take texts like
+those that will be searched, and queries like those that will be asked.
+
+A depth is a number of layers: half of them are the model's first ones and half its last ones, unless the layers are
+listed. Depth 0 is a table look-up:
+
+    m3bert fit SOURCE OUTPUT --files texts.txt --depths 2 1,2,5,6 1-3,10-12
+
+Without `trust_remote_code`, the result is the source: its weights and its other files are copied as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainers.core.durable import replacing_files
+
+from .command import (
+    MODEL_FILES,
+    add_compute_options,
+    argument_parser,
+    compute_of,
+    naming,
+    run_command,
+    writing_to,
+)
+
+
+if TYPE_CHECKING:
+    from trainers.exits.fit import ExitFit
+
+# What is copied of a source, beside the folders of its sentence-transformers modules.
+SOURCE_FILES = (
+    "*.json", "*.txt", "*.model", "*.jinja", "model*.safetensors", "*.py", "LICENSE*", "NOTICE*"
+)  # fmt: skip
+
+
+def add_exit_options(parser: ArgumentParser) -> None:
+    """Add the options of a fit, which `convert` has, too."""
+    parser.add_argument(
+        "--depths",
+        nargs="+",
+        metavar="DEPTH",
+        help="depths to fit beside the table: a number of layers (2), or the layers (1,2,11,12 or 1-3,10-12); "
+        "default: about a third, a half and two thirds of the layers",
+    )
+    parser.add_argument("--exit_layers", type=int, nargs="+", help="depths that run the first layers: 2 is 1-2")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
+    parser.add_argument("--text_column", default="text", help="column with the texts, for files with columns")
+    parser.add_argument(
+        "--basis",
+        default="last_layer",
+        help="last_layer leaves the last layer as it is; principal rotates all embeddings to principal components",
+    )
+    parser.add_argument(
+        "--no_static", action="store_true", help="fit no static table: exits read their layer's hidden state alone"
+    )
+    parser.add_argument(
+        "--vocabulary_cache_dir",
+        help="folder that keeps the embeddings of the vocabulary's tokens for the next fit; default: none",
+    )
+    parser.add_argument(
+        "--teacher",
+        "--teacher_name_or_path",
+        help="folder or Hub id of another encoder, whose embeddings the exits predict",
+    )
+    parser.add_argument("--teacher_cache_dir", default="runs/teachers", help="folder for the teacher's embeddings")
+    parser.add_argument("--max_length", type=int, help="longest text in tokens; default: the model's limit")
+    parser.add_argument("--batch_size", type=int, default=64, help="texts of 128 tokens per batch; more short ones")
+    add_compute_options(parser)
+
+
+def layers_of_depth(text: str, last: int) -> list[int]:
+    """
+    The layers of one value of `--depths`, counted from 1: `2`, `1,2,5,6` or `1-3,10-12`.
+
+    Args:
+        text (`str`): The value.
+        last (`int`): Number of layers of the model.
+
+    Raises:
+        ValueError: if it is no such list, or not of layers that a depth can run.
+    """
+    from modeling_m3bert.modeling_elastic import Elasticity
+    from trainers.exits.paths import default_path
+
+    try:
+        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    except ValueError:
+        ends = [[]]
+    if not all(1 <= len(each) <= 2 for each in ends):
+        raise ValueError(
+            f"--depths {text} is neither a number of layers nor a list of them, such as 1,2,5,6 or 1-3,6."
+        )
+    if len(ends) == 1 and len(ends[0]) == 1:
+        if not 0 <= ends[0][0] < last:
+            raise ValueError(f"--depths {text} must be within 0..{last - 1}: the model has {last} layers.")
+        return default_path(ends[0][0], last)
+    layers = [layer for each in ends for layer in range(each[0], each[-1] + 1)]
+    check = type("Config", (), {"num_hidden_layers": last})
+    Elasticity({len(layers): layers}).validate(check)
+    return layers
+
+
+def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, list[int]]]:
+    """The depths that run the first layers, and the paths, that the options ask for."""
+    from trainers.core.anatomy import feed_forward_of
+    from trainers.exits.fit import default_paths
+
+    last, prefixes = encoder.config.num_hidden_layers, list(options.exit_layers or ())
+    chosen = {}
+    for text in options.depths or ():
+        layers = layers_of_depth(text, last)
+        chosen[len(layers)] = layers
+    if not chosen and not prefixes:
+        chosen = default_paths(last)
+        try:
+            feed_forward_of(encoder)
+        except ValueError as error:
+            print(error)
+            chosen = {depth: [*range(1, depth + 1)] for depth in chosen}
+    first = {depth for depth, layers in chosen.items() if layers == [*range(1, depth + 1)]}
+    return sorted({*prefixes, *first}), {depth: chosen[depth] for depth in sorted(chosen) if depth not in first}
+
+
+def fit_to_files(
+    model: Any, tokenizer: Any, files: Sequence[str], options: Namespace, *, source: str, revision: str | None = None
+) -> ExitFit:
+    """
+    Fit the depths of an encoder to the texts in some files.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The encoder; changed in place.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
+        files (`Sequence[str]`): Data files with the texts.
+        options (`Namespace`): Values of [`add_exit_options`].
+        source (`str`): Folder or Hub id that the model comes from, for its pooling, projection and prompts.
+        revision (`str`, *optional*): Branch, tag or commit of the source.
+
+    Raises:
+        ValueError: as [`fit_exits`], or if a file cannot be read or lacks the column.
+    """
+    from modeling_m3bert import EmbeddingSettings
+    from trainers.core.dataset_checks import require_columns
+    from trainers.core.device import place
+    from trainers.core.projection import Projection
+    from trainers.data.files import load_files
+    from trainers.data.teacher import Teacher
+    from trainers.exits.fit import fit_exits
+    from trainers.hub.training_record import file_name
+
+    compute, kept = compute_of(options), model.dtype
+    datasets = {file: load_files([file], streaming=True) for file in files}
+    for dataset in datasets.values():
+        require_columns(dataset, [options.text_column])
+
+    def texts_of(dataset: Any) -> Iterator[str]:
+        return (row[options.text_column] or "" for row in dataset)
+
+    published = EmbeddingSettings.read(source, revision=revision)
+    teacher = None
+    if options.teacher is not None:
+        every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())
+        loaded = Teacher(options.teacher, compute=compute)
+        teacher = loaded.embed(every, options.teacher_cache_dir, description="Teacher")
+    layers, paths = depths_of(options, model.base_model)
+    fit = fit_exits(
+        place(model, compute),
+        tokenizer,
+        {file_name(file): texts_of(dataset) for file, dataset in datasets.items()},
+        layers=layers,
+        paths=paths,
+        pooling=published.pooling,
+        static=not options.no_static,
+        basis=options.basis,
+        projection=Projection.of(published.projection) if teacher is None else None,
+        teacher=teacher,
+        teacher_name=Path(options.teacher).name if options.teacher else "teacher",
+        max_length=options.max_length or published.max_length,
+        prompts=list(dict.fromkeys(published.prompts.values())) or [""],
+        batch_size=options.batch_size,
+        compute_dtype=compute.autocast_dtype,
+        cache_dir=options.vocabulary_cache_dir,
+        description="Fitting exits",
+    )
+    if model.dtype != kept:
+        model.to(kept)
+    return fit
+
+
+def save_with_exits(
+    model: Any,
+    tokenizer: Any,
+    output_dir: str,
+    files: list[str],
+    options: Namespace,
+    *,
+    source: str,
+    revision: str | None = None,
+) -> ExitFit:
+    """[`fit_to_files`], of an m3BERT, and save it with its tokenizer and modules."""
+    from modeling_m3bert import EmbeddingSettings
+    from trainers.core.states import longest_text, width_of
+
+    fit = fit_to_files(model, tokenizer, files, options, source=source, revision=revision)
+    published = EmbeddingSettings.read(source, revision=revision)
+    model.embedding_settings = None  # written below, without the projection
+    limit = longest_text(model.config, tokenizer, published.max_length)
+    settings = replace(published, projection=None, max_length=limit)  # the exits are fitted to the projection
+    with replacing_files(Path(output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
+        model.save_pretrained(draft)
+        tokenizer.save_pretrained(draft)
+        settings.write(draft, width=width_of(model.config))
+    return fit
+
+
+def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
+    """
+    Copy what makes a model of a repository: its weights byte for byte, its tokenizer, the modules of
+    sentence-transformers, its code and its licence.
+
+    Args:
+        source (`str`): Folder or Hub id.
+        folder (`Path`): Folder to copy to.
+        revision (`str`, *optional*): Branch, tag or commit on the Hub.
+
+    Raises:
+        OSError: if the repository cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    found = Path(source)
+    if not found.is_dir():
+        found = Path(snapshot_download(source, revision=revision, allow_patterns=[*SOURCE_FILES, "*/config.json"]))
+    modules = found / "modules.json"
+    folders = [its["path"] for its in json.loads(modules.read_text("utf-8"))] if modules.is_file() else []
+    folders = [name for name in folders if name not in ("", ".")]
+    if folders and not Path(source).is_dir():
+        snapshot_download(source, revision=revision, allow_patterns=[f"{name}/*" for name in folders])
+    root = [file for pattern in SOURCE_FILES for file in found.glob(pattern) if file.is_file()]
+    for file in [*root, *(file for name in folders for file in (found / name).glob("*") if file.is_file())]:
+        if file.suffix not in (".bin", ".md"):
+            target = folder / file.relative_to(found)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+
+
+def write_repository(model: Any, source: str, folder: Path, revision: str | None = None) -> None:
+    """
+    Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs them.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The fitted encoder, with or without a head.
+        source (`str`): Folder or Hub id that it was loaded from.
+        folder (`Path`): Folder to write.
+        revision (`str`, *optional*): Branch, tag or commit of the source.
+    """
+    from modeling_m3bert.modeling_elastic import describe, write_parts
+
+    encoder = model.base_model
+    copy_source(source, folder, revision)
+    weights = sorted(folder.glob("model*.safetensors"))
+    digests = {file.name: digest_of(file) for file in weights}
+    fit = {**encoder.config.elastic["fit"], "source": str(source)}
+    fit["source_sha256"] = digests.get("model.safetensors") or digests
+    write_parts(
+        folder, {name.replace("table.weight", "table"): its for name, its in encoder.elastic.state_dict().items()}
+    )
+    file = folder / "config.json"
+    values = json.loads(file.read_text("utf-8"))
+    own_code = {name: its for name, its in values.get("auto_map", {}).items() if "modeling_elastic" not in its}
+    values["elastic"] = {**encoder.config.elastic, "fit": fit, **({"source_auto_map": own_code} if own_code else {})}
+    file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    describe(folder, native=True)
+
+
+def digest_of(file: Path) -> str:
+    """SHA-256 of a file."""
+    digest = sha256()
+    with file.open("rb") as opened:
+        while block := opened.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def report(fit: ExitFit) -> str:
+    """The fit as a table."""
+    lines = [
+        f"Exits fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}):"
+    ]
+    lines += ["depth  penalty  held-out R^2  mean cosine to the target  nearest ten kept"]
+    lines += [
+        f"{layer:>5}  {its.penalty:>7.2g}  {its.r_squared:>12.3f}  {its.cosine:>25.3f}  {its.agreement:>16.3f}"
+        for layer, its in fit.layers.items()
+    ]
+    for depth, its in fit.paths.items():
+        kept = ", ".join(f"{kind} {share:.3f}" for kind, share in zip(its.kinds, its.r_squared, strict=False))
+        lines.append(f"Depth {depth} runs the layers {', '.join(map(str, its.layers))} ({kept or 'as they are'}).")
+    if fit.state_only:
+        lines.append("Depth 0 is the static table; deeper exits read it beside their hidden state.")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str]) -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("source", help="folder or Hub id of an encoder")
+    parser.add_argument("output_dir", help="folder for the elastic encoder")
+    parser.add_argument("--files", nargs="+", required=True, help=".txt, .jsonl, .csv or .parquet files, also gzipped")
+    parser.add_argument("--revision", help="branch, tag or commit of the source")
+    parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the source")
+    add_exit_options(parser)
+    options = parser.parse_args(arguments)
+    compute_of(options)  # refuses what is not there before the model is loaded
+
+    from transformers import AutoModel, AutoTokenizer
+
+    import modeling_m3bert  # noqa: F401  # registers m3BERT
+    from modeling_m3bert.settings_m3bert import safetensors_only
+
+    source, revision = options.source, options.revision
+    loading = {"revision": revision, "trust_remote_code": options.trust_remote_code}
+    with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
+        with naming(source):
+            model = AutoModel.from_pretrained(source, **safetensors_only(source), **loading)
+            tokenizer = AutoTokenizer.from_pretrained(source, **loading)
+        if model.config.model_type == "m3bert":
+            fit = save_with_exits(
+                model, tokenizer, options.output_dir, options.files, options, source=source, revision=revision
+            )
+        else:
+            fit = fit_to_files(model, tokenizer, options.files, options, source=source, revision=revision)
+            with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
+                write_repository(model, source, draft, revision)
+    print(f"{report(fit)}\nSaved to {options.output_dir}.")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -1,0 +1,307 @@
+"""
+The parts of an encoder that depths need, found and proved by running it: the list of layers, the final norm, whether
+attention is causal, and in each layer the output matrix of the feed-forward network.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from modeling_m3bert.modeling_elastic import layer_list, view
+
+
+TOKENS = 8  # of the text that is run
+_PROBED: WeakKeyDictionary[nn.Module, Anatomy] = WeakKeyDictionary()
+Calls = dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]]  # module -> arguments, keywords, output
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """
+    How an encoder makes its last hidden state.
+
+    Args:
+        final_norm (`str`, *optional*): Name of the norm after the last layer; `None` for a post-norm encoder.
+        causal (`bool`): Whether a token attends only to itself and earlier tokens.
+        resumes (`bool`): Whether a run can continue from the hidden state between two layers.
+    """
+
+    final_norm: str | None
+    causal: bool
+    resumes: bool
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """
+    The end of a layer: its output is `y + W g`, or a norm of it, where W is the output matrix of the feed-forward
+    network, g what it reads and y the residual.
+
+    Args:
+        output (`str`): Name of the linear layer W in the layer.
+        norm (`str`, *optional*): Name of the closing norm of a post-norm layer.
+        inner (`str`, *optional*): Name of the linear layer that reads y, if `g = activation(inner(y))` with an
+            activation for which `activation(y) - activation(-y) = y`.
+        activation (`str`, *optional*): Name of this activation.
+    """
+
+    output: str
+    norm: str | None
+    inner: str | None = None
+    activation: str | None = None
+
+
+def anatomy_of(encoder: Any) -> Anatomy:
+    """
+    The anatomy of an encoder, probed once.
+
+    Args:
+        encoder ([`~transformers.PreTrainedModel`]): An encoder without a head.
+
+    Raises:
+        ValueError: if it has no list of layers, does not run on token ids alone, or what it does after the last layer
+            is neither nothing nor one norm.
+    """
+    if encoder not in _PROBED:
+        _PROBED[encoder] = _probe(encoder)
+    return _PROBED[encoder]
+
+
+def run_native(encoder: Any, **arguments: Any) -> Any:
+    """The native output of an encoder, or of a [`view`] of one, before any exit."""
+    if "use_cache" in inspect.signature(encoder.forward).parameters:
+        arguments["use_cache"] = False
+    return getattr(encoder, "native_forward", encoder)(return_dict=True, **arguments)
+
+
+def hidden_of(output: Any) -> torch.Tensor:
+    """The hidden state that a layer returns, alone or as the first of several values."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def _probe(encoder: Any) -> Anatomy:
+    kind, depth = type(encoder).__name__, encoder.config.num_hidden_layers
+    if depth == 0:
+        return Anatomy(None, causal=False, resumes=True)
+    name, layers = layer_list(encoder, depth)
+    ids = probe_ids(encoder)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    try:
+        with probing(encoder):
+            calls, last = recorded(encoder, inputs)
+            whole = run_native(view(encoder, range(1, depth + 1)), **inputs).last_hidden_state
+            resumed = _resumed(encoder, layers, calls, name, inputs)
+            changed = ids.clone()
+            changed[:, -1] = ids[:, 0]
+            others, _ = recorded(encoder, {**inputs, "input_ids": changed})
+    except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+        raise ValueError(f"{kind} does not run on token ids and a mask alone: {error}") from error
+    if not torch.equal(whole, last):
+        raise ValueError(f"{kind} cannot skip layers: a copy of it that shares all layers gives other vectors.")
+    raw = hidden_of(calls[f"{name}.{depth - 1}"][2])
+    final_norm = None if torch.equal(raw, last) else _module_between(calls, raw, last)
+    if final_norm is None and not torch.equal(raw, last):
+        raise ValueError(f"{kind} does more than one norm after its last layer, {name}.{depth - 1}.")
+    causal = all(torch.equal(_before_last(its[2]), _before_last(others[key][2])) for key, its in calls.items())
+    return Anatomy(final_norm, causal, torch.equal(resumed, last))
+
+
+def probe_ids(encoder: Any) -> torch.Tensor:
+    """Token ids that are spread over the vocabulary, without those of padding, `(1, TOKENS)`."""
+    vocabulary = encoder.config.vocab_size
+    ids = torch.linspace(0.3 * vocabulary, vocabulary - 1, TOKENS).long()
+    return ids[None].to(next(encoder.parameters()).device)
+
+
+@contextmanager
+def probing(encoder: Any) -> Iterator[None]:
+    """Evaluation mode without gradients; the mode is restored."""
+    training = encoder.training
+    encoder.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        encoder.train(training)
+
+
+def recorded(encoder: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, torch.Tensor]:
+    """The last call of every module of an encoder, and its last hidden state."""
+    calls: Calls = {}
+
+    def hook(name: str) -> Any:
+        def record(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            calls[name] = args, kwargs, output
+
+        return record
+
+    handles = [
+        module.register_forward_hook(hook(name), with_kwargs=True) for name, module in encoder.named_modules() if name
+    ]
+    try:
+        last = run_native(encoder, **inputs).last_hidden_state
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls, last
+
+
+def _module_between(calls: Calls, before: torch.Tensor, after: torch.Tensor) -> str | None:
+    """Name of the module that makes one tensor of another."""
+    for name, (args, _, output) in calls.items():
+        reads = args and isinstance(args[0], torch.Tensor) and args[0].shape == before.shape
+        if reads and isinstance(output, torch.Tensor) and output.shape == after.shape:
+            if torch.equal(args[0], before) and torch.equal(output, after):
+                return name
+    return None
+
+
+def _before_last(output: Any) -> torch.Tensor:
+    """The part of a module's output that belongs to all tokens but the last."""
+    found = hidden_of(output)
+    per_token = isinstance(found, torch.Tensor) and found.dim() == 3 and found.shape[:2] == (1, TOKENS)
+    return found[:, :-1] if per_token else torch.empty(0)
+
+
+def _resumed(encoder: Any, layers: nn.ModuleList, calls: Calls, name: str, inputs: Any) -> torch.Tensor:
+    """The last hidden state of a run of the layers after the first, which starts from the output of the first."""
+    depth = len(layers)
+    if depth == 1:
+        return run_native(encoder, **inputs).last_hidden_state
+    after = hidden_of(calls[f"{name}.0"][2])
+    tail = view(encoder, range(2, depth + 1), [Resumed(layers[1], after), *layers[2:]])
+    return run_native(tail, **inputs).last_hidden_state
+
+
+class _Around(nn.Module):
+    """A layer in a wrapper, through which its attributes are found."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("layer"), name)
+
+
+class Resumed(_Around):
+    """A layer that reads a given hidden state, whatever the layer before it has made."""
+
+    def __init__(self, layer: nn.Module, state: torch.Tensor) -> None:
+        super().__init__(layer)
+        self.state = state
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As the layer's."""
+        return self.layer(self.state, *args, **kwargs)
+
+
+class Tapped(_Around):
+    """A layer that writes what it reads (in front of the first layer) and returns into `states`, by its number."""
+
+    def __init__(self, layer: nn.Module, number: int, states: dict[int, torch.Tensor]) -> None:
+        super().__init__(layer)
+        self.number, self.states = number, states
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As the layer's."""
+        if self.number == 1:
+            self.states[0] = hidden_states
+        output = self.layer(hidden_states, *args, **kwargs)
+        self.states[self.number] = hidden_of(output)
+        return output
+
+
+def feed_forward_of(encoder: Any) -> FeedForward:
+    """
+    The end of an encoder's layers, proved on each of them: what is added to the output of W arrives unchanged in the
+    layer's output, or in front of its closing norm.
+
+    Raises:
+        ValueError: if there is no such matrix, or not the same in all layers. The message says what was found.
+    """
+    name, layers = layer_list(encoder, encoder.config.num_hidden_layers)
+    ids = probe_ids(encoder)
+    with probing(encoder):
+        calls, _ = recorded(encoder, {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+        found = [_end_of(layer, f"{name}.{number}", calls, encoder.config) for number, layer in enumerate(layers)]
+    if None in found or len(set(found)) > 1:
+        raise ValueError(
+            f"The layers of {type(encoder).__name__} do not end in a matrix that is added to a residual, so a path "
+            "cannot be refitted there. Prefixes, and paths of layers as they are, work."
+        )
+    return found[0]  # type: ignore[return-value]
+
+
+def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForward | None:
+    args, kwargs, result = calls[path]
+    result = hidden_of(result)
+    called = [name for name in calls if name.startswith(f"{path}.")]  # in the order in which they returned
+    inside = {name.removeprefix(f"{path}."): calls[name] for name in called}
+    linear = [name for name in inside if isinstance(layer.get_submodule(name), nn.Linear)]
+    norms = [name for name, (_, _, its) in inside.items() if its is result or _same(its, result)]
+    norm = norms[0] if norms and isinstance(inside[norms[0]][0][0], torch.Tensor) else None
+    for output in reversed(linear):
+        if inside[output][2].shape != result.shape:
+            continue
+        shift = torch.randn_like(result) * result.std()
+        end = _rerun(layer, args, kwargs, output, shift, norm)
+        before = inside[norm][0][0] if norm is not None else result
+        if not torch.allclose((end - before).float(), shift.float(), rtol=1e-2, atol=1e-3 * float(shift.std())):
+            continue
+        return FeedForward(output, norm, *_inner_of(layer, inside, output, before, config))
+    return None
+
+
+def _same(one: Any, other: torch.Tensor) -> bool:
+    return isinstance(one, torch.Tensor) and one.shape == other.shape and torch.equal(one, other)
+
+
+def _rerun(
+    layer: nn.Module, args: Any, kwargs: Any, output: str, shift: torch.Tensor, norm: str | None
+) -> torch.Tensor:
+    """What a layer returns, or what its closing norm reads, when something is added to the output of a matrix."""
+    read: list[torch.Tensor] = []
+    handles = [layer.get_submodule(output).register_forward_hook(lambda module, inputs, its: its + shift)]
+    if norm is not None:
+        handles.append(layer.get_submodule(norm).register_forward_pre_hook(lambda module, its: read.append(its[0])))
+    try:
+        result = hidden_of(layer(*args, **kwargs))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return read[-1] if norm is not None else result
+
+
+def _inner_of(
+    layer: nn.Module, inside: Calls, output: str, before: torch.Tensor, config: Any
+) -> tuple[str, str] | tuple[()]:
+    """Name of the linear layer in front of an activation without a gate, and of the activation."""
+    name = getattr(config, "hidden_act", None) or getattr(config, "activation", None)
+    gate, residual = inside[output][0][0], before - inside[output][2]
+    if not isinstance(name, str) or name not in ACT2FN or not _is_odd_sum(name):
+        return ()
+    for inner, (args, _, its) in inside.items():
+        fits = isinstance(layer.get_submodule(inner), nn.Linear) and its.shape == gate.shape and inner != output
+        if fits and torch.allclose(ACT2FN[name](its), gate, rtol=1e-3, atol=1e-5):
+            if torch.allclose(args[0], residual, rtol=1e-2, atol=1e-3 * float(residual.std())):
+                return inner, name
+    return ()
+
+
+def _is_odd_sum(activation: str) -> bool:
+    """Whether `activation(y) - activation(-y) = y`, as of ReLU, GELU and SiLU."""
+    y = torch.linspace(-4, 4, 33)
+    return torch.allclose(ACT2FN[activation](y) - ACT2FN[activation](-y), y, atol=1e-5)
