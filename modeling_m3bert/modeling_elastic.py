@@ -45,7 +45,7 @@ EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 # Lists of a config with one entry per layer.
-PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types")
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
 AUTO_CLASSES = {
     "AutoConfig": "ElasticConfig",
     "AutoModel": "ElasticModel",
@@ -98,6 +98,8 @@ class Elasticity:
             **({} if self.fit is None else {"fit": dict(self.fit)}),
         }
         config.elastic = {**(getattr(config, "elastic", None) or {}), **values, **others}
+        if 0 not in self.exits and getattr(config, "matryoshka_layers", None):
+            config.matryoshka_layers = [depth for depth in config.matryoshka_layers if depth > 0]
 
     def layers_of(self, depth: int) -> list[int]:
         """The layers that a depth runs, counted from 1, in their order."""
@@ -127,6 +129,8 @@ class Elasticity:
                 f"exits={list(self.exits)} must be within 0..{last}, and table={list(self.table)} among them; depth 0 "
                 "is the table."
             )
+        if last == 0 and 0 not in self.table:
+            raise ValueError("A model without layers is a static table, and this one has none.")
 
 
 def legal_layers(config: Any) -> list[int]:
@@ -205,13 +209,11 @@ def cut_config(config: Any, depth: int) -> None:
         lost = {*spec.exits, *spec.depths} - {depth}
         kept = [its for its in legal_layers(config) if its not in lost and its <= spec.shared_prefix(depth)]
         config.matryoshka_layers = sorted({*kept, depth}) if trained or lost or spec.is_path(depth) else []
-    names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
-    whole = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
     set_layers(config, runs)
     if getattr(config, "elastic", None) is not None:
         mine = [depth] if depth in spec.exits else []
         Elasticity({}, mine, [its for its in mine if its in spec.table], spec.ignored_ids, spec.fit).declare(
-            config, source_layers=runs, source=whole
+            config, source_layers=runs
         )
 
 
@@ -475,7 +477,8 @@ class ElasticMixin(_Model):
         if isinstance(config, PretrainedConfig):
             config = copy.deepcopy(config)
         else:
-            config, kwargs = ElasticConfig.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
+            kind = ElasticConfig if cls in _NATIVE else cls.config_class
+            config, kwargs = kind.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
             kwargs |= hub
         for option, value in (("output_layer", output_layer), ("output_dim", output_dim)):
             if value is not None:
@@ -490,6 +493,8 @@ class ElasticMixin(_Model):
             model, info = super().from_pretrained(name, *args, config=config, output_loading_info=True, **kwargs)
         except SafetensorError as error:
             raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
+        if any(parameter.is_meta for parameter in model.parameters()):
+            model.tie_weights()  # transformers 5.3 leaves this out in remote code
         encoder = model.base_model
         prefix = "" if encoder is model else f"{model.base_model_prefix}."
         missing = sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
@@ -577,6 +582,13 @@ class ElasticMixin(_Model):
         static = encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None
         return encoder.elastic.table if static else super().get_input_embeddings()
 
+    def set_input_embeddings(self, value: Any) -> None:
+        encoder: Any = self.base_model
+        if encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None:
+            encoder.elastic.table = value
+        else:
+            super().set_input_embeddings(value)
+
     # Of encoders
 
     def forward(
@@ -604,6 +616,7 @@ class ElasticMixin(_Model):
         spec = Elasticity.of(self.config)
         depth, dim = resolve_size(self.config, output_layer, output_dim)
         static, as_dict = kwargs.pop("static_states", None), kwargs.pop("return_dict", None)
+        as_dict = getattr(self.config, "return_dict", True) if as_dict is None else as_dict
         if depth in spec.table and static is None:
             ids, mask = (
                 kwargs.get(name, args[place] if len(args) > place else None)
@@ -784,7 +797,11 @@ class ElasticMixin(_Model):
                     if "layer_idx" in module.__dict__:  # of its keys and values in a cache
                         module.__dict__["layer_idx"] = place
         whole = config.num_hidden_layers
+        names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
+        source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
         cut_config(config, depth)
+        if type(self) in _NATIVE and config.elastic:
+            config.elastic["source"] = source
         for module in self.modules():
             its = module.__dict__.get("config")
             if its is not None and its is not config and getattr(its, "num_hidden_layers", None) == whole:
@@ -829,7 +846,10 @@ def _for_new_weights(config: Any) -> Any:
     depth, _ = resolve_size(config)
     if depth == config.num_hidden_layers and not getattr(config, "elastic", None):
         return config
+    if depth == 0:
+        raise ValueError("Layer 0 is a static table, which is loaded (from_pretrained) or fitted, not new.")
     config = copy.deepcopy(config)
+    Elasticity().declare(config)
     config.elastic = None
     cut_config(config, depth)
     return config
