@@ -262,7 +262,7 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
     config = copy.copy(model.config)
     set_layers(config, layers)
     hooks = getattr(transformers.utils, "output_capturing", None)
-    if hooks is not None:  # once per model: a view that installs its own would record every state twice
+    if hooks is not None and not torch.compiler.is_compiling():  # once per model: a view that installs its own would record every state twice
         hooks.maybe_install_capturing_hooks(model)
     node = new = shallow_copy(model)
     new.config = config
