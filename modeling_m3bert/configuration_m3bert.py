@@ -87,8 +87,8 @@ class M3BertConfig(BaseConfig):
         matryoshka_dims (`list[int]`, *optional*): Prefix dims trained as outputs, ascending. `None` selects
             `hidden_size` and those of 32, 64, 128 below it. An empty list means that no prefix was trained; every dim
             is then legal.
-        elastic (`dict`, *optional*): Exits, paths and static table, in the format of [`~modeling_m3bert.modeling_elastic.Elasticity.declare`]. Models of
-            new weights have none. Default: none.
+        elastic (`dict`, *optional*): Depths with their exits, paths and static table ([`Elasticity`]). Models of new
+            weights have none.
         converted_from (`str`, *optional*): Hub id of the encoder that the weights were converted from.
         native_model_type (`str`, *optional*): Model type of that encoder, such as `"xlm-roberta"`.
         source_layers (`list[int]`, *optional*): The layers of that encoder that the model was made of, counted from 1,
@@ -98,8 +98,8 @@ class M3BertConfig(BaseConfig):
         output_dim (`int`, *optional*): Number of dimensions to return. `None` means all.
 
     Raises:
-        ValueError: if a switch has an unknown value, a matryoshka layer or dim or a depth of `elastic` is outside the model,
-            or `output_layer` or `output_dim` is not legal. The message names the legal values.
+        ValueError: if a switch has an unknown value, a matryoshka layer or dim or a depth of `elastic` is outside the
+            model, or `output_layer` or `output_dim` is not legal. The message names the legal values.
 
     ```python
     >>> from modeling_m3bert import M3BertConfig, M3BertModel

@@ -84,8 +84,13 @@ class Elasticity:
     def of(cls, config: Any) -> Elasticity:
         """The depths of a model with this config; none if it is not elastic."""
         values = getattr(config, "elastic", None) or {}
-        depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
-        exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
+        try:
+            depths = {int(depth): list(map(int, layers)) for depth, layers in values.get("depths", {}).items()}
+            exits, table, ignored = (
+                list(map(int, values.get(name, ()))) for name in ("exits", "table", "ignored_ids")
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"elastic={values!r} is not what m3bert fit writes: {error}.") from error
         return cls(depths, exits, table, ignored, values.get("fit"))
 
     def declare(self, config: Any, **others: Any) -> None:
@@ -262,7 +267,8 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
     config = copy.copy(model.config)
     set_layers(config, layers)
     hooks = getattr(transformers.utils, "output_capturing", None)
-    if hooks is not None and not torch.compiler.is_compiling():  # once per model: a view that installs its own would record every state twice
+    # Once per model: a view that installs its own would record every state twice.
+    if hooks is not None and not torch.compiler.is_compiling():
         hooks.maybe_install_capturing_hooks(model)
     node = new = shallow_copy(model)
     new.config = config
@@ -747,6 +753,7 @@ class ElasticMixin(_Model):
         for depth, (_, named) in paths.items():
             tensors |= {f"paths.{depth}.{name}": tensor for name, tensor in named.items()}
         check_parts(tensors, spec, config, "The new depths")
+        self._check_paths(tensors, spec, "The new depths")
         self.elastic = ElasticParts.of(
             {name: its.detach().to(device=like.device, dtype=like.dtype, copy=True) for name, its in tensors.items()}
         )
@@ -769,6 +776,18 @@ class ElasticMixin(_Model):
                 del modules[name]
         self.elastic.table = self.elastic.table if kept.table else None
 
+    def _check_paths(self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str) -> None:
+        """Raise a ValueError if a refitted matrix is not one of its depth."""
+        shapes = {name: its.shape for name, its in self.named_parameters()}
+        for key, tensor in tensors.items():
+            if key.startswith("paths."):
+                _, depth, name = key.split(".", 2)
+                layers = spec.depths.get(int(depth))
+                if layers is not None:
+                    name = _renumbered(name, layer_list(self, self.config.num_hidden_layers)[0], layers)
+                if shapes.get(name) != tensor.shape:
+                    raise ValueError(f"{what} has {key!r} of shape {tuple(tensor.shape)}, which fits no matrix.")
+
     def _leave_out(self, runs: Sequence[int]) -> None:
         """Put empty modules in place of what does not run, before weights are read."""
         name, layers = layer_list(self, self.config.num_hidden_layers)
@@ -780,8 +799,8 @@ class ElasticMixin(_Model):
             for child in [key for key in self._modules if key != "elastic"]:
                 setattr(self, child, nn.ModuleList() if child == name else nn.Module())
             patterns = [".*"]
-        found = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
-        every = [*(found or ()), *patterns]
+        found: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
+        every: Any = [*(found or ()), *patterns]
         self._keys_to_ignore_on_load_unexpected = set(every) if isinstance(found, set) else every
 
     def _compact(self, runs: Sequence[int], depth: int) -> None:
@@ -831,7 +850,10 @@ class ElasticMixin(_Model):
             [d for d in spec.exits if d in wanted],
             [d for d in spec.table if d in wanted],
         )
-        check_parts(tensors, mine, self.config, f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}")
+        what = f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}"
+        check_parts(tensors, mine, self.config, what)
+        # In a cut, the layers have the numbers of the path already.
+        self._check_paths(tensors, mine if depth is None else Elasticity(), what)
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
         tensors = {key: its.to(device=like.device, dtype=like.dtype) for key, its in tensors.items()}
         parts = ElasticParts.of(tensors)
@@ -957,10 +979,12 @@ def describe(folder: Path, *, native: bool) -> None:
 
 
 def _renumbered(key: str, name: str, numbers: Sequence[int]) -> str:
-    """The name of a tensor of a model with some layers of its source in the source, whose numbers are counted from
-    1."""
+    """The name of a tensor of a model with some layers of its source in the source, whose numbers are counted from 1;
+    empty if its layer is none of them."""
     found = re.fullmatch(rf"((?:.*\.)?{re.escape(name)}\.)(\d+)(\..*)", key)
-    return f"{found[1]}{numbers[int(found[2])] - 1}{found[3]}" if found else key
+    if found is None or int(found[2]) >= len(numbers):
+        return "" if found else key
+    return f"{found[1]}{numbers[int(found[2])] - 1}{found[3]}"
 
 
 def copy_settings(config: Any, folder: Path) -> None:

@@ -32,6 +32,7 @@ try:
 except ImportError:  # its name in transformers 5.0 and 5.1
     from transformers.utils.generic import check_model_inputs as capture_outputs
 
+
 def make_norm(config: M3BertConfig) -> nn.Module:
     norm_class = nn.RMSNorm if config.norm_type == "rmsnorm" else nn.LayerNorm
     return norm_class(config.hidden_size, eps=config.norm_eps)
@@ -229,10 +230,14 @@ class M3BertPreTrainedModel(PreTrainedModel):
 
 
 class M3BertEncoder(M3BertPreTrainedModel):
-    """The encoder that [`M3BertModel`] makes elastic: embeddings, all layers, and in a pre-norm model the final norm."""
+    """The encoder that [`M3BertModel`] makes elastic: embeddings, layers, and the final norm of a pre-norm model."""
 
     # Loading the encoder from a checkpoint with a head should not report the head's weights.
-    _keys_to_ignore_on_load_unexpected = [r"^lm_head\.", r"^classifier\.", r"^qa_outputs\."]
+    _keys_to_ignore_on_load_unexpected: set[str] | list[str] | None = [
+        r"^lm_head\.",
+        r"^classifier\.",
+        r"^qa_outputs\.",
+    ]
 
     def __init__(self, config: M3BertConfig):
         super().__init__(config)
@@ -327,11 +332,11 @@ class M3BertEncoder(M3BertPreTrainedModel):
 
 class M3BertModel(ElasticMixin, M3BertEncoder):
     """
-    The elastic encoder. It is built with the layers of `config.output_layer` and returns hidden states of the requested
-    granularity. At layer 0, it is the static table and nothing else.
+    The elastic encoder. It is built with the layers of `config.output_layer` and returns hidden states of the
+    requested granularity. Loaded at layer 0, it is the static table and nothing else.
     """
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
@@ -390,7 +395,7 @@ class M3BertHead(ElasticMixin, M3BertPreTrainedModel):
     """Base class of the heads, which read the encoder's state of the requested granularity."""
 
     def __init__(self, config: M3BertConfig):
-        M3BertPreTrainedModel.__init__(self, config)
+        super(ElasticMixin, self).__init__(config)  # the encoder is what is elastic
         self.model = M3BertModel(config)
         self.config = self.model.config  # with the layers of `output_layer`
 
