@@ -1074,6 +1074,7 @@ def make_elastic(model: Any) -> Any:
     """Make a model elastic in place, without any depths yet ([`~ElasticMixin.set_depths`]), and return it."""
     encoder = model.base_model
     if not isinstance(encoder, ElasticMixin):
+        layer_list(encoder, encoder.config.num_hidden_layers)
         encoder.__class__ = elastic_class(type(encoder))
         encoder.elastic = ElasticParts()
     if model is not encoder and not isinstance(model, ElasticMixin):
@@ -1142,6 +1143,8 @@ class ElasticModel:
             return native.from_pretrained(name_or_path, *args, config=config, **kwargs)
         if head and kwargs.get("output_dim") not in (None, config.hidden_size):
             raise ValueError(f"output_dim={kwargs['output_dim']}: the head of {native.__name__} reads all dims.")
+        if head and kwargs.get("output_layer", getattr(config, "output_layer", None)) == 0:
+            raise ValueError("output_layer=0 is a static table, which no head reads: use one above 0.")
         found = elastic_class(native, head).from_pretrained(name_or_path, *args, config=config, **kwargs)
         model = found[0] if isinstance(found, tuple) else found
         if head:  # it was trained on hidden states
