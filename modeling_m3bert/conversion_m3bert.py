@@ -41,19 +41,6 @@ DISTILBERT_LAYER = {
 # Model types whose first position is pad_token_id + 1.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
 CONVERTIBLE = ("bert", *OFFSET_POSITIONS, "electra", "distilbert")
-REASONS = {
-    "modernbert": "it alternates local and global attention, and its first layer has no attention norm",
-    "mpnet": "its attention adds a relative position bias",
-    "deberta": "its attention is disentangled into content and relative position",
-    "deberta-v2": "its attention is disentangled into content and relative position",
-    "albert": "its layers share their weights, and its embeddings are factorised",
-    "xlm-roberta-xl": "its pre-norm layers have biases that m3BERT lacks",
-    "eurobert": "its attention heads share keys and values",
-    "qwen3": "it is causal, and normalises queries and keys",
-    "gemma3_text": "it normalises queries and keys, and alternates local and global attention",
-    "nomic_bert": "its rotary, gated layers are not converted yet",
-    "gte": "its rotary, gated layers are not converted yet",
-}
 
 
 def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequence[int] | None = None) -> M3BertModel:
@@ -102,7 +89,7 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequen
 def take_layers(model: M3BertPreTrainedModel, layers: Sequence[int]) -> None:
     """
     Reduce an m3BERT to a student of some of its layers, which run one after another. The model is changed in place.
-    What belongs to hidden states of the whole model is dropped: exits, the static table and `matryoshka_layers`.
+    What belongs to hidden states of the whole model is dropped: exits, paths, static table and `matryoshka_layers`.
 
     Args:
         model ([`M3BertPreTrainedModel`]): The model, with or without a head.
@@ -115,7 +102,8 @@ def take_layers(model: M3BertPreTrainedModel, layers: Sequence[int]) -> None:
     depth = config.num_hidden_layers
     if not layers or sorted(set(layers)) != [*layers] or not 1 <= layers[0] <= layers[-1] <= depth:
         raise ValueError(f"layers={[*layers]} must be ascending and within 1..{depth}.")
-    encoder.drop_exits(config.exit_layers)
+    encoder.drop_depths(config.legal_layers)
+    config.elastic = None
     encoder.layers = nn.ModuleList(encoder.layers[layer - 1] for layer in layers)
     origin = config.source_layers or range(1, depth + 1)
     config.source_layers = [origin[layer - 1] for layer in layers]
@@ -148,7 +136,7 @@ def refuse_unrepresentable(config: Any) -> None:
     values = {"position_embedding_type": "absolute", "is_decoder": False, **config.to_dict()}
     reason = None
     if config.model_type not in CONVERTIBLE:
-        reason = REASONS.get(config.model_type, f"model type {config.model_type!r} is not a known BERT variant")
+        reason = f"model type {config.model_type!r} is no BERT, or one with other embeddings or attention"
     elif values["is_decoder"]:
         reason = "it is a decoder (is_decoder=True), but m3BERT's attention is bidirectional"
     elif values["position_embedding_type"] not in (None, "absolute"):
@@ -160,7 +148,7 @@ def refuse_unrepresentable(config: Any) -> None:
     if reason is not None:
         raise ValueError(
             f"{type(config).__name__} cannot be converted exactly: {reason}. Convertible: {', '.join(CONVERTIBLE)}. "
-            "It can still be trained unconverted: the trainers accept any encoder."
+            "`m3bert fit` makes any encoder elastic as it is."
         )
 
 

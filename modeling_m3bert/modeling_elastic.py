@@ -45,7 +45,7 @@ EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 # Lists of a config with one entry per layer.
-PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types")
+PER_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "indexer_types", "source_layers")
 AUTO_CLASSES = {
     "AutoConfig": "ElasticConfig",
     "AutoModel": "ElasticModel",
@@ -84,8 +84,13 @@ class Elasticity:
     def of(cls, config: Any) -> Elasticity:
         """The depths of a model with this config; none if it is not elastic."""
         values = getattr(config, "elastic", None) or {}
-        depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
-        exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
+        try:
+            depths = {int(depth): list(map(int, layers)) for depth, layers in values.get("depths", {}).items()}
+            exits, table, ignored = (
+                list(map(int, values.get(name, ()))) for name in ("exits", "table", "ignored_ids")
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"elastic={values!r} is not what m3bert fit writes: {error}.") from error
         return cls(depths, exits, table, ignored, values.get("fit"))
 
     def declare(self, config: Any, **others: Any) -> None:
@@ -98,6 +103,8 @@ class Elasticity:
             **({} if self.fit is None else {"fit": dict(self.fit)}),
         }
         config.elastic = {**(getattr(config, "elastic", None) or {}), **values, **others}
+        if 0 not in self.exits and getattr(config, "matryoshka_layers", None):
+            config.matryoshka_layers = [depth for depth in config.matryoshka_layers if depth > 0]
 
     def layers_of(self, depth: int) -> list[int]:
         """The layers that a depth runs, counted from 1, in their order."""
@@ -127,6 +134,8 @@ class Elasticity:
                 f"exits={list(self.exits)} must be within 0..{last}, and table={list(self.table)} among them; depth 0 "
                 "is the table."
             )
+        if last == 0 and 0 not in self.table:
+            raise ValueError("A model without layers is a static table, and this one has none.")
 
 
 def legal_layers(config: Any) -> list[int]:
@@ -205,13 +214,11 @@ def cut_config(config: Any, depth: int) -> None:
         lost = {*spec.exits, *spec.depths} - {depth}
         kept = [its for its in legal_layers(config) if its not in lost and its <= spec.shared_prefix(depth)]
         config.matryoshka_layers = sorted({*kept, depth}) if trained or lost or spec.is_path(depth) else []
-    names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
-    whole = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
     set_layers(config, runs)
     if getattr(config, "elastic", None) is not None:
         mine = [depth] if depth in spec.exits else []
         Elasticity({}, mine, [its for its in mine if its in spec.table], spec.ignored_ids, spec.fit).declare(
-            config, source_layers=runs, source=whole
+            config, source_layers=runs
         )
 
 
@@ -260,7 +267,8 @@ def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None 
     config = copy.copy(model.config)
     set_layers(config, layers)
     hooks = getattr(transformers.utils, "output_capturing", None)
-    if hooks is not None:  # once per model: a view that installs its own would record every state twice
+    # Once per model: a view that installs its own would record every state twice.
+    if hooks is not None and not torch.compiler.is_compiling():
         hooks.maybe_install_capturing_hooks(model)
     node = new = shallow_copy(model)
     new.config = config
@@ -475,7 +483,8 @@ class ElasticMixin(_Model):
         if isinstance(config, PretrainedConfig):
             config = copy.deepcopy(config)
         else:
-            config, kwargs = ElasticConfig.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
+            kind = ElasticConfig if cls in _NATIVE else cls.config_class
+            config, kwargs = kind.from_pretrained(config or name, return_unused_kwargs=True, **kwargs)
             kwargs |= hub
         for option, value in (("output_layer", output_layer), ("output_dim", output_dim)):
             if value is not None:
@@ -490,6 +499,8 @@ class ElasticMixin(_Model):
             model, info = super().from_pretrained(name, *args, config=config, output_loading_info=True, **kwargs)
         except SafetensorError as error:
             raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
+        if any(parameter.is_meta for parameter in model.parameters()):
+            model.tie_weights()  # transformers 5.3 leaves this out in remote code
         encoder = model.base_model
         prefix = "" if encoder is model else f"{model.base_model_prefix}."
         missing = sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
@@ -577,6 +588,13 @@ class ElasticMixin(_Model):
         static = encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None
         return encoder.elastic.table if static else super().get_input_embeddings()
 
+    def set_input_embeddings(self, value: Any) -> None:
+        encoder: Any = self.base_model
+        if encoder.config.num_hidden_layers == 0 and encoder.elastic.table is not None:
+            encoder.elastic.table = value
+        else:
+            super().set_input_embeddings(value)
+
     # Of encoders
 
     def forward(
@@ -604,6 +622,7 @@ class ElasticMixin(_Model):
         spec = Elasticity.of(self.config)
         depth, dim = resolve_size(self.config, output_layer, output_dim)
         static, as_dict = kwargs.pop("static_states", None), kwargs.pop("return_dict", None)
+        as_dict = getattr(self.config, "return_dict", True) if as_dict is None else as_dict
         if depth in spec.table and static is None:
             ids, mask = (
                 kwargs.get(name, args[place] if len(args) > place else None)
@@ -738,6 +757,7 @@ class ElasticMixin(_Model):
         for depth, (_, named) in paths.items():
             tensors |= {f"paths.{depth}.{name}": tensor for name, tensor in named.items()}
         check_parts(tensors, spec, config, "The new depths")
+        self._check_paths(tensors, spec, "The new depths")
         self.elastic = ElasticParts.of(
             {name: its.detach().to(device=like.device, dtype=like.dtype, copy=True) for name, its in tensors.items()}
         )
@@ -760,6 +780,18 @@ class ElasticMixin(_Model):
                 del modules[name]
         self.elastic.table = self.elastic.table if kept.table else None
 
+    def _check_paths(self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str) -> None:
+        """Raise a ValueError if a refitted matrix is not one of its depth."""
+        shapes = {name: its.shape for name, its in self.named_parameters()}
+        for key, tensor in tensors.items():
+            if key.startswith("paths."):
+                _, depth, name = key.split(".", 2)
+                layers = spec.depths.get(int(depth))
+                if layers is not None:
+                    name = _renumbered(name, layer_list(self, self.config.num_hidden_layers)[0], layers)
+                if shapes.get(name) != tensor.shape:
+                    raise ValueError(f"{what} has {key!r} of shape {tuple(tensor.shape)}, which fits no matrix.")
+
     def _leave_out(self, runs: Sequence[int]) -> None:
         """Put empty modules in place of what does not run, before weights are read."""
         name, layers = layer_list(self, self.config.num_hidden_layers)
@@ -771,8 +803,8 @@ class ElasticMixin(_Model):
             for child in [key for key in self._modules if key != "elastic"]:
                 setattr(self, child, nn.ModuleList() if child == name else nn.Module())
             patterns = [".*"]
-        found = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
-        every = [*(found or ()), *patterns]
+        found: Any = getattr(self, "_keys_to_ignore_on_load_unexpected", None)
+        every: Any = [*(found or ()), *patterns]
         self._keys_to_ignore_on_load_unexpected = set(every) if isinstance(found, set) else every
 
     def _compact(self, runs: Sequence[int], depth: int) -> None:
@@ -788,7 +820,11 @@ class ElasticMixin(_Model):
                     if "layer_idx" in module.__dict__:  # of its keys and values in a cache
                         module.__dict__["layer_idx"] = place
         whole = config.num_hidden_layers
+        names = ("num_hidden_layers", "rope_parameters", *PER_LAYER)
+        source = {name: copy.deepcopy(getattr(config, name)) for name in names if hasattr(config, name)}
         cut_config(config, depth)
+        if type(self) in _NATIVE and config.elastic:
+            config.elastic["source"] = source
         for module in self.modules():
             its = module.__dict__.get("config")
             if its is not None and its is not config and getattr(its, "num_hidden_layers", None) == whole:
@@ -818,7 +854,10 @@ class ElasticMixin(_Model):
             [d for d in spec.exits if d in wanted],
             [d for d in spec.table if d in wanted],
         )
-        check_parts(tensors, mine, self.config, f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}")
+        what = f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}"
+        check_parts(tensors, mine, self.config, what)
+        # In a cut, the layers have the numbers of the path already.
+        self._check_paths(tensors, mine if depth is None else Elasticity(), what)
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
         tensors = {key: its.to(device=like.device, dtype=like.dtype) for key, its in tensors.items()}
         parts = ElasticParts.of(tensors)
@@ -833,7 +872,10 @@ def _for_new_weights(config: Any) -> Any:
     depth, _ = resolve_size(config)
     if depth == config.num_hidden_layers and not getattr(config, "elastic", None):
         return config
+    if depth == 0:
+        raise ValueError("Layer 0 is a static table, which is loaded (from_pretrained) or fitted, not new.")
     config = copy.deepcopy(config)
+    Elasticity().declare(config)
     config.elastic = None
     cut_config(config, depth)
     return config
@@ -941,10 +983,12 @@ def describe(folder: Path, *, native: bool) -> None:
 
 
 def _renumbered(key: str, name: str, numbers: Sequence[int]) -> str:
-    """The name of a tensor of a model with some layers of its source in the source, whose numbers are counted from
-    1."""
+    """The name of a tensor of a model with some layers of its source in the source, whose numbers are counted from 1;
+    empty if its layer is none of them."""
     found = re.fullmatch(rf"((?:.*\.)?{re.escape(name)}\.)(\d+)(\..*)", key)
-    return f"{found[1]}{numbers[int(found[2])] - 1}{found[3]}" if found else key
+    if found is None or int(found[2]) >= len(numbers):
+        return "" if found else key
+    return f"{found[1]}{numbers[int(found[2])] - 1}{found[3]}"
 
 
 def copy_settings(config: Any, folder: Path) -> None:
@@ -1034,6 +1078,7 @@ def make_elastic(model: Any) -> Any:
     """Make a model elastic in place, without any depths yet ([`~ElasticMixin.set_depths`]), and return it."""
     encoder = model.base_model
     if not isinstance(encoder, ElasticMixin):
+        layer_list(encoder, encoder.config.num_hidden_layers)
         encoder.__class__ = elastic_class(type(encoder))
         encoder.elastic = ElasticParts()
     if model is not encoder and not isinstance(model, ElasticMixin):
@@ -1102,6 +1147,8 @@ class ElasticModel:
             return native.from_pretrained(name_or_path, *args, config=config, **kwargs)
         if head and kwargs.get("output_dim") not in (None, config.hidden_size):
             raise ValueError(f"output_dim={kwargs['output_dim']}: the head of {native.__name__} reads all dims.")
+        if head and kwargs.get("output_layer", getattr(config, "output_layer", None)) == 0:
+            raise ValueError("output_layer=0 is a static table, which no head reads: use one above 0.")
         found = elastic_class(native, head).from_pretrained(name_or_path, *args, config=config, **kwargs)
         model = found[0] if isinstance(found, tuple) else found
         if head:  # it was trained on hidden states

@@ -20,6 +20,7 @@ from transformers import (
 
 from .configuration_m3bert import M3BertConfig
 from .conversion_m3bert import CONVERTIBLE, OFFSET_POSITIONS, layer_tensors, position_offset
+from .modeling_elastic import Elasticity
 from .modeling_m3bert import M3BertModel
 
 
@@ -84,12 +85,7 @@ def refuse_without_native(model: PreTrainedModel, model_type: str = "bert") -> N
             f"{name} has no native equivalent: {OTHER_HEADS[name]}. Load it with remote code, or export its encoder."
         )
     layer = model.config.resolve_granularity()[0]
-    if layer in model.config.stitch_layers:
-        raise ValueError(
-            f"{name} has no native equivalent: depth {layer} is stitched, and no native model has a map between its "
-            "layers. Export it to ONNX instead: `m3bert export`, or fit its exit without a stitch and export that."
-        )
-    if layer in model.config.static_layers:
+    if layer in Elasticity.of(model.config).table:
         if layer == 0:
             raise ValueError(
                 f"{name} has no native equivalent: its layer 0 is a static table. Export that instead: "
@@ -238,8 +234,8 @@ def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] |
     """
     layer, dim = model.config.resolve_granularity()
     width, like = model.config.hidden_size, model.embed_tokens.weight
-    if str(layer) in model.exits:
-        tensors = model.exits[str(layer)].state_dict()
+    if str(layer) in model.elastic.exits:
+        tensors = model.elastic.exits[str(layer)].state_dict()
         return tensors["weight"][:dim], tensors["bias"][:dim]
     if dim < width:
         return torch.eye(dim, width, dtype=like.dtype, device=like.device), None

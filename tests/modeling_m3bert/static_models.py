@@ -32,33 +32,43 @@ def assert_refused(request: Callable[[], object], message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def random_paths(encoder: M3BertModel, paths: Mapping[int, list[int]]) -> dict[int, tuple[list[int], dict]]:
+    """Paths with random output matrices of the feed-forward before each gap, and of the last layer."""
+    found = {}
+    for depth, layers in paths.items():
+        gaps = [place for place in range(depth) if layers[place : place + 2] != [layers[place], layers[place] + 1]]
+        like = encoder.layers[0].mlp.down_proj.weight
+        found[depth] = layers, {f"layers.{place}.mlp.down_proj.weight": torch.randn_like(like) / 6 for place in gaps}
+    return found
+
+
 def give_table(
     encoder: M3BertModel,
     layers: tuple[int, ...] = (0, 2, 4),
     ignored: tuple[int, ...] = IGNORED,
-    stitches: Mapping[int, int] | None = None,
+    paths: Mapping[int, list[int]] | None = None,
 ) -> None:
-    """Give an encoder random exits at some layers, all of which read a random static table, as do random stitches of
-    some of these depths (depth -> number of last layers)."""
+    """Give an encoder random exits at some depths, all of which read a random static table, and some of which are
+    random paths."""
     above = [layer for layer in layers if layer > 0]
-    encoder.set_exits(
-        {layer: affine() for layer in above} | ({} if 0 in layers else {0: affine()}),
+    encoder.set_depths(
+        exits={layer: affine() for layer in above},
         joints={layer: affine(2 * WIDTH) for layer in above},
-        static_table=halves(VOCABULARY, WIDTH),
-        static_ignored_ids=ignored,
-        stitches={layer: (top, *affine(2 * WIDTH)) for layer, top in (stitches or {}).items()},
+        paths=random_paths(encoder, paths or {}),
+        table=halves(VOCABULARY, WIDTH),
+        ignored_ids=ignored,
     )
 
 
 def with_table(
     model_class: type = M3BertModel,
     layers: tuple[int, ...] = (0, 2, 4),
-    stitches: Mapping[int, int] | None = None,
+    paths: Mapping[int, list[int]] | None = None,
     **changes,
 ):
-    """A tiny model with a static table; layers 2 and 4, and by default 0, read it."""
+    """A tiny model with a static table, which depths 0, 2 and 4 read."""
     model = model_class(tiny_config(**changes)).eval()
-    give_table(model.base_model, layers, stitches=stitches)
+    give_table(model.base_model, layers, paths=paths)
     return model
 
 

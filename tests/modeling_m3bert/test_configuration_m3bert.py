@@ -133,6 +133,15 @@ def test_an_illegal_granularity_names_the_legal_ones(name, value, legal):
         ({"matryoshka_layers": [2, 8]}, r"within 1\.\.6"),
         ({"matryoshka_dims": [0, 8]}, r"within 1\.\.32"),
         ({"matryoshka_dims": [8, 8]}, "ascending"),
+        ({"matryoshka_layers": [0, 6]}, r"matryoshka_layers=\[0, 6\] must be ascending and within 1\.\.6"),
+        ({"num_hidden_layers": 0, "matryoshka_layers": []}, "A model without layers is a static table"),
+        ({"elastic": {"exits": [7]}}, r"exits=\[7\] must be within 0\.\.6"),
+        ({"elastic": {"exits": [0]}}, "depth 0 is the table"),
+        ({"elastic": {"exits": [2], "table": [2, 4]}}, r"table=\[2, 4\] among them"),
+        ({"elastic": {"depths": {"4": [1, 2, 6]}}}, r"Depth 4 must run 4 of the layers 1\.\.6, ascending"),
+        ({"elastic": {"depths": {"3": [1, 2, 5]}}}, "a path must end in the last layer, 6"),
+        ({"elastic": [2]}, r"elastic=\[2\] is not what m3bert fit writes"),
+        ({"elastic": {"depths": {"two": [1, 2]}}}, "is not what m3bert fit writes"),
     ],
 )
 def test_bad_values_are_refused(change, message):
@@ -140,8 +149,8 @@ def test_bad_values_are_refused(change, message):
         tiny_config(**change)
 
 
-def test_cutting_leaves_the_original_alone():
-    config = tiny_config(output_layer=4)
-    cut = config.cut()
-    assert (cut.num_hidden_layers, cut.matryoshka_layers) == (4, [2, 4])
-    assert (config.num_hidden_layers, config.matryoshka_layers) == (6, [2, 4, 6])
+def test_a_config_mentions_elasticity_only_if_there_is_any():
+    elastic = {"depths": {"2": [1, 2]}, "exits": [2], "table": [], "ignored_ids": []}
+    assert "elastic" not in tiny_config().to_dict()
+    assert tiny_config(elastic=elastic).to_dict()["elastic"] == elastic
+    assert tiny_config(elastic=elastic, matryoshka_layers=[4]).legal_layers == [2, 4, 6]

@@ -1,209 +1,414 @@
-"""Elastic loading and saving: less depth and width out of one checkpoint, equal to slicing the full model."""
+"""Encoders of transformers as elastic models: every way to a size gives the same vectors, to the last bit."""
 
 from __future__ import annotations
 
-import itertools
+import copy
 import json
-import logging
-import sys
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file
-from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
-
-from benchmarks.elastic_loading import measure
-from modeling_m3bert import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
-from tests.conftest import padded_batch, tiny_config
-from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
-
-
-@pytest.mark.parametrize(
-    ("attention", "switches"),
-    [("eager", {}), *(("sdpa", switches) for switches in SWITCHES)],
-    ids=lambda value: value if isinstance(value, str) else ",".join(value) or "paper",
+from safetensors.torch import load_file, save_file
+from transformers import (
+    CONFIG_MAPPING,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    set_seed,
 )
-def test_cutting_equals_slicing_bit_for_bit(tmp_path, switches, attention):
-    full = M3BertModel(tiny_config(**switches)).eval()
-    full.save_pretrained(tmp_path)
-    full.set_attn_implementation(attention)
-    batch = padded_batch()
-    with torch.no_grad():
-        states = full(**batch, output_hidden_states=True).hidden_states
-        for layer, dim in itertools.product([2, 4, 6], [8, 16, 32]):
-            expected = (states[6] if layer == 6 else full.norm(states[layer]))[..., :dim]
-            exited = full(**batch, output_layer=layer, output_dim=dim)
-            cut = M3BertModel.from_pretrained(
-                tmp_path, output_layer=layer, output_dim=dim, attn_implementation=attention
-            )
-            assert torch.equal(exited.last_hidden_state, expected)
-            assert torch.equal(cut(**batch).last_hidden_state, expected)
-            assert len(cut.layers) == layer
 
-
-def test_early_exit_runs_no_later_layer(tiny_model):
-    for layer in tiny_model.layers[4:]:
-        layer.forward = None  # calling it would be an error
-    outputs = tiny_model(**padded_batch(), output_layer=4, output_hidden_states=True)
-    assert len(outputs.hidden_states) == 5
-
-
-def test_a_cut_model_can_be_asked_for_less_but_not_for_more(tmp_path, tiny_model):
-    tiny_model.save_pretrained(tmp_path)
-    cut = AutoModel.from_pretrained(tmp_path, output_layer=4, output_dim=16)
-    batch = padded_batch()
-    assert cut(**batch, output_layer=2, output_dim=8).last_hidden_state.shape == (4, 7, 8)
-    # Every weight is as wide as it was: only depth is gone.
-    assert cut(**batch, output_dim=32).last_hidden_state.shape == (4, 7, 32)
-    with pytest.raises(ValueError, match="output_layer=6 is not available here; legal values: 2, 4"):
-        cut(**batch, output_layer=6)
-
-
-def test_a_cut_model_is_saved_as_a_complete_smaller_checkpoint(tmp_path, tiny_masked_lm):
-    tiny_masked_lm.save_pretrained(tmp_path / "full")
-    cut = M3BertForMaskedLM.from_pretrained(tmp_path / "full", output_layer=4, output_dim=16).eval()
-    cut.save_pretrained(tmp_path / "cut")
-    stored = json.loads((tmp_path / "cut" / "config.json").read_text())
-    assert (stored["num_hidden_layers"], stored["matryoshka_layers"], stored["output_dim"]) == (4, [2, 4], 16)
-    with safe_open(tmp_path / "cut" / "model.safetensors", "pt") as file:
-        assert not any(name.startswith(("model.layers.4", "model.layers.5")) for name in file.keys())
-    again = M3BertForMaskedLM.from_pretrained(tmp_path / "cut").eval()
-    shallower = M3BertForMaskedLM.from_pretrained(tmp_path / "cut", output_layer=2, output_dim=8).eval()
-    batch = padded_batch()
-    with torch.no_grad():
-        assert torch.equal(again(**batch).logits, tiny_masked_lm(**batch, output_layer=4, output_dim=16).logits)
-        assert torch.equal(shallower(**batch).logits, tiny_masked_lm(**batch, output_layer=2, output_dim=8).logits)
-
-
-def test_the_users_config_is_not_changed_by_building_a_model():
-    config = tiny_config(output_layer=2)
-    model = M3BertForSequenceClassification(config)
-    assert config.num_hidden_layers == 6
-    assert model.config is model.model.config
-    assert len(model.model.layers) == model.config.num_hidden_layers == 2
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"output_layer": 3}, {"output_layer": 8}, {"output_dim": 9}, {"output_dim": 64}]
+from modeling_m3bert.modeling_elastic import (
+    Elasticity,
+    fingerprint_of,
+    layer_list,
+    make_elastic,
+    set_layers,
+    static_vectors,
 )
-def test_loading_names_the_legal_values(tmp_path, tiny_model, arguments):
-    tiny_model.save_pretrained(tmp_path)
-    legal = "2, 4, 6" if "output_layer" in arguments else "8, 16, 32"
-    with pytest.raises(ValueError, match=f"is not available here; legal values: {legal}"):
-        AutoModel.from_pretrained(tmp_path, **arguments)
+from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, assert_refused, halves
 
 
-LOAD = """
-import logging, warnings
-warnings.simplefilter("error")
-from transformers import AutoModel{suffix}
-model = AutoModel{suffix}.from_pretrained({folder!r}, trust_remote_code=True, {arguments})
-print("layers", model.config.num_hidden_layers)
-"""
+SIZES = {
+    "hidden_size": WIDTH,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "vocab_size": VOCABULARY,
+    "pad_token_id": 0,
+    "max_position_embeddings": 64,
+}
+CAUSAL = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 1, "eos_token_id": 2}
+FAMILIES: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("bert", "roberta", "xlm-roberta", "electra", "ernie", "mpnet", "deberta-v2"), SIZES),
+    **dict.fromkeys(("nomic_bert", "gte", "jina_embeddings_v3"), SIZES),
+    "distilbert": {
+        "dim": WIDTH, "n_layers": 6, "n_heads": 4, "hidden_dim": 64, "vocab_size": VOCABULARY, "pad_token_id": 0,
+        "max_position_embeddings": 64,
+    },
+    "modernbert": {
+        **SIZES, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "local_attention": 8,
+    },
+    **dict.fromkeys(("eurobert", "qwen3", "llama", "granite"), CAUSAL),
+    "gemma3_text": {**CAUSAL, "sliding_window": 8, "use_bidirectional_attention": True},
+    "m3bert": {**SIZES, "matryoshka_layers": [], "matryoshka_dims": []},
+}  # fmt: skip
+EXITS, PATH, IGNORED = (2, 4), [1, 2, 5, 6], [5, 6]
+HEADS = (AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoModelForTokenClassification)
+REMOTE = {"trust_remote_code": True}
 
 
-@pytest.mark.parametrize(("suffix", "arguments"), [("", "output_layer=4, output_dim=8"), ("ForMaskedLM", "")])
-def test_loading_says_nothing(tmp_path, run_bare, tiny_masked_lm, suffix, arguments):
-    tiny_masked_lm.save_pretrained(tmp_path / "model")
-    printed = run_bare(LOAD.format(suffix=suffix, folder=str(tmp_path / "model"), arguments=arguments))
-    said = [line for line in printed.splitlines() if line and "Loading weights" not in line]
-    assert said == [f"layers {4 if arguments else 6}"]
+def config_of(family: str) -> Any:
+    return CONFIG_MAPPING[family](**FAMILIES[family])
 
 
-def test_a_cut_reads_its_own_bytes(tmp_path, tiny_model, bytes_read):
-    tiny_model.save_pretrained(tmp_path)
-    cut = AutoModel.from_pretrained(tmp_path, output_layer=2)
-    own = sum(tensor.nbytes for tensor in cut.state_dict().values())
-    assert own <= sum(bytes_read) <= 1.05 * own < 0.6 * (tmp_path / "model.safetensors").stat().st_size
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc/self/status")
-def test_a_third_of_the_layers_adds_little_memory():
-    (full, _), (cut, cut_bytes), (exits, exit_bytes) = measure().values()
-    assert cut <= 0.60 * full
-    # The one exit that is read is 1% of the model; the memory of a process varies by another percent.
-    assert exits <= 1.03 * cut
-    assert cut_bytes < exit_bytes <= 1.02 * cut_bytes
-
-
-def test_a_checkpoint_cut_short_is_refused(tmp_path, tiny_model):
-    tiny_model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1000])
-    with pytest.raises(ValueError, match="The weights in .* cannot be read"):
-        AutoModel.from_pretrained(tmp_path)
-
-
-def test_a_checkpoint_without_some_layers_is_refused(tmp_path):
-    M3BertModel(tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4])).save_pretrained(tmp_path)
-    tiny_config().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"incomplete or of another architecture.*layers.4.*and 15 more"):
-        AutoModel.from_pretrained(tmp_path)
-
-
-def test_a_checkpoint_of_another_architecture_is_refused(tmp_path):
-    bert = BertModel(
-        BertConfig(vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=6, num_attention_heads=4)
+def give_depths(encoder: Any) -> None:
+    """An exit at 2 layers, a path of 4 with a refitted matrix and an exit that reads the table, and the table."""
+    name, layers = layer_list(encoder, 6)
+    linear = [its for its, module in layers[1].named_modules() if isinstance(module, torch.nn.Linear)][-1]
+    like = layers[1].get_submodule(linear).weight
+    encoder.set_depths(
+        exits={depth: affine() for depth in EXITS},
+        joints={4: affine(2 * WIDTH)},
+        paths={4: (PATH, {f"{name}.1.{linear}.weight": 0.1 * torch.randn_like(like)})},
+        table=halves(VOCABULARY, WIDTH),
+        ignored_ids=IGNORED,
     )
-    bert.save_pretrained(tmp_path)
-    tiny_config().save_pretrained(tmp_path)
-    for auto in (AutoModel, AutoModelForMaskedLM):
-        with pytest.raises(ValueError, match="another architecture"):
-            auto.from_pretrained(tmp_path)
+
+
+@dataclass
+class Repository:
+    """The native model, the elastic one in memory, and the folder where this was saved."""
+
+    source: Any
+    model: Any
+    folder: Path
+
+    @property
+    def is_native(self) -> bool:
+        return self.source.config.model_type != "m3bert"
+
+    def load(self, **options: Any) -> Any:
+        return AutoModel.from_pretrained(self.folder, **REMOTE, **options)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def repository(request, tmp_path_factory) -> Repository:
+    set_seed(0)
+    source = AutoModel.from_config(config_of(request.param)).eval()
+    model = make_elastic(copy.deepcopy(source))
+    give_depths(model)
+    folder = tmp_path_factory.mktemp("elastic") / "repository"
+    model.save_pretrained(folder)
+    return Repository(source, model, folder)
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    """Texts with padding on the right and on the left."""
+    ids, mask = torch.randint(5, VOCABULARY, (3, 10)), torch.ones(3, 10, dtype=torch.long)
+    mask[1, 7:] = mask[2, 2:] = 0
+    return [{"input_ids": ids, "attention_mask": its} for its in (mask, mask.flip(1))]
+
+
+@torch.no_grad()
+def outputs_of(model: Any, **size: Any) -> list[torch.Tensor]:
+    """Outputs with both kinds of padding, and with each kind of attention that the model has."""
+    found = []
+    for attention in ("sdpa", "eager") if model._supports_sdpa else ("eager",):
+        model.set_attn_implementation(attention)
+        set_seed(1)
+        found += [model(**batch, **size)[0] for batch in batches()]
+    return found
+
+
+def assert_equal(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], dim: int | None = None) -> None:
+    assert len(found) == len(expected) >= 2
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other[..., :dim])
+
+
+def with_layers(source: Any, layers: list[int], changed: Mapping[str, torch.Tensor] = {}) -> Any:
+    """A native model, with or without a head, of some layers of another."""
+    config = copy.deepcopy(source.config)
+    set_layers(config, layers)
+    model, prefix = type(source)(config).eval(), source.base_model_prefix if source.base_model is not source else ""
+    start = f"{prefix}.{layer_list(source.base_model, 6)[0]}.".removeprefix(".")
+    tensors = source.state_dict()
+    for place, layer in enumerate(layers):
+        for name in [name for name in model.state_dict() if name.startswith(f"{start}{place}.")]:
+            tensors[name] = source.state_dict()[f"{start}{layer - 1}.{name.removeprefix(f'{start}{place}.')}"]
+    tensors |= {f"{prefix}.{name}".removeprefix("."): tensor for name, tensor in changed.items()}
+    model.load_state_dict({name: tensors[name] for name in model.state_dict()})
+    return model
+
+
+def references(repository: Repository) -> dict[int, list[torch.Tensor]]:
+    """What each depth gives, from native models without any of our code."""
+    if not repository.is_native:
+        return {depth: outputs_of(repository.model, output_layer=depth) for depth in (0, *EXITS)}
+    source, parts = repository.source, repository.model.elastic
+    kinds = 2 if source._supports_sdpa else 1
+    set_seed(1)
+    static = [static_vectors(parts.table.weight.detach(), IGNORED, **batch) for batch in batches()] * kinds
+    found = {0: [its.expand(-1, 10, -1) for its in static]}
+    with torch.no_grad():
+        found[2] = [parts.exits["2"](state) for state in outputs_of(with_layers(source, [1, 2]))]
+        states = outputs_of(with_layers(source, PATH, parts.refitted(4)))
+        joint = parts.exits["4"].joint
+        expected = [
+            torch.nn.functional.linear(torch.cat([state, its.expand_as(state)], -1), joint["weight"], joint["bias"])
+            for state, its in zip(states, static, strict=True)
+        ]
+        found[4] = outputs_of(repository.model, output_layer=4)
+    for one, other in zip(found[4], expected, strict=True):  # a sum of two products has other last bits
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+    return found
+
+
+def test_every_way_to_a_size_gives_the_same_bits(repository, tmp_path):
+    whole, expected = outputs_of(repository.source), references(repository)
+    plain = AutoModel.from_pretrained(repository.folder)
+    assert type(plain).__name__ == type(repository.source).__name__
+    assert_equal(outputs_of(plain), whole)
+    loaded = repository.load()
+    assert_equal(outputs_of(loaded), whole)
+    for depth in (0, *EXITS):
+        assert_equal(outputs_of(repository.model, output_layer=depth), expected[depth])
+        assert_equal(outputs_of(loaded, output_layer=depth), expected[depth])
+        assert_equal(outputs_of(loaded, output_layer=depth, output_dim=8), expected[depth], 8)
+        size = repository.load(output_layer=depth)
+        for model in (size, copy.deepcopy(size)):
+            assert_equal(outputs_of(model), expected[depth])
+        size.save_pretrained(tmp_path / "size" / str(depth))
+        again = AutoModel.from_pretrained(tmp_path / "size" / str(depth), **REMOTE)
+        assert_equal(outputs_of(again), expected[depth])
+        assert {*again.state_dict()} == {*size.state_dict()}
+        narrow = repository.load(output_layer=depth, output_dim=8)
+        assert_equal(outputs_of(narrow), expected[depth], 8)
+        if repository.is_native:
+            assert_refused(lambda d=depth: AutoModel.from_pretrained(tmp_path / "size" / str(d)), "elastic_size")
+
+
+def test_the_repository_is_that_of_the_native_model(repository, tmp_path):
+    repository.source.save_pretrained(tmp_path)
+    files = [folder / "model.safetensors" for folder in (tmp_path, repository.folder)]
+    tensors, others = map(load_file, files)
+    assert tensors.keys() == others.keys() and all(torch.equal(its, others[name]) for name, its in tensors.items())
+    native, elastic = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, repository.folder))
+    assert {*elastic} - {*native} <= {"auto_map", "elastic"}
+    assert elastic["architectures"] == [type(repository.source).__name__]
+    assert (elastic["model_type"], elastic["num_hidden_layers" if "num_hidden_layers" in elastic else "n_layers"]) == (
+        repository.source.config.model_type,
+        6,
+    )
+
+
+def test_a_size_has_the_layers_that_run_and_nothing_else(repository, bytes_read):
+    size = repository.load(output_layer=4)
+    assert size.config.num_hidden_layers == len(layer_list(size, 4)[1]) == 4
+    extras = {name for name, _ in size.named_parameters() if name.startswith("elastic.")}
+    assert extras == {"elastic.table.weight", *(f"elastic.exits.4.{its}" for its in (
+        "weight", "bias", "joint.weight", "joint.bias"))}  # fmt: skip
+    read = sum(bytes_read)
+    bytes_read.clear()
+    repository.load(output_layer=0)
+    assert sum(bytes_read) < 0.5 * read
+
+
+def test_gradients_reach_what_a_path_runs_and_nothing_else(repository):
+    model = copy.deepcopy(repository.model)
+    model(**batches()[0], output_layer=4).last_hidden_state.square().sum().backward()
+    moved = {name for name, its in model.named_parameters() if its.grad is not None and its.grad.any()}
+    name = layer_list(model, 6)[0]
+    refitted = {its for its in moved if its.startswith("elastic.paths.4.")}
+    assert len(refitted) == 1 and "elastic.table.weight" in moved and "elastic.exits.4.joint.weight" in moved
+    assert {int(its.removeprefix(f"{name}.").split(".")[0]) for its in moved if its.startswith(name)} == {0, 1, 4, 5}
+
+
+@pytest.mark.parametrize("auto", HEADS, ids=lambda auto: auto.__name__.removeprefix("AutoModelFor"))
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "m3bert"])
+def test_heads_read_the_hidden_state_of_a_depth(family, auto, tmp_path):
+    config = config_of(family)
+    if type(config) not in auto._model_mapping:
+        config.elastic = {}
+        config.save_pretrained(tmp_path)
+        with pytest.raises(ValueError, match=auto.__name__):
+            auto.from_config(config)
+        return
+    source = auto.from_config(config).eval()
+    model = make_elastic(copy.deepcopy(source))
+    give_depths(model.base_model)
+    model.save_pretrained(tmp_path / "head")
+    whole, path = outputs_of(source), with_layers(source, PATH, model.base_model.elastic.refitted(4))
+    for options, expected in (
+        ({}, whole),
+        (REMOTE, whole),
+        ({**REMOTE, "output_layer": 4}, outputs_of(path)),
+        ({**REMOTE, "output_layer": 2}, outputs_of(with_layers(source, [1, 2]))),
+    ):
+        loaded = auto.from_pretrained(tmp_path / "head", **options)
+        assert_equal(outputs_of(loaded), expected)
+        loaded.save_pretrained(tmp_path / "again")
+        assert_equal(outputs_of(auto.from_pretrained(tmp_path / "again", **REMOTE)), expected)
+
+
+def run_spawned(received: Any, answers: Any) -> None:
+    torch.set_num_threads(1)
+    answers.put([its.tolist() for its in outputs_of(received.get())])
 
 
 @pytest.fixture
-def shorter_checkpoint(tmp_path):
-    """A checkpoint with 30 positions and 5 classes, and the arguments that ask for 48 positions."""
-    model = M3BertForSequenceClassification(tiny_config(max_position_embeddings=30, num_labels=5))
-    model.save_pretrained(tmp_path)
-    return {"pretrained_model_name_or_path": tmp_path, "max_position_embeddings": 48}
+def one_thread():
+    """Sums in another order have other last bits."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("flag", [{}, {"ignore_mismatched_sizes": False}], ids=["default", "False"])
-def test_a_tensor_of_another_shape_is_refused(shorter_checkpoint, flag):
-    with pytest.raises(
-        RuntimeError, match=r"differs from the config's: pos_embeddings.weight \(30, 32\) instead of \(48, 32\)\."
-    ):
-        M3BertModel.from_pretrained(**shorter_checkpoint, **flag)
-    shorter_checkpoint.pop("max_position_embeddings")
-    with pytest.raises(RuntimeError, match=r"classifier.bias \(5,\) instead of \(3,\), classifier.weight"):
-        M3BertForSequenceClassification.from_pretrained(**shorter_checkpoint, num_labels=3, **flag)
+@pytest.fixture(scope="module")
+def modernbert(tmp_path_factory) -> Repository:
+    return repository.__wrapped__(type("Request", (), {"param": "modernbert"}), tmp_path_factory)
 
 
-def test_mismatched_tensors_can_be_newly_initialised(shorter_checkpoint, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model, info = M3BertForSequenceClassification.from_pretrained(
-        **shorter_checkpoint, num_labels=3, ignore_mismatched_sizes=True, output_loading_info=True
-    )
-    mismatched = {"model.pos_embeddings.weight", "classifier.weight", "classifier.bias"}
-    assert {name for name, _, _ in info["mismatched_keys"]} == mismatched
-    assert "pos_embeddings.weight" in caplog.text and "MISMATCH" in caplog.text
-    stored = load_file(shorter_checkpoint["pretrained_model_name_or_path"] / "model.safetensors")
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, stored[name]) == (name not in mismatched)
-    assert model.model.pos_embeddings.weight.shape == (48, 32)
-    assert 0.1 < model.model.pos_embeddings.weight.std() < 0.3
-    assert torch.isfinite(model(torch.ones(1, 48, dtype=torch.long)).logits).all()
+def test_a_size_is_pickled_into_a_spawned_process(modernbert, one_thread):
+    size = modernbert.load(output_layer=4)
+    context = multiprocessing.get_context("spawn")
+    sent, answers = context.Queue(), context.Queue()
+    process = context.Process(target=run_spawned, args=(sent, answers))
+    process.start()
+    sent.put(size)
+    found = [torch.tensor(its) for its in answers.get(timeout=120)]
+    process.join(timeout=60)
+    assert_equal(found, outputs_of(size))
 
 
-def test_missing_encoder_tensors_are_refused_even_if_mismatches_are_ignored(shorter_checkpoint):
-    with pytest.raises(ValueError, match=r"Missing encoder tensors: layers\.6\."):
-        M3BertModel.from_pretrained(
-            **shorter_checkpoint, num_hidden_layers=7, matryoshka_layers=[2, 4, 7], ignore_mismatched_sizes=True
-        )
+RUN = """
+import torch, transformers, warnings
+from safetensors.torch import load_file, save_file
+torch.set_num_threads(1)
+batch, outputs = load_file("batch.safetensors"), {}
+for depth in (0, 2, 4, 6):
+    model = transformers.AutoModel.from_pretrained(FOLDER, trust_remote_code=True, output_layer=depth)
+    with torch.no_grad():
+        outputs[str(depth)] = model(**batch).last_hidden_state.contiguous()
+    model.save_pretrained(f"size/{depth}")
+    again = transformers.AutoModel.from_pretrained(f"size/{depth}", trust_remote_code=True)
+    with torch.no_grad():
+        assert torch.equal(again(**batch).last_hidden_state, outputs[str(depth)])
+save_file(outputs, "outputs.safetensors")
+"""
 
 
-def test_a_missing_head_is_new_and_no_error(tmp_path, tiny_model):
-    tiny_model.save_pretrained(tmp_path)
-    head = M3BertForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
-    assert head.classifier.weight.shape == (3, 32)
+@pytest.mark.parametrize("family", ["bert", "gemma3_text"])
+def test_a_process_without_this_project_loads_every_size(family, tmp_path, tmp_path_factory, run_bare, one_thread):
+    found = repository.__wrapped__(type("Request", (), {"param": family}), tmp_path_factory)
+    batch = batches()[0]
+    save_file(batch, tmp_path / "batch.safetensors")
+    run_bare(RUN.replace("FOLDER", repr(str(found.folder))))
+    for depth, state in load_file(tmp_path / "outputs.safetensors").items():
+        with torch.no_grad():
+            assert torch.equal(state, found.model(**batch, output_layer=int(depth)).last_hidden_state)
 
 
-def test_pickled_weights_are_not_read(tmp_path, tiny_model):
-    tiny_model.config.save_pretrained(tmp_path)
-    torch.save(tiny_model.state_dict(), tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match="safetensors"):
-        AutoModel.from_pretrained(tmp_path)
+def test_a_size_loads_in_the_type_that_is_asked_for(modernbert):
+    size = modernbert.load(output_layer=4, dtype=torch.bfloat16)
+    assert {its.dtype for its in size.parameters()} == {torch.bfloat16}
+    assert size(**batches()[0]).last_hidden_state.dtype == torch.bfloat16
+
+
+def test_a_saved_size_is_cut_no_further_than_its_exit(modernbert, tmp_path):
+    modernbert.load(output_layer=4).save_pretrained(tmp_path)
+    again = AutoModel.from_pretrained(tmp_path, **REMOTE)
+    assert Elasticity.of(again.config).exits == [4] and not Elasticity.of(again.config).is_path(4)
+    with pytest.raises(ValueError, match="output_layer=2 is not available here; legal values: 4"):
+        AutoModel.from_pretrained(tmp_path, **REMOTE, output_layer=2)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    values["elastic"] |= changes
+    (folder / "config.json").write_text(json.dumps(values))
+
+
+def change_weights(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values())).add_(1)
+    save_file(tensors, file, {"format": "pt"})
+
+
+def drop_layers(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: its for name, its in tensors.items() if ".5." not in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+DAMAGED = {
+    "the weights have changed": (change_weights, "The weights of .* have changed since its exits and table were fit"),
+    "no extras": (
+        lambda folder: (folder / "elastic" / "weights.safetensors").unlink(),
+        r"elastic/weights.safetensors has no tensor 'table'",
+    ),
+    "extras cut short": (
+        lambda folder: (folder / "elastic" / "weights.safetensors").write_bytes(b"\0" * 100),
+        "cannot be read; it may be incomplete",
+    ),
+    "an exit too many": (
+        lambda folder: change_config(folder, exits=[0, 1, 2, 4]),
+        r"has no tensor 'exits.1.weight'",
+    ),
+    "an exit outside": (lambda folder: change_config(folder, exits=[0, 9]), r"exits=\[0, 9\] must be within 0\.\.6"),
+    "a path outside": (
+        lambda folder: change_config(folder, depths={"4": [1, 2, 5, 7]}),
+        r"Depth 4 must run 4 of the layers 1\.\.6",
+    ),
+    "another form": (lambda folder: change_config(folder, depths=[2]), "is not what m3bert fit writes"),
+    "no last layer": (drop_layers, "is incomplete or of another architecture. Missing tensors of the encoder"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_repository_is_refused(name, modernbert, tmp_path):
+    damage, message = DAMAGED[name]
+    modernbert.model.save_pretrained(tmp_path / "repository")
+    damage(tmp_path / "repository")
+    assert_refused(lambda: AutoModel.from_pretrained(tmp_path / "repository", **REMOTE), message)
+
+
+@pytest.mark.parametrize(
+    ("auto", "size", "message"),
+    [
+        (AutoModel, {"output_layer": 3}, "output_layer=3 is not available here; legal values: 0, 2, 4, 6"),
+        (AutoModel, {"output_layer": True}, "output_layer=True is not available"),
+        (AutoModel, {"output_dim": 33}, r"output_dim=33 is not available here; legal values: 1\.\.32"),
+        (AutoModelForMaskedLM, {"output_dim": 8}, "output_dim=8: the head of ModernBertForMaskedLM reads all dims"),
+        (AutoModelForMaskedLM, {"output_layer": 0}, "output_layer=0 is a static table, which no head reads"),
+    ],
+)
+def test_a_size_that_there_is_not_is_refused(auto, size, message, modernbert):
+    assert_refused(lambda: auto.from_pretrained(modernbert.folder, **REMOTE, **size), message)
+
+
+def test_without_the_code_a_size_is_an_error(modernbert):
+    with pytest.raises(TypeError, match="output_layer"):
+        AutoModel.from_pretrained(modernbert.folder, output_layer=4)
+
+
+def test_an_encoder_without_a_list_of_layers_is_refused():
+    model = AutoModel.from_config(CONFIG_MAPPING["albert"](**SIZES, embedding_size=16))
+    assert_refused(lambda: make_elastic(model), "AlbertModel has no list of its 6 layers, so it cannot skip any")
+
+
+def test_the_fingerprint_sees_every_tensor(tmp_path):
+    tensors = {"one": torch.randn(4, 4), "two": torch.randn(4)}
+    found = set()
+    for name in ("neither", *tensors):
+        changed = {key: its + (key == name) for key, its in tensors.items()}
+        save_file(changed, tmp_path / "model.safetensors")
+        found.add(fingerprint_of([tmp_path / "model.safetensors"]))
+    assert len(found) == 3

@@ -290,8 +290,7 @@ CLASSES = [(M3BertModel, {}), (M3BertForMaskedLM, {"labels": None}), *((head, la
 def test_signatures_name_the_usual_arguments(model_class, labels):
     parameters = inspect.signature(model_class.forward).parameters
     named = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    of_encoder = {"static_states", "static_rows", "nested_layers"}
-    own = of_encoder if model_class is M3BertModel else set(labels)  # heads pass them on
+    own = {"static_states"} if model_class is M3BertModel else set(labels)  # heads pass it on
     assert set(named) == {"self", *INPUTS, "output_layer", "output_dim", *own}
     # Positional arguments mean the same for the encoder and every head.
     shared = len(INPUTS) + 3

@@ -13,7 +13,14 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel, convert_to_native
+from modeling_m3bert import (
+    M3BertConfig,
+    M3BertForMaskedLM,
+    M3BertForTokenClassification,
+    M3BertModel,
+    convert_to_native,
+)
+from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, write_parts
 from modeling_m3bert.native_m3bert import output_map
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import (
@@ -30,11 +37,12 @@ from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 from tests.modeling_m3bert.test_native_m3bert import random_m3bert
 
 
+EXTRAS = f"{EXTRAS_FOLDER}/{EXTRAS_FILE}"
 # Padded on either side, with ignored tokens, a text of ignored tokens alone, and one that is empty.
 TEXTS = [[5, 7, 9, 9, 30], [98], [0, 7, 2], [], [2, 11, 12, 0, 13, 14]]
 
 
-STITCHES = pytest.mark.parametrize("stitches", [{}, {2: 1, 4: 2}], ids=["prefixes", "stitched"])
+PATHS = pytest.mark.parametrize("paths", [{}, {2: [1, 6], 4: [1, 2, 5, 6]}], ids=["prefixes", "paths"])
 
 
 def batch_of(texts: list[list[int]], left: bool = False, padding: int = 1) -> dict[str, torch.Tensor]:
@@ -58,7 +66,7 @@ def flat_batch(texts: list[list[int]]) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("left", [False, True])
 def test_values_and_gradients_are_those_of_a_loop_over_tokens(left):
     model = with_table().double()
-    table = model.static_table.weight
+    table = model.elastic.table.weight
     batch = batch_of(TEXTS, left)
     found = model.static_states(**batch)
     expected = torch.stack([static_mean(table, text) for text in TEXTS]).unsqueeze(1)
@@ -83,22 +91,22 @@ def test_a_layer_reads_its_state_and_that_of_the_text(switches):
     model, batch = with_table(**switches).double(), batch_of(TEXTS)
     real = batch["attention_mask"].bool()
     with torch.no_grad():
-        means = torch.stack([static_mean(model.static_table.weight, text) for text in TEXTS])
+        means = torch.stack([static_mean(model.elastic.table.weight, text) for text in TEXTS])
         means = means.unsqueeze(1).expand(-1, real.shape[1], -1)
         raw = model(**batch, output_hidden_states=True).hidden_states
         for layer, dim in itertools.product((0, 2, 4), (8, 32)):
             expected = means
             if layer > 0:
-                joint = model.exits[str(layer)].joint
+                joint = model.elastic.exits[str(layer)].joint
                 expected = torch.cat([model.norm(raw[layer]), means], -1) @ joint["weight"].T + joint["bias"]
             found = model(**batch, output_layer=layer, output_dim=dim).last_hidden_state
             torch.testing.assert_close(found[real], expected[..., :dim][real], rtol=1e-12, atol=1e-12)
 
 
-@STITCHES
+@PATHS
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_flattened_texts_are_those_of_a_padded_batch(attention, stitches):
-    model, texts = with_table(stitches=stitches).double(), [text for text in TEXTS if text]
+def test_flattened_texts_are_those_of_a_padded_batch(attention, paths):
+    model, texts = with_table(paths=paths).double(), [text for text in TEXTS if text]
     model.set_attn_implementation(attention)
     batch = batch_of(texts)
     with torch.no_grad():
@@ -119,15 +127,15 @@ def test_half_precision_sums_in_single_precision(dtype):
     assert model(**batch, output_layer=4).last_hidden_state.dtype == dtype
 
 
-@STITCHES
+@PATHS
 @pytest.mark.parametrize("switches", SWITCHES[:3], ids=lambda s: ",".join(s) or "paper")
-def test_a_cut_equals_the_whole_bit_for_bit_and_has_what_it_reads(tmp_path, switches, stitches):
-    whole, batch = with_table(stitches=stitches, **switches), batch_of(TEXTS)
+def test_a_cut_equals_the_whole_bit_for_bit_and_has_what_it_reads(tmp_path, switches, paths):
+    whole, batch = with_table(paths=paths, **switches), batch_of(TEXTS)
     whole.save_pretrained(tmp_path / "whole")
     for layer, dim in itertools.product((0, 2, 4, 6), (8, 32)):
         cut = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer, output_dim=dim)
-        assert cut.config.static_layers == ([layer] if layer < 6 else [0, 2, 4])
-        assert (cut.static_table is None) == (cut.config.static_layers == [])
+        assert Elasticity.of(cut.config).table == ([layer] if layer < 6 else [0, 2, 4])
+        assert list(cut.elastic.exits) == ([str(layer)] if layer in (2, 4) else ["2", "4"] if layer else [])
         cut.save_pretrained(tmp_path / "cut")
         again = AutoModel.from_pretrained(tmp_path / "cut")
         with torch.no_grad():
@@ -136,56 +144,54 @@ def test_a_cut_equals_the_whole_bit_for_bit_and_has_what_it_reads(tmp_path, swit
             assert torch.equal(again(**batch).last_hidden_state, expected)
 
 
-def test_layers_that_read_no_table_cut_without_it(tmp_path):
-    whole = with_table(layers=(2,))
+def test_depths_that_read_no_table_cut_without_it(tmp_path):
+    whole = M3BertModel(tiny_config())
+    exits, joints = {2: affine(), 4: affine()}, {4: affine(2 * WIDTH)}
+    whole.set_depths(exits=exits, joints=joints, table=halves(VOCABULARY, WIDTH), ignored_ids=IGNORED)
     whole.save_pretrained(tmp_path / "whole")
-    for layer in (0, 2):
+    for layer in (2, 4):
         cut = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer)
         cut.save_pretrained(tmp_path / str(layer))
-        names = load_file(tmp_path / str(layer) / "model.safetensors").keys()
-        stored = json.loads((tmp_path / str(layer) / "config.json").read_text())
-        assert ("static_table.weight" in names) == ("static_layers" in stored) == (layer == 2)
-        assert ("static_ignored_ids" in stored) == (layer == 2)
+        names = load_file(tmp_path / str(layer) / EXTRAS).keys()
+        stored = json.loads((tmp_path / str(layer) / "config.json").read_text())["elastic"]
+        assert ("table" in names) == (stored["table"] == [4]) == (stored["ignored_ids"] == [*IGNORED]) == (layer == 4)
 
 
-def test_layer_0_alone_is_the_table_and_reads_nothing_else(tmp_path):
+def test_layer_0_alone_is_the_table_and_reads_nothing_else(tmp_path, bytes_read):
     whole, batch = with_table(), batch_of(TEXTS)
-    whole.save_pretrained(tmp_path)
-    table = AutoModel.from_pretrained(tmp_path, output_layer=0, output_dim=8)
-    assert list(table.state_dict()) == ["static_table.weight"] and not list(table.buffers())
-    assert table.get_input_embeddings() is table.static_table
+    whole.save_pretrained(tmp_path / "whole")
+    AutoModel.from_pretrained(tmp_path / "whole", output_layer=0).save_pretrained(tmp_path / "alone")
+    with safe_open(tmp_path / "whole" / EXTRAS, "pt") as file:
+        assert 0 < sum(bytes_read) <= 1.05 * file.get_tensor("table").nbytes
     with torch.no_grad():
-        table.static_table.weight[:, 8:] = torch.nan  # only the columns of a prefix are gathered
         expected = whole(**batch, output_layer=0, output_dim=8).last_hidden_state
-        assert torch.equal(table(**batch).last_hidden_state, expected)
+        for folder, size in (("whole", {"output_layer": 0}), ("alone", {})):
+            table = AutoModel.from_pretrained(tmp_path / folder, output_dim=8, **size)
+            assert list(table.state_dict()) == ["elastic.table.weight"] and not list(table.buffers())
+            assert table.get_input_embeddings() is table.elastic.table and table.config.is_static
+            table.elastic.table.weight[:, 8:] = torch.nan  # only the columns of a prefix are gathered
+            assert torch.equal(table(**batch).last_hidden_state, expected)
         for layer in whole.layers:
             layer.forward = whole.embed_tokens.forward = None  # calling them would be an error
         assert torch.equal(whole(**batch, output_layer=0, output_dim=8).last_hidden_state, expected)
-
-
-def test_loading_layer_0_reads_the_bytes_of_the_table(tmp_path, bytes_read):
-    with_table().save_pretrained(tmp_path)
-    AutoModel.from_pretrained(tmp_path, output_layer=0)
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        assert 0 < sum(bytes_read) <= 1.05 * file.get_tensor("static_table.weight").nbytes
 
 
 @pytest.mark.parametrize("dtype", [None, "auto", torch.float32, torch.bfloat16, torch.float16])
 def test_the_table_is_stored_in_float16_and_has_the_type_of_the_model(tmp_path, dtype):
     model = with_table()
     with torch.no_grad():
-        model.static_table.weight += 1e-5
+        model.elastic.table.weight += 1e-5
     model.save_pretrained(tmp_path)
-    stored = load_file(tmp_path / "model.safetensors")
+    stored = load_file(tmp_path / EXTRAS)
     kinds = {name: tensor.dtype for name, tensor in stored.items()}
-    assert kinds.pop("static_table.weight") == torch.float16 and {*kinds.values()} == {torch.float32}
-    assert torch.equal(stored["static_table.weight"], model.static_table.weight.half())
+    assert kinds.pop("table") == torch.float16 and {*kinds.values()} == {torch.float32}
+    assert torch.equal(stored["table"], model.elastic.table.weight.half())
     for layer in (0, 4):
         loaded = AutoModel.from_pretrained(tmp_path, output_layer=layer, **({} if dtype is None else {"dtype": dtype}))
         wanted = dtype if isinstance(dtype, torch.dtype) else torch.float32
         assert {parameter.dtype for parameter in loaded.parameters()} == {wanted}
-    model.save_pretrained(tmp_path, halve_table=False)
-    assert torch.equal(load_file(tmp_path / "model.safetensors")["static_table.weight"], model.static_table.weight)
+    model.save_pretrained(tmp_path, exact=True)
+    assert torch.equal(load_file(tmp_path / EXTRAS)["table"], model.elastic.table.weight)
 
 
 @pytest.mark.parametrize("layer", [None, 0, 4])
@@ -193,14 +199,14 @@ def test_the_table_is_stored_in_float16_and_has_the_type_of_the_model(tmp_path, 
 def test_resizing_the_vocabulary_resizes_the_table(tmp_path, layer, tokens):
     with_table().save_pretrained(tmp_path / "whole")
     model = M3BertModel.from_pretrained(tmp_path / "whole", output_layer=layer)
-    old = model.static_table.weight.detach().clone()
+    old = model.elastic.table.weight.detach().clone()
     resized = model.resize_token_embeddings(tokens)
     assert resized is model.get_input_embeddings() and resized.weight.shape == (tokens, WIDTH)
-    table = model.static_table.weight
+    table = model.elastic.table.weight
     assert table.shape == (tokens, WIDTH) and table.requires_grad and not table[VOCABULARY:].any()
     assert torch.equal(table[:VOCABULARY], old[:tokens])
     model.save_pretrained(tmp_path / "resized")
-    assert torch.equal(AutoModel.from_pretrained(tmp_path / "resized").static_table.weight, table)
+    assert torch.equal(AutoModel.from_pretrained(tmp_path / "resized").elastic.table.weight, table)
 
 
 def test_given_static_states_replace_the_look_up():
@@ -211,32 +217,32 @@ def test_given_static_states_replace_the_look_up():
         expected = model(**batch, output_layer=layer).last_hidden_state
         assert torch.equal(model(**embedded, output_layer=layer, static_states=states).last_hidden_state, expected)
         with pytest.raises(
-            ValueError, match=rf"Layer {layer} reads the static table by token ids: pass input_ids, or"
+            ValueError, match=rf"Depth {layer} reads the static table by token ids: pass input_ids, or"
         ):
             model(**embedded, output_layer=layer)
     model(**embedded, output_layer=6)  # does not read it
 
 
-@STITCHES
-def test_gradients_are_the_same_with_gradient_checkpointing(stitches):
+@PATHS
+def test_gradients_are_the_same_with_gradient_checkpointing(paths):
     found = []
     for checkpointing in (False, True):
         torch.manual_seed(1)
-        model = with_table(stitches=stitches, embedding_dropout=0.0, attention_dropout=0.0).train()
+        model = with_table(paths=paths, embedding_dropout=0.0, attention_dropout=0.0).train()
         if checkpointing:
             model.activation_checkpointing_enable()
         model(**batch_of(TEXTS), output_layer=4).last_hidden_state.square().sum().backward()
         found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
-    assert {"static_table.weight", "exits.4.joint.weight", "layers.0.mlp.up_proj.weight"} <= found[0].keys()
-    assert found[0].keys() == found[1].keys() and "exits.4.weight" not in found[0]
+    assert {"elastic.table.weight", "elastic.exits.4.joint.weight", "layers.0.mlp.up_proj.weight"} <= found[0].keys()
+    assert found[0].keys() == found[1].keys() and "elastic.exits.4.weight" not in found[0]
     for name, gradient in found[0].items():
         torch.testing.assert_close(found[1][name], gradient)
 
 
 @pytest.mark.slow
-@STITCHES
-def test_a_compiled_model_computes_the_same(stitches):
-    model, batch = with_table(stitches=stitches), batch_of(TEXTS)
+@PATHS
+def test_a_compiled_model_computes_the_same(paths):
+    model, batch = with_table(paths=paths), batch_of(TEXTS)
     compiled = torch.compile(model, fullgraph=True)
     with torch.no_grad():
         for layer in (0, 2):
@@ -254,13 +260,15 @@ def test_adapters_leave_table_and_joint_maps_alone():
 
 
 @pytest.mark.parametrize("dropped", [[0], [2, 4], [0, 2, 4]])
-def test_dropped_exits_take_the_table_with_them_if_no_layer_is_left(dropped):
+def test_dropped_depths_take_the_table_with_them_if_no_depth_is_left(tmp_path, dropped):
     model = with_table()
-    model.drop_exits(dropped)
+    model.drop_depths(dropped)
     left = [layer for layer in (0, 2, 4) if layer not in dropped]
-    assert model.config.static_layers == model.config.exit_layers == left
-    assert (model.static_table is None) == (not left)
-    M3BertModel(model.config).load_state_dict(model.state_dict())
+    spec = Elasticity.of(model.config)
+    assert spec.table == spec.exits == left
+    assert (model.elastic.table is None) == (not left)
+    model.save_pretrained(tmp_path)
+    assert M3BertModel.from_pretrained(tmp_path).state_dict().keys() == model.state_dict().keys()
 
 
 RUN = """
@@ -277,9 +285,9 @@ save_file(outputs, "outputs.safetensors")
 """
 
 
-@STITCHES
-def test_remote_code_brings_the_table_and_loading_says_nothing(tmp_path, run_bare, stitches):
-    model, batch = with_table(stitches=stitches, norm_position="pre"), batch_of(TEXTS)
+@PATHS
+def test_remote_code_brings_the_table_and_loading_says_nothing(tmp_path, run_bare, paths):
+    model, batch = with_table(paths=paths, norm_position="pre"), batch_of(TEXTS)
     model.save_pretrained(tmp_path / "model")
     save_file(batch, tmp_path / "batch.safetensors")
     said = [
@@ -293,10 +301,10 @@ def test_remote_code_brings_the_table_and_loading_says_nothing(tmp_path, run_bar
             assert torch.equal(state, model(**batch, output_layer=int(layer)).last_hidden_state)
 
 
-@STITCHES
-def test_a_head_reads_the_encoder_of_a_cut_without_a_warning(tmp_path, caplog, monkeypatch, stitches):
+@PATHS
+def test_a_head_reads_the_encoder_of_a_cut_without_a_warning(tmp_path, caplog, monkeypatch, paths):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    model = with_table(M3BertForTokenClassification, stitches=stitches)
+    model = with_table(M3BertForTokenClassification, paths=paths)
     model.save_pretrained(tmp_path)
     batch = batch_of(TEXTS)
     for layer in (0, 2):
@@ -311,9 +319,9 @@ def test_a_native_model_has_the_map_of_the_state_alone(layer, tmp_path):
     source = random_m3bert()
     maps = {2: affine(), 6: affine()}
     joints = {number: affine(2 * WIDTH) for number in maps}
-    source.set_exits(maps, joints=joints, static_table=halves(VOCABULARY, WIDTH), static_ignored_ids=IGNORED)
+    source.set_depths(exits=maps, joints=joints, table=halves(VOCABULARY, WIDTH), ignored_ids=IGNORED)
     source.save_pretrained(tmp_path / "static")
-    source.set_exits(maps)
+    source.set_depths(exits=maps)
     source.save_pretrained(tmp_path / "plain")
     models = [M3BertModel.from_pretrained(tmp_path / name, output_layer=layer) for name in ("static", "plain")]
     for one, other in zip(*map(output_map, models), strict=True):
@@ -323,101 +331,93 @@ def test_a_native_model_has_the_map_of_the_state_alone(layer, tmp_path):
     assert torch.equal(one, other)
 
 
-def masked_lm(layer: int | None = None) -> M3BertForMaskedLM:
-    return M3BertForMaskedLM(tiny_config(exit_layers=[0, 2], static_layers=[0, 2], output_layer=layer))
+def reloaded(model, folder, **size):
+    model.save_pretrained(folder)
+    return type(model).from_pretrained(folder, **size)
 
 
+TOKENS = torch.ones(1, 2, dtype=torch.long)
 REFUSED = {
-    "layer without an exit": (
-        lambda: tiny_config(exit_layers=[2], static_layers=[2, 4]),
-        r"static_layers=\[2, 4\] must be ascending and among exit_layers=\[2\]",
-    ),
-    "ignored id": (
-        lambda: tiny_config(exit_layers=[2], static_layers=[2], static_ignored_ids=[99]),
-        r"static_ignored_ids=\[99\] must be ascending and within 0..98",
-    ),
     "no table": (
-        lambda: M3BertModel(tiny_config()).set_exits({2: affine()}, joints={2: affine(64)}),
-        "joints read the static table: pass static_table",
+        lambda _: M3BertModel(tiny_config()).set_depths(exits={2: affine()}, joints={2: affine(64)}),
+        r"joints=\[2\] must have an exit, and read a static table",
     ),
-    "table that no layer reads": (
-        lambda: M3BertModel(tiny_config()).set_exits({0: affine()}, static_table=halves(99, 32)),
-        "No layer reads static_table: pass joints, or no exit of layer 0",
-    ),
-    "joint map of layer 0": (
-        lambda: M3BertModel(tiny_config()).set_exits(
-            {2: affine()}, joints={0: affine(64)}, static_table=halves(99, 32)
-        ),
-        r"joints=\[0\] must be layers above 0 with an exit: \[2\]",
+    "joint map without an exit": (
+        lambda _: M3BertModel(tiny_config()).set_depths(joints={0: affine(64)}, table=halves(99, 32)),
+        r"joints=\[0\] must have an exit",
     ),
     "table of another vocabulary": (
-        lambda: M3BertModel(tiny_config()).set_exits({}, static_table=halves(98, 32)),
-        r"static_table has shape \(98, 32\) instead of \(99, 32\)",
+        lambda _: M3BertModel(tiny_config()).set_depths(table=halves(98, 32)),
+        r"The new depths has 'table' of shape \(98, 32\) instead of \(99, 32\)",
     ),
     "table that a table-only model loses": (
-        lambda: M3BertModel(tiny_config(exit_layers=[0], static_layers=[0], output_layer=0)).set_exits({}),
-        "This model is a static table alone: pass static_table",
+        lambda folder: reloaded(with_table(), folder, output_layer=0).set_depths(),
+        "A model without layers is a static table, and this one has none",
     ),
     "static states of a model without a table": (
-        lambda: M3BertModel(tiny_config()).static_states(torch.ones(1, 2, dtype=torch.long)),
+        lambda _: M3BertModel(tiny_config()).static_states(TOKENS),
         "The model has no static table",
     ),
     "state without its static state": (
-        lambda: with_table().exit_state(2, torch.randn(3, 32)),
-        "Layer 2 reads the static table: pass static, from static_states",
+        lambda _: with_table().exit_state(2, torch.randn(3, 32)),
+        "Depth 2 reads the static table: pass static, from static_states",
     ),
     "mask of pairs of tokens": (
-        lambda: with_table()(torch.ones(1, 2, dtype=torch.long), torch.ones(1, 1, 2, 2), output_layer=2),
+        lambda _: with_table()(TOKENS, torch.ones(1, 1, 2, 2), output_layer=2),
         r"reads a mask of shape \(1, 2\), as the token ids, not \(1, 1, 2, 2\): pass static_states instead",
     ),
-    "masked-LM head of a table": (lambda: masked_lm(0), "Layer 0 is a static table here, which predicts no tokens"),
+    "new table": (
+        lambda _: M3BertModel(M3BertConfig(**{**with_table().config.to_dict(), "output_layer": 0})),
+        "Layer 0 is a static table, which is loaded",
+    ),
+    "masked-LM head of a table": (
+        lambda folder: reloaded(with_table(M3BertForMaskedLM), folder, output_layer=0),
+        "Layer 0 is a static table here, which predicts no tokens",
+    ),
     "prediction of tokens from a table": (
-        lambda: masked_lm()(torch.ones(1, 2, dtype=torch.long), output_layer=0),
+        lambda _: with_table(M3BertForMaskedLM)(TOKENS, output_layer=0),
         "Layer 0 is a static table here, which predicts no tokens",
     ),
     "native table": (
-        lambda: convert_to_native(M3BertModel(tiny_config(exit_layers=[0], static_layers=[0], output_layer=0))),
+        lambda folder: convert_to_native(reloaded(with_table(), folder, output_layer=0)),
         "its layer 0 is a static table. Export that instead: `m3bert export --format static`",
     ),
     "native head": (
-        lambda: convert_to_native(
-            M3BertForTokenClassification(tiny_config(exit_layers=[2], static_layers=[2], output_layer=2))
-        ),
+        lambda folder: convert_to_native(reloaded(with_table(M3BertForTokenClassification), folder, output_layer=2)),
         "its head reads the static table",
     ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_refused(name):
-    assert_refused(*REFUSED[name])
+def test_what_does_not_fit_is_refused(tmp_path, name):
+    request, message = REFUSED[name]
+    assert_refused(lambda: request(tmp_path), message)
 
 
 def other_vocabulary(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["static_table.weight"] = tensors["static_table.weight"][:-1].clone()
+    tensors["table"] = tensors["table"][:-1].clone()
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (other_vocabulary, r"differs from the config's: static_table.weight \(98, 32\) instead of \(99, 32\)"),
-        (lambda tensors: tensors.pop("static_table.weight"), "Missing encoder tensors: static_table.weight"),
-        (lambda tensors: tensors.pop("exits.4.joint.bias"), "Missing encoder tensors: exits.4.joint.bias"),
+        (other_vocabulary, r"has 'table' of shape \(98, 32\) instead of \(99, 32\)"),
+        (lambda tensors: tensors.pop("table"), "has no tensor 'table'"),
+        (lambda tensors: tensors.pop("exits.4.joint.bias"), "has no tensor 'exits.4.joint.bias'"),
     ],
     ids=["vocabulary", "no table", "no joint map"],
 )
 def test_a_damaged_file_is_refused(tmp_path, change, message):
     with_table().save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
+    tensors = load_file(tmp_path / EXTRAS)
     change(tensors)
-    save_file(tensors, file, {"format": "pt"})
-    with pytest.raises((ValueError, RuntimeError), match=message):
-        AutoModel.from_pretrained(tmp_path)
+    write_parts(tmp_path, tensors)
+    assert_refused(lambda: AutoModel.from_pretrained(tmp_path), message)
 
 
 def test_a_masked_lm_is_loaded_above_layer_0_only(tmp_path):
     with_table(M3BertForMaskedLM).save_pretrained(tmp_path)
-    assert AutoModelForMaskedLM.from_pretrained(tmp_path, output_layer=2).model.config.static_layers == [2]
+    assert Elasticity.of(AutoModelForMaskedLM.from_pretrained(tmp_path, output_layer=2).config).table == [2]
     with pytest.raises(ValueError, match="Layer 0 is a static table here"):
         AutoModelForMaskedLM.from_pretrained(tmp_path, output_layer=0)

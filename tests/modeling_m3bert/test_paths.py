@@ -1,0 +1,169 @@
+"""Paths of m3BERT: which layers a depth runs, and with which matrices."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from transformers import AutoModel
+
+from modeling_m3bert import M3BertForMaskedLM, M3BertModel, convert_to_native
+from modeling_m3bert.modeling_elastic import Elasticity, write_parts
+from tests.conftest import padded_batch, tiny_config
+from tests.modeling_m3bert.static_models import WIDTH, affine, assert_refused, give_table, random_paths
+from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
+
+
+PATHS = {1: [6], 2: [1, 6], 3: [2, 4, 6], 4: [1, 2, 5, 6]}
+
+
+def with_paths(paths=PATHS, table=True, model_class=M3BertModel, **changes):
+    """A tiny model whose depths 1 to 4 have exits, and run these paths."""
+    model = model_class(tiny_config(matryoshka_layers=[], **changes)).eval()
+    if table:
+        give_table(model.base_model, (0, 1, 2, 3, 4), paths=paths)
+    else:
+        exits = {layer: affine() for layer in range(1, 5)}
+        model.base_model.set_depths(exits=exits, paths=random_paths(model.base_model, paths))
+    return model
+
+
+def by_hand(model: M3BertModel, batch: dict[str, torch.Tensor], depth: int) -> list[torch.Tensor]:
+    """Input of the first layer that runs, and the raw output of each, in their order."""
+    mask = batch["attention_mask"][:, None, None].bool()
+    state, _ = model.embed(model.embed_tokens(batch["input_ids"]), None)
+    states = [state]
+    for place, layer in enumerate(PATHS[depth]):
+        refitted = model.elastic.refitted(depth).get(f"layers.{place}.mlp.down_proj.weight")
+        linear = model.layers[layer - 1].mlp.down_proj
+
+        def product(module, inputs, output, refitted=refitted, bias=linear.bias):
+            return None if refitted is None else torch.nn.functional.linear(inputs[0], refitted, bias)
+
+        hook = linear.register_forward_hook(product)
+        states.append(model.layers[layer - 1](states[-1], attention_mask=mask))
+        hook.remove()
+    return states
+
+
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("switches", [{}, {"norm_position": "post", "norm_type": "layernorm"}], ids=str)
+def test_a_path_runs_its_layers_with_its_matrices(switches, table):
+    model, batch = with_paths(table=table, **switches).double(), padded_batch()
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        for depth in PATHS:
+            states = by_hand(model, batch, depth)
+            found = model(**batch, output_layer=depth, output_hidden_states=True)
+            assert len(found.hidden_states) == depth + 1
+            normed = [*states[:-1], model.norm(states[-1])]
+            for state, expected in zip(found.hidden_states, normed, strict=True):
+                torch.testing.assert_close(state[real], expected[real], rtol=1e-12, atol=1e-12)
+            static = model.static_states(**batch) if table else None
+            expected = model.exit_state(depth, normed[-1], static=static)
+            torch.testing.assert_close(found.last_hidden_state[real], expected[real], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("switches", SWITCHES[:3], ids=lambda s: ",".join(s) or "paper")
+def test_a_cut_is_a_checkpoint_of_its_layers(tmp_path, switches, bytes_read):
+    whole, batch = with_paths(**switches), padded_batch()
+    whole.save_pretrained(tmp_path / "whole")
+    for depth, dim in itertools.product(PATHS, (8, 32)):
+        bytes_read.clear()
+        size = {"output_layer": depth, "output_dim": dim}
+        cut, info = M3BertModel.from_pretrained(tmp_path / "whole", output_loading_info=True, **size)
+        assert not any(info.values())
+        refitted = sum(tensor.nbytes for tensor in whole.elastic.refitted(depth).values())
+        table = cut.elastic.table.weight.nbytes // 2  # stored in float16
+        own = sum(tensor.nbytes for tensor in cut.state_dict().values())
+        assert sum(bytes_read) == own + refitted - table
+        cut.save_pretrained(tmp_path / "cut")
+        with safe_open(tmp_path / "cut" / "model.safetensors", "pt") as file:
+            numbers = {int(name.split(".")[1]) for name in file.keys() if name.startswith("layers.")}
+        assert numbers == {*range(depth)} and not list(cut.elastic.paths)
+        again = AutoModel.from_pretrained(tmp_path / "cut")
+        spec = Elasticity.of(again.config)
+        assert not spec.is_path(depth) and again.config.elastic["source_layers"] == PATHS[depth]
+        with torch.no_grad():
+            expected = whole(**batch, output_layer=depth, output_dim=dim).last_hidden_state
+            for model in (cut, again):
+                assert torch.equal(model(**batch).last_hidden_state, expected)
+
+
+def test_a_head_reads_a_path(tmp_path):
+    model, batch = with_paths(model_class=M3BertForMaskedLM), padded_batch()
+    model.save_pretrained(tmp_path)
+    cut = M3BertForMaskedLM.from_pretrained(tmp_path, output_layer=4)
+    with torch.no_grad():
+        assert torch.equal(cut(**batch).logits, model(**batch, output_layer=4).logits)
+
+
+def test_a_cut_keeps_the_depths_below_its_gap_that_have_no_exit(tmp_path):
+    whole, batch = M3BertModel(tiny_config(matryoshka_layers=[])).eval(), padded_batch()
+    whole.set_depths(exits={5: affine()}, paths=random_paths(whole, {5: [1, 2, 3, 4, 6]}))
+    whole.save_pretrained(tmp_path / "whole")
+    cut = AutoModel.from_pretrained(tmp_path / "whole", output_layer=5)
+    assert cut.config.legal_layers == [1, 2, 3, 5]
+    cut.save_pretrained(tmp_path / "cut")
+    shallow = AutoModel.from_pretrained(tmp_path / "cut", output_layer=3)
+    with torch.no_grad():
+        assert torch.equal(shallow(**batch).last_hidden_state, whole(**batch, output_layer=3).last_hidden_state)
+
+
+def test_gradients_reach_the_matrices_of_a_path_and_the_layers_that_it_runs():
+    model = with_paths()
+    model(**padded_batch(), output_layer=4).last_hidden_state.square().sum().backward()
+    moved = {name for name, its in model.named_parameters() if its.grad is not None and its.grad.any()}
+    refitted = {f"elastic.paths.4.layers.{place}.mlp.down_proj.weight" for place in (1, 3)}
+    assert {name for name in moved if "paths" in name} == refitted
+    assert {int(name.split(".")[1]) for name in moved if name.startswith("layers.")} == {0, 1, 4, 5}
+    assert not {"layers.1.mlp.down_proj.weight", "layers.5.mlp.down_proj.weight"} & moved
+
+
+def test_a_cut_path_becomes_a_native_encoder(tmp_path):
+    switches = {"norm_position": "post", "norm_type": "layernorm", "mlp_gated": False, "hidden_act": "gelu"}
+    with_paths(table=False, **switches).save_pretrained(tmp_path)
+    cut, batch = M3BertModel.from_pretrained(tmp_path, output_layer=2), padded_batch()
+    real = batch["attention_mask"].bool()
+    with torch.no_grad():
+        raw = cut(**batch, output_hidden_states=True).hidden_states[-1]
+        found = convert_to_native(cut)(**batch).last_hidden_state
+    torch.testing.assert_close(found[real], raw[real], atol=1e-5, rtol=0)
+
+
+def test_dropped_depths_take_their_matrices_with_them():
+    model = with_paths()
+    model.drop_depths([1, 4])
+    assert list(model.elastic.paths) == ["2", "3"] and {*Elasticity.of(model.config).depths} == {0, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("layers", "matrices", "message"),
+    [
+        ([1, 5], {}, "a path must end in the last layer"),
+        ([6, 1], {}, r"must run 2 of the layers 1\.\.6, ascending"),
+        ([1, 7], {}, r"must run 2 of the layers 1\.\.6, ascending"),
+        ([1, 5, 6], {}, r"must run 2 of the layers 1\.\.6, ascending"),
+        ([1, 6], {"layers.1.mlp.down_proj.weight": (WIDTH, WIDTH)}, r"of shape \(32, 32\), which fits no matrix"),
+        ([1, 6], {"layers.2.mlp.down_proj.weight": (WIDTH, 37)}, "which fits no matrix"),
+        ([1, 6], {"layers.0.mlp.bottom.weight": (WIDTH, 37)}, "which fits no matrix"),
+    ],
+)
+def test_what_is_no_path_is_refused(layers, matrices, message, tiny_model):
+    tensors = {name: torch.zeros(shape) for name, shape in matrices.items()}
+    assert_refused(lambda: tiny_model.set_depths(paths={2: (layers, tensors)}), message)
+    assert tiny_model.config.elastic is None
+
+
+def test_a_checkpoint_with_another_matrix_of_a_path_is_refused(tmp_path):
+    with_paths({4: PATHS[4]}).save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "elastic" / "weights.safetensors")
+    name = next(name for name in tensors if name.startswith("paths."))
+    tensors[name] = torch.zeros(WIDTH + 1, WIDTH)
+    write_parts(tmp_path, tensors)
+    for size in ({}, {"output_layer": 4}):
+        assert_refused(lambda size=size: AutoModel.from_pretrained(tmp_path, **size), "which fits no matrix")
+    AutoModel.from_pretrained(tmp_path, output_layer=2)  # does not read it
