@@ -11,7 +11,6 @@ from transformers import CONFIG_MAPPING, AutoModel
 
 from modeling_m3bert.modeling_elastic import Elasticity, layer_list
 from tests.trainers.exits.test_fit import random_texts
-from tests.trainers.tiny_run import run_two
 from trainers import fit_exits
 from trainers.core.anatomy import feed_forward_of, run_native
 from trainers.core.states import nested_states
