@@ -185,7 +185,7 @@ def fit_exits(
         raise ValueError("The exits predict a teacher or a projection of the last layer: pass one of them.")
     routes = {depth: list(its) for depth, its in sorted((paths or {}).items())}
     if layers is None:
-        layers = [] if routes else range(config.num_hidden_layers)
+        layers = [] if routes else range(0 if static else 1, config.num_hidden_layers)
     layers = [layer for layer in layers if layer not in routes]
     layers, max_length = _checked(encoder, tokenizer, layers, pooling, static, basis, max_length, settings.max_length)
     Elasticity(routes).validate(config)
