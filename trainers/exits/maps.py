@@ -40,7 +40,7 @@ class ExitMaps:
         rotation = sums.target_axes[: self.width] if basis == "principal" else kept
         self.dim = len(rotation)
         self.to_space = torch.nn.functional.pad(rotation.T, (0, self.width - self.dim))
-        self._offset = torch.zeros(len(sums.target_axes)).to(self.to_space)
+        self._offset: torch.Tensor | None = None
         behind = self.to_space.T @ kept.T  # from the common space to the target's
         if projection is not None:
             behind = projection.weight.detach().T.to(self.to_space)
@@ -64,10 +64,12 @@ class ExitMaps:
             if self.table is not None and layer < self.depth:
                 report, affine = sums.fit_with_table(layer, self._from_features)
                 state, static = affine[: 1 + self.width], affine[1 + self.width :]
-                state[0] += self._offset @ static
+                if self._offset is not None:
+                    state[0] += self._offset @ static
                 self.joints[layer] = self._in_space(Fit(report, torch.cat([state, self._from_space @ static])))
 
     def _in_space(self, fit: Fit) -> Fit:
-        affine = fit.affine.clone()
-        affine[0] -= self._offset
+        if self._offset is None:
+            return Fit(fit.report, fit.affine @ self.to_space)
+        affine = torch.cat([fit.affine[:1] - self._offset, fit.affine[1:]])
         return Fit(fit.report, affine @ self.to_space)

@@ -7,9 +7,10 @@ from hashlib import blake2b
 
 import pytest
 import torch
-from transformers import AutoModel, BertConfig, BertModel, ModernBertConfig, ModernBertModel
+from transformers import AlbertConfig, AlbertModel, AutoModel, BertConfig, BertModel
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel, convert_to_m3bert
+from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from modeling_m3bert.modeling_elastic import Elasticity
 from tests.conftest import WORDS, quiet, tiny_config
 from tests.trainers.tiny_run import run_two
 from trainers import (
@@ -66,16 +67,12 @@ def unmatched(monkeypatch) -> None:
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
 def test_an_exit_is_the_ridge_regression_to_the_normalised_embedding_of_the_last_layer(model, tiny_tokenizer, pooling):
     texts = random_texts(300)
-    raw = pooled(model, tiny_tokenizer, texts, [0, 2, 4, 6], pooling)
-    fit = fit_exits(model, tiny_tokenizer, texts, layers=[0, 2, 4], pooling=pooling, static=False)
-    assert list(fit.layers) == model.config.exit_layers == [0, 2, 4]
+    raw = pooled(model, tiny_tokenizer, texts, [1, 2, 4, 6], pooling)
+    fit = fit_exits(model, tiny_tokenizer, texts, layers=[1, 2, 4], pooling=pooling, static=False)
+    assert list(fit.layers) == Elasticity.of(model.config).exits == [1, 2, 4]
     target = truncate(raw[6], 32, normalize=True)
-    for layer, found in pooled(model, tiny_tokenizer, texts, [0, 2, 4], pooling).items():
-        expected = (
-            naive_ridge(raw[layer], target, fit.layers[layer].penalty)(raw[layer])
-            if layer or pooling == "mean"
-            else found
-        )
+    for layer, found in pooled(model, tiny_tokenizer, texts, [1, 2, 4], pooling).items():
+        expected = naive_ridge(raw[layer], target, fit.layers[layer].penalty)(raw[layer])
         torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
     # The last layer is what it was, so an index of the original encoder stays valid.
     assert torch.equal(pooled(model, tiny_tokenizer, texts, [6], pooling)[6], raw[6])
@@ -86,7 +83,7 @@ def test_batches_and_order_of_reading_do_not_matter(model, tiny_tokenizer, monke
     for batch_size, at_once in ((64, 1024), (7, 50)):
         monkeypatch.setattr("trainers.data.tokenized_texts.TEXTS_AT_ONCE", at_once)
         fit_exits(model, tiny_tokenizer, iter(texts), batch_size=batch_size)
-        exits.append({name: tensor.clone() for name, tensor in model.exits.state_dict().items()})
+        exits.append({name: tensor.clone() for name, tensor in model.elastic.exits.state_dict().items()})
     for name, tensor in exits[0].items():
         torch.testing.assert_close(exits[1][name], tensor, atol=1e-4, rtol=1e-4)
 
@@ -96,7 +93,7 @@ def test_a_principal_basis_changes_no_cosine_at_full_width_and_orders_the_dims(m
     fit_exits(model, tiny_tokenizer, texts, layers=[2])
     plain = pooled(model, tiny_tokenizer, texts, [0, 2, 6])
     fit_exits(model, tiny_tokenizer, texts, layers=[2], basis="principal")
-    assert model.config.exit_layers == [0, 2, 6]
+    assert Elasticity.of(model.config).exits == [0, 2, 6]
     rotated = pooled(model, tiny_tokenizer, texts, [0, 2, 6])
     for layer in (0, 2, 6):
         one, other = (truncate(vectors[layer], 32, normalize=True) for vectors in (plain, rotated))
@@ -111,7 +108,7 @@ def test_an_exit_varies_as_the_last_layer_along_each_principal_axis(model, tiny_
     found = pooled(model, tiny_tokenizer, texts, [0, 2, 6])
     target = truncate(found[6], 32, normalize=True).var(dim=0)[:20]
     torch.testing.assert_close(found[0].var(dim=0)[:20], target, atol=0, rtol=1e-2)
-    alone = model.exits["2"](raw_state(model, tiny_tokenizer, texts)).var(dim=0)[:20]
+    alone = model.elastic.exits["2"](raw_state(model, tiny_tokenizer, texts)).var(dim=0)[:20]
     torch.testing.assert_close(alone.double(), target, atol=0, rtol=1e-2)
 
 
@@ -151,7 +148,7 @@ def test_the_fit_is_on_record_and_survives_saving(model, tiny_tokenizer, tmp_pat
     fit = fit_exits(model, tiny_tokenizer, ["", "  ", *random_texts(100)], layers=[2, 4])
     model.save_pretrained(tmp_path)
     loaded = AutoModel.from_pretrained(tmp_path)
-    record = loaded.config.exit_fit
+    record = Elasticity.of(loaded.config).fit
     assert record == fit.record()
     assert (record["texts"], record["pooling"], record["target"], record["dim"]) == (100, "mean", "last layer", 32)
     assert (
@@ -166,9 +163,9 @@ def test_the_fit_is_on_record_and_survives_saving(model, tiny_tokenizer, tmp_pat
 def test_fitting_again_starts_from_raw_states(model, tiny_tokenizer):
     texts = random_texts(200)
     fit_exits(model, tiny_tokenizer, texts, layers=[2, 4], basis="principal")
-    first = {name: tensor.clone() for name, tensor in model.exits.state_dict().items()}
+    first = {name: tensor.clone() for name, tensor in model.elastic.exits.state_dict().items()}
     fit_exits(model, tiny_tokenizer, texts, layers=[2, 4], basis="principal")
-    for name, tensor in model.exits.state_dict().items():
+    for name, tensor in model.elastic.exits.state_dict().items():
         assert torch.equal(tensor, first[name])
 
 
@@ -177,14 +174,14 @@ def test_fewer_exits_can_be_fitted_in_place_of_all(model, tiny_tokenizer):
     fit_exits(model, tiny_tokenizer, texts)
     assert model.config.legal_layers == [0, 1, 2, 3, 4, 5, 6]
     fit_exits(model, tiny_tokenizer, texts, layers=[2])
-    assert model.config.legal_layers == [0, 2, 6] and list(model.exits) == ["2"]
+    assert model.config.legal_layers == [0, 2, 6] and list(model.elastic.exits) == ["2"]
 
 
 def test_a_projection_becomes_the_exit_of_the_last_layer(model, tiny_tokenizer):
     texts, projection = random_texts(300), Projection(32, 6)
     raw = pooled(model, tiny_tokenizer, texts, [6])[6]
     fit = fit_exits(model, tiny_tokenizer, texts, layers=[2], projection=projection)
-    assert fit.dim == 6 and model.config.output_dim == 6 and model.config.exit_layers == [0, 2, 6]
+    assert fit.dim == 6 and model.config.output_dim == 6 and Elasticity.of(model.config).exits == [0, 2, 6]
     found = pooled(model, tiny_tokenizer, texts, [2, 6])
     torch.testing.assert_close(found[6][:, :6], projection(raw.float()).double(), atol=1e-5, rtol=1e-5)
     assert not found[6][:, 6:].any() and not found[2][:, 6:].any()
@@ -208,7 +205,7 @@ def test_a_head_keeps_its_weights(tiny_tokenizer):
     model = M3BertForMaskedLM(tiny_config())
     before = model.lm_head.weight.clone()
     fit_exits(model, tiny_tokenizer, random_texts(100), layers=[2])
-    assert torch.equal(model.lm_head.weight, before) and list(model.model.exits) == ["2"] and model.training
+    assert torch.equal(model.lm_head.weight, before) and list(model.model.elastic.exits) == ["2"] and model.training
 
 
 FIT_OF_TWO = """
@@ -223,7 +220,7 @@ model = M3BertModel(tiny_config())
 sources = {"a": iter(random_texts(201)), "b": random_texts(1, seed=3)}
 fit = fit_exits(model, tiny_tokenizer.__wrapped__(), sources)
 if torch.distributed.get_rank() == 0:
-    torch.save({"exits": model.exits.state_dict(), "record": fit.record()}, Path(sys.argv[1]) / "fit.pt")
+    torch.save({"exits": model.elastic.exits.state_dict(), "record": fit.record()}, Path(sys.argv[1]) / "fit.pt")
 """
 
 
@@ -233,7 +230,7 @@ def test_two_processes_fit_what_one_does(tiny_tokenizer, tmp_path):
     torch.manual_seed(5)
     model = M3BertModel(tiny_config())
     fit = fit_exits(model, tiny_tokenizer, {"a": random_texts(201), "b": random_texts(1, seed=3)})
-    for name, tensor in model.exits.state_dict().items():
+    for name, tensor in model.elastic.exits.state_dict().items():
         torch.testing.assert_close(found["exits"][name], tensor, atol=1e-4, rtol=1e-4)
     expected = fit.record()
     for layer, its in expected["layers"].items():
@@ -244,27 +241,27 @@ def test_two_processes_fit_what_one_does(tiny_tokenizer, tmp_path):
 def test_too_few_texts_are_refused_with_the_number_wanted(model, tiny_tokenizer):
     with pytest.raises(ValueError, match="31 texts are too few to fit exits of 32 dims: 32 texts are the minimum"):
         fit_exits(model, tiny_tokenizer, [*random_texts(31), "", " "])
-    assert model.config.exit_layers == [] and model.config.exit_fit is None
+    assert Elasticity.of(model.config).exits == [] and Elasticity.of(model.config).fit is None
 
 
 def test_states_that_are_not_finite_are_refused_with_their_layer(model, tiny_tokenizer):
     fit_exits(model, tiny_tokenizer, random_texts(100), layers=[2])
-    before = model.exits["2"].weight.clone()
+    before = model.elastic.exits["2"].weight.clone()
     with torch.no_grad():
         model.layers[3].mlp.down_proj.weight[0, 0] = torch.nan
     with pytest.raises(ValueError, match="Hidden states of layer 4 are not finite, for example of '"):
         fit_exits(model, tiny_tokenizer, random_texts(100), static=False)
-    assert torch.equal(model.exits["2"].weight, before) and model.config.static_layers == [0, 2], (
+    assert torch.equal(model.elastic.exits["2"].weight, before) and Elasticity.of(model.config).table == [0, 2], (
         "the model is as it was"
     )
 
 
 def test_a_dim_that_is_constant_is_left_out(model, tiny_tokenizer):
     with torch.no_grad():
-        model.input_norm.weight[3] = 0.0  # the state of the embedding layer
-    fit_exits(model, tiny_tokenizer, random_texts(100), layers=[0, 2], static=False)
-    assert not model.exits["0"].weight[:, 3].any()
-    assert all(torch.isfinite(tensor).all() for tensor in model.exits.state_dict().values())
+        model.norm.weight[3] = 0.0
+    fit_exits(model, tiny_tokenizer, random_texts(100), layers=[1, 2], static=False)
+    assert not model.elastic.exits["1"].weight[:, 3].any()
+    assert all(torch.isfinite(tensor).all() for tensor in model.elastic.exits.state_dict().values())
 
 
 @pytest.mark.parametrize(
@@ -272,7 +269,7 @@ def test_a_dim_that_is_constant_is_left_out(model, tiny_tokenizer):
     [
         ({"layers": [6]}, r"layers=\[6\] must be within 0..5, the layers below the last"),
         ({"layers": [-1, 2]}, r"layers=\[-1, 2\] must be within 0..5"),
-        ({"layers": []}, r"layers=\[\] must be within 0..5"),
+        ({"layers": [0, 2], "static": False}, "Depth 0 is the static table, which static=False leaves out"),
         ({"pooling": "max"}, "pooling='max' is unknown; legal values: mean, cls, lasttoken"),
         ({"basis": "pca"}, "basis='pca' is unknown; legal values: last_layer, principal"),
         ({"max_length": 49}, "max_length=49 must be within 1..48, the model's limit"),
@@ -283,19 +280,35 @@ def test_options_that_are_not_legal_are_refused(model, tiny_tokenizer, options, 
         fit_exits(model, tiny_tokenizer, random_texts(50), **options)
 
 
-def test_backbones_without_exits_are_refused_with_the_reason(tiny_tokenizer):
+def test_an_encoder_that_cannot_skip_layers_is_refused(tiny_tokenizer):
+    albert = AlbertModel(AlbertConfig(vocab_size=99, hidden_size=20, num_hidden_layers=2, num_attention_heads=2))
+    with pytest.raises(ValueError, match="AlbertModel has no list of its 2 layers, so it cannot skip any"):
+        fit_exits(albert, tiny_tokenizer, random_texts(50))
+
+
+@pytest.mark.usefixtures("unmatched")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("static", [False, True])
+def test_exits_map_into_the_space_before_a_projection_that_stays(tiny_tokenizer, bias, static):
+    torch.manual_seed(0)
     bert = BertModel(
-        BertConfig(vocab_size=99, hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24)
-    )
-    with pytest.raises(ValueError, match="BertModel has no exits: convert it to an m3BERT first"):
-        fit_exits(bert, tiny_tokenizer, random_texts(50))
-    fit_exits(convert_to_m3bert(bert), tiny_tokenizer, random_texts(50))
-    config = ModernBertConfig(
-        vocab_size=99, hidden_size=32, intermediate_size=37, num_hidden_layers=2, num_attention_heads=4,
-        pad_token_id=0, cls_token_id=0, sep_token_id=0, bos_token_id=0, eos_token_id=0,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="cannot be converted exactly: it alternates local and global attention"):
-        fit_exits(ModernBertModel(config), tiny_tokenizer, random_texts(50))
+        BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24)
+    ).eval()
+    texts, projection = random_texts(300), Projection(32, 24, bias=bias)
+    raw = pooled(bert, tiny_tokenizer, texts, [1, 3])
+    fit = fit_exits(bert, tiny_tokenizer, texts, layers=[1], projection=projection, static=static)
+    target = truncate(projection(raw[3].float()), 24, normalize=True).double()
+    found = {
+        layer: projection(its.float()).double()
+        for layer, its in pooled(bert, tiny_tokenizer, texts, fit.layers).items()
+    }
+    assert Elasticity.of(bert.config).exits == [*fit.layers] and bert.config.elastic["reads_all_dims"]
+    if not static:
+        expected = naive_ridge(raw[1], target, fit.layers[1].penalty)(raw[1])
+        torch.testing.assert_close(found[1], expected, atol=1e-4, rtol=1e-4)
+    for layer, its in found.items():  # better than the state alone, which knows nothing of the table
+        error = (its - target).square().sum() / (target - target.mean(dim=0)).square().sum()
+        assert error < 1 - fit.layers[layer].r_squared + 0.05
 
 
 def test_another_pooling_than_was_fitted_is_refused_and_both_are_named(model, tiny_tokenizer, tmp_path):
@@ -313,7 +326,7 @@ def test_training_drops_the_exits_of_layers_that_it_does_not_train(model, tiny_t
     fit_exits(model, tiny_tokenizer, random_texts(100))
     args = NestedTrainingArguments(**quiet(tmp_path))
     NestedTrainer(model, Contrastive(Grid.parse("2,4,6x8")), args, lambda x: x)
-    assert model.config.exit_layers == [2, 4] and list(model.exits) == ["2", "4"]
+    assert Elasticity.of(model.config).exits == [2, 4] and list(model.elastic.exits) == ["2", "4"]
     assert "The exits of layers 0, 1, 3, 5 are dropped" in caplog.text
 
 
@@ -338,7 +351,7 @@ def test_a_static_table_and_the_exits_that_read_it_are_ridge_regressions(model, 
     raw = pooled(model, tiny_tokenizer, texts, [2, 6])
     features, target = features_of(model, tiny_tokenizer, texts), truncate(raw[6], 32, normalize=True)
     fit = fit_exits(model, tiny_tokenizer, texts, layers=[2])
-    assert model.config.exit_layers == model.config.static_layers == [0, 2]
+    assert Elasticity.of(model.config).exits == Elasticity.of(model.config).table == [0, 2]
     table = naive_ridge(features, target, fit.layers[0].penalty)
     found = pooled(model, tiny_tokenizer, texts, [0, 2])
     torch.testing.assert_close(found[0], table(features), atol=1e-3, rtol=1e-3)
@@ -354,7 +367,7 @@ def test_a_static_table_and_the_exits_that_read_it_are_ridge_regressions(model, 
     torch.testing.assert_close(found[2], expected, atol=1e-3, rtol=1e-3)
     # Beside it, the map that reads the state alone.
     alone = naive_ridge(raw[2], target, fit.state_only[2].penalty)
-    torch.testing.assert_close(model.exits["2"](raw[2].float()).double(), alone(raw[2]), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(model.elastic.exits["2"](raw[2].float()).double(), alone(raw[2]), atol=1e-3, rtol=1e-3)
 
 
 def _fold_of(text: str) -> int:
@@ -363,14 +376,17 @@ def _fold_of(text: str) -> int:
     return 2 if int.from_bytes(digest[:4], "big") < 2**32 / 10 else digest[4] % 2
 
 
-def test_a_static_state_leaves_out_special_tokens_and_counts_those_of_a_prompt(model, tiny_tokenizer):
-    fit = fit_exits(model, tiny_tokenizer, random_texts(100), prompts=["for the "], layers=[2])
-    assert fit.prompts == ["for the "] and model.config.static_ignored_ids == [0, 1, 2, 3, 4]
-    assert not model.static_table.weight[:5].any() and model.static_table.weight[5:33].any()
-    prompted, plain = (pooled(model, tiny_tokenizer, [text], [0])[0] for text in ("for the list", "list"))
+@pytest.mark.parametrize(("prompt", "counts"), [("for the ", False), ("for the " * 5, True)], ids=["short", "long"])
+def test_a_static_state_leaves_out_special_tokens_and_those_of_a_short_prompt(model, tiny_tokenizer, prompt, counts):
+    fit = fit_exits(model, tiny_tokenizer, random_texts(100), prompts=[prompt], layers=[2])
+    prompted_ids = tiny_tokenizer("for the", add_special_tokens=False)["input_ids"]
+    assert fit.prompts == [prompt]
+    assert {*Elasticity.of(model.config).ignored_ids} == {0, 1, 2, 3, 4, *(() if counts else prompted_ids)}
+    assert not model.elastic.table.weight[:5].any() and model.elastic.table.weight[5:33].any()
+    with_prompt, plain = (pooled(model, tiny_tokenizer, [text], [0])[0] for text in ("for the list", "list"))
+    assert torch.equal(with_prompt, plain) is not counts
     rows = [pooled(model, tiny_tokenizer, [word], [0])[0] for word in ("for", "the", "list")]
-    torch.testing.assert_close(prompted, sum(rows) / 3, atol=1e-6, rtol=1e-6)
-    assert not torch.equal(prompted, plain)
+    torch.testing.assert_close(with_prompt, sum(rows) / (3 if counts else 1), atol=1e-6, rtol=1e-6)
     assert not pooled(model, tiny_tokenizer, [""], [0])[0].any()
 
 
@@ -416,7 +432,7 @@ def test_a_tokenizer_that_gives_no_static_table_is_refused(tiny_tokenizer, monke
     model = M3BertModel(tiny_config(**change))
     with pytest.raises(ValueError, match=message):
         fit_exits(model, tiny_tokenizer, random_texts(100))
-    assert model.config.exit_layers == []
+    assert Elasticity.of(model.config).exits == []
 
 
 def test_a_token_that_is_not_finite_is_named(model, tiny_tokenizer):
