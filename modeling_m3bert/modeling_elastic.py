@@ -941,9 +941,10 @@ def write_parts(folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: boo
         tensors (`Mapping[str, torch.Tensor]`): Tensors of [`ElasticParts`] by name; the table is `table`.
         exact (`bool`, *optional*, defaults to `False`): Keep the type of the table, which is float16 otherwise.
     """
-    if not tensors:
-        return
     file = folder / EXTRAS_FOLDER / EXTRAS_FILE
+    if not tensors:
+        file.unlink(missing_ok=True)
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     files = sorted(folder.glob("model*.safetensors"))
     ready = {
