@@ -348,7 +348,7 @@ def _in_a_row(linears: list[nn.Linear]) -> nn.Linear | None:
     if not fit or any(linear.bias is not None for linear in linears):
         raise ValueError("A row of Dense modules with biases or other sizes is not one linear map without activation.")
     weight = torch.linalg.multi_dot([linear.weight.detach().double() for linear in reversed(linears)])
-    joined = nn.Linear(*reversed(weight.shape), bias=False, device="meta")
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     joined.weight = nn.Parameter(weight.float())
     return joined
 

@@ -114,15 +114,18 @@ class Repository:
         return AutoModel.from_pretrained(self.folder, **REMOTE, **options)
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
-def repository(request, tmp_path_factory) -> Repository:
+def save_repository(family: str, folder: Path) -> Repository:
     set_seed(0)
-    source = AutoModel.from_config(config_of(request.param)).eval()
+    source = AutoModel.from_config(config_of(family)).eval()
     model = make_elastic(copy.deepcopy(source))
     give_depths(model)
-    folder = tmp_path_factory.mktemp("elastic") / "repository"
     model.save_pretrained(folder)
     return Repository(source, model, folder)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def repository(request, tmp_path_factory) -> Repository:
+    return save_repository(request.param, tmp_path_factory.mktemp("elastic") / "repository")
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
@@ -252,14 +255,11 @@ def heads_of(family: str) -> list[Any]:
 
 
 # One head of each family, and all of BERT's.
-CASES = [(family, auto) for family in FAMILIES if family != "m3bert" for auto in heads_of(family)[:1]]
+FIRST = [(family, auto) for family in FAMILIES if family != "m3bert" for auto in heads_of(family)[:1]]
+CASES = [*FIRST, *(("bert", auto) for auto in HEADS[1:])]
 
 
-@pytest.mark.parametrize(
-    ("family", "auto"),
-    [*CASES, *(("bert", auto) for auto in HEADS[1:])],
-    ids=lambda its: getattr(its, "__name__", its),
-)
+@pytest.mark.parametrize(("family", "auto"), CASES, ids=lambda its: getattr(its, "__name__", its))
 def test_heads_read_the_hidden_state_of_a_depth(family, auto, tmp_path):
     source = auto.from_config(config_of(family)).eval()
     model = make_elastic(copy.deepcopy(source))
@@ -281,7 +281,7 @@ def run_spawned(received: Any, answers: Any) -> None:
 
 @pytest.fixture(scope="module")
 def modernbert(tmp_path_factory) -> Repository:
-    return repository.__wrapped__(type("Request", (), {"param": "modernbert"}), tmp_path_factory)
+    return save_repository("modernbert", tmp_path_factory.mktemp("modernbert") / "repository")
 
 
 def test_a_size_is_pickled_into_a_spawned_process(modernbert):
@@ -302,7 +302,7 @@ from safetensors.torch import load_file, save_file
 torch.set_num_threads(1)
 batch, outputs = load_file("batch.safetensors"), {}
 for depth in (0, 2, 4, 6):
-    model = transformers.AutoModel.from_pretrained(FOLDER, trust_remote_code=True, output_layer=depth)
+    model = transformers.AutoModel.from_pretrained("repository", trust_remote_code=True, output_layer=depth)
     with torch.no_grad():
         outputs[str(depth)] = model(**batch).last_hidden_state.contiguous()
     model.save_pretrained(f"size/{depth}")
@@ -314,11 +314,11 @@ save_file(outputs, "outputs.safetensors")
 
 
 @pytest.mark.parametrize("family", ["bert", "gemma3_text"])
-def test_a_process_without_this_project_loads_every_size(family, tmp_path, tmp_path_factory, run_bare):
-    found = repository.__wrapped__(type("Request", (), {"param": family}), tmp_path_factory)
+def test_a_process_without_this_project_loads_every_size(family, tmp_path, run_bare):
+    found = save_repository(family, tmp_path / "repository")
     batch = batches()[0]
     save_file(batch, tmp_path / "batch.safetensors")
-    run_bare(RUN.replace("FOLDER", repr(str(found.folder))))
+    run_bare(RUN)
     for depth, state in load_file(tmp_path / "outputs.safetensors").items():
         with torch.no_grad():
             assert torch.equal(state, found.model(**batch, output_layer=int(depth)).last_hidden_state)

@@ -50,14 +50,8 @@ def test_the_modules_of_the_library_are_read_alike(tmp_path):
     torch.testing.assert_close(found, states[-1], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"bias": True}, "Dense modules with biases or unequal sizes is not one"),
-        ({"activation": "Tanh"}, "is not one linear map without activation"),
-    ],
-)
-def test_maps_that_are_not_one_are_refused(tmp_path, changes, message):
+@pytest.mark.parametrize("changes", [{"bias": True}, {"activation": "Tanh"}], ids=str)
+def test_maps_that_are_not_one_are_refused(tmp_path, changes):
     write_two_maps(tmp_path, **changes)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="is not one linear map without activation"):
         EmbeddingSettings.read(tmp_path)
