@@ -515,6 +515,7 @@ class ElasticMixin(_Model):
         for part in (model, encoder):
             part.config.__dict__.pop("_runs", None)
         encoder._read_parts(name, spec, depth if cut else None, hub)
+        encoder._is_loaded = True
         return (model, info) if output_loading_info else model
 
     def save_pretrained(
@@ -555,7 +556,8 @@ class ElasticMixin(_Model):
         if depth == 0:  # the library writes no file then, and reads none without one
             save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
         write_parts(folder, {key.replace("table.weight", "table"): its for key, its in parts.items()}, exact=exact)
-        copy_settings(config, folder)
+        if not own_code or "_is_loaded" in encoder.__dict__:  # a converted encoder may leave its settings behind
+            copy_settings(config, folder)
         if elastic and not own_code:
             describe(folder, native=loads_natively)
 
