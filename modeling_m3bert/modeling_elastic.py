@@ -350,7 +350,8 @@ class ElasticParts(nn.Module):
 
     def refitted(self, depth: int) -> dict[str, torch.Tensor]:
         """The refitted matrices of a depth."""
-        return dict(self.paths[str(depth)].named_parameters()) if str(depth) in self.paths else {}
+        # torch.compile cannot make a name out of a depth that varies between calls.
+        return next((dict(its.named_parameters()) for name, its in self.paths.items() if int(name) == depth), {})
 
 
 def _tree(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -686,7 +687,7 @@ class ElasticMixin(_Model):
         if reads_table and depth == 0:
             return static[..., :dim].expand(*state.shape[:-1], -1)  # type: ignore[index]
         for name, its in self.elastic.exits.items():
-            if int(name) == depth:  # torch.compile cannot make a name out of a depth that varies between calls
+            if int(name) == depth:  # not str(depth), see `refitted`
                 return its(state, dim, static if reads_table else None)
         return state[..., :dim]
 
