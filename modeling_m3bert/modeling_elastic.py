@@ -156,17 +156,8 @@ def legal_dims(config: Any) -> list[int]:
 
 
 def resolve_size(config: Any, output_layer: int | None = None, output_dim: int | None = None) -> tuple[int, int]:
-    """
-    The size to output: the arguments, else the config's own values, else the full size.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]): Config of the model.
-        output_layer (`int`, *optional*): Depth.
-        output_dim (`int`, *optional*): Number of dims.
-
-    Raises:
-        ValueError: if a value is not legal. The message names the legal values.
-    """
+    """The depth and the number of dims to output: the arguments, else the config's own values, else the full size.
+    Raises a ValueError that names the legal values."""
     chosen = []
     for name, value, legal in (
         ("output_layer", output_layer, legal_layers(config)),
@@ -183,12 +174,8 @@ def resolve_size(config: Any, output_layer: int | None = None, output_dim: int |
 
 
 def layer_list(model: nn.Module, depth: int) -> tuple[str, nn.ModuleList]:
-    """
-    Name and module of the list of layers of a model: the outermost `nn.ModuleList` with this number of modules.
-
-    Raises:
-        ValueError: if there is none.
-    """
+    """Name and module of the list of layers of a model: the outermost `nn.ModuleList` with this number of modules.
+    Raises a ValueError if there is none."""
     for name, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) == depth:
             return name, module
@@ -255,13 +242,8 @@ def with_parameters(module: nn.Module, tensors: Mapping[str, torch.Tensor]) -> n
 
 def view(model: Any, layers: Sequence[int], modules: Sequence[nn.Module] | None = None) -> Any:
     """
-    A model that runs some layers of another, with which it shares all weights. The native `forward` makes masks,
-    positions and the final norm.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The model, without a head.
-        layers (`Sequence[int]`): The layers, counted from 1.
-        modules (`Sequence[nn.Module]`, *optional*): What runs in their place. Default: the layers as they are.
+    A model that runs some layers of another (counted from 1; without a head), with which it shares all weights. The
+    native `forward` makes masks, positions and the final norm. `modules` run in the place of the layers, if given.
     """
     name, own = layer_list(model, model.config.num_hidden_layers)
     config = copy.copy(model.config)
@@ -350,7 +332,8 @@ class ElasticParts(nn.Module):
 
     def refitted(self, depth: int) -> dict[str, torch.Tensor]:
         """The refitted matrices of a depth."""
-        return dict(self.paths[str(depth)].named_parameters()) if str(depth) in self.paths else {}
+        # torch.compile cannot make a name out of a depth that varies between calls.
+        return next((dict(its.named_parameters()) for name, its in self.paths.items() if int(name) == depth), {})
 
 
 def _tree(tensors: Mapping[str, torch.Tensor]) -> nn.Module:
@@ -375,20 +358,10 @@ def static_vectors(
     cu_seq_lens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """
-    The static vector of each text: the mean of the table's rows over the text's tokens, without padding and ignored
-    tokens. It is zero for a text without other tokens.
-
-    Args:
-        table (`torch.Tensor` of shape `(vocab_size, dim)`): The static table.
-        ignored_ids (`Sequence[int]`): Token ids to leave out.
-        input_ids (`torch.LongTensor` of shape `(batch, tokens)`): Token ids.
-        attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
-        cu_seq_lens (`torch.Tensor` of shape `(texts + 1,)`, *optional*): Cumulative lengths of the texts in a
-            flattened row.
-
-    Returns:
-        `torch.Tensor` of shape `(batch, 1, dim)`; `(1, tokens, dim)` for a flattened row, where each token has the
-        static vector of its text.
+    The static vector of each text `(batch, 1, dim)`: the mean of the table's rows `(vocab_size, dim)` over the tokens
+    of `input_ids` `(batch, tokens)`, without padding and ignored tokens; zero for a text without others. In a
+    flattened row of texts with the cumulative lengths `cu_seq_lens`, each token has that of its text,
+    `(1, tokens, dim)`.
 
     Raises:
         ValueError: if the mask has another shape than the token ids.
@@ -515,6 +488,7 @@ class ElasticMixin(_Model):
         for part in (model, encoder):
             part.config.__dict__.pop("_runs", None)
         encoder._read_parts(name, spec, depth if cut else None, hub)
+        encoder._is_loaded = True
         return (model, info) if output_loading_info else model
 
     def save_pretrained(
@@ -555,7 +529,8 @@ class ElasticMixin(_Model):
         if depth == 0:  # the library writes no file then, and reads none without one
             save_file({}, folder / "model.safetensors", metadata={"format": "pt"})
         write_parts(folder, {key.replace("table.weight", "table"): its for key, its in parts.items()}, exact=exact)
-        copy_settings(config, folder)
+        if not own_code or "_is_loaded" in encoder.__dict__:  # a converted encoder may leave its settings behind
+            copy_settings(config, folder)
         if elastic and not own_code:
             describe(folder, native=loads_natively)
 
@@ -670,14 +645,9 @@ class ElasticMixin(_Model):
         self, depth: int, state: torch.Tensor, dim: int | None = None, static: torch.Tensor | None = None
     ) -> torch.Tensor:
         """
-        Apply the exit of a depth and truncate the result. A depth without an exit is only truncated.
-
-        Args:
-            depth (`int`): Depth of the hidden state.
-            state (`torch.Tensor` of shape `(..., hidden_size)`): Its hidden state, after the final norm.
-            dim (`int`, *optional*): Number of dims to compute. Default: all.
-            static (`torch.Tensor`, *optional*): The static vectors of the texts, in a shape that broadcasts to
-                `state`. A depth that does not read the static table ignores it.
+        Apply the exit of a depth to its hidden state `(..., hidden_size)`, which is after the final norm, and keep the
+        first `dim` dims. A depth without an exit only does the latter. `static` are the static vectors of the texts,
+        in a shape that broadcasts to `state`; a depth that does not read the static table ignores it.
 
         Raises:
             ValueError: if the depth reads the static table and there is no `static`.
@@ -688,7 +658,7 @@ class ElasticMixin(_Model):
         if reads_table and depth == 0:
             return static[..., :dim].expand(*state.shape[:-1], -1)  # type: ignore[index]
         for name, its in self.elastic.exits.items():
-            if int(name) == depth:  # torch.compile cannot make a name out of a depth that varies between calls
+            if int(name) == depth:  # not str(depth), see `refitted`
                 return its(state, dim, static if reads_table else None)
         return state[..., :dim]
 
@@ -774,6 +744,7 @@ class ElasticMixin(_Model):
             spec.ignored_ids,
             spec.fit,
         )
+        kept.validate(self.config)
         kept.declare(self.config)
         for modules in (self.elastic.exits, self.elastic.paths):
             for name in [name for name in modules if int(name) in gone]:
@@ -937,17 +908,12 @@ def check_source(metadata: Mapping[str, str], name: Any, hub: Mapping[str, Any])
 
 
 def write_parts(folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: bool = False) -> None:
-    """
-    Write the file of exits, refitted matrices and table beside the weights that they were made for.
-
-    Args:
-        folder (`Path`): Folder of the model, with its weights.
-        tensors (`Mapping[str, torch.Tensor]`): Tensors of [`ElasticParts`] by name; the table is `table`.
-        exact (`bool`, *optional*, defaults to `False`): Keep the type of the table, which is float16 otherwise.
-    """
-    if not tensors:
-        return
+    """Write the file of the tensors of [`ElasticParts`] (the table is `table`) beside the weights that they were made
+    for, which are in the folder. Unless `exact`, the table becomes float16."""
     file = folder / EXTRAS_FOLDER / EXTRAS_FILE
+    if not tensors:
+        file.unlink(missing_ok=True)
+        return
     file.parent.mkdir(parents=True, exist_ok=True)
     files = sorted(folder.glob("model*.safetensors"))
     ready = {
@@ -958,14 +924,9 @@ def write_parts(folder: Path, tensors: Mapping[str, torch.Tensor], *, exact: boo
 
 
 def describe(folder: Path, *, native: bool) -> None:
-    """
-    Put this code beside the config of an elastic model that is no m3BERT, and name it there.
-
-    Args:
-        folder (`Path`): Folder with a `config.json`.
-        native (`bool`): Whether the folder loads without this code, as the native model. Otherwise, its model type is
-            one that needs the code, so that a size never loads without its exit.
-    """
+    """Put this code beside the config of an elastic model that is no m3BERT, and name it there. Unless the folder
+    loads without this code, as the `native` model, its model type is one that needs the code, so that a size never
+    loads without its exit."""
     file = folder / "config.json"
     values = json.loads(file.read_text("utf-8"))
     elastic = values["elastic"]
@@ -1032,14 +993,8 @@ _NATIVE: dict[type, tuple[type, bool]] = {}
 
 
 def elastic_class(native: Any, head: bool = False) -> Any:
-    """
-    The elastic class of an encoder's class, with its name and module.
-
-    Args:
-        native (`type`): A subclass of [`~transformers.PreTrainedModel`].
-        head (`bool`, *optional*, defaults to `False`): Whether it is an encoder with a head, whose own `forward` calls
-            that of the encoder.
-    """
+    """The elastic class of a class of transformers, with its name and module. If that is an encoder with a `head`, its
+    own `forward` calls that of the encoder."""
     if issubclass(native, ElasticMixin):
         return native
     key = native, head

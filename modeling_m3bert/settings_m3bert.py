@@ -11,9 +11,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -96,8 +98,8 @@ class EmbeddingSettings:
             [`EmbeddingSettings`], or `None` if it has no `modules.json`.
 
         Raises:
-            ValueError: if it has another pooling, or modules other than a pooling, one linear map without activation,
-                and normalisation; or if a file has another form, or names a folder outside of the model's.
+            ValueError: if it has another pooling, or modules other than a pooling, linear maps without activation, and
+                normalisation; or if a file has another form, or names a folder outside of the model's.
             OSError: if the files cannot be read.
         """
         folder = _Files(str(name_or_path), hub_options)
@@ -116,7 +118,7 @@ class EmbeddingSettings:
             raise ValueError(f"{name_or_path} leaves prompts out of its pooling, which is not supported.")
         return cls(
             pooling=_pooling_of(str(name_or_path), pooling),
-            projection=_projection_of(folder, paths["Dense"]) if "Dense" in paths else None,
+            projection=_in_a_row([_projection_of(folder, path) for path in paths["Dense"]]),
             normalize="Normalize" in paths,
             prompts=prompts,
             default_prompt_name=_value(similarity, "default_prompt_name", str),
@@ -160,16 +162,15 @@ class EmbeddingSettings:
             ValueError: as [`~EmbeddingSettings.find`].
         """
         parts = _paths_by_kind("The model", [(type(part).__name__, part) for part in model])
-        pooling, dense = parts["Pooling"], parts.get("Dense")
+        pooling = parts["Pooling"]
         if not pooling.include_prompt and any(model.prompts.values()):
             raise ValueError("The model leaves prompts out of its pooling, which is not supported.")
-        if dense is not None and (
-            not isinstance(dense.activation_function, nn.Identity) or getattr(dense, "use_residual", False)
-        ):
-            raise ValueError("The Dense module of the model is not one linear map without activation.")
+        for dense in parts["Dense"]:
+            if not isinstance(dense.activation_function, nn.Identity) or getattr(dense, "use_residual", False):
+                raise ValueError("The Dense module of the model is not one linear map without activation.")
         return cls(
             pooling=_pooling_of("The model", pooling.get_config_dict()),
-            projection=None if dense is None else dense.linear,
+            projection=_in_a_row([dense.linear for dense in parts["Dense"]]),
             normalize="Normalize" in parts,
             prompts={name: prompt or "" for name, prompt in model.prompts.items()},
             default_prompt_name=model.default_prompt_name,
@@ -326,14 +327,30 @@ def _modules_in(name: str, modules: list[Any]) -> list[tuple[str, str]]:
 
 
 def _paths_by_kind(name: str, modules: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Kind of module -> its path or the module. Raises a ValueError if there are others than [`KINDS`], in order."""
-    kinds = [kind for kind, _ in modules]
-    if kinds[:2] != list(KINDS[:2]) or kinds != [kind for kind in KINDS if kind in kinds]:
+    """Kind of module -> its path or the module; a list for `"Dense"`. Raises a ValueError if there are others than
+    [`KINDS`], in order."""
+    kinds, dense = [kind for kind, _ in modules], [its for kind, its in modules if kind == "Dense"]
+    if kinds[:2] != list(KINDS[:2]) or kinds != [
+        kind for kind in KINDS for _ in range(len(dense) if kind == "Dense" else kind in kinds)
+    ]:
         raise ValueError(
-            f"{name} has the modules {', '.join(kinds)}. Supported are {' and '.join(KINDS[:2])}, then at most one "
-            f"{KINDS[2]} and one {KINDS[3]}."
+            f"{name} has the modules {', '.join(kinds)}. Supported are {' and '.join(KINDS[:2])}, then {KINDS[2]} and "
+            f"at most one {KINDS[3]}."
         )
-    return dict(modules)
+    return {**dict(modules), "Dense": dense}
+
+
+def _in_a_row(linears: list[nn.Linear]) -> nn.Linear | None:
+    """One linear map in place of several. Raises a ValueError if one of several has a bias, or they do not fit."""
+    if len(linears) < 2:
+        return linears[0] if linears else None
+    fit = all(one.out_features == other.in_features for one, other in pairwise(linears))
+    if not fit or any(linear.bias is not None for linear in linears):
+        raise ValueError("A row of Dense modules with biases or other sizes is not one linear map without activation.")
+    weight = torch.linalg.multi_dot([linear.weight.detach().double() for linear in reversed(linears)])
+    joined = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    joined.weight = nn.Parameter(weight.float())
+    return joined
 
 
 def _pooling_of(name: str, config: Mapping[str, Any]) -> Pooling:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import BertTokenizer, PreTrainedModel, set_seed
+from transformers import AutoModel, BertTokenizer, PreTrainedModel, set_seed
 
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native
 from modeling_m3bert import M3BertForMaskedLM, convert_to_m3bert
+from modeling_m3bert.modeling_elastic import make_elastic
 from tests.conftest import WORDS, tiny_config, write_modules
 from tests.loading.check import outputs_of
 from tests.modeling_m3bert.static_models import WIDTH, affine, give_table
 from tests.modeling_m3bert.test_conversion_m3bert import random_encoder
+from tests.modeling_m3bert.test_elastic import config_of, give_depths
 from tests.static_checkpoints import save_static
 from trainers import Granularity
 
@@ -29,20 +32,40 @@ def write(model: PreTrainedModel, folder: Path) -> None:
 
 def tokenizer() -> BertTokenizer:
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *WORDS]
-    return BertTokenizer(vocab={word: row for row, word in enumerate(words)}, model_max_length=40)
+    names = ["input_ids", "attention_mask"]
+    vocabulary = {word: row for row, word in enumerate(words)}
+    return BertTokenizer(vocab=vocabulary, model_max_length=40, model_input_names=names)
 
 
 def write_masked_lm(folder: Path) -> None:
     """Pre-norm and rotary, with a tied head and exits."""
     model = M3BertForMaskedLM(tiny_config(position_embedding_type="rope", tie_word_embeddings=True))
-    model.base_model.set_exits({layer: affine() for layer in (2, 4)})
+    model.base_model.set_depths(exits={layer: affine() for layer in (2, 4)})
     write(model, folder)
 
 
 def write_converted(folder: Path) -> None:
     model = convert_to_m3bert(random_encoder("Bert", {"pad_token_id": 0}))
-    give_table(model, layers=(0, 2))
+    give_table(model, layers=(0, 2), paths={2: [1, 3]})
     write(model, folder)
+
+
+def write_elastic(family: str) -> Callable[[Path], None]:
+    """A repository of a native encoder."""
+
+    def writer(folder: Path) -> None:
+        model = make_elastic(AutoModel.from_config(config_of(family)))
+        give_depths(model)
+        write(model, folder)
+
+    return writer
+
+
+def write_size(folder: Path) -> None:
+    """A path that was loaded, and saved again."""
+    source = folder.with_name("modernbert")
+    AutoModel.from_pretrained(source, trust_remote_code=True, output_layer=4).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
 
 
 CUT = {"output_layer": 2, "output_dim": 8}
@@ -50,6 +73,9 @@ CUT = {"output_layer": 2, "output_dim": 8}
 REMOTE = [(kind, True, keywords) for kind in ("AutoModel", "SentenceTransformer") for keywords in ({}, CUT)]
 TABLE = ("AutoModel", True, {"output_layer": 0})
 NATIVE = [("AutoModel", False, {}), ("SentenceTransformer", False, {})]
+ELASTIC = [
+    (kind, True, {"output_layer": depth}) for kind in ("AutoModel", "SentenceTransformer") for depth in (0, 2, 4, 6)
+]
 # Folder: its writer, the lowest version of transformers, its loads. Below that version, they fail and name it.
 FOLDERS = {
     "static": (lambda folder: save_static(folder, tokenizer()), "5.0", [*REMOTE, TABLE]),
@@ -60,6 +86,9 @@ FOLDERS = {
         "4.0",
         NATIVE,
     ),
+    "bert": (write_elastic("bert"), "4.57", [*NATIVE, *ELASTIC]),
+    "modernbert": (write_elastic("modernbert"), "4.57", [*NATIVE, *ELASTIC]),
+    "size": (write_size, "4.57", [("AutoModel", True, {}), ("SentenceTransformer", True, {})]),
 }
 
 

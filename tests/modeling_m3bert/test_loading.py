@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
 
 from benchmarks.elastic_loading import measure
-from modeling_m3bert import M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
-from tests.conftest import padded_batch, tiny_config
+from modeling_m3bert import EmbeddingSettings, M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
+from tests.conftest import padded_batch, tiny_config, write_modules
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
 
@@ -74,6 +74,20 @@ def test_a_cut_model_is_saved_as_a_complete_smaller_checkpoint(tmp_path, tiny_ma
     with torch.no_grad():
         assert torch.equal(again(**batch).logits, tiny_masked_lm(**batch, output_layer=4, output_dim=16).logits)
         assert torch.equal(shallower(**batch).logits, tiny_masked_lm(**batch, output_layer=2, output_dim=8).logits)
+
+
+def test_a_size_keeps_the_settings_that_it_was_loaded_with(tmp_path, tiny_model):
+    tiny_model.save_pretrained(tmp_path / "full")
+    written = write_modules(tmp_path / "full", width=32, max_length=9, pooling="cls", prompts={"query": "q: "})
+    cut = M3BertModel.from_pretrained(tmp_path / "full", output_layer=2, output_dim=8)
+    cut.save_pretrained(tmp_path / "cut")
+    assert all((tmp_path / "cut" / name).exists() for name in written)
+    full, found = (EmbeddingSettings.read(tmp_path / name) for name in ("full", "cut"))
+    assert found == full and found.pooling == "cls"
+    pooling = json.loads((tmp_path / "cut" / "1_Pooling" / "config.json").read_text())
+    assert pooling["word_embedding_dimension"] == 8
+    M3BertModel(cut.config).save_pretrained(tmp_path / "new")
+    assert EmbeddingSettings.find(tmp_path / "new") is None
 
 
 def test_the_users_config_is_not_changed_by_building_a_model():
