@@ -64,7 +64,8 @@ class TextEmbedder(nn.Module):
         layer, dim = self.granularity.layer, self.granularity.dim
         if self.looks_up:
             static = unwrap_encoder(self.model).static_states(input_ids, attention_mask)
-            return static.expand(-1, input_ids.shape[1], -1), truncate(static[:, 0], dim, self.normalize)
+            vector = static[:, 0] if self.projection is None else self.projection(static[:, 0])
+            return static.expand(-1, input_ids.shape[1], -1), truncate(vector, dim, self.normalize)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         states: TextStates = nested_states(self.model, inputs, [layer])
         if self.projection is None:
@@ -283,8 +284,8 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
         compute_dtype=None,
         projection=projection and projection.to("cpu", torch.float32),
     )
-    if exported.looks_up:  # the graph holds the columns that it reads
-        table = unwrap_encoder(model).static_table
+    if exported.looks_up and projection is None:  # the graph holds the columns that it reads
+        table = unwrap_encoder(model).elastic.table
         table.weight = nn.Parameter(table.weight[:, : granularity.dim].contiguous())
     return exported
 

@@ -42,7 +42,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--granularity", type=one, help="publish only this granularity, as a small, complete model")
     parser.add_argument(
         "--format",
-        default="m3bert",
+        default="elastic",
         help="m3bert, or what needs no remote code: native for a plain BERT, RoBERTa, XLM-R, ..., static for the "
         "table of layer 0, router for queries by --granularity (default: the table) and documents by all layers",
     )
