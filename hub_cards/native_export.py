@@ -67,7 +67,9 @@ def export_native(
     if not checkpoint.elastic:
         raise ValueError(f"{checkpoint.folder} is not elastic: it is a native {config.model_type} already.")
     if not checkpoint.is_m3bert and model_type not in (None, config.model_type):
-        raise ValueError(f"model_type={model_type!r} is for an m3BERT; {checkpoint.folder} stays {config.model_type!r}.")
+        raise ValueError(
+            f"model_type={model_type!r} is for an m3BERT; {checkpoint.folder} stays {config.model_type!r}."
+        )
     size, projection = granularity or checkpoint.full, checkpoint.projection
     if projection is not None:
         projection.validate_grid(Grid((size,)), config)
@@ -197,8 +199,8 @@ def dense_of(found: AffineMap | None, projection: Projection | None, dim: int, w
 
 
 def state_only(checkpoint: Checkpoint, layer: int) -> bool:
-    """Whether the exit of a native export at this depth reads the hidden state alone, where that of the checkpoint also
-    reads the static table. No module of sentence-transformers adds the two."""
+    """Whether the exit of a native export at this depth reads the hidden state alone, where that of the checkpoint
+    also reads the static table. No module of sentence-transformers adds the two."""
     return layer > 0 and layer in checkpoint.depths.table
 
 

@@ -56,8 +56,8 @@ class Options:
             graphs; see [`write_graphs`]. Needs the extra `onnx`.
         statements ([`Statements`], *optional*): What a person adds to the card.
         format (`str`, *optional*, defaults to `"elastic"`): `"elastic"`, the repository as it is, or what needs no
-            remote code: `"native"`, a plain encoder of transformers ([`export_native`]), `"static"`, the table of layer
-            0 ([`export_static`]), or `"router"`, queries by few layers or the table and documents by all
+            remote code: `"native"`, a plain encoder of transformers ([`export_native`]), `"static"`, the table
+            ([`export_static`]), or `"router"`, queries by few layers or the table and documents by all
             ([`export_router`]).
         onnx_int8 (`bool`, *optional*, defaults to `False`): Export each granularity of `onnx` also in 8 bits.
         onnx_fp16 (`bool`, *optional*, defaults to `False`): Export each ONNX graph also in float16.
@@ -79,7 +79,9 @@ class Options:
         if (self.onnx_int8 or self.onnx_fp16) and not self.onnx:
             raise ValueError("onnx_int8 and onnx_fp16 need onnx: name a granularity, such as 4x64.")
         if self.format == "m3bert":
-            warnings.warn("format='m3bert' is now 'elastic'; the next version refuses it.", FutureWarning, stacklevel=3)
+            warnings.warn(
+                "format='m3bert' is now 'elastic'; the next version refuses it.", FutureWarning, stacklevel=3
+            )
             object.__setattr__(self, "format", "elastic")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r} is unknown; legal values: {', '.join(FORMATS)}.")
@@ -209,7 +211,7 @@ def _lay_out_standalone(
     results: GridResults | None,
     previous: str | None,
 ) -> dict[str, str]:
-    """[`prepare`] a model of sentence-transformers without an encoder at its root. An existing card is kept as it is."""
+    """[`prepare`] a model of sentence-transformers without an encoder at its root. An existing card is kept."""
     if results is not None:
         raise ValueError(f"results are scores of the encoder, not of a {options.format}: push that without results.")
     size = options.granularity

@@ -31,8 +31,8 @@ class EncoderConfig(Protocol):
 
 
 def is_elastic(config: Any) -> bool:
-    """Whether a model of this config is loaded at a size, by `output_layer` and `output_dim`: an m3BERT, or any encoder
-    of an elastic repository."""
+    """Whether a model of this config is loaded at a size, by `output_layer` and `output_dim`: an m3BERT, or another
+    encoder of an elastic repository."""
     return config.model_type == "m3bert" or bool(getattr(config, "elastic", None))
 
 

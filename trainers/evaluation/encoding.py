@@ -343,9 +343,7 @@ class GridEncoder:
         if projection is not None:
             projection = projection.to(inputs["input_ids"].device)
             pooled = {layer: projection(vectors) for layer, vectors in pooled.items()}
-        return {
-            layer: truncate(vectors, grid.dims_of(layer)[-1], self.normalize) for layer, vectors in pooled.items()
-        }
+        return {layer: truncate(vectors, grid.dims_of(layer)[-1], self.normalize) for layer, vectors in pooled.items()}
 
     def states(self, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
         """[`nested_states`] of a batch, computed in the encoder's type. Poolings stay in float32."""
