@@ -43,7 +43,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--format",
         default="elastic",
-        help="elastic: the repository as it is; native: a plain encoder; static: the table of layer 0; router: queries "
+        help="elastic: the repository as it is; native: a plain encoder; static: the table; router: queries "
         "by --granularity (default: the table) and documents by all layers. All but elastic need no remote code.",
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits (torchao)")
