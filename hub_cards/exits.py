@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from modeling_m3bert.native_m3bert import without_native
@@ -103,7 +103,7 @@ def query_layer(checkpoint: Checkpoint) -> int | None:
     return min(checkpoint.query_layers, key=lambda layer: (abs(layer - third), layer), default=None)
 
 
-def target_in_words(fit: dict[str, Any]) -> str:
+def target_in_words(fit: Mapping[str, Any]) -> str:
     """What the exits predict."""
     if fit["target"] == "last layer":
         return "the normalised embedding of the last layer"
