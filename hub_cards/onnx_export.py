@@ -293,12 +293,15 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
 def trace(embedder: TextEmbedder, opset: int) -> Any:
     """The `onnx.ModelProto` of an embedder, with a dynamic batch and a dynamic number of tokens."""
     axes = {0: "batch", 1: "tokens"}
+    # Two different tensors: the same tensor twice would become a single input.
+    example = tuple(torch.ones(2, 5, dtype=torch.long) for _ in INPUTS)
+    with torch.no_grad():
+        embedder.eval()(*example)  # what is found out about an encoder when it first runs cannot be traced
     # torch prints the partial trace if it fails.
     with quiet(), redirect_stderr(io.StringIO()), torch.no_grad():
         program: Any = torch.onnx.export(
             embedder.eval(),
-            # Two different tensors: the same tensor twice would become a single input.
-            tuple(torch.ones(2, 5, dtype=torch.long) for _ in INPUTS),
+            example,
             dynamo=True,
             input_names=INPUTS,
             output_names=OUTPUTS,

@@ -160,7 +160,7 @@ class Grid:
     def of(cls, config: EncoderConfig) -> Grid:
         """
         The default grid of a model: the granularities it was trained at. If its config does not name them, every
-        layer with 16, 32, 64, ... dims and the full width.
+        layer, or every depth of an elastic model, with 16, 32, 64, ... dims and the full width.
 
         Args:
             config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
@@ -168,7 +168,10 @@ class Grid:
         Returns:
             [`Grid`]
         """
+        from modeling_m3bert.modeling_elastic import legal_layers  # not loaded to parse a grid
+
         layers, dims = (getattr(config, name, None) for name in ("matryoshka_layers", "matryoshka_dims"))
+        layers = legal_layers(config) if is_elastic(config) else layers
         depth, width = config.num_hidden_layers, getattr(config, "output_dim", None) or config.hidden_size
         dims = [dim for dim in dims or () if dim <= width] or [2**power for power in range(4, 32) if 2**power < width]
         return cls.product(sorted({*(layers or range(1, depth)), depth}), sorted({*dims, width}))
