@@ -54,11 +54,11 @@ def save_static(
     its modules and prompts. By default, the table ignores the special tokens.
     """
     model = M3BertModel(tiny_config(**{**POST_NORM, **BIASES, **changes})).eval()
-    model.set_exits(
-        {layer: affine() for layer in (2, 4)},
+    model.set_depths(
+        exits={layer: affine() for layer in (2, 4)},
         joints={layer: affine(2 * WIDTH) for layer in (2, 4)},
-        static_table=halves(VOCABULARY, WIDTH),
-        static_ignored_ids=sorted(set(tokenizer.all_special_ids)) if ignored is None else ignored,
+        table=halves(VOCABULARY, WIDTH),
+        ignored_ids=sorted(set(tokenizer.all_special_ids)) if ignored is None else ignored,
     )
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -69,8 +69,8 @@ def save_static(
 def state_only_model(folder: Path) -> M3BertModel:
     """The model of a folder with the maps of its states alone as exits."""
     model = M3BertModel.from_pretrained(folder)
-    weights = {layer: model.exits[str(layer)].state_dict() for layer in (2, 4)}
-    model.set_exits({layer: (its["weight"], its["bias"]) for layer, its in weights.items()})
+    weights = {layer: model.elastic.exits[str(layer)].state_dict() for layer in (2, 4)}
+    model.set_depths(exits={layer: (its["weight"], its["bias"]) for layer, its in weights.items()})
     return model
 
 
@@ -78,5 +78,5 @@ def break_row(folder: Path, token: int) -> None:
     """Put NaN into the row of a token."""
     model = M3BertModel.from_pretrained(folder)
     with torch.no_grad():
-        model.static_table.weight[token, 3] = torch.nan
+        model.elastic.table.weight[token, 3] = torch.nan
     model.save_pretrained(folder)

@@ -81,7 +81,10 @@ def test_one_granularity_is_published_as_a_smaller_repository(size, repository, 
     granularity = Granularity.parse(size)
     checkpoint = published(repository, tmp_path / "out", granularity=granularity)
     assert checkpoint.full == granularity and checkpoint.needs_code == (size != "6x32")
-    ids, sizes = torch.randint(5, VOCABULARY, (2, 9)), {"output_layer": granularity.layer, "output_dim": granularity.dim}
+    ids, sizes = (
+        torch.randint(5, VOCABULARY, (2, 9)),
+        {"output_layer": granularity.layer, "output_dim": granularity.dim},
+    )
     with torch.no_grad():
         expected = load_model(repository, **sizes).eval()(input_ids=ids).last_hidden_state
         assert torch.equal(checkpoint.load().eval()(input_ids=ids).last_hidden_state, expected)

@@ -35,7 +35,7 @@ def tokenizer() -> BertTokenizer:
 def write_masked_lm(folder: Path) -> None:
     """Pre-norm and rotary, with a tied head and exits."""
     model = M3BertForMaskedLM(tiny_config(position_embedding_type="rope", tie_word_embeddings=True))
-    model.base_model.set_exits({layer: affine() for layer in (2, 4)})
+    model.base_model.set_depths(exits={layer: affine() for layer in (2, 4)})
     write(model, folder)
 
 
