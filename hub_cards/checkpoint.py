@@ -13,7 +13,7 @@ from typing import Any
 
 import transformers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.dynamic_module_utils import get_relative_import_files
+from transformers.dynamic_module_utils import get_relative_imports
 
 import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
@@ -318,8 +318,19 @@ class Checkpoint:
 
     def code(self) -> set[str]:
         """Python files of the folder that loading runs."""
-        files = [self.folder / name for name in self.requires_code() if (self.folder / name).is_file()]
-        return {Path(used).name for file in files for used in [file, *get_relative_import_files(file)]}
+        return {name for name in self.required_code() if (self.folder / name).is_file()}
+
+    def required_code(self) -> set[str]:
+        """Python files that loading runs: those that the configs name, and those that these import, as far as they
+        are there."""
+        found: set[str] = set()
+        names = sorted(self.requires_code())
+        for name in names:  # which grows
+            if name not in found:
+                found.add(name)
+                file = self.folder / name
+                names += [f"{its}.py" for its in get_relative_imports(file)] if file.is_file() else []
+        return found
 
     def other_code(self) -> list[str]:
         """Those of [`~Checkpoint.code`] that are not the files of this package, byte for byte."""

@@ -78,7 +78,7 @@ def export_native(
     loaded = load_model(checkpoint.folder, head, output_layer=size.layer, output_dim=width)
     embeds = loaded is loaded.base_model
     if checkpoint.is_m3bert:
-        native, found = convert_to_native(loaded, model_type), output_map(loaded)
+        native, found = convert_to_native(loaded, model_type), output_map(loaded) if embeds else None
     else:
         native, found = native_of(loaded, size.layer, width)
     native.config.exported_from = {

@@ -59,12 +59,12 @@ def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) 
     if not (folder / "tokenizer_config.json").is_file():
         raise ValueError(f"{checkpoint.folder} has no tokenizer: save it there as well.")
     staged = Checkpoint(folder)
-    missing = sorted(name for name in staged.requires_code() if not (folder / name).is_file())
-    own = {name: Path(modeling_m3bert.__file__).with_name(name) for name in missing}
-    if unknown := [name for name, file in own.items() if not file.is_file()]:
-        raise ValueError(f"The config of {checkpoint.folder} needs {', '.join(unknown)}: put it into the folder.")
-    for name, file in own.items():
-        shutil.copyfile(file, folder / name)
+    while missing := sorted(staged.required_code() - staged.code()):
+        for name in missing:
+            own = Path(modeling_m3bert.__file__).with_name(name)
+            if not own.is_file():
+                raise ValueError(f"The config of {checkpoint.folder} needs {name}: put it into the folder.")
+            shutil.copyfile(own, folder / name)
     if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
         settings = results.settings if results is not None else {}
         EmbeddingSettings(

@@ -288,7 +288,7 @@ def test_the_card_says_what_the_run_was(published):
         "| `max_length` | `40` |",
         "[user/base](https://huggingface.co/user/base)",
         "pair classification, bitext mining",
-        "`4x16` means: read layer 4, keep the first 16 numbers.",
+        "`4x16` means: depth 4, keep the first 16 numbers.",
         "@misc{",
     ):
         assert said in text, said

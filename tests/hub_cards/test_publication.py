@@ -43,6 +43,7 @@ def test_what_travels_is_what_a_user_of_the_model_needs(work, tmp_path):
         "config_sentence_transformers.json",
         "configuration_m3bert.py",
         "model.safetensors",
+        "modeling_elastic.py",
         "modeling_m3bert.py",
         "modules.json",
         "sentence_bert_config.json",
