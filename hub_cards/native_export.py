@@ -178,7 +178,7 @@ def dense_of(found: AffineMap | None, projection: Projection | None, dim: int, w
         found (`tuple`, *optional*): The map from the hidden state to the output of the elastic encoder.
         projection ([`Projection`], *optional*): The projection of its checkpoint, which reads that.
         dim (`int`): Dims of the embedding.
-        width (`int`): Width of the hidden state.
+        width (`int`): Hidden size.
 
     Returns:
         [`Projection`], or `None` if the pooled hidden state is the embedding.

@@ -1,5 +1,5 @@
 """
-Export the static table of an elastic model, or both sides of asymmetric search, for sentence-transformers:
+Export the static table of an elastic model, or both sides of a search, for sentence-transformers:
 
     m3bert export --format static --model_name_or_path runs/model --dim 384 --output_dir runs/static
     m3bert export --format router --model_name_or_path runs/model --granularity 0x384 --output_dir runs/router
