@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 
+from modeling_m3bert.modeling_elastic import legal_dims, legal_layers
 from trainers.core import papers
 from trainers.core.codes import CODES, FLOAT
 from trainers.core.extras import require_extra
@@ -63,6 +64,7 @@ POOLING_CODE = {
     vectors = states[torch.arange(len(states)), first]
 """,
 }
+TRUST = ", trust_remote_code=True"
 # Heads with a pipeline in transformers that takes one text.
 WITH_PIPELINE = ("AutoModelForMaskedLM", "AutoModelForSequenceClassification", "AutoModelForTokenClassification")
 
@@ -101,8 +103,7 @@ class CardSource:
         record = self.checkpoint.record
         recorded = record.base_model if record else None
         exported = (self.checkpoint.exported_from or {}).get("converted_from")
-        converted = getattr(self.checkpoint.config, "converted_from", exported)
-        return self.statements.base_model or recorded or converted
+        return self.statements.base_model or recorded or self.checkpoint.source or exported
 
     @property
     def datasets(self) -> list[str]:
@@ -207,7 +208,8 @@ def context(source: CardSource) -> dict[str, Any]:
         "name": source.name,
         "repo": source.repo_id,
         "size": size_of(source),
-        "elastic": checkpoint.elastic and checkpoint.projection is None,
+        "elastic": checkpoint.elastic and (checkpoint.projection is None or bool(checkpoint.query_layers)),
+        "cuts_dims": checkpoint.projection is None,
         "trained": checkpoint.trained,
         "grid": str(checkpoint.trained_grid),
         "fitted": checkpoint.fitted,
@@ -226,7 +228,8 @@ def context(source: CardSource) -> dict[str, Any]:
         "pooling_code": POOLING_CODE[checkpoint.pooling].strip("\n"),
         "remote": checkpoint.elastic,
         "digests": digest_table(digests) if (digests := checkpoint.code_digests()) else None,
-        "trust": ", trust_remote_code=True" if checkpoint.elastic else "",
+        "trust": TRUST if checkpoint.elastic else "",
+        "full_trust": TRUST if checkpoint.needs_code else "",
         "onnx": source.onnx,
         "graphs": graph_table(source.onnx) if source.onnx else None,
         "prompts": checkpoint.prompts,
@@ -271,7 +274,8 @@ def size_of(source: CardSource) -> str:
     """The model in one sentence."""
     checkpoint = source.checkpoint
     config, full = checkpoint.config, checkpoint.full
-    kind = "An elastic text encoder" if checkpoint.elastic else f"A text encoder ({config.model_type})"
+    kind = "An elastic text encoder" if checkpoint.elastic else "A text encoder"
+    kind += "" if checkpoint.is_m3bert else f" ({config.model_type})"
     with_head = f" with a head for {PIPELINES[checkpoint.head]}" if checkpoint.head != "AutoModel" else ""
     (cost,) = costs(config, [Granularity(full.layer, full.dim)]).values()
     return (
@@ -293,7 +297,7 @@ def hybrid_values(results: GridResults) -> dict[str, Any]:
 
 def meaning_of(granularity: Granularity) -> str:
     """What a granularity such as `4x64` means, for readers who see one for the first time."""
-    return f"`{granularity}` means: read layer {granularity.layer}, keep the first {granularity.dim} numbers."
+    return f"`{granularity}` means: depth {granularity.layer}, keep the first {granularity.dim} numbers."
 
 
 def usage(checkpoint: Checkpoint, small: Granularity | None) -> dict[str, Any]:
@@ -369,8 +373,8 @@ def limits(source: CardSource) -> list[str]:
     elif checkpoint.projection is None:
         found.append(f"Only these granularities were trained: `{checkpoint.trained_grid}`.")
     if checkpoint.elastic and checkpoint.trained and checkpoint.projection is None:
-        layers = in_words([layer for layer in checkpoint.config.legal_layers if layer <= full.layer])
-        dims = in_words([dim for dim in checkpoint.config.legal_dims if dim <= full.dim])
+        layers = in_words([layer for layer in legal_layers(checkpoint.config) if layer <= full.layer])
+        dims = in_words([dim for dim in legal_dims(checkpoint.config) if dim <= full.dim])
         found.append(f"Legal values: `output_layer` {layers}; `output_dim` {dims}.")
     if checkpoint.exported_from and checkpoint.projection is not None:
         found.append("The Dense module after the pooling makes the embedding. `AutoModel` returns what precedes it.")
@@ -413,7 +417,7 @@ def gaps(source: CardSource) -> list[str]:
 
 
 def citations(source: CardSource) -> list[str]:
-    """BibTeX entries of the architecture, if it is m3BERT's, and of every paper behind the training loss."""
+    """BibTeX entries of m3BERT, if it is one or elastic, and of every paper behind the training loss."""
     record = source.checkpoint.record
     elastic = source.checkpoint.elastic or source.checkpoint.exported_from is not None
     entries = [papers.M3BERT.citation] if elastic else []

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
 import transformers
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.dynamic_module_utils import get_relative_import_files
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import get_relative_imports
 
 import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.auto_m3bert import load_config, load_model
+from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, cut_config, resolve_size
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from modeling_m3bert.settings_m3bert import check_weights, read_json, shards_of
+from modeling_m3bert.settings_m3bert import ENCODER_FILES, MODULES_FILE, check_weights, hub_id, read_json, shards_of
 from trainers.core.device import device_of
-from trainers.core.granularity import Granularity, Grid
+from trainers.core.granularity import Granularity, Grid, is_elastic
 from trainers.core.projection import Projection
 from trainers.core.states import Pooling, longest_text
 from trainers.evaluation.encoding import GridEncoder, Role
@@ -37,12 +40,16 @@ HEADS = {
     "Model": "AutoModel",
 }
 LICENSES = re.compile(r"(LICENSE|NOTICE)[\w.]*")
+TOKENIZER_FILES = re.compile(
+    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
+    r"|[\w.-]*\.(model|jinja)"
+)
 PUBLISHED = re.compile(
-    r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
-    r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
-    r"|[\w.-]*\.(model|jinja)|" + LICENSES.pattern + r"|modules\.json"
-    r"|sentence_bert_config\.json|config_sentence_transformers\.json"
-    r"|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|"
+    r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|"
+    + "|".join((TOKENIZER_FILES.pattern, LICENSES.pattern, *map(re.escape, ENCODER_FILES)))
+    + r"|modules\.json|config_sentence_transformers\.json|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|"
+    + re.escape(f"{EXTRAS_FOLDER}/{EXTRAS_FILE}")
+    + r"|"
     + re.escape(RECORD_FILE)
     + r"|"
     + QUANTIZER_FOLDER
@@ -101,8 +108,13 @@ class Checkpoint:
 
     @cached_property
     def config(self) -> Any:
-        """The config."""
-        return AutoConfig.from_pretrained(self.folder)
+        """The config of the model as it is loaded: that of a saved size has its layers alone."""
+        config = load_config(self.folder)
+        depth, _ = resolve_size(config)
+        if depth < config.num_hidden_layers:
+            config = copy.deepcopy(config)
+            cut_config(config, depth)
+        return config
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -112,7 +124,34 @@ class Checkpoint:
     @property
     def elastic(self) -> bool:
         """Whether it can be loaded with fewer layers and dimensions."""
+        return is_elastic(self.config)
+
+    @property
+    def is_m3bert(self) -> bool:
+        """Whether it is an m3BERT, which has an architecture of its own."""
         return self.config.model_type == modeling_m3bert.M3BertConfig.model_type
+
+    @property
+    def depths(self) -> Elasticity:
+        """Its exits, paths and static table."""
+        return Elasticity.of(self.config)
+
+    @cached_property
+    def needs_code(self) -> bool:
+        """Whether it cannot be loaded at all without its code. A native encoder can, at its full size."""
+        return "AutoConfig" in (read_json(self.folder / "config.json", dict).get("auto_map") or {})
+
+    @property
+    def source(self) -> str | None:
+        """Hub id of the encoder that was converted or that exits were fitted to, if it is known."""
+        fit = self.depths.fit or {}
+        return getattr(self.config, "converted_from", None) or hub_id(fit.get("source"))
+
+    @cached_property
+    def has_weights_of_source(self) -> bool:
+        """Whether its weights are the file of its source, byte for byte."""
+        digest, file = (self.depths.fit or {}).get("source_sha256"), self.folder / "model.safetensors"
+        return digest is not None and file.is_file() and sha256_of(file) == digest
 
     @property
     def quantized(self) -> bool:
@@ -124,6 +163,8 @@ class Checkpoint:
         """Name of the Auto class that loads the whole model, head included."""
         architecture = (self.config.architectures or ["Model"])[0]
         found = head_of(architecture)
+        if found is None and (self.folder / MODULES_FILE).is_file():  # an embedding model saved with another head
+            found = "AutoModel"
         if found is None:
             raise ValueError(f"{self.folder} holds a {architecture}; legal endings of a class: {', '.join(HEADS)}.")
         return found
@@ -189,7 +230,7 @@ class Checkpoint:
         """The granularities that it was trained at; `None` if unknown."""
         if self.record is not None:
             known = Grid.parse(self.record.grid)
-        elif self.elastic and self.config.is_matryoshka and self.projection is None:
+        elif self.is_m3bert and self.config.is_matryoshka and self.projection is None:
             known = Grid.of(self.config)
         else:
             return None
@@ -202,19 +243,14 @@ class Checkpoint:
         return self.trained_grid is not None and set(self.trained_grid) != {self.full}
 
     @property
-    def exit_layers(self) -> list[int]:
-        """Layers with an exit, ascending."""
-        return list(self.config.exit_layers) if self.elastic else []
-
-    @property
     def query_layers(self) -> list[int]:
-        """Layers below the last with an exit: their vectors can be compared with those of the last layer."""
-        return [layer for layer in self.exit_layers if layer < self.full.layer]
+        """Depths below the last with an exit: their vectors can be compared with those of the last layer."""
+        return [depth for depth in self.depths.exits if depth < self.full.layer]
 
     @property
     def fitted(self) -> bool:
         """Whether it owes its smaller depths to exits that were fitted, and not to training on record."""
-        return bool(self.exit_layers) and self.record is None
+        return bool(self.depths.exits) and self.record is None
 
     @cached_property
     def grid(self) -> Grid:
@@ -222,7 +258,7 @@ class Checkpoint:
         sample = Grid.of(self.config) if self.projection is None else Grid((self.full,))
         members = [g for g in self.trained_grid or sample if g.dim <= self.full.dim] + [self.full]
         dims = Grid(tuple(dict.fromkeys(members))).dims
-        exits = [Granularity(layer, dim) for layer in self.exit_layers for dim in dims]
+        exits = [Granularity(depth, dim) for depth in self.depths.exits for dim in dims]
         return Grid(tuple(dict.fromkeys([*members, *exits])))
 
     @property
@@ -238,7 +274,7 @@ class Checkpoint:
 
     def load(self, **options: Any) -> PreTrainedModel:
         """Load the whole model, head included."""
-        return getattr(transformers, self.head).from_pretrained(self.folder, use_safetensors=True, **options)
+        return load_model(self.folder, getattr(transformers, self.head), use_safetensors=True, **options)
 
     @cached_property
     def weights_fingerprint(self) -> str:
@@ -258,7 +294,14 @@ class Checkpoint:
         Raises:
             ValueError: if a file to publish is a link to a file outside of the folder.
         """
-        return files_of(self.folder, self.code())
+        return files_of(self.folder, {*self.code(), *self.module_files()})
+
+    def module_files(self) -> set[str]:
+        """Files of the modules of sentence-transformers, whatever their folders are called."""
+        file = self.folder / MODULES_FILE
+        paths = [module.get("path") for module in read_json(file, list)] if file.is_file() else []
+        names = ("config.json", "model.safetensors")
+        return {f"{path.rstrip('/')}/{name}" for path in paths if path not in (None, "", ".") for name in names}
 
     def requires_code(self) -> set[str]:
         """Python files that loading needs, according to the configs of encoder and quantizer."""
@@ -275,18 +318,35 @@ class Checkpoint:
 
     def code(self) -> set[str]:
         """Python files of the folder that loading runs."""
-        files = [self.folder / name for name in self.requires_code() if (self.folder / name).is_file()]
-        return {Path(used).name for file in files for used in [file, *get_relative_import_files(file)]}
+        return {name for name in self.required_code() if (self.folder / name).is_file()}
+
+    def required_code(self) -> set[str]:
+        """Python files that loading runs: those that the configs name, and those that these import, as far as they
+        are there."""
+        found: set[str] = set()
+        names = sorted(self.requires_code())
+        for name in names:  # which grows
+            if name not in found:
+                found.add(name)
+                file = self.folder / name
+                names += [f"{its}.py" for its in get_relative_imports(file)] if file.is_file() else []
+        return found
 
     def other_code(self) -> list[str]:
         """Those of [`~Checkpoint.code`] that are not the files of this package, byte for byte."""
         package = Path(modeling_m3bert.__file__).parent
-        ours = {file.name: file.read_bytes() for file in package.glob("*_m3bert.py")}
+        ours = {file.name: file.read_bytes() for file in package.glob("*.py")}
         return sorted(name for name in self.code() if (self.folder / name).read_bytes() != ours.get(name))
 
     def code_digests(self) -> dict[str, str]:
         """SHA-256 of each file of [`~Checkpoint.code`], as `sha256sum` prints it."""
-        return {name: sha256((self.folder / name).read_bytes()).hexdigest() for name in sorted(self.code())}
+        return {name: sha256_of(self.folder / name) for name in sorted(self.code())}
+
+
+def sha256_of(file: Path) -> str:
+    """SHA-256 of a file, as `sha256sum` prints it."""
+    with file.open("rb") as content:
+        return file_digest(content, "sha256").hexdigest()
 
 
 def files_of(folder: Path, more: Collection[str] = ()) -> Iterator[tuple[str, str | None]]:
@@ -309,10 +369,10 @@ def head_of(architecture: str) -> str | None:
 
 
 def code_named_by(config: Path) -> set[str]:
-    """Python files that a config file names. Raises a ValueError if one is outside of its folder."""
+    """Python files of its folder that a config file names. Raises a ValueError if one is outside of it."""
     auto_map = read_json(config, dict).get("auto_map") or {}
     entries = [entry for value in auto_map.values() for entry in (value if isinstance(value, list) else [value])]
-    modules = [str(entry).split("--")[-1].split(".")[0] for entry in entries if entry]
-    if outside := [module for module in modules if not module.isidentifier()]:
+    modules = [(str(entry), str(entry).split("--")[-1].split(".")[0]) for entry in entries if entry]
+    if outside := [module for _, module in modules if not module.isidentifier()]:
         raise ValueError(f"{config} names the code {outside[0]!r}, which is not a Python file of its folder.")
-    return {f"{module}.py" for module in modules}
+    return {f"{module}.py" for entry, module in modules if "--" not in entry}  # others are of another repository

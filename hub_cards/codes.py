@@ -9,7 +9,7 @@ from trainers.evaluation.results import GridResults
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 
 from .checkpoint import Checkpoint
-from .exits import layers_in_words
+from .exits import depths_in_words
 from .tables import CODE_NOTE, RESCORED_NOTE, code_table, has_codes, markdown, rescored_size, rescored_table
 
 
@@ -32,7 +32,7 @@ def quantizer_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
     return {
         "folder": QUANTIZER_FOLDER,
         "options": "".join(f", {option}" for option in options),
-        "layers": layers_in_words(config.layers) if config.layers else None,
+        "layers": depths_in_words(config.layers) if config.layers else None,
         "width": config.hidden_size,
         "bytes": bytes_per_vector("qama-2", config.hidden_size),
         "table": learned_table(config.hidden_size),

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
+from modeling_m3bert.modeling_elastic import Elasticity, Exit, cut_config, static_vectors
 from trainers.core.codes import CODES, FLOAT, bytes_per_vector
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.states import max_positions
@@ -30,7 +32,8 @@ class Cost:
     What one granularity costs.
 
     Args:
-        parameters (`int`): Parameters of the encoder up to its layer, embeddings and the exit of this layer included.
+        parameters (`int`): Parameters of the encoder at its depth, with embeddings, its exit, and the static table
+            where it is read.
         layer_parameters (`int`): The same without the token and position tables.
         flops_per_token (`int`): Operations of matrix products per token of a text of [`tokens_counted`] tokens; a
             multiplication and an addition count as two. Attention costs more per token in longer texts. Of an exit,
@@ -75,25 +78,40 @@ def costs(config: Any, granularities: Iterable[Granularity]) -> dict[Granularity
 @torch.no_grad()
 def _counts(config: Any, layers: int, dims: Iterable[int]) -> dict[int, Cost]:
     """Dim -> cost at one layer."""
-    shallow = copy.deepcopy(config)
-    shallow.num_hidden_layers = layers
-    elastic = config.model_type == "m3bert"
-    if elastic:
-        shallow.num_hidden_layers, shallow.output_layer = config.num_hidden_layers, layers
-        # Any granularity can be counted, trained or not.
-        shallow.matryoshka_layers, shallow.matryoshka_dims, shallow.output_dim = [], [], None
-    tokens = tokens_counted(config)
+    spec, width, tokens = Elasticity.of(config), config.hidden_size, tokens_counted(config)
+    shallow, own_code = copy.deepcopy(config), (getattr(config, "elastic", None) or {}).get("source_auto_map")
+    cut_config(shallow, layers)
+    shallow.elastic = None
+    if own_code:
+        shallow.auto_map = own_code
+    for name in ("output_layer", "output_dim"):  # any granularity can be counted, trained or not
+        if hasattr(shallow, name):
+            setattr(shallow, name, None)
     with torch.device("meta"):
         # Eager attention consists of matrix products, which the counter knows on every device.
-        model = AutoModel.from_config(shallow, attn_implementation="eager").eval()
-        ids = torch.ones(1, tokens, dtype=torch.long)
-    tables = sum(module.weight.numel() for module in model.modules() if isinstance(module, torch.nn.Embedding))
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+        loading = {"attn_implementation": "eager", "trust_remote_code": bool(own_code)}
+        model = AutoModel.from_config(shallow, **loading).eval() if layers else nn.Module()
+        ids, table, exit_ = torch.ones(1, tokens, dtype=torch.long), nn.Module(), nn.Module()
+        if layers in spec.table:
+            table = nn.Embedding(config.vocab_size, width)
+        if layers and layers in spec.exits:
+            joint = (torch.empty(width, 2 * width), torch.empty(width)) if layers in spec.table else None
+            exit_ = Exit(torch.empty(width, width), torch.empty(width), joint)
+        state = torch.empty(1, tokens, width)
+    parts = nn.ModuleList([model, table, exit_])
+    tables = sum(module.weight.numel() for module in parts.modules() if isinstance(module, nn.Embedding))
+    parameters = sum(parameter.numel() for parameter in parts.parameters())
     found = {}
     for dim in dims:
+        # A projection may have more dims than the states that it reads.
+        read, static = min(dim, width), None
         with FlopCounterMode(display=False) as counter:
-            # A projection may have more dims than the states that it reads.
-            model(input_ids=ids, **({"output_dim": min(dim, config.hidden_size)} if elastic else {}))
+            if layers:
+                model(input_ids=ids)
+            if isinstance(table, nn.Embedding):
+                static = static_vectors(table.weight[:, : width if layers else read], (), ids)
+            if isinstance(exit_, Exit):
+                exit_(state, read, static)
         found[dim] = Cost(parameters, parameters - tables, counter.get_total_flops() // tokens, dim)
     return found
 

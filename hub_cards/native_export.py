@@ -1,6 +1,7 @@
 """
-Export a checkpoint, or one granularity of it, as a plain BERT, RoBERTa, XLM-R, ... model with modules of
-sentence-transformers. Any version of transformers and any server that knows BERT loads it, without remote code.
+Export a checkpoint, or one granularity of it, as a plain encoder of transformers with modules of
+sentence-transformers: an m3BERT as BERT, RoBERTa, XLM-R, ..., any other elastic encoder as its own class with fewer
+layers. Any server that knows this class loads it, without remote code.
 """
 
 from __future__ import annotations
@@ -9,21 +10,25 @@ import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModel
 
 import modeling_m3bert
-from modeling_m3bert import M3BertModel, convert_to_native
+from modeling_m3bert import convert_to_native
+from modeling_m3bert.auto_m3bert import load_model
 from modeling_m3bert.native_m3bert import output_map
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.projection import Projection
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 
-from .checkpoint import LICENSES, Checkpoint
+from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint
 
 
 logger = logging.getLogger(__name__)
+AffineMap = tuple[torch.Tensor, torch.Tensor | None]  # weight `(dim, hidden_size)` and bias `(dim,)`
 
 
 def export_native(
@@ -35,51 +40,63 @@ def export_native(
     encoder_only: bool = False,
 ) -> Checkpoint:
     """
-    Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both, except at layers
+    Write a checkpoint as a native model. sentence-transformers gives the same embeddings for both, except at depths
     that read the static table.
 
     The folder holds the encoder, the tokenizer, and for an embedding model the modules of sentence-transformers:
     pooling, prompts, normalisation, and a Dense module with the exit, the output dim and the projection, where there
     are any. It also holds the quantizer, if there is one that fits the granularity; that is loaded with remote code.
-    The config says under `exported_from` which granularity of which weights it is. A layer that reads the static table
+    The config says under `exported_from` which granularity of which weights it is. A depth that reads the static table
     is exported with the map of its hidden state alone ([`state_only`]), which gives other embeddings.
 
     Args:
-        checkpoint ([`Checkpoint`]): A post-norm m3BERT.
+        checkpoint ([`Checkpoint`]): A post-norm m3BERT, or an elastic repository of another encoder.
         folder (`Path`): Folder to write.
         granularity ([`Granularity`], *optional*): The granularity to export. Default: the full size.
-        model_type (`str`, *optional*): Model type to export to; see [`convert_to_native`].
+        model_type (`str`, *optional*): Model type to export an m3BERT to; see [`convert_to_native`].
         encoder_only (`bool`, *optional*, defaults to `False`): Leave out the head.
 
     Returns:
         [`Checkpoint`]: the exported model.
 
     Raises:
-        ValueError: if the checkpoint is not an m3BERT, has no native equivalent, lacks the granularity, or reads a
-            granularity below the layer of its projection.
+        ValueError: if the checkpoint is not elastic, has no native equivalent, lacks the granularity, or reads a
+            granularity that its projection does not have.
     """
+    config = checkpoint.config
     if not checkpoint.elastic:
+        raise ValueError(f"{checkpoint.folder} is not elastic: it is a native {config.model_type} already.")
+    if not checkpoint.is_m3bert and model_type not in (None, config.model_type):
         raise ValueError(
-            f"{checkpoint.folder} is not an m3BERT: it is a native {checkpoint.config.model_type} already."
+            f"model_type={model_type!r} is for an m3BERT; {checkpoint.folder} stays {config.model_type!r}."
         )
     size, projection = granularity or checkpoint.full, checkpoint.projection
     if projection is not None:
-        projection.validate_grid(Grid((size,)), checkpoint.config)
-    width = size.dim if projection is None else checkpoint.config.hidden_size
-    options = {"output_layer": size.layer, "output_dim": width}
-    loaded = AutoModel.from_pretrained(checkpoint.folder, **options) if encoder_only else checkpoint.load(**options)
-    native = convert_to_native(loaded, model_type)
+        projection.validate_grid(Grid((size,)), config)
+    head = AutoModel if encoder_only else getattr(transformers, checkpoint.head)
+    width = size.dim if projection is None else config.hidden_size
+    loaded = load_model(checkpoint.folder, head, output_layer=size.layer, output_dim=width)
+    embeds = loaded is loaded.base_model
+    if checkpoint.is_m3bert:
+        native, found = convert_to_native(loaded, model_type), output_map(loaded) if embeds else None
+    else:
+        native, found = native_of(loaded, size.layer, width)
     native.config.exported_from = {
         "granularity": str(size),
         "full_size": str(checkpoint.full),
         "weights": checkpoint.weights_fingerprint,
-        "converted_from": checkpoint.config.converted_from,
+        "converted_from": checkpoint.source,
         **({"state_only": True} if state_only(checkpoint, size.layer) else {}),
     }
     native.save_pretrained(folder)
-    checkpoint.tokenizer.save_pretrained(folder)
-    if loaded is loaded.base_model:
-        dense = dense_of(loaded, projection, size.dim)
+    own_code = set() if checkpoint.is_m3bert else checkpoint.code() - {"modeling_elastic.py"}  # of a source with code
+    for file in checkpoint.folder.iterdir():
+        if TOKENIZER_FILES.fullmatch(file.name) or LICENSES.fullmatch(file.name) or file.name in own_code:
+            shutil.copyfile(file, folder / file.name)
+    if not checkpoint.is_m3bert:
+        require_equal(native, folder, head)
+    if embeds:
+        dense = dense_of(found, projection, size.dim, config.hidden_size)
         settings = replace(checkpoint.settings, max_length=checkpoint.max_length, projection=dense)
         settings.write(folder, width=native.config.hidden_size)
     if checkpoint.record is not None:
@@ -88,10 +105,54 @@ def export_native(
         kept = [g for g in kept if g.layer <= size.layer and g.dim <= size.dim]
         replace(checkpoint.record, grid=str(Grid(tuple(kept) or (size,)))).save(folder)
     copy_quantizer(checkpoint, folder, size)
-    for file in checkpoint.folder.iterdir():
-        if LICENSES.fullmatch(file.name):
-            shutil.copyfile(file, folder / file.name)
     return Checkpoint(folder)
+
+
+def native_of(model: Any, layer: int, dim: int) -> tuple[Any, AffineMap | None]:
+    """
+    The native model inside an elastic one that was loaded at a size, and the map from its hidden state to the
+    embedding; `None` if they are the same. The elastic model is used up.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The elastic model, with or without a head.
+        layer (`int`): Its depth.
+        dim (`int`): Its dims.
+    """
+    encoder = model.base_model
+    if layer == 0:
+        raise ValueError("Depth 0 is a static table, not an encoder: export it with `m3bert export --format static`.")
+    config, exits = encoder.config, encoder.elastic.exits
+    found: AffineMap | None = None
+    if str(layer) in exits:
+        tensors = exits[str(layer)].state_dict()
+        found = tensors["weight"][:dim], tensors["bias"][:dim]
+    elif dim < config.hidden_size:
+        found = torch.eye(dim, config.hidden_size), None
+    own_code = (config.elastic or {}).get("source_auto_map")
+    del encoder.elastic
+    for part in {id(each): each for each in (model, encoder)}.values():
+        part.__class__ = type(part).__bases__[1]  # the class that was made elastic
+        for name in ("elastic", "auto_map", "output_layer", "output_dim", "matryoshka_layers", "matryoshka_dims"):
+            part.config.__dict__.pop(name, None)
+    if own_code:
+        config.auto_map = own_code
+    if served := getattr(config, "matryoshka_dimensions", None):  # dims that servers accept requests for
+        config.matryoshka_dimensions = [its for its in served if its <= dim]
+    return model, found
+
+
+@torch.no_grad()
+def require_equal(model: Any, folder: Path, auto_class: Any) -> None:
+    """Raise a ValueError if a native model in a folder gives other hidden states than the one that was saved there: a
+    few encoders read the number of a layer, which changes in a path."""
+    ids = torch.arange(min(model.config.vocab_size, 16))[None]
+    again = auto_class.from_pretrained(folder, trust_remote_code=hasattr(model.config, "auto_map"))
+    states = [each.eval().base_model(input_ids=ids)[0] for each in (model, again)]
+    if not torch.equal(*states):
+        raise ValueError(
+            f"These layers of {type(model).__name__} give other vectors when they are loaded without our code: load "
+            "the elastic repository with trust_remote_code, or export it to ONNX."
+        )
 
 
 def copy_quantizer(checkpoint: Checkpoint, folder: Path, size: Granularity) -> None:
@@ -109,19 +170,19 @@ def copy_quantizer(checkpoint: Checkpoint, folder: Path, size: Granularity) -> N
         shutil.copyfile(own if own.is_file() else Path(modeling_m3bert.__file__).with_name(name), folder / name)
 
 
-def dense_of(model: M3BertModel, projection: Projection | None, dim: int) -> Projection | None:
+def dense_of(found: AffineMap | None, projection: Projection | None, dim: int, width: int) -> Projection | None:
     """
     The map from the pooled hidden state of a native encoder to the embedding.
 
     Args:
-        model ([`M3BertModel`]): The m3BERT at the granularity that is exported.
-        projection ([`Projection`], *optional*): The projection of its checkpoint.
+        found (`tuple`, *optional*): The map from the hidden state to the output of the elastic encoder.
+        projection ([`Projection`], *optional*): The projection of its checkpoint, which reads that.
         dim (`int`): Dims of the embedding.
+        width (`int`): Hidden size.
 
     Returns:
         [`Projection`], or `None` if the pooled hidden state is the embedding.
     """
-    width, found = model.config.hidden_size, output_map(model)
     if found is None and projection is None:
         return None
     weight, bias = found or (torch.eye(width), None)
@@ -138,17 +199,17 @@ def dense_of(model: M3BertModel, projection: Projection | None, dim: int) -> Pro
 
 
 def state_only(checkpoint: Checkpoint, layer: int) -> bool:
-    """Whether the exit of a native export at this layer reads the hidden state alone, where that of the m3BERT also
-    reads the static table. No module of sentence-transformers adds the two."""
-    return layer > 0 and layer in getattr(checkpoint.config, "static_layers", [])
+    """Whether the exit of a native export at this depth reads the hidden state alone, where that of the checkpoint
+    also reads the static table. No module of sentence-transformers adds the two."""
+    return layer > 0 and layer in checkpoint.depths.table
 
 
 def lost_layers(checkpoint: Checkpoint, size: Granularity) -> set[int]:
     """
     The layers whose granularities a native export at a size does not have. A Dense module belongs to the last layer;
-    without one, the layers below are lost only if they have an exit.
+    without one, and without a gap between the layers, those below are lost only if they have an exit.
     """
     narrow = checkpoint.projection is not None or size.dim < checkpoint.config.hidden_size
-    if narrow or size.layer in checkpoint.exit_layers:
+    if narrow or size.layer in checkpoint.depths.exits or checkpoint.depths.is_path(size.layer):
         return {*range(size.layer)}
-    return {*checkpoint.exit_layers}
+    return {*checkpoint.depths.exits}

@@ -64,7 +64,8 @@ class TextEmbedder(nn.Module):
         layer, dim = self.granularity.layer, self.granularity.dim
         if self.looks_up:
             static = unwrap_encoder(self.model).static_states(input_ids, attention_mask)
-            return static.expand(-1, input_ids.shape[1], -1), truncate(static[:, 0], dim, self.normalize)
+            vector = static[:, 0] if self.projection is None else self.projection(static[:, 0])
+            return static.expand(-1, input_ids.shape[1], -1), truncate(vector, dim, self.normalize)
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         states: TextStates = nested_states(self.model, inputs, [layer])
         if self.projection is None:
@@ -283,8 +284,8 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
         compute_dtype=None,
         projection=projection and projection.to("cpu", torch.float32),
     )
-    if exported.looks_up:  # the graph holds the columns that it reads
-        table = unwrap_encoder(model).static_table
+    if exported.looks_up and projection is None:  # the graph holds the columns that it reads
+        table = unwrap_encoder(model).elastic.table
         table.weight = nn.Parameter(table.weight[:, : granularity.dim].contiguous())
     return exported
 
@@ -292,12 +293,15 @@ def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
 def trace(embedder: TextEmbedder, opset: int) -> Any:
     """The `onnx.ModelProto` of an embedder, with a dynamic batch and a dynamic number of tokens."""
     axes = {0: "batch", 1: "tokens"}
+    # Two different tensors: the same tensor twice would become a single input.
+    example = tuple(torch.ones(2, 5, dtype=torch.long) for _ in INPUTS)
+    with torch.no_grad():
+        embedder.eval()(*example)  # what is found out about an encoder when it first runs cannot be traced
     # torch prints the partial trace if it fails.
     with quiet(), redirect_stderr(io.StringIO()), torch.no_grad():
         program: Any = torch.onnx.export(
             embedder.eval(),
-            # Two different tensors: the same tensor twice would become a single input.
-            tuple(torch.ones(2, 5, dtype=torch.long) for _ in INPUTS),
+            example,
             dynamo=True,
             input_names=INPUTS,
             output_names=OUTPUTS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import tempfile
+import warnings
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,7 +40,7 @@ from .upload import CARD, RESULTS, Publication, published_card
 
 logger = logging.getLogger(__name__)
 FIGURES = "figures"
-FORMATS = ("m3bert", "native", "static", "router")
+FORMATS = ("elastic", "native", "static", "router")
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,10 @@ class Options:
         onnx (`tuple[Granularity, ...]`, *optional*): Also export the full size and these granularities as ONNX
             graphs; see [`write_graphs`]. Needs the extra `onnx`.
         statements ([`Statements`], *optional*): What a person adds to the card.
-        format (`str`, *optional*, defaults to `"m3bert"`): `"m3bert"`, or what needs no remote code: `"native"`, a
-            plain BERT, RoBERTa, XLM-R, ... ([`export_native`]), `"static"`, the table of layer 0 ([`export_static`]),
-            or `"router"`, queries by few layers or the table and documents by all ([`export_router`]).
+        format (`str`, *optional*, defaults to `"elastic"`): `"elastic"`, the repository as it is, or what needs no
+            remote code: `"native"`, a plain encoder of transformers ([`export_native`]), `"static"`, the table
+            ([`export_static`]), or `"router"`, queries by few layers or the table and documents by all
+            ([`export_router`]).
         onnx_int8 (`bool`, *optional*, defaults to `False`): Export each granularity of `onnx` also in 8 bits.
         onnx_fp16 (`bool`, *optional*, defaults to `False`): Export each ONNX graph also in float16.
         data (`Path`, *optional*): Folder of local data sets. If STS-B is there, ONNX graphs are scored on it.
@@ -67,7 +69,7 @@ class Options:
     quantize: bool = False
     onnx: tuple[Granularity, ...] = ()
     statements: Statements = field(default_factory=Statements)
-    format: str = "m3bert"
+    format: str = "elastic"
     onnx_int8: bool = False
     onnx_fp16: bool = False
     data: Path | None = None
@@ -76,21 +78,26 @@ class Options:
     def __post_init__(self) -> None:
         if (self.onnx_int8 or self.onnx_fp16) and not self.onnx:
             raise ValueError("onnx_int8 and onnx_fp16 need onnx: name a granularity, such as 4x64.")
+        if self.format == "m3bert":
+            warnings.warn(
+                "format='m3bert' is now 'elastic'; the next version refuses it.", FutureWarning, stacklevel=3
+            )
+            object.__setattr__(self, "format", "elastic")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r} is unknown; legal values: {', '.join(FORMATS)}.")
-        if self.format != "m3bert" and self.quantize:
-            raise ValueError("quantize needs format='m3bert': servers read native weights in full precision.")
+        if self.format != "elastic" and self.quantize:
+            raise ValueError("quantize needs format='elastic': servers read native weights in full precision.")
         if self.standalone and self.onnx:
-            raise ValueError(f"onnx needs format='m3bert' or 'native', not {self.format!r}.")
+            raise ValueError(f"onnx needs format='elastic' or 'native', not {self.format!r}.")
 
     @property
     def native(self) -> bool:
-        """Whether a plain BERT, RoBERTa, ... is published."""
+        """Whether a plain encoder of transformers is published."""
         return self.format == "native"
 
     @property
     def standalone(self) -> bool:
-        """Whether a model of sentence-transformers is published that has no encoder of ours at its root."""
+        """Whether a model of sentence-transformers is published that has no encoder at its root."""
         return self.format in ("static", "router")
 
 
@@ -146,7 +153,7 @@ def _lay_out_encoder(
     results: GridResults | None,
     previous: str | None,
 ) -> dict[str, str]:
-    """[`prepare`] an m3BERT or a native encoder. Returns the files that are left out, with the reason."""
+    """[`prepare`] an encoder. Returns the files that are left out, with the reason."""
     files = dict(checkpoint.files())
     full = options.granularity or checkpoint.full
     misfit = checkpoint.quantizer_misfit(full) if options.granularity is not None or options.native else None
@@ -162,7 +169,7 @@ def _lay_out_encoder(
         raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
     if results is not None and options.native and state_only(checkpoint, full.layer):
         logger.warning(
-            f"The scores of layer {full.layer} are left out: they are of an exit that reads the static table, which a "
+            f"The scores of depth {full.layer} are left out: they are of an exit that reads the static table, which a "
             "native export lacks. Evaluate the folder of `m3bert export --format native`."
         )
         results = None
@@ -171,7 +178,7 @@ def _lay_out_encoder(
         if options.native:
             lost = lost_layers(checkpoint, full)
         elif full.layer < checkpoint.full.layer:
-            lost = {*checkpoint.exit_layers} - {full.layer}
+            lost = {*checkpoint.depths.exits} - {full.layer}
         results = results_of(checkpoint, results, repo_id).within(full, lost)
         results = without_learned_codes(results) if misfit is not None else results
     published = [name for name, why in files.items() if why is None]
@@ -204,7 +211,7 @@ def _lay_out_standalone(
     results: GridResults | None,
     previous: str | None,
 ) -> dict[str, str]:
-    """[`prepare`] a model of sentence-transformers without an encoder of ours. An existing card is kept as it is."""
+    """[`prepare`] a model of sentence-transformers without an encoder at its root. An existing card is kept."""
     if results is not None:
         raise ValueError(f"results are scores of the encoder, not of a {options.format}: push that without results.")
     size = options.granularity

@@ -52,13 +52,13 @@ def export_router(
     native encoder of fewer layers, and `encode_document` and `encode` the native encoder of all layers.
 
     Args:
-        checkpoint ([`Checkpoint`]): A post-norm m3BERT with exits.
+        checkpoint ([`Checkpoint`]): A post-norm m3BERT with exits, or an elastic repository of another encoder.
         folder (`Path`): Folder to write.
         queries ([`Granularity`], *optional*): What embeds the queries; its dims are also those of the documents.
             Default: layer 0 at all dims.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the static table. `similarity` of
             sentence-transformers does not compare float16 with float32; its `.float()` makes both sides float32.
-        model_type (`str`, *optional*): Model type of the encoders; see [`convert_to_native`].
+        model_type (`str`, *optional*): Model type of the encoders of an m3BERT; see [`convert_to_native`].
 
     Returns:
         `tuple[Granularity, Granularity]`: what embeds queries and documents.
@@ -70,9 +70,9 @@ def export_router(
     queries = queries or Granularity(0, checkpoint.full.dim)
     documents = Granularity(checkpoint.full.layer, queries.dim)
     if queries.layer not in checkpoint.query_layers:
-        legal = ", ".join(map(str, checkpoint.query_layers)) or "none; fit exits with `m3bert fit_exits`"
+        legal = ", ".join(map(str, checkpoint.query_layers)) or "none; fit exits with `m3bert fit`"
         raise ValueError(
-            f"Layer {queries.layer} does not embed queries into the space of layer {documents.layer}; layers that do: "
+            f"Depth {queries.layer} does not embed queries into the space of depth {documents.layer}; depths that do: "
             f"{legal}."
         )
     if queries.layer == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 from huggingface_hub import get_token
@@ -13,6 +12,7 @@ from transformers import TorchAoConfig
 
 import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.modeling_elastic import EXTRAS_FOLDER
 from modeling_m3bert.settings_m3bert import MODULES_FILE
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
@@ -33,13 +33,16 @@ def rebuild(
     granularity: Granularity | None,
     quantize: bool,
 ) -> None:
-    """Save a checkpoint reduced to a granularity or in 8 bits, and copy all other files that belong to it, by name."""
+    """Save a checkpoint reduced to a granularity or in 8 bits, and copy all other files that belong to it, by name. An
+    elastic model writes its own code, exits and settings."""
     if checkpoint.quantized:
         raise ValueError(
             f"The weights in {checkpoint.folder} are already quantised: publish them without granularity and quantize."
         )
-    if granularity is not None and (not checkpoint.elastic or checkpoint.projection is not None):
-        raise ValueError(f"granularity={granularity} needs an m3BERT without a projection: convert the model first.")
+    if granularity is not None and not checkpoint.elastic:
+        raise ValueError(f"granularity={granularity} needs an elastic model: fit exits first (m3bert fit).")
+    if granularity is not None and checkpoint.projection is not None:
+        raise ValueError(f"granularity={granularity} needs a model without a projection.")
     sizes = {"output_layer": granularity.layer, "output_dim": granularity.dim} if granularity is not None else {}
     loading = {}
     if quantize:  # on any device
@@ -47,10 +50,8 @@ def rebuild(
         loading["quantization_config"] = TorchAoConfig(torchao.Int8WeightOnlyConfig())
     checkpoint.load(**sizes, **loading).save_pretrained(folder)
     for name in published:
-        if not (folder / name).exists() and not name.startswith("model"):
+        if not (folder / name).exists() and not name.startswith(("model", EXTRAS_FOLDER)):
             link_or_copy(checkpoint.folder / name, folder / name)
-    if granularity is not None and (folder / MODULES_FILE).is_file():
-        replace(checkpoint.settings, max_length=checkpoint.max_length).write(folder, width=granularity.dim)
 
 
 def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) -> None:
@@ -58,12 +59,12 @@ def complete(checkpoint: Checkpoint, folder: Path, results: GridResults | None) 
     if not (folder / "tokenizer_config.json").is_file():
         raise ValueError(f"{checkpoint.folder} has no tokenizer: save it there as well.")
     staged = Checkpoint(folder)
-    missing = sorted(name for name in staged.requires_code() if not (folder / name).is_file())
-    own = {name: Path(modeling_m3bert.__file__).with_name(name) for name in missing}
-    if unknown := [name for name, file in own.items() if not file.is_file()]:
-        raise ValueError(f"The config of {checkpoint.folder} needs {', '.join(unknown)}: put it into the folder.")
-    for name, file in own.items():
-        shutil.copyfile(file, folder / name)
+    while missing := sorted(staged.required_code() - staged.code()):
+        for name in missing:
+            own = Path(modeling_m3bert.__file__).with_name(name)
+            if not own.is_file():
+                raise ValueError(f"The config of {checkpoint.folder} needs {name}: put it into the folder.")
+            shutil.copyfile(own, folder / name)
     if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
         settings = results.settings if results is not None else {}
         EmbeddingSettings(

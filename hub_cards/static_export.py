@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from modeling_m3bert import M3BertModel
+from modeling_m3bert.auto_m3bert import load_model
 from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE, EmbeddingSettings
 from trainers.core.granularity import Granularity, Grid
 
@@ -70,11 +70,11 @@ def export_static(
     Write the static table of a checkpoint, which is its layer 0, with its tokenizer and prompts.
 
     `SentenceTransformer(folder)` and model2vec's `StaticModel.from_pretrained(folder)` give vectors with the direction
-    of the checkpoint's at layer 0. Rows of `static_ignored_ids` are zero: such tokens add nothing to a sum. Texts are
+    of the checkpoint's at layer 0. Rows of ignored tokens are zero: they add nothing to a sum. Texts are
     truncated to the checkpoint's limit without the special tokens that its tokenizer adds.
 
     Args:
-        checkpoint ([`Checkpoint`]): An m3BERT whose layer 0 is a static table.
+        checkpoint ([`Checkpoint`]): An elastic checkpoint with a static table.
         folder (`Path`): Folder to write.
         dim (`int`, *optional*): Leading dims to keep. Default: those of the checkpoint.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the rows, and of the vectors: `"float32"` or
@@ -89,16 +89,18 @@ def export_static(
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is unknown; legal values: {', '.join(DTYPES)}.")
-    if 0 not in getattr(checkpoint.config, "static_layers", []):
-        raise ValueError(f"Layer 0 of {checkpoint.folder} is no static table: fit one with `m3bert fit_exits`.")
-    size = Granularity(0, dim or checkpoint.full.dim)
-    if checkpoint.projection is not None:
-        checkpoint.projection.validate_grid(Grid((size,)), checkpoint.config)
-    model = M3BertModel.from_pretrained(checkpoint.folder, output_layer=0, output_dim=size.dim)
-    tokenizer = checkpoint.tokenizer
-    ignored = model.config.static_ignored_ids
+    if 0 not in checkpoint.depths.table:
+        raise ValueError(f"{checkpoint.folder} has no static table: fit one with `m3bert fit`.")
+    size, projection = Granularity(0, dim or checkpoint.full.dim), checkpoint.projection
+    if projection is not None:
+        projection.validate_grid(Grid((size,)), checkpoint.config)
+    width = size.dim if projection is None else checkpoint.config.hidden_size
+    table = load_model(checkpoint.folder, output_layer=0, output_dim=width).elastic.table.weight.detach()
+    if projection is not None:  # the map of a mean is the mean of the maps
+        table = projection(table).detach()
+    tokenizer, ignored = checkpoint.tokenizer, list(checkpoint.depths.ignored_ids)
     bare, max_length = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
-    rows = rows_by_token(model.static_table.weight.detach()[:, : size.dim], tokenizer, ignored).to(DTYPES[dtype])
+    rows = rows_by_token(table[:, : size.dim], tokenizer, ignored).to(DTYPES[dtype])
     if not (finite := rows.isfinite().all(dim=1)).all():
         token = tokenizer.convert_ids_to_tokens(int(finite.long().argmin()))
         raise ValueError(f"The row of the token {token!r} is not finite in {dtype}.")
@@ -134,7 +136,7 @@ def rows_by_token(table: torch.Tensor, tokenizer: PreTrainedTokenizerBase, ignor
     Args:
         table (`torch.Tensor` of shape `(vocab_size, dim)`): The table.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
-        ignored (`list[int]`): `config.static_ignored_ids`.
+        ignored (`list[int]`): Token ids that the table leaves out.
 
     Returns:
         `torch.Tensor` of shape `(ids, dim)`, in float32.
@@ -176,7 +178,7 @@ def tokenizer_of_content(
         names = ", ".join(tokenizer.convert_ids_to_tokens(counted))
         raise ValueError(
             f"The tokenizer adds {names} to each text, which the static table counts and StaticEmbedding does not: "
-            "it must be in static_ignored_ids."
+            "fit the table again with this tokenizer."
         )
     if max_length <= len(added):
         raise ValueError(f"max_seq_length={max_length} leaves no room beside {len(added)} special tokens.")
@@ -200,7 +202,7 @@ def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_
             "granularity": str(size),
             "full_size": str(checkpoint.full),
             "weights": checkpoint.weights_fingerprint,
-            "converted_from": checkpoint.config.converted_from,
+            "converted_from": checkpoint.source,
         },
     }
 
@@ -235,8 +237,8 @@ def write_modules(folder: Path, kind: str, path: str, settings: EmbeddingSetting
 
 def name_of(checkpoint: Checkpoint) -> str:
     """What a README calls the encoder."""
-    origin = checkpoint.config.converted_from
-    return f"an elastic encoder, converted from `{origin}`" if origin else "an elastic encoder"
+    made = "converted from" if checkpoint.is_m3bert else "made of"
+    return f"an elastic encoder, {made} `{checkpoint.source}`" if checkpoint.source else "an elastic encoder"
 
 
 def write_json(file: Path, content: Any) -> None:

@@ -16,8 +16,9 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
+from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER
 from modeling_m3bert.settings_m3bert import (
-    ENCODER_FILE,
+    ENCODER_FILES,
     MODULES_FILE,
     POOLING_FOLDER,
     PROJECTION_FOLDER,
@@ -49,8 +50,9 @@ GENERATED_FILES = (
     "model-[0-9]*-of-[0-9]*.safetensors",
     "model.safetensors.index.json",
     f"{QUANTIZER_FOLDER}/*",
+    f"{EXTRAS_FOLDER}/{EXTRAS_FILE}",
     *("router_config.json", "query_[0-9]_*/*", "document_[0-9]_*/*"),
-    *(MODULES_FILE, ENCODER_FILE, SIMILARITY_FILE, f"{POOLING_FOLDER}/*", f"{PROJECTION_FOLDER}/*"),
+    *(MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE, f"{POOLING_FOLDER}/*", f"{PROJECTION_FOLDER}/*"),
 )
 
 

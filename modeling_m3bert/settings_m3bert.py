@@ -29,6 +29,18 @@ MODULES_FILE = "modules.json"
 INDEX_FILE = "model.safetensors.index.json"
 ENCODER_FILE, SIMILARITY_FILE = "sentence_bert_config.json", "config_sentence_transformers.json"
 POOLING_FOLDER, PROJECTION_FOLDER = "1_Pooling", "2_Dense"
+# The names that the first of them has had, in the order in which sentence-transformers looks for them.
+ENCODER_FILES = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+# Entries that only some versions write and read. Without them, these values hold.
+STANDARD: dict[str, Any] = {
+    "transformer_task": "feature-extraction",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
+    "module_output_name": "token_embeddings",
+    "model_type": "SentenceTransformer",
+}
 # Modules that are read and written, in this order; the first two are required.
 KINDS = ("Transformer", "Pooling", "Dense", "Normalize")
 # Poolings of sentence-transformers -> their switches in its files.
@@ -57,6 +69,8 @@ class EmbeddingSettings:
         max_length (`int`, *optional*): Longest text in tokens; longer texts are truncated. `None` if it is unknown.
         similarity (`str`, *optional*, defaults to `"cosine"`): How embeddings are compared, by its name in
             sentence-transformers.
+        others (`Mapping[str, Mapping]`, *optional*): File -> entries that are none of these, such as `do_lower_case`.
+            They are written as they were.
 
     Raises:
         ValueError: if the pooling is unknown.
@@ -75,6 +89,7 @@ class EmbeddingSettings:
     default_prompt_name: str | None = None
     max_length: int | None = None
     similarity: str = "cosine"
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.pooling not in POOLINGS:
@@ -108,7 +123,8 @@ class EmbeddingSettings:
             return None
         paths = _paths_by_kind(str(name_or_path), _modules_in(str(name_or_path), modules))
         # Files without one of these are older than it.
-        encoder = folder.json(ENCODER_FILE, required=False) or {}
+        found = (folder.json(name, required=False) for name in ENCODER_FILES)
+        encoder: dict[str, Any] = next((content for content in found if content is not None), {})
         similarity = folder.json(SIMILARITY_FILE, required=False) or {}
         prompts = {name: prompt or "" for name, prompt in _value(similarity, "prompts", dict, {}).items()}
         if not all(isinstance(prompt, str) for prompt in prompts.values()):
@@ -124,6 +140,12 @@ class EmbeddingSettings:
             default_prompt_name=_value(similarity, "default_prompt_name", str),
             max_length=_value(encoder, "max_seq_length", int),
             similarity=_value(similarity, "similarity_fn_name", str, "cosine"),
+            others={
+                ENCODER_FILE: _unnamed(encoder, "max_seq_length"),
+                SIMILARITY_FILE: _unnamed(
+                    similarity, "prompts", "default_prompt_name", "similarity_fn_name", "__version__"
+                ),
+            },
         )
 
     @classmethod
@@ -176,6 +198,7 @@ class EmbeddingSettings:
             default_prompt_name=model.default_prompt_name,
             max_length=model.max_seq_length,
             similarity=str(model.similarity_fn_name or "cosine"),
+            others={ENCODER_FILE: {"do_lower_case": bool(getattr(parts["Transformer"], "do_lower_case", False))}},
         )
 
     def write(self, folder: str | Path, *, width: int) -> list[str]:
@@ -199,9 +222,14 @@ class EmbeddingSettings:
         if projection is not None and projection.in_features != width:
             raise ValueError(f"The projection takes {projection.in_features} dims, and the encoder gives {width}.")
         files: dict[str, Any] = {
-            # The tokenizer lowers the case itself, but vLLM ignores the file without both entries.
-            ENCODER_FILE: {"max_seq_length": self.max_length, "do_lower_case": False},
+            # Most tokenizers lower the case themselves, but vLLM ignores the file without both entries.
+            ENCODER_FILE: {
+                "do_lower_case": False,
+                **self.others.get(ENCODER_FILE, {}),
+                "max_seq_length": self.max_length,
+            },
             SIMILARITY_FILE: {
+                **self.others.get(SIMILARITY_FILE, {}),
                 "prompts": dict(self.prompts),
                 "default_prompt_name": self.default_prompt_name,
                 "similarity_fn_name": self.similarity,
@@ -262,6 +290,15 @@ def read_json(file: str | Path, kind: type) -> Any:
     if not isinstance(content, kind):
         raise ValueError(f"{file} is not a JSON {'object' if kind is dict else 'array'}.")
     return content
+
+
+def _unnamed(content: Mapping[str, Any], *named: str) -> dict[str, Any]:
+    """The entries of a file of sentence-transformers that are neither among these nor of a newer version's form."""
+    return {
+        name: value
+        for name, value in content.items()
+        if name not in named and not (name in STANDARD and value == STANDARD[name])
+    }
 
 
 def _value(content: Mapping[str, Any], name: str, kind: type, default: Any = None) -> Any:

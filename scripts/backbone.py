@@ -8,10 +8,13 @@ from typing import Any
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from modeling_m3bert import convert_to_m3bert
+from modeling_m3bert.auto_m3bert import load_config, load_model
 from modeling_m3bert.conversion_m3bert import take_layers
+from modeling_m3bert.modeling_elastic import Elasticity, legal_layers
 from modeling_m3bert.settings_m3bert import safetensors_only
 from trainers.core.composition import mapping_of
 from trainers.core.device import ATTENTIONS, set_attention
+from trainers.core.granularity import is_elastic
 from trainers.data.vocabulary import transfer_vocabulary
 
 from .command import naming
@@ -46,8 +49,8 @@ class BackboneArguments:
     student_layers: str | None = field(
         default=None,
         metadata={
-            "help": "Convert the model to m3BERT and train a student of its first N layers, or of chosen ones: 1,4,6, "
-            "counted from 1."
+            "help": "Train a student of the model's first N layers, or of chosen ones: 1,4,6, counted from 1. A model "
+            "without a depth of these layers is converted to m3BERT."
         },
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
@@ -91,7 +94,7 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
     values = mapping_of("--model_config", options.model_config)
     if options.model_name_or_path is not None:
         with naming(options.model_name_or_path):
-            known = AutoConfig.from_pretrained(options.model_name_or_path, trust_remote_code=options.trust_remote_code)
+            known = load_config(options.model_name_or_path, trust_remote_code=options.trust_remote_code)
         unknown = [name for name in values if not hasattr(known, name)]
         if unknown:
             raise ValueError(
@@ -100,7 +103,7 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
         loading = safetensors_only(options.model_name_or_path)
         loading |= {"trust_remote_code": options.trust_remote_code, **values}
         if options.student_layers is None:
-            model = auto_class.from_pretrained(options.model_name_or_path, **loading)
+            model = load_model(options.model_name_or_path, auto_class, **loading)
         else:
             model = student_of(options.model_name_or_path, options.student_layers, auto_class, loading)
             tokenizer = for_m3bert(tokenizer, model)
@@ -128,25 +131,24 @@ def attending(model: Any, options: BackboneArguments) -> Any:
 
 def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any]) -> Any:
     """
-    A student of some layers of a model, as an m3BERT. Of an m3BERT, the first layers are loaded alone, with their
-    exit; any other encoder is converted.
+    A student of some layers of a model. If they are those of a depth of an elastic model, it is loaded at this depth,
+    with its exit. Other layers are taken from an m3BERT, to which any other encoder is converted.
 
     Raises:
         ValueError: if the model lacks a layer, or cannot be converted.
     """
-    config = AutoConfig.from_pretrained(name, trust_remote_code=loading["trust_remote_code"])
+    config = load_config(name, trust_remote_code=loading["trust_remote_code"])
     chosen = layers_from(layers, config.num_hidden_layers, name)
-    first = chosen == [*range(1, len(chosen) + 1)]
-    if config.model_type != "m3bert":
-        if auto_class is not AutoModel:
-            raise ValueError(
-                "--student_layers cannot convert a model with a head: use an m3BERT, or train embeddings."
-            )
-        return convert_to_m3bert(auto_class.from_pretrained(name, **loading), layers=chosen)
-    model = auto_class.from_pretrained(name, **loading, **({"output_layer": len(chosen)} if first else {}))
-    if not first:
+    depth = len(chosen)
+    if is_elastic(config) and depth in legal_layers(config) and Elasticity.of(config).layers_of(depth) == chosen:
+        return load_model(name, auto_class, **loading, output_layer=depth)
+    model = load_model(name, auto_class, **loading)
+    if config.model_type == "m3bert":
         take_layers(model, chosen)
-    return model
+        return model
+    if auto_class is not AutoModel:
+        raise ValueError("--student_layers cannot convert a model with a head: use an m3BERT, or train embeddings.")
+    return convert_to_m3bert(model, layers=chosen)
 
 
 def with_adapter(model: Any, options: BackboneArguments) -> Any:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MODEL_FILES = (
     "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "modeling_elastic.py",
     "elastic", "tokenizer*.json", "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_*_config.json",
-    "config_sentence_transformers.json", "1_Pooling", "2_Dense", "3_Normalize", "2_Normalize", "quantizer",
+    "config_sentence_transformers.json", "1_Pooling", "[2-9]_Dense", "[2-9]_Normalize", "quantizer",
     "training.json",
 )  # fmt: skip
 # Earlier name of an option -> its name in the commands that have it.

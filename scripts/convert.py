@@ -81,14 +81,15 @@ def converted(
     source: str, revision: str | None = None, *, encoder_only: bool = False, student_layers: str | None = None
 ) -> tuple[M3BertModel, Any]:
     """The m3BERT of an encoder, and its tokenizer. Raises a ValueError if it cannot be converted exactly."""
-    from transformers import AutoModel, AutoTokenizer
+    from transformers import AutoTokenizer
 
     from modeling_m3bert import convert_to_m3bert
+    from modeling_m3bert.auto_m3bert import load_model
     from modeling_m3bert.settings_m3bert import safetensors_only
     from trainers.core.states import longest_text
 
     with naming(source):
-        encoder = AutoModel.from_pretrained(source, revision=revision, **safetensors_only(source))
+        encoder = load_model(source, revision=revision, **safetensors_only(source))
     depth = encoder.config.num_hidden_layers
     layers = None if student_layers is None else layers_from(student_layers, depth, source)
     model = convert_to_m3bert(encoder, encoder_only=encoder_only, layers=layers)

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from safetensors.torch import load_file
 
-from modeling_m3bert import M3BertConfig
+from modeling_m3bert.modeling_elastic import Elasticity
 from trainers import Granularity, Grid
 from trainers.core.codes import CODES, Code, bytes_per_vector, code_of, stored_bits
 from trainers.core.device import ComputeArguments
@@ -193,9 +193,7 @@ def query_layers(encoder: GridEncoder) -> list[int]:
     """The layers that a query may read to search documents at the deepest layer of the encoder's grid, ascending:
     those with an exit, and that layer itself. Without exits below it there are none."""
     config, documents = unwrap_encoder(encoder.model).config, encoder.grid.layers[-1]
-    if config.model_type != M3BertConfig.model_type:
-        return []
-    below = [layer for layer in config.exit_layers if layer < documents]
+    below = [depth for depth in Elasticity.of(config).exits if depth < documents]
     return [*below, documents] if below else []
 
 

@@ -36,6 +36,7 @@ from modeling_m3bert.conversion_m3bert import CONVERTIBLE
 from trainers.core.device import ComputeArguments, place
 from trainers.core.durable import remove_files
 from trainers.core.extras import require_extra
+from trainers.core.granularity import is_elastic
 from trainers.core.states import unwrap_encoder
 from trainers.evaluation import (
     GROUPS,
@@ -158,7 +159,7 @@ class EvaluationArguments:
 def as_deployed(encoder: GridEncoder, compute: ComputeArguments) -> GridEncoder:
     """The encoder to time: converted to m3BERT, which stops at a layer, if that is exact. It computes as asked for."""
     model = unwrap_encoder(encoder.model)
-    if model.config.model_type not in CONVERTIBLE:
+    if is_elastic(model.config) or model.config.model_type not in CONVERTIBLE:
         return encoder
     return replace(encoder, model=place(convert_to_m3bert(model), compute))
 

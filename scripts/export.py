@@ -11,7 +11,7 @@ Prompts are not in the graph: prepend them to the texts. Needs the extra `onnx`.
 
     m3bert export --format native --model_name_or_path runs/model --granularity 4x64 --output_dir runs/bert-4x64
 
-writes a plain BERT, RoBERTa, XLM-R, ... that needs no remote code. `--format static` writes the static table for
+writes a plain encoder that needs no remote code. `--format static` writes the static table for
 sentence-transformers and model2vec, `--format router` queries by this table and documents by all layers as one model.
 `m3bert export --format native --help`, and the like, list their options.
 """

@@ -1,11 +1,12 @@
 """
-Export an m3BERT, or one granularity of it, as a plain BERT, RoBERTa, XLM-R, ... model:
+Export an elastic model, or one granularity of it, as a plain encoder of transformers:
 
     m3bert export --format native --model_name_or_path runs/model --granularity 4x64 --output_dir runs/bert-4x64
 
-transformers, sentence-transformers and servers that know BERT load the folder without remote code and without this
-package. sentence-transformers gives the embeddings of the granularity: exit, output dim and projection are a Dense
-module after the pooling. Without --granularity, it is the full size.
+transformers, sentence-transformers and servers load the folder without remote code and without this package. An m3BERT
+becomes a BERT, RoBERTa, XLM-R, ...; any other encoder keeps its class, and has the layers of the depth.
+sentence-transformers gives the embeddings of the granularity: exit, output dim and projection are a Dense module after
+the pooling. Without --granularity, it is the full size.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from .command import EXPORT_FILES, parse_options, writing_to
 class NativeArguments:
     """What to export, and where to."""
 
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT.", "aliases": ["--model"]})
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the model.", "aliases": ["--model"]})
     output_dir: str = field(default="runs/native", metadata={"help": "Folder for the model."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
     format: str = field(default="native", metadata={"help": "native; other formats have options of their own."})
@@ -39,8 +40,8 @@ class NativeArguments:
     model_type: str | None = field(
         default=None,
         metadata={
-            "help": "Model type of the result: bert, roberta, xlm-roberta, ... Default: that of the encoder that the "
-            "m3BERT was converted from, or else bert."
+            "help": "Of an m3BERT, the model type of the result: bert, roberta, xlm-roberta, ... Default: that of the "
+            "encoder that it was converted from, or else bert."
         },
     )
     encoder_only: bool = field(default=False, metadata={"help": "Leave out a head."})

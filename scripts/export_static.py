@@ -1,5 +1,5 @@
 """
-Export the static table of an m3BERT, or both sides of search with asymmetric encoders, for sentence-transformers:
+Export the static table of an elastic model, or both sides of a search, for sentence-transformers:
 
     m3bert export --format static --model_name_or_path runs/model --dim 384 --output_dir runs/static
     m3bert export --format router --model_name_or_path runs/model --granularity 0x384 --output_dir runs/router
@@ -29,7 +29,7 @@ from .export_native import checkpoint_of
 class StaticArguments:
     """What to export, and where to."""
 
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the m3BERT.", "aliases": ["--model"]})
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the model.", "aliases": ["--model"]})
     output_dir: str = field(default="runs/static", metadata={"help": "Folder for the model."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
     format: str = field(default="static", metadata={"help": "static or router."})
@@ -40,7 +40,7 @@ class StaticArguments:
     dtype: str = field(default="float32", metadata={"help": f"Type of the static table: {', '.join(DTYPES)}."})
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
     model_type: str | None = field(
-        default=None, metadata={"help": "Model type of the encoders of a router; see --format native."}
+        default=None, metadata={"help": "Model type of the encoders of a router of an m3BERT; see --format native."}
     )
 
 

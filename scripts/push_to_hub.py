@@ -42,9 +42,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--granularity", type=one, help="publish only this granularity, as a small, complete model")
     parser.add_argument(
         "--format",
-        default="m3bert",
-        help="m3bert, or what needs no remote code: native for a plain BERT, RoBERTa, XLM-R, ..., static for the "
-        "table of layer 0, router for queries by --granularity (default: the table) and documents by all layers",
+        default="elastic",
+        help="elastic: the repository as it is; native: a plain encoder; static: the table; router: queries "
+        "by --granularity (default: the table) and documents by all layers. All but elastic need no remote code.",
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits (torchao)")
     parser.add_argument(

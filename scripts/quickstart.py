@@ -90,7 +90,7 @@ def add_exits(encoder: GridEncoder, pairs: list[Pair], file: Path) -> TeacherEmb
         encoder.model,
         encoder.tokenizer,
         [*(pair.summary for pair in pairs), *(pair.body for pair in pairs), *documents_of(pairs)],
-        layers=[layer for layer in GRID.layers if layer != FULL.layer],
+        layers=[layer for layer in GRID.layers if 0 < layer < FULL.layer],
         basis="principal",
         max_length=SHORT_LENGTH,
         compute_dtype=encoder.compute_dtype,
@@ -218,8 +218,7 @@ def run(options: argparse.Namespace) -> None:
     no_dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "embedding_dropout": 0.0}
     model = place(AutoModel.from_pretrained(folder / "model", **no_dropout), compute)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    width = model.config.hidden_size
-    model.set_exits({0: (torch.eye(width), torch.zeros(width))})  # layer 0 as it is, which is read through an exit
+    model.set_depths(table=model.get_input_embeddings().weight)  # layer 0 before the fit
     encoder = GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH, compute_dtype=dtype)
     lap("convert")
     vectors = encode()

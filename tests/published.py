@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,14 +54,15 @@ def save_with_exits(
     tokenizer: Any,
     sentences: Sequence[str],
     static: bool = True,
-    stitches: Sequence[int] = (),
+    paths: Mapping[int, Sequence[int]] | None = None,
     **changes: Any,
 ) -> M3BertModel:
-    """A tiny model with fitted exits at layers 0, 1, 2 and 4 of 6 and a rotated last layer, saved with its tokenizer
-    and modules; `changes` are arguments of its config."""
+    """A tiny model with fitted exits at depths 1, 2 and 4 of 6, a table and a rotated last layer, saved with its
+    tokenizer and modules; `changes` are arguments of its config."""
     model = M3BertModel(tiny_config(**changes)).eval()
     sources = {"words.txt": sentences[:24], "names.txt": sentences[24:]}
-    fit_exits(model, tokenizer, sources, layers=[0, 1, 2, 4], basis="principal", static=static, stitches=stitches)
+    prefixes = [depth for depth in (1, 2, 4) if depth not in (paths or {})]
+    fit_exits(model, tokenizer, sources, layers=prefixes, paths=paths, basis="principal", static=static)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     write_modules(folder, width=model.config.hidden_size, max_length=model.config.max_position_embeddings)

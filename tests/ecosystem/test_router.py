@@ -60,9 +60,10 @@ for layer in {layers}:
 
 @pytest.fixture
 def with_exits(published, tmp_path) -> Path:
-    """The real encoder with made-up exits at the embeddings and at layer 2, and with prompts."""
+    """The real encoder with a made-up table and a made-up exit at layer 2, and with prompts."""
     model, folder = M3BertModel.from_pretrained(published), tmp_path / "model"
-    model.set_exits({layer: (torch.randn(384, 384) / 20, torch.randn(384) / 20) for layer in (0, 2)})
+    table = torch.randn(model.config.vocab_size, 384).half().float()
+    model.set_depths(exits={2: (torch.randn(384, 384) / 20, torch.randn(384) / 20)}, table=table)
     model.save_pretrained(folder)
     AutoTokenizer.from_pretrained(published).save_pretrained(folder)
     write_modules(folder, width=384, max_length=LONGEST, prompts=PROMPTS)
@@ -80,7 +81,7 @@ def test_a_router_gives_the_vectors_of_each_depth_in_one_space(with_exits, tmp_p
     save_file(expected, tmp_path / "expected.safetensors")
     (tmp_path / "texts.json").write_text(json.dumps(TEXTS))
     plain = M3BertModel.from_pretrained(with_exits)
-    plain.set_exits({})
+    plain.set_depths()
     without = GridEncoder(plain, tokenizer, Grid.parse("2x64"), max_length=LONGEST, prompts=PROMPTS)
     raw = without.encode(TEXTS).at(Granularity(2, 64), normalize=True)
     assert (raw - expected["query 2x64"]).abs().max() > 0.1, "the exit is read"

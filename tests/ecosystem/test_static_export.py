@@ -161,7 +161,7 @@ def test_a_router_of_a_real_encoder_holds_what_its_readme_says(published, tmp_pa
     from sentence_transformers import SentenceTransformer
 
     model = Checkpoint(published).load()
-    model.set_exits({}, static_table=torch.randn(model.config.vocab_size, 384), static_ignored_ids=[0, 100, 101, 102])
+    model.set_depths(table=torch.randn(model.config.vocab_size, 384), ignored_ids=[0, 100, 101, 102])
     source = tmp_path / "model"
     model.save_pretrained(source)
     Checkpoint(published).tokenizer.save_pretrained(source)

@@ -216,14 +216,11 @@ def test_exits_that_were_trained_are_told_apart_from_exits_that_were_fitted(tmp_
     assert "| 0x8 |" in section(trained, "costs"), "an exit can be read, trained or not"
 
 
-def test_the_card_says_which_layers_a_stitched_depth_runs(tmp_path, tiny_tokenizer, sentences):
-    save_with_exits(tmp_path, tiny_tokenizer, sentences, stitches=[4])
+def test_the_card_says_which_layers_a_path_runs(tmp_path, tiny_tokenizer, sentences):
+    save_with_exits(tmp_path, tiny_tokenizer, sentences, paths={4: [1, 2, 5, 6]})
     text = section(render_card(CardSource("user/model", Checkpoint(tmp_path))).text, "exits")
-    assert (
-        "Depth 4 runs the first 2, a map of each token's hidden state and the token's row of the static table, and"
-        in text
-    )
-    assert "The exits of layers 1 and 2 read the static table" in text
+    assert "Depth 4 is a path: it runs the layers 1, 2, 5 and 6." in text
+    assert "The exits of depths 1, 2 and 4 read the static table" in text
 
 
 def test_an_objective_of_ones_own_needs_no_papers(checkpoint):
@@ -291,7 +288,7 @@ def test_the_card_says_what_the_run_was(published):
         "| `max_length` | `40` |",
         "[user/base](https://huggingface.co/user/base)",
         "pair classification, bitext mining",
-        "`4x16` means: read layer 4, keep the first 16 numbers.",
+        "`4x16` means: depth 4, keep the first 16 numbers.",
         "@misc{",
     ):
         assert said in text, said

@@ -99,7 +99,7 @@ def test_the_lines_of_the_card_give_codes(saved, tmp_path):
     expected = Checkpoint(folder).encoder(Grid.parse("6x32")).encode(["a man plays the guitar"], role="document")
     codes = quantizer.encode(expected.widest(6), "qama-2")
     assert torch.equal(space["codes"].packed[:1], codes.packed) and space["codes"].packed.shape == (2, 12)
-    assert "uint8, 12 bytes per vector" in card and "the 32 numbers of layers 2 and 6" in card
+    assert "uint8, 12 bytes per vector" in card and "the 32 numbers of depths 2 and 6" in card
     assert "| `qama-2` | one of 4 learned levels per dim | 12 |" in card
     assert "quality of the codes of its quantizer" in section(card, "limits")
     assert QAMA.link in section(card, "codes") and QAMA.title in section(card, "citation")

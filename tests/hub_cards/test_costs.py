@@ -7,7 +7,9 @@ from transformers import BertConfig, BertModel
 
 from hub_cards.costs import codes_shown, costs, tokens_counted
 from modeling_m3bert import M3BertModel
+from modeling_m3bert.auto_m3bert import load_config, load_model
 from tests.conftest import tiny_config
+from tests.elastic_repositories import SIZES, save_elastic
 from trainers import Granularity, Grid
 
 
@@ -25,24 +27,26 @@ def test_costs_are_those_of_the_model_that_is_built():
         assert cost.flops_per_token == 2 * weights + g.layer * 4 * tokens * width
 
 
-def test_an_exit_counts_where_it_is_and_only_the_rows_that_are_computed():
-    """One matrix and bias, and two operations per number of the rows, beside what the layer costs without it."""
-    config, width = tiny_config(exit_layers=[0, 2]), 32
-    grid = Grid.parse("0,2,4x8,32")
-    found = costs(config, grid)
-    plain = costs(tiny_config(), Grid.parse("2,4x8,32"))
+def test_a_depth_counts_what_it_reads_and_only_the_rows_that_are_computed(tiny_tokenizer, tmp_path):
+    """Its layers, its exit and the table; two operations per number of the rows, beside the layers."""
+    save_elastic(tmp_path / "model", tiny_tokenizer)
+    config, native, width = load_config(tmp_path / "model"), BertConfig(**SIZES), 32
+    grid = Grid.parse("0,2,3,4x8,32")
+    found, plain = costs(config, grid), costs(native, Grid.parse("2,3,4x8,32"))
     for g in grid:
-        model = M3BertModel(tiny_config(exit_layers=[0, 2], output_layer=g.layer))
-        assert found[g].parameters == sum(p.numel() for p in model.parameters())
-        if g.layer == 4:
-            assert found[g] == plain[g], "it has no exit, and the others are not read"
-        if g.layer == 2:
-            assert found[g].parameters - plain[g].parameters == width**2 + width
-            assert found[g].layer_parameters - plain[g].layer_parameters == width**2 + width
-            assert found[g].flops_per_token - plain[g].flops_per_token == 2 * width * g.dim
+        if g.layer == 3:
+            assert found[g] == plain[g], "a prefix without an exit"
+            continue
+        model = load_model(tmp_path / "model", output_layer=g.layer)
+        assert found[g].parameters == sum(its.numel() for its in model.parameters())
+        operations = found[g].flops_per_token - (plain[g].flops_per_token if g.layer else 0)
         if g.layer == 0:
-            assert found[g].layer_parameters == width**2 + width + 2 * width, "the exit and two norms"
-            assert found[g].flops_per_token == 2 * width * g.dim
+            assert (found[g].layer_parameters, operations) == (0, 2 * g.dim)
+        if g.layer == 2:
+            assert found[g].layer_parameters - plain[g].layer_parameters == width**2 + width
+            assert operations == 2 * width * g.dim
+        if g.layer == 4:  # the static vector is made and mapped once per text of 64 tokens
+            assert operations == 2 * width * g.dim + 2 * width + 2 * width * g.dim // 64
 
 
 @pytest.mark.parametrize("code, expected", [("float32", 32), ("int8", 8), ("qama-2", 3), ("binary", 1)])

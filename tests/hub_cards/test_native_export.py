@@ -42,7 +42,7 @@ def trained(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
 
 @pytest.fixture(scope="module")
 def with_exits(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
-    """A post-norm m3BERT with exits at layers 0, 1, 2, 4 and 6, in the principal basis."""
+    """A post-norm m3BERT with exits at depths 1, 2, 4 and 6, in the principal basis."""
     folder = tmp_path_factory.mktemp("exits")
     save_with_exits(folder, tiny_tokenizer, sentences, static=False, **NATIVE)
     return folder
@@ -154,15 +154,15 @@ def test_a_granularity_that_is_not_there_is_refused(trained, tmp_path, size, err
 def test_what_cannot_be_exported_says_why(run, projected, tmp_path, minilm):
     with pytest.raises(ValueError, match="M3BertModel has no native equivalent: it is pre-norm, .* ONNX instead"):
         exported(run / "output", tmp_path, None)
-    with pytest.raises(ValueError, match="is not an m3BERT: it is a native bert already"):
+    with pytest.raises(ValueError, match="is not elastic: it is a native bert already"):
         exported(Path(minilm), tmp_path, None)
     with pytest.raises(ValueError, match="The model projects layer 6 to 12 dims; outside of it: 4x12"):
         exported(projected, tmp_path, "4x12")
-    with pytest.raises(ValueError, match="format='bert' is unknown; legal values: m3bert, native, static, router"):
+    with pytest.raises(ValueError, match="format='bert' is unknown; legal values: elastic, native, static, router"):
         Options(format="bert")
-    with pytest.raises(ValueError, match="quantize needs format='m3bert'"):
+    with pytest.raises(ValueError, match="quantize needs format='elastic'"):
         Options(format="native", quantize=True)
-    with pytest.raises(ValueError, match="onnx needs format='m3bert' or 'native', not 'router'"):
+    with pytest.raises(ValueError, match="onnx needs format='elastic' or 'native', not 'router'"):
         Options(format="router", onnx=(Granularity(2, 8),))
 
 
@@ -187,17 +187,17 @@ def test_an_exit_that_reads_the_static_table_is_published_with_its_map_of_the_st
     save_static(tmp_path / "model", tiny_tokenizer)
     source, cards = Checkpoint(tmp_path / "model"), {}
     results = GridResults.load(trained / "results.json")
-    for format in ("m3bert", "native"):
+    for format in ("elastic", "native"):
         (tmp_path / format).mkdir()
         native = format == "native"
         options = Options(Granularity(4, 16) if native else None, format=format)
         folder = prepare(source, tmp_path / format, "user/model", options, results if native else None).folder
         cards[format] = " ".join((folder / "README.md").read_text().split())
         assert not (folder / "results.json").exists()
-    assert "The scores of layer 4 are left out" in caplog.text
-    assert "Its exit reads the hidden state of the layer alone." in cards["native"]
-    assert "The exits of layers 2 and 4 read the static table beside the hidden state." in cards["m3bert"]
-    assert "Layer 0 is a static table" in cards["m3bert"] and "embedding layer" not in cards["m3bert"]
+    assert "The scores of depth 4 are left out" in caplog.text
+    assert "Its exit reads the hidden state alone." in cards["native"]
+    assert "The exits of depths 2 and 4 read the static table beside the hidden state." in cards["elastic"]
+    assert "Depth 0 is a static table" in cards["elastic"]
     plain, grid = state_only_model(source.folder), Grid.parse("4x16")
     expected = GridEncoder(plain, tiny_tokenizer, grid, max_length=LONGEST, prompts=PROMPTS)
     found = embeddings(Checkpoint(tmp_path / "native"), ["read the list", ""], Granularity(4, 16))

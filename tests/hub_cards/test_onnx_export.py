@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, set_seed
 
 from hub_cards import onnx_export
+from hub_cards.costs import costs
 from hub_cards.onnx_export import (
     INPUTS,
     embed,
@@ -314,35 +315,34 @@ def test_bad_requests_are_refused(encoder, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "granularity", [pytest.param(Granularity(0, 20), marks=pytest.mark.slow), Granularity(2, 8)], ids=str
+    "granularity", [pytest.param(Granularity(1, 20), marks=pytest.mark.slow), Granularity(2, 8)], ids=str
 )
 def test_a_graph_has_the_exit_of_its_layer_and_no_other(tiny_tokenizer, tmp_path, granularity):
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
-    model.set_exits({layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (0, 1, 2)})
+    model.set_depths(exits={layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (1, 2)})
     encoder = GridEncoder(model, tiny_tokenizer, Grid((granularity,)))
     file = export_onnx(encoder, granularity, tmp_path / "model.onnx")
     assert_equal(encoder, file, TEXTS)
-    cut = M3BertModel(tiny_config(**THREE_LAYERS, exit_layers=[0, 1, 2], output_layer=granularity.layer))
-    # The final norm is not in the graph of the embeddings.
-    assert weights_in(file) <= sum(parameter.numel() for parameter in cut.parameters()) + 100
+    (cost,) = costs(model.config, [granularity]).values()
+    assert weights_in(file) <= cost.parameters + 100
 
 
 @pytest.mark.parametrize(
-    ("granularity", "pooling", "stitches"),
+    ("granularity", "pooling", "paths"),
     [
         (Granularity(0, 8), "mean", {}),
         (Granularity(0, 32), "cls", {}),
         (Granularity(2, 8), "mean", {}),
         (Granularity(2, 32), "cls", {}),
-        (Granularity(2, 8), "mean", {2: 1}),
-        (Granularity(2, 32), "cls", {2: 2}),
+        (Granularity(2, 8), "mean", {2: [1, 3]}),
+        (Granularity(2, 32), "cls", {2: [2, 3]}),
         (Granularity(3, 20), "lasttoken", {}),
     ],
     ids=str,
 )
-def test_a_graph_reads_the_static_table(tiny_tokenizer, tmp_path, granularity, pooling, stitches):
+def test_a_graph_reads_the_static_table(tiny_tokenizer, tmp_path, granularity, pooling, paths):
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
-    give_table(model, layers=(0, 2, 3), stitches=stitches)
+    give_table(model, layers=(0, 2, 3), paths=paths)
     encoder = GridEncoder(model, tiny_tokenizer, Grid((granularity,)), pooling=pooling)
     file = export_onnx(encoder, granularity, tmp_path / "model.onnx")
     assert_equal(encoder, file, TEXTS)

@@ -43,6 +43,7 @@ def test_what_travels_is_what_a_user_of_the_model_needs(work, tmp_path):
         "config_sentence_transformers.json",
         "configuration_m3bert.py",
         "model.safetensors",
+        "modeling_elastic.py",
         "modeling_m3bert.py",
         "modules.json",
         "sentence_bert_config.json",
@@ -137,8 +138,8 @@ def test_a_part_is_a_complete_model_with_its_own_card_and_scores(run, tmp_path, 
     assert "(1, 16) 2 48" in printed
 
 
-def test_only_an_m3bert_can_be_cut(tmp_path, minilm):
-    with pytest.raises(ValueError, match="granularity=2x64 needs an m3BERT without a projection: convert"):
+def test_only_an_elastic_model_can_be_cut(tmp_path, minilm):
+    with pytest.raises(ValueError, match=r"granularity=2x64 needs an elastic model: fit exits first \(m3bert fit\)"):
         lay_out(Path(minilm), tmp_path / "staged", granularity=Granularity(2, 64))
 
 
@@ -245,7 +246,7 @@ def test_code_that_nobody_has_is_asked_for(tmp_path, minilm):
 
 @pytest.fixture(scope="module")
 def with_exits(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
-    """A checkpoint with exits at layers 0, 1, 2, 4 and 6, and its results."""
+    """A checkpoint with exits at depths 0, 1, 2, 4 and 6, and its results."""
     folder = tmp_path_factory.mktemp("exits")
     save_with_exits(folder / "model", tiny_tokenizer, sentences)
     write_data(folder / "data", sentences)
@@ -260,13 +261,14 @@ def with_exits(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
 
 def test_a_checkpoint_with_exits_keeps_its_fit_its_granularities_and_its_searches(with_exits, tmp_path):
     checkpoint = Checkpoint(with_exits / "model")
-    assert checkpoint.exit_layers == [0, 1, 2, 4, 6] and checkpoint.query_layers == [0, 1, 2, 4] and checkpoint.fitted
+    assert checkpoint.depths.exits == [0, 1, 2, 4, 6] and checkpoint.query_layers == [0, 1, 2, 4]
+    assert checkpoint.fitted
     results = GridResults.load(with_exits / "results.json")
     folder = lay_out(with_exits / "model", tmp_path / "staged", results).folder
     assert GridResults.load(folder / "results.json").asymmetric_searches == results.asymmetric_searches
     assert (folder / "figures" / "asymmetric_search.png").is_file()
     card = (folder / "README.md").read_text()
-    fit = checkpoint.config.exit_fit
+    fit = checkpoint.depths.fit
     for layer in checkpoint.query_layers:
         its = fit["layers"][str(layer)]
         assert f"| {layer} | {its['penalty']:.2g} | {its['r_squared']:.3f} | {its['cosine']:.3f} |" in card
@@ -277,8 +279,8 @@ def test_a_checkpoint_with_exits_keeps_its_fit_its_granularities_and_its_searche
         "the normalised embedding of the last layer",
         "principal components",
         fit["fingerprint"],
-        "Vectors of layers 0, 1, 2 and 4",
-        "Layer 0 is a static table",
+        "Vectors of depths 0, 1, 2 and 4",
+        "Depth 0 is a static table",
         'model_kwargs={"output_layer": 2}',
         "| 0x8 |",
         "ndcg@10 in percent at 32 dims",
@@ -295,20 +297,20 @@ def test_a_cut_keeps_its_own_exit_and_the_scores_that_hold_for_it(with_exits, tm
     results = GridResults.load(with_exits / "results.json")
     scored = results if granularity.layer in (0, 2) else None
     folder = lay_out(with_exits / "model", tmp_path / "part", scored, granularity=granularity).folder
-    names = set(load_file(folder / "model.safetensors"))
+    names = set(load_file(folder / "elastic" / "weights.safetensors"))
     exits = {name.split(".")[1] for name in names if name.startswith("exits")}
-    assert exits == ({str(granularity.layer)} if granularity.layer else set())  # layer 0 is the table itself
-    assert "static_table.weight" in names and (granularity.layer > 0 or names == {"static_table.weight"})
+    assert exits == ({str(granularity.layer)} if granularity.layer else set())  # depth 0 is the table itself
+    assert "table" in names and (granularity.layer > 0) == bool(load_file(folder / "model.safetensors"))
     batch, options = padded_batch(), {"output_layer": granularity.layer, "output_dim": granularity.dim}
     with torch.no_grad():
         full = AutoModel.from_pretrained(with_exits / "model").eval()(**batch, **options)[0]
         part = AutoModel.from_pretrained(folder).eval()(**batch)[0]
     assert torch.equal(full, part)
     part_of = Checkpoint(folder)
-    assert part_of.exit_layers == [granularity.layer] and part_of.query_layers == []
+    assert part_of.depths.exits == [granularity.layer] and part_of.query_layers == []
     assert {g.layer for g in part_of.grid} == {granularity.layer}, "the exits of the other layers are gone"
     card = (folder / "README.md").read_text()
-    assert "taken from a\nlarger checkpoint at a layer with an exit" in card and "## Asymmetric encoders" not in card
+    assert "taken from a\nlarger checkpoint at a depth with an exit" in card and "## Asymmetric encoders" not in card
     assert re.findall(r"^\| (\d+) \| [\d.]+ \| -?\d", card, re.MULTILINE) == [str(granularity.layer)]
     if scored is not None:
         kept = GridResults.load(folder / "results.json")
@@ -323,8 +325,8 @@ def test_an_index_of_the_original_encoder_stays_valid_where_nothing_changed_it(t
     fit_exits(model, tiny_tokenizer, sentences, layers=[3])
     model.save_pretrained(tmp_path / "model")
     card = (lay_out(tmp_path / "model", tmp_path / "plain").folder / "README.md").read_text()
-    assert said in card and "Vectors of layers 0 and 3\ncan" in card and "48 unlabelled texts of up to" in card
-    model.config.exit_fit = None
+    assert said in card and "Vectors of depths 0 and 3\ncan" in card and "48 unlabelled texts of up to" in card
+    del model.config.elastic["fit"]
     model.save_pretrained(tmp_path / "model")
     card = (lay_out(tmp_path / "model", tmp_path / "unknown").folder / "README.md").read_text()
     assert "How they were made is not on record." in card and said not in card

@@ -13,7 +13,7 @@ from hub_cards.static_export import export_static
 from modeling_m3bert import M3BertModel
 from tests.conftest import tiny_config, write_modules
 from tests.static_checkpoints import break_row, save_static
-from trainers import Granularity, Projection
+from trainers import Granularity
 
 
 @pytest.fixture
@@ -38,12 +38,11 @@ def test_bad_options_are_named(static, tmp_path, options, error):
 @pytest.mark.parametrize(
     ("case", "error"),
     [
-        ("no table", r"Layer 0 of .* is no static table: fit one with `m3bert fit_exits`"),
-        ("native", r"Layer 0 of .* is no static table"),
+        ("no table", r"model has no static table: fit one with `m3bert fit`"),
+        ("native", r"tiny-bert has no static table"),
         ("other tokenizer", "The tokenizer has 101 ids and the static table 99 rows: it is not the model's tokenizer"),
         ("counted", "The tokenizer adds <s>, </s> to each text, which the static table counts"),
         ("nan", "The row of the token 'and' is not finite in float32"),
-        ("projection", "The model projects layer 6 to 12 dims; outside of it: 0x12"),
         ("short", "max_seq_length=2 leaves no room beside 2 special tokens"),
     ],
 )
@@ -61,8 +60,6 @@ def test_a_checkpoint_without_a_table_to_export_says_why(
         save_static(static, tiny_tokenizer, ignored=[1])
     elif case == "nan":
         break_row(static, tokenizer.convert_tokens_to_ids("and"))
-    elif case == "projection":
-        write_modules(static, width=32, max_length=40, projection=Projection(32, 12))
     elif case == "short":
         write_modules(static, width=32, max_length=2)
     with pytest.raises(ValueError, match=error) as caught:
@@ -74,8 +71,8 @@ def test_a_checkpoint_without_a_table_to_export_says_why(
 @pytest.mark.parametrize(
     ("changes", "size", "error"),
     [
-        ({}, Granularity(1, 32), "Layer 1 does not embed queries into the space of layer 6; layers that do: 0, 2, 4"),
-        ({}, Granularity(6, 32), "Layer 6 does not embed queries into the space of layer 6"),
+        ({}, Granularity(1, 32), "Depth 1 does not embed queries into the space of depth 6; depths that do: 0, 2, 4"),
+        ({}, Granularity(6, 32), "Depth 6 does not embed queries into the space of depth 6"),
         ({"norm_position": "pre"}, None, "M3BertModel has no native equivalent: it is pre-norm"),
     ],
 )

@@ -7,6 +7,7 @@ import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Qwen3Config, Qwen3Model
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from modeling_m3bert.modeling_elastic import Elasticity
 from scripts import train
 from scripts.backbone import BackboneArguments, load_backbone
 from tests.conftest import tiny_config
@@ -81,14 +82,14 @@ def test_a_student_starts_with_the_layers_that_were_chosen(tiny_checkpoint, enco
     """Of an m3BERT with exits, with and without a head, and of a BERT."""
     chosen = [1, 2] if layers == "2" else [1, 4, 6]
     source = M3BertForMaskedLM(tiny_config())
-    source.model.set_exits({layer: (torch.eye(32), torch.zeros(32)) for layer in (2, 4)})
+    source.model.set_depths(exits={layer: (torch.eye(32), torch.zeros(32)) for layer in (2, 4)})
     source.save_pretrained(tiny_checkpoint)
     options = BackboneArguments(model_name_or_path=tiny_checkpoint, student_layers=layers)
     for auto_class in (AutoModel, AutoModelForMaskedLM):
         model, _ = load_backbone(options, auto_class)
         encoder = model.base_model
         assert len(encoder.layers) == encoder.config.num_hidden_layers == len(chosen)
-        assert encoder.config.exit_layers == ([2] if layers == "2" else [])
+        assert Elasticity.of(encoder.config).exits == ([2] if layers == "2" else [])
         for layer, number in zip(encoder.layers, chosen, strict=True):
             expected = source.model.layers[number - 1].state_dict()
             assert all(torch.equal(tensor, expected[name]) for name, tensor in layer.state_dict().items())

@@ -197,12 +197,12 @@ def test_missing_gradio_is_named(monkeypatch):
 
 @pytest.fixture
 def with_exits(tiny_model, tiny_tokenizer, request) -> GridEncoder:
-    """An encoder whose embeddings and layers 2 and 4 have exits, or which all read a static table; documents are at
-    layer 6."""
+    """An encoder with a table and exits at layers 2 and 4, which may read the table; documents are at layer 6."""
     if getattr(request, "param", None) == "static":
         give_table(tiny_model)
     else:
-        tiny_model.set_exits({layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (0, 2, 4)})
+        exits = {layer: (torch.randn(32, 32) / 6, torch.randn(32) / 6) for layer in (2, 4)}
+        tiny_model.set_depths(exits=exits, table=torch.randn(99, 32))
     return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("6x8,12,32"))
 
 
@@ -228,7 +228,7 @@ def test_only_layers_with_an_exit_are_offered_to_queries(with_exits, encoder, ti
     assert demo.query_layers(with_exits) == [0, 2, 4, 6]
     assert demo.query_layers(GridEncoder(M3BertModel(tiny_config()), tiny_tokenizer, GRID)) == []
     alone = M3BertModel(tiny_config())
-    alone.set_exits({6: (torch.eye(32), torch.zeros(32))})
+    alone.set_depths(exits={6: (torch.eye(32), torch.zeros(32))})
     assert demo.query_layers(GridEncoder(alone, tiny_tokenizer, GRID)) == [], "a rotation of the last layer only"
 
 

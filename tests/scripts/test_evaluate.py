@@ -97,7 +97,7 @@ def test_the_timed_encoder_computes_as_the_scored_one(tiny_tokenizer, encoder_fo
 
 
 def test_an_encoder_with_exits_is_also_searched_between_layers(tiny_checkpoint, tiny_model, data, tmp_path, capsys):
-    tiny_model.set_exits({layer: (torch.randn(32, 32), torch.randn(32)) for layer in (0, 2)})
+    tiny_model.set_depths(exits={2: (torch.randn(32, 32), torch.randn(32))}, table=torch.randn(99, 32))
     tiny_model.save_pretrained(tiny_checkpoint)
 
     def evaluated(*options):

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from hub_cards.onnx_export import missing_packages
 from modeling_m3bert import M3BertModel
+from modeling_m3bert.modeling_elastic import Elasticity
 from scripts import quickstart
 from tests.conftest import tiny_config
 from trainers import Grid, fit_exits
@@ -44,13 +45,14 @@ def small_grid(monkeypatch) -> Grid:
 
 def test_one_pass_gives_untouched_fitted_and_indexed_embeddings(tiny_tokenizer, pairs, small_grid, tmp_path):
     model = M3BertModel(tiny_config(max_position_embeddings=64)).eval()
-    model.set_exits({0: (torch.eye(32), torch.zeros(32))})
+    model.set_depths(table=model.get_input_embeddings().weight)
     encoder = GridEncoder(model, tiny_tokenizer, small_grid, max_length=48)
     texts, documents = [pair.body for pair in pairs], quickstart.documents_of(pairs)
 
     untouched = encoder.encode(texts)
     before = quickstart.add_exits(encoder, pairs, tmp_path / "training" / "before.npy")
-    assert model.config.exit_layers == [0, 2, 4, 6] and model.config.exit_fit["basis"] == "principal"
+    spec = Elasticity.of(model.config)
+    assert spec.exits == [0, 2, 4, 6] and spec.fit["basis"] == "principal"
     fitted, anew = quickstart.after_exits(encoder, texts, untouched), encoder.encode(texts)
     for layer in small_grid.layers:
         torch.testing.assert_close(fitted.widest(layer), anew.widest(layer), atol=1e-5, rtol=1e-4)

@@ -67,9 +67,7 @@ def test_every_map_and_the_table_learn(fitted, tiny_tokenizer, tmp_path):
     before = {name: value.clone() for name, value in trainer.backbone.named_parameters()}
     trainer.train()
     same = [name for name, value in trainer.backbone.named_parameters() if torch.equal(value, before[name])]
-    assert {"static_table.weight", "exits.2.weight", "exits.2.joint.weight", "layers.0.self_attn.o_proj.weight"} <= {
-        *before
-    }
+    assert {"elastic.table.weight", "elastic.exits.2.weight", "elastic.exits.2.joint.weight"} <= {*before}
     assert same == []
 
 
@@ -79,7 +77,7 @@ def test_the_table_has_its_own_learning_rate_and_does_not_decay(fitted, tiny_tok
         lr_scheduler_type="linear", warmup_steps=0,
     )  # fmt: skip
     trainer.create_optimizer_and_scheduler(10)
-    groups, table = trainer.optimizer.param_groups, trainer.backbone.static_table.weight
+    groups, table = trainer.optimizer.param_groups, trainer.backbone.elastic.table.weight
     seen = [id(parameter) for group in groups for parameter in group["params"]]
     assert sorted(seen) == sorted(id(parameter) for parameter in trainer.model.parameters()), "each of them once"
     (own,) = [group for group in groups if any(parameter is table for parameter in group["params"])]
@@ -114,7 +112,7 @@ def test_two_processes_equal_the_big_batch(fitted, tiny_tokenizer, tmp_path):
     trainer.save_model(str(tmp_path / "big"))
     big, two = (AutoModel.from_pretrained(tmp_path / name) for name in ("big", "trained"))
     assert_same_weights(two, big, atol=2e-6)
-    assert not torch.equal(big.static_table.weight, AutoModel.from_pretrained(fitted).static_table.weight)
+    assert not torch.equal(big.elastic.table.weight, AutoModel.from_pretrained(fitted).elastic.table.weight)
 
 
 def test_a_resumed_run_ends_where_the_straight_one_does(fitted, tiny_tokenizer, tmp_path):

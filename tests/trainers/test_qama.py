@@ -12,6 +12,7 @@ from datasets import Dataset
 from transformers import AutoModel
 
 from modeling_m3bert import EmbeddingSettings, M3BertModel, M3BertQuantizer
+from modeling_m3bert.modeling_elastic import Elasticity
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.trainers.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
@@ -134,7 +135,7 @@ def test_a_frozen_encoder_stays_what_it_was(published, tiny_tokenizer, tmp_path)
     trainer.save_model(str(tmp_path / "saved"))
     before, after = (AutoModel.from_pretrained(folder) for folder in (published, tmp_path / "saved"))
     assert_same_weights(before, after, atol=0)
-    assert before.config.exit_layers == after.config.exit_layers == [0, 4]
+    assert before.config.elastic == after.config.elastic and Elasticity.of(after.config).exits == [0, 4]
     assert before.config.matryoshka_dims == after.config.matryoshka_dims
     assert before.config.matryoshka_layers == after.config.matryoshka_layers
     theirs = [SentenceTransformer(str(folder)).encode(TEXTS[:5]) for folder in (published, tmp_path / "saved")]

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_pt_utils import safe_globals
 
+from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER
+
 
 STATE_FILES = ("optimizer.pt", "scheduler.pt", "rng_state*.pth")
 
@@ -76,7 +78,8 @@ def part_of(state_dict: Mapping[str, torch.Tensor], prefix: str) -> dict[str, to
 
 def load_weights(model: PreTrainedModel, folder: str) -> None:
     """
-    Load the weights in `folder` into `model`, one tensor at a time, without building a second model.
+    Load the weights in `folder` into `model`, one tensor at a time: also exits, paths and static table. A second model
+    is built only where the file has other names than the model, as some architectures and saved sizes have.
 
     Raises:
         ValueError: if a file cannot be read, a tensor is missing, or a tensor has the wrong shape.
@@ -84,19 +87,37 @@ def load_weights(model: PreTrainedModel, folder: str) -> None:
     targets = {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers())}
     saved = model.state_dict().keys()  # without buffers that are not persistent
     targets = {name: tensor for name, tensor in targets.items() if name in saved}
+    unknown = False  # whether the file has names that the model lacks
     found: set[int] = set()  # addresses of the loaded tensors: a file has only one of several tied weights
-    for file in sorted(Path(folder).glob("model*.safetensors")):
+    parts = "elastic." if model.base_model is model else f"{model.base_model_prefix}.elastic."
+    for file in [*sorted(Path(folder).glob("model*.safetensors")), Path(folder, EXTRAS_FOLDER, EXTRAS_FILE)]:
+        if not file.is_file():  # no exits
+            continue
+        start = parts if file.name == EXTRAS_FILE else ""
         try:
             with safe_open(file, "pt") as tensors, torch.no_grad():
-                for name in targets.keys() & set(tensors.keys()):
-                    if list(targets[name].shape) == tensors.get_slice(name).get_shape():
-                        targets[name].copy_(tensors.get_tensor(name))
+                for stored in tensors.keys():  # not a mapping
+                    name = f"{start}{stored}" + (".weight" if start and stored == "table" else "")
+                    unknown = unknown or name not in targets
+                    if name in targets and list(targets[name].shape) == tensors.get_slice(stored).get_shape():
+                        targets[name].copy_(tensors.get_tensor(stored))
                         found.add(targets[name].data_ptr())
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read; it may be truncated: {error}.") from error
     wrong = sorted(name for name, tensor in targets.items() if tensor.data_ptr() not in found)
-    if wrong:
+    if wrong and not (unknown and _load_renamed(model, folder)):
         raise ValueError(
             f"The checkpoint {folder} lacks {len(wrong)} tensors of the model, or has them in another shape: "
             f"{', '.join(wrong[:3])}, ..."
         )
+
+
+def _load_renamed(model: PreTrainedModel, folder: str) -> bool:
+    """Load weights that are stored under other names by way of a second model; `False` if some are missing."""
+    try:
+        other, info = type(model).from_pretrained(folder, output_loading_info=True, dtype=model.dtype)
+    except (ValueError, RuntimeError):
+        return False
+    if not info["missing_keys"]:
+        model.load_state_dict(other.state_dict())
+    return not info["missing_keys"]

@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.auto_m3bert import load_model
 from modeling_m3bert.settings_m3bert import safetensors_only
 
 from .streams.stream import Stream
@@ -39,7 +40,7 @@ def backbone_of(
     if isinstance(model, str | os.PathLike):
         model = os.fspath(model)
         tokenizer = tokenizer if tokenizer is not None else AutoTokenizer.from_pretrained(model)
-        model = auto_class.from_pretrained(model, **safetensors_only(model))
+        model = load_model(model, auto_class, **safetensors_only(model))
     elif isinstance(encoder := getattr(model, "transformers_model", None), PreTrainedModel):
         encoder.embedding_settings = EmbeddingSettings.of_sentence_transformer(model)
         tokenizer, model = tokenizer if tokenizer is not None else model.tokenizer, encoder

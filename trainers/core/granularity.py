@@ -30,6 +30,12 @@ class EncoderConfig(Protocol):
     def to_dict(self) -> dict[str, Any]: ...
 
 
+def is_elastic(config: Any) -> bool:
+    """Whether a model of this config is loaded at a size, by `output_layer` and `output_dim`: an m3BERT, or another
+    encoder of an elastic repository."""
+    return config.model_type == "m3bert" or bool(getattr(config, "elastic", None))
+
+
 @total_ordering
 @dataclass(frozen=True)
 class Granularity:
@@ -38,7 +44,7 @@ class Granularity:
     a code, which is how the numbers are stored: `4x64@int8`. Sorted by layer, dim and bits.
 
     Args:
-        layer (`int`): Layer to read, counted from 1. 0 is the embedding layer, which must have an exit.
+        layer (`int`): Depth: the number of layers that run. 0 is the static table.
         dim (`int`): Number of leading dims to keep.
         code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
 
@@ -154,7 +160,7 @@ class Grid:
     def of(cls, config: EncoderConfig) -> Grid:
         """
         The default grid of a model: the granularities it was trained at. If its config does not name them, every
-        layer with 16, 32, 64, ... dims and the full width.
+        layer, or every depth of an elastic model, with 16, 32, 64, ... dims and the full width.
 
         Args:
             config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
@@ -162,7 +168,10 @@ class Grid:
         Returns:
             [`Grid`]
         """
+        from modeling_m3bert.modeling_elastic import legal_layers  # not loaded to parse a grid
+
         layers, dims = (getattr(config, name, None) for name in ("matryoshka_layers", "matryoshka_dims"))
+        layers = legal_layers(config) if is_elastic(config) else layers
         depth, width = config.num_hidden_layers, getattr(config, "output_dim", None) or config.hidden_size
         dims = [dim for dim in dims or () if dim <= width] or [2**power for power in range(4, 32) if 2**power < width]
         return cls.product(sorted({*(layers or range(1, depth)), depth}), sorted({*dims, width}))
@@ -249,7 +258,9 @@ class Grid:
         """
         self.require_float32()
         depth, width = config.num_hidden_layers, config.hidden_size
-        first = 0 if 0 in getattr(config, "exit_layers", ()) else 1
+        from modeling_m3bert.modeling_elastic import Elasticity  # not loaded to parse a grid
+
+        first = 0 if 0 in Elasticity.of(config).exits else 1
         outside = [str(member) for member in self if not first <= member.layer <= depth or member.dim > width]
         if outside:
             raise ValueError(

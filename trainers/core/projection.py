@@ -8,14 +8,11 @@ from torch import nn
 from ..losses.common import no_autocast, precise
 from .granularity import EncoderConfig, Grid
 from .objective import Objective
-from .states import width_of
+from .states import shared_layers, width_of
 
 
 # What to do where an objective reads what a published projection does not give.
-FIT_EXITS = (
-    "A projection is of the last layer only: fit exits first (m3bert fit_exits). It becomes one of them, and "
-    "every layer gets its own."
-)
+FIT_EXITS = "A projection is of the last layer only: fit exits first (m3bert fit)."
 
 
 class Projection(nn.Linear):
@@ -69,19 +66,22 @@ class Projection(nn.Linear):
             )
         if objective.reads_token_states:
             raise ValueError(f"{type(objective).__name__} reads token states. {FIT_EXITS}")
-        self.validate_grid(objective.grid, config)
+        self._validate(objective.grid, [config.num_hidden_layers])
 
     def validate_grid(self, grid: Grid, config: EncoderConfig) -> None:
         """
-        Check that all granularities are at the last layer and within the dims of the projection.
+        Check that all granularities can be projected: at the last layer or an exit into its space, and within the dims
+        of the projection.
 
         Raises:
             ValueError: if one is not. The message names it.
         """
-        depth = config.num_hidden_layers
-        outside = [str(g) for g in grid if g.layer != depth or g.dim > self.out_features]
+        self._validate(grid, shared_layers(config))
+
+    def _validate(self, grid: Grid, layers: list[int]) -> None:
+        outside = [str(g) for g in grid if g.layer not in layers or g.dim > self.out_features]
         if outside:
             raise ValueError(
-                f"The model projects layer {depth} to {self.out_features} dims; outside of it: {', '.join(outside)}. "
-                f"{FIT_EXITS}"
+                f"The model projects layer {', '.join(map(str, layers))} to {self.out_features} dims; outside of it: "
+                f"{', '.join(outside)}. {FIT_EXITS}"
             )

@@ -22,6 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, EvalPrediction
 
+from modeling_m3bert.modeling_elastic import Elasticity, resolve_size
+
 from .arguments import NestedTrainingArguments
 from .checkpoints import check_training_state, load_weights, part_of
 from .dataset_checks import require_columns, require_one_batch
@@ -33,7 +35,7 @@ from .optimization import OWN_GROUP, reshape_loaded_state, set_apart, warm_up_ap
 from .parallel.fsdp import check_checkpoint, check_fsdp, precision_policy
 from .parallel.ranks import equal_on_all_ranks, rank, wait_for_all_ranks, world_size
 from .projection import Projection
-from .states import check_pooling, reads_table, unwrap_encoder
+from .states import check_pooling, unwrap_encoder
 from .streams.loader import Layout, StreamLoader
 from .streams.stream import Stream, streamed
 from .throughput import ThroughputMeter
@@ -231,7 +233,7 @@ class NestedTrainer(Trainer):
         kept = {
             name
             for name, parameter in model.named_parameters()
-            if parameter.numel() == 1 or name.endswith("static_table.weight")
+            if parameter.numel() == 1 or name.endswith("elastic.table.weight")
         }
         return [name for name in super().get_decay_parameter_names(model) if name not in kept]
 
@@ -379,13 +381,11 @@ class NestedTrainer(Trainer):
         if state_dict is None:
             state_dict = self.nested.state_dict()
         # Half the precision of a static table is enough to publish it, but not to resume its training.
-        exact = (
-            self._is_checkpoint and isinstance(self.backbone, PreTrainedModel) and reads_table(self.backbone.config)
-        )
         whole = isinstance(self.backbone, PreTrainedModel)
+        exact = self._is_checkpoint and whole and bool(Elasticity.of(self.backbone.config).table)
         with replacing_files(Path(output_dir), last="config.json" if whole else "adapter_config.json") as draft:
             self.backbone.save_pretrained(
-                draft, state_dict=part_of(state_dict, "backbone."), **({"halve_table": False} if exact else {})
+                draft, state_dict=part_of(state_dict, "backbone."), **({"exact": True} if exact else {})
             )
             self.save_modules(str(draft), state_dict)
             auxiliary = part_of(state_dict, "objective.")
@@ -448,18 +448,18 @@ def declare_grid(config: Any, grid: Grid) -> None:
         ValueError: if the config's default granularity is not in the grid.
     """
     config.matryoshka_layers, config.matryoshka_dims = grid.layers, grid.dims
-    if config.model_type == "m3bert":
-        config.resolve_granularity()
-    else:  # m3BERT derives these two
+    resolve_size(config)
+    if config.model_type != "m3bert":  # which derives these two
         config.is_matryoshka, config.matryoshka_dimensions = True, grid.dims
 
 
 def drop_stale_exits(encoder: PreTrainedModel, grid: Grid) -> None:
-    """Remove the exits of layers outside the grid: training moves the states that they were fitted to."""
-    stale = sorted({*getattr(encoder.config, "exit_layers", ())} - {*grid.layers})
+    """Remove exits and paths of depths outside the grid: training moves the states that they were fitted to."""
+    spec = Elasticity.of(encoder.config)
+    stale = sorted({*spec.exits, *filter(spec.is_path, spec.depths)} - {*grid.layers})
     if stale:
         logger.warning(
-            f"The exits of layers {', '.join(map(str, stale))} are dropped: the grid {grid} does not train them. "
-            "To fit them again after training, use `m3bert fit_exits`."
+            f"The exits of depths {', '.join(map(str, stale))} are dropped: the grid {grid} does not train them. "
+            "To fit them again after training, use `m3bert fit`."
         )
-        encoder.drop_exits(stale)
+        encoder.drop_depths(stale)

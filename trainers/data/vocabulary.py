@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from modeling_m3bert.modeling_elastic import Elasticity
 
 
 SPECIAL = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")
@@ -63,9 +66,8 @@ def transfer_vocabulary(
     inputs, head = model.get_input_embeddings(), model.get_output_embeddings()
     tied = head is not None and head.weight is inputs.weight
     old, old_head = inputs.weight.clone(), None if head is None or tied else head.weight.clone()
-    table = getattr(model.base_model, "static_table", None)
-    old_table = None if table is None else table.weight.clone()
-    ignored = {*getattr(model.config, "static_ignored_ids", ())}
+    spec = Elasticity.of(model.config)
+    old_table = model.base_model.elastic.table.weight.clone() if spec.table else None
     model.resize_token_embeddings(len(target), mean_resizing=False)
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(model.config, name, getattr(target, name))
@@ -75,5 +77,6 @@ def transfer_vocabulary(
     if old_head is not None:
         head.weight.copy_(transferred(old_head, tokens))
     if old_table is not None:
-        model.base_model.static_table.weight.copy_(transferred(old_table, tokens))
-        model.config.static_ignored_ids = [new for new, its in enumerate(tokens) if its and ignored.issuperset(its)]
+        model.base_model.elastic.table.weight.copy_(transferred(old_table, tokens))
+        ignored = [new for new, its in enumerate(tokens) if its and {*spec.ignored_ids}.issuperset(its)]
+        replace(spec, ignored_ids=ignored).declare(model.config)

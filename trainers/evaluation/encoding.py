@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from tqdm.auto import tqdm
-from transformers import AutoModel, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.auto_m3bert import load_model
+from modeling_m3bert.modeling_elastic import Elasticity
 from modeling_m3bert.settings_m3bert import safetensors_only
 
 from ..core.codes import code_of
@@ -28,10 +30,10 @@ from ..core.projection import Projection
 from ..core.states import (
     NestedStates,
     Pooling,
-    TextStates,
     check_pooling,
     longest_text,
     nested_states,
+    shared_layers,
     truncate,
     unwrap_encoder,
 )
@@ -72,8 +74,9 @@ class GridEncoder:
             tokens, with the prompt. Default: `max_length`.
         dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Type of the stored embeddings:
             `torch.float32` or `torch.float16`.
-        projection ([`Projection`], *optional*): Projection of the last layer's pooled embedding, if the encoder was
-            published with one. The dims of the grid are then dims of the projection.
+        projection ([`Projection`], *optional*): Projection of the pooled embedding of the last layer, and of exits
+            into its space, if the encoder was published with one. The dims of the grid are then dims of the
+            projection.
         compute_dtype (`torch.dtype`, *optional*): Type of the matrix products: `torch.bfloat16` or `torch.float16`
             (mixed precision). Default: the type of the weights.
         quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the precisions `qama-*`, which reads all dims.
@@ -147,7 +150,7 @@ class GridEncoder:
         settings = EmbeddingSettings.find(name_or_path, revision=revision)
         safe = safetensors_only(name_or_path)
         try:
-            model = AutoModel.from_pretrained(name_or_path, **safe, **options, **model_kwargs).eval()
+            model = load_model(name_or_path, **safe, **options, **model_kwargs).eval()
         except RuntimeError as error:  # how transformers refuses tensors of another shape
             raise ValueError(f"{name_or_path} cannot be loaded: {' '.join(str(error).split())}") from error
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
@@ -228,8 +231,7 @@ class GridEncoder:
     @property
     def looks_up(self) -> bool:
         """Whether the embeddings are those of the static table alone: no layer runs, and there is nothing to pool."""
-        static = getattr(unwrap_encoder(self.model).config, "static_layers", ())
-        return self.encoded_grid.layers == [0] and 0 in static
+        return self.encoded_grid.layers == [0] and 0 in Elasticity.of(unwrap_encoder(self.model).config).table
 
     def max_length_of(self, role: Role | None) -> int:
         """Maximum length in tokens of the texts of a role."""
@@ -332,18 +334,16 @@ class GridEncoder:
 
     def pooled(self, inputs: Mapping[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Layer -> embeddings of a batch at the largest encoded dim of the layer."""
-        grid = self.encoded_grid
-        if self.looks_up:
+        grid, projection = self.encoded_grid, self.projection
+        if self.looks_up and projection is None:
             static = unwrap_encoder(self.model).static_states
             return {0: static(inputs["input_ids"], inputs["attention_mask"], dim=grid.dims_of(0)[-1])[:, 0]}
-        states: TextStates = self.states(inputs, self.grid.layers)
-        if self.projection is not None:
-            projection = self.projection.to(inputs["input_ids"].device)
-            states = states.projected(self.grid.layers[-1], projection)
-        return {
-            layer: truncate(states.pooled(layer, self.pooling), grid.dims_of(layer)[-1], self.normalize)
-            for layer in grid.layers
-        }
+        states = self.states(inputs, grid.layers)
+        pooled = {layer: states.pooled(layer, self.pooling) for layer in grid.layers}
+        if projection is not None:
+            projection = projection.to(inputs["input_ids"].device)
+            pooled = {layer: projection(vectors) for layer, vectors in pooled.items()}
+        return {layer: truncate(vectors, grid.dims_of(layer)[-1], self.normalize) for layer, vectors in pooled.items()}
 
     def states(self, inputs: Mapping[str, torch.Tensor], layers: Iterable[int]) -> NestedStates:
         """[`nested_states`] of a batch, computed in the encoder's type. Poolings stay in float32."""
@@ -389,7 +389,7 @@ def default_grid(config: EncoderConfig, projection: nn.Linear | None) -> Grid:
     """The grid of an encoder if none is named. One with a projection has all dims of the projection only."""
     if projection is None:
         return Grid.of(config)
-    return Grid.product([config.num_hidden_layers], [projection.out_features])
+    return Grid.product(shared_layers(config), [projection.out_features])
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

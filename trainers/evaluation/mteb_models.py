@@ -26,6 +26,8 @@ from mteb.models.model_meta import ModelMeta, ScoringFunction
 from mteb.types import OutputDType, PromptType
 from torch import nn
 
+from modeling_m3bert.modeling_elastic import Elasticity
+
 from ..core.codes import CODES, FLOAT
 from ..core.columns import Role
 from ..core.granularity import Granularity
@@ -129,9 +131,10 @@ class GranularityModel(AbsEncoder):
 
 
 def parameters_at(model: nn.Module, layer: int) -> int:
-    """Number of parameters of an encoder without the layers after `layer`."""
-    count = sum(parameter.numel() for parameter in unwrap_encoder(model).parameters())
-    left_out = transformer_layers(model)[layer:]  # a stitched depth leaves out as many, of the same size
+    """Number of parameters of an encoder without the layers that a depth does not run."""
+    encoder = unwrap_encoder(model)
+    count, runs = sum(its.numel() for its in encoder.parameters()), Elasticity.of(encoder.config).layers_of(layer)
+    left_out = [its for number, its in enumerate(transformer_layers(model), start=1) if number not in runs]
     return count - sum(parameter.numel() for cut in left_out for parameter in cut.parameters())
 
 

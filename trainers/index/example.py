@@ -50,6 +50,6 @@ def _depth(manifest: Mapping[str, Any], layer: int) -> str:
     """Argument of `SentenceTransformer` that truncates the encoder to a layer; empty for all layers."""
     if layer == manifest["model_layers"]:
         return ""
-    if manifest["model_type"] == "m3bert":
+    if manifest.get("elastic", manifest["model_type"] == "m3bert"):
         return f", model_kwargs={{'output_layer': {layer}}}"
     return f", config_kwargs={{'num_hidden_layers': {layer}}}"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..core.durable import replace_text
+from ..core.granularity import is_elastic
 from ..core.states import unwrap_encoder
 from ..evaluation.encoding import GridEncoder
 from .corpus import Corpus, Document, chunks, column_types
@@ -81,6 +82,7 @@ def begin(
         **settings,
         "model": model or config.name_or_path,
         "model_type": config.model_type,
+        "elastic": is_elastic(config),
         "model_layers": config.num_hidden_layers,
         "layout": plan.layout(encoder, sample, **options).to_dict(),
         "corpus": {

@@ -125,7 +125,7 @@ def test_a_grid_outside_the_model_names_what_is_outside():
     assert Grid.parse("2,6x1,32").validate(tiny_config()).layers == [2, 6]
     with pytest.raises(ValueError, match=r"layers 1\.\.6 and dims 1\.\.32; outside of it: 0x8"):
         Grid.parse("0,2x8").validate(tiny_config())
-    Grid.parse("0,2x8").validate(tiny_config(exit_layers=[0]))
+    Grid.parse("0,2x8").validate(tiny_config(elastic={"depths": {"0": []}, "exits": [0], "table": [0]}))
 
 
 def test_a_grid_that_is_not_named_is_the_trained_one_or_everything(tiny_model):

@@ -26,6 +26,6 @@ def encoder(tiny_model, tiny_tokenizer) -> GridEncoder:
 
 @pytest.fixture
 def encoder_with_exits(tiny_model, tiny_tokenizer) -> GridEncoder:
-    """The tiny model with exits at layers 0 and 2, at four layers and two dims. Layer 4 has no exit."""
-    tiny_model.set_exits({layer: (torch.randn(32, 32), torch.randn(32)) for layer in (0, 2)})
+    """The tiny model with a table, which is depth 0, and an exit at layer 2. Layer 4 has no exit."""
+    tiny_model.set_depths(exits={2: (torch.randn(32, 32), torch.randn(32))}, table=torch.randn(99, 32))
     return GridEncoder(tiny_model, tiny_tokenizer, Grid.parse("0,2,4,6x8,32"), batch_size=4)

@@ -142,7 +142,7 @@ def test_only_layers_that_share_a_space_are_compared_unless_asked_for(encoder, e
     cranfield = [find_task("cranfield")]
     picked = replace(encoder_with_exits, grid=Grid.parse("0x8,2x8,2x32,6x32"))
     assert pairs_and_dims(evaluate_grid(picked, cranfield, data)) == {(0, 2, 8), (2, 0, 8), (2, 6, 32), (6, 2, 32)}
-    encoder.model.set_exits({})
+    encoder.model.set_depths()
     assert not evaluate_grid(encoder, cranfield, data).asymmetric_searches
     forced = evaluate_grid(encoder, cranfield, data, asymmetric=True)
     assert pairs_and_dims(forced) == {(2, 6, 8), (2, 6, 32), (6, 2, 8), (6, 2, 32)}
