@@ -585,6 +585,7 @@ class ElasticMixin(_Model):
             static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
                 [`~ElasticMixin.static_states`], for a depth that reads the static table. Default: computed from
                 `input_ids`.
+            before_exit (`bool`, *optional*, defaults to `False`): Return the native output of all layers.
             kwargs: Arguments of the native `forward`.
 
         Returns:
@@ -594,6 +595,8 @@ class ElasticMixin(_Model):
         Raises:
             ValueError: if the size is not legal, or the depth reads the static table and there are no `input_ids`.
         """
+        if kwargs.pop("before_exit", False):
+            return self.native_forward(*args, **kwargs)
         spec = Elasticity.of(self.config)
         depth, dim = resolve_size(self.config, output_layer, output_dim)
         static, as_dict = kwargs.pop("static_states", None), kwargs.pop("return_dict", None)

@@ -270,12 +270,13 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
         revision (`str`, *optional*): Branch, tag or commit of the source.
     """
     from modeling_m3bert.modeling_elastic import describe, write_parts
+    from modeling_m3bert.settings_m3bert import hub_id
 
     encoder = model.base_model
     copy_source(source, folder, revision)
     weights = sorted(folder.glob("model*.safetensors"))
     digests = {file.name: digest_of(file) for file in weights}
-    fit = {**encoder.config.elastic["fit"], "source": str(source)}
+    fit = {**encoder.config.elastic["fit"], **({} if hub_id(source) is None else {"source": source})}
     fit["source_sha256"] = digests.get("model.safetensors") or digests
     write_parts(
         folder, {name.replace("table.weight", "table"): its for name, its in encoder.elastic.state_dict().items()}
