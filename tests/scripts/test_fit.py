@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from sentence_transformers import SentenceTransformer, models
+from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.auto_m3bert import load_model
@@ -19,6 +19,8 @@ from scripts.convert import main as convert
 from scripts.fit import layers_of_depth, main as fit
 from tests.conftest import write_modules
 from tests.trainers.exits.test_fit import pooled, random_texts
+from trainers import Granularity
+from trainers.evaluation import GridEncoder
 
 
 @pytest.fixture
@@ -214,3 +216,39 @@ def test_what_is_wrong_is_said(source, files, tmp_path):
     with pytest.raises(ValueError, match="--depths 3 must be within 0..2"):
         fit([source, str(tmp_path / "out"), "--files", files[0], "--depths", "3"])
     assert not (tmp_path / "out").exists()
+
+
+def test_embedding_gemma_keeps_its_two_maps_after_the_pooling(files, tmp_path, tiny_tokenizer, capsys):
+    torch.manual_seed(0)
+    source, out = tmp_path / "gemma", tmp_path / "out"
+    config = CONFIG_MAPPING["gemma3_text"](
+        vocab_size=99, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=24, pad_token_id=1, bos_token_id=0, eos_token_id=2, sliding_window=8,
+        use_bidirectional_attention=True, initializer_range=0.5, max_position_embeddings=48,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(source)
+    tiny_tokenizer.save_pretrained(source)
+    modules = [
+        models.Transformer(str(source), max_seq_length=32),
+        models.Pooling(16, "mean"),
+        models.Dense(16, 40, bias=False, activation_function=torch.nn.Identity()),
+        models.Dense(40, 16, bias=False, activation_function=torch.nn.Identity()),
+        models.Normalize(),
+    ]
+    SentenceTransformer(modules=modules).save(str(source))
+    fit([str(source), str(out), "--files", files[0]])
+    assert "do not end in a matrix that is added to a residual" in capsys.readouterr().out
+    texts = ["a list of files", "for the loop", "read it"]
+    whole = SentenceTransformer(str(source)).encode(texts)
+    assert (SentenceTransformer(str(out)).encode(texts) == whole).all()
+    assert (SentenceTransformer(str(out), trust_remote_code=True).encode(texts) == whole).all()
+    encoder = GridEncoder.from_pretrained(out, grid="0,1,2,3x16")
+    vectors = encoder.encode(texts, role=None)
+    for depth in (0, 1, 2):
+        small = SentenceTransformer(str(out), trust_remote_code=True, model_kwargs={"output_layer": depth})
+        found = small.encode(texts)
+        assert abs(found - vectors.at(Granularity(depth, 16)).numpy()).max() < 1e-5
+        assert small.get_embedding_dimension() == 16
+        assert (found * whole).sum(axis=1).mean() > 0.5  # in the space of the whole model
+    with pytest.raises(ValueError, match="output_dim=8 is not available here; legal values: 16"):
+        AutoModel.from_pretrained(out, trust_remote_code=True, output_layer=2, output_dim=8)
