@@ -53,6 +53,7 @@ AUTO_CLASSES = {
     "AutoModelForSequenceClassification": "ElasticForSequenceClassification",
     "AutoModelForTokenClassification": "ElasticForTokenClassification",
 }
+FOLDER = r"[\w-][\w.-]*/?"  # name of a module's folder, which does not lead out of the repository
 # Files of sentence-transformers at the root of a repository, under all names that it has had.
 SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
     f"sentence_{kind}_config.json"
@@ -980,7 +981,7 @@ def copy_settings(config: Any, folder: Path) -> None:
         copied(name)
     dim = resolve_size(config)[1]
     for module in json.loads(modules.read_text("utf-8")):
-        if module["path"]:
+        if re.fullmatch(FOLDER, module["path"]):
             its = copied(f"{module['path']}/config.json")
             copied(f"{module['path']}/model.safetensors")
             if its is not None and module["type"].endswith("Pooling") and dim < config.hidden_size:

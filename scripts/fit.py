@@ -19,6 +19,7 @@ Without `trust_remote_code`, the result is the source: its weights and its other
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
@@ -243,12 +244,14 @@ def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
     """
     from huggingface_hub import snapshot_download
 
+    from modeling_m3bert.modeling_elastic import FOLDER
+
     found = Path(source)
     if not found.is_dir():
         found = Path(snapshot_download(source, revision=revision, allow_patterns=[*SOURCE_FILES, "*/config.json"]))
     modules = found / "modules.json"
     folders = [its["path"] for its in json.loads(modules.read_text("utf-8"))] if modules.is_file() else []
-    folders = [name for name in folders if name not in ("", ".")]
+    folders = [name for name in folders if re.fullmatch(FOLDER, name)]
     if folders and not Path(source).is_dir():
         snapshot_download(source, revision=revision, allow_patterns=[f"{name}/*" for name in folders])
     root = [file for pattern in SOURCE_FILES for file in found.glob(pattern) if file.is_file()]
