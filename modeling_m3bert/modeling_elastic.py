@@ -160,12 +160,12 @@ def resolve_size(config: Any, output_layer: int | None = None, output_dim: int |
     """The depth and the number of dims to output: the arguments, else the config's own values, else the full size.
     Raises a ValueError that names the legal values."""
     chosen = []
-    for name, value, legal in (
-        ("output_layer", output_layer, legal_layers(config)),
-        ("output_dim", output_dim, legal_dims(config)),
+    for name, value, full, legal in (
+        ("output_layer", output_layer, config.num_hidden_layers, legal_layers(config)),
+        ("output_dim", output_dim, config.hidden_size, legal_dims(config)),
     ):
         value = getattr(config, name, None) if value is None else value
-        value = legal[-1] if value is None else value
+        value = full if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or value not in legal:
             whole = legal == list(range(1, legal[-1] + 1)) and len(legal) > 1
             spelled = f"1..{legal[-1]}" if whole else ", ".join(map(str, legal))

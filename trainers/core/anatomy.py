@@ -76,13 +76,13 @@ def anatomy_of(encoder: Any) -> Anatomy:
     return _PROBED[encoder]
 
 
-def run_native(encoder: Any, **arguments: Any) -> Any:
-    """The native output of an encoder, or of a [`view`] of one, before any exit."""
+def run_native(encoder: Any, *, hooks: bool = True, **arguments: Any) -> Any:
+    """The native output of an encoder, or of a [`view`] of one, before any exit; on request without its own hooks."""
     if "use_cache" in inspect.signature(encoder.forward).parameters:
         arguments["use_cache"] = False
     if hasattr(encoder, "native_forward"):
         arguments["before_exit"] = True
-    return encoder(return_dict=True, **arguments)  # its call, so that hooks run
+    return (encoder if hooks else encoder.forward)(return_dict=True, **arguments)
 
 
 def hidden_of(output: Any) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _probe(encoder: Any) -> Anatomy:
     try:
         with probing(encoder):
             calls, last = recorded(encoder, inputs)
-            whole = run_native(view(encoder, range(1, depth + 1)), **inputs).last_hidden_state
+            whole = run_native(view(encoder, range(1, depth + 1)), hooks=False, **inputs).last_hidden_state
             resumed = _resumed(encoder, layers, calls, name, inputs)
             changed = ids.clone()
             changed[:, -1] = ids[:, 0]
@@ -155,7 +155,7 @@ def recorded(encoder: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, t
         module.register_forward_hook(hook(name), with_kwargs=True) for name, module in encoder.named_modules() if name
     ]
     try:
-        last = run_native(encoder, **inputs).last_hidden_state
+        last = run_native(encoder, hooks=False, **inputs).last_hidden_state
     finally:
         for handle in handles:
             handle.remove()
@@ -183,10 +183,10 @@ def _resumed(encoder: Any, layers: nn.ModuleList, calls: Calls, name: str, input
     """The last hidden state of a run of the layers after the first, which starts from the output of the first."""
     depth = len(layers)
     if depth == 1:
-        return run_native(encoder, **inputs).last_hidden_state
+        return run_native(encoder, hooks=False, **inputs).last_hidden_state
     after = hidden_of(calls[f"{name}.0"][2])
     tail = view(encoder, range(2, depth + 1), [Resumed(layers[1], after), *layers[2:]])
-    return run_native(tail, **inputs).last_hidden_state
+    return run_native(tail, hooks=False, **inputs).last_hidden_state
 
 
 class _Around(nn.Module):
@@ -216,7 +216,8 @@ class Resumed(_Around):
 
 
 class Tapped(_Around):
-    """A layer that writes what it reads (in front of the first layer) and returns into `states`, by its number."""
+    """A layer that writes what it returns into `states`, by its number, and what it reads by the number before: some
+    encoders do something between two layers."""
 
     def __init__(self, layer: nn.Module, number: int, states: dict[int, torch.Tensor]) -> None:
         super().__init__(layer)
@@ -224,8 +225,7 @@ class Tapped(_Around):
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         """As the layer's."""
-        if self.number == 1:
-            self.states[0] = hidden_states
+        self.states[self.number - 1] = hidden_states
         output = self.layer(hidden_states, *args, **kwargs)
         self.states[self.number] = hidden_of(output)
         return output
