@@ -160,13 +160,14 @@ def resolve_size(config: Any, output_layer: int | None = None, output_dim: int |
     """The depth and the number of dims to output: the arguments, else the config's own values, else the full size.
     Raises a ValueError that names the legal values."""
     chosen = []
-    for name, value, full, legal in (
-        ("output_layer", output_layer, config.num_hidden_layers, legal_layers(config)),
-        ("output_dim", output_dim, config.hidden_size, legal_dims(config)),
+    for name, value, full, legal_values in (
+        ("output_layer", output_layer, config.num_hidden_layers, legal_layers),
+        ("output_dim", output_dim, config.hidden_size, legal_dims),
     ):
         value = getattr(config, name, None) if value is None else value
         value = full if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or value not in legal:
+        if type(value) is not int or (value != full and value not in legal_values(config)):
+            legal = legal_values(config)
             whole = legal == list(range(1, legal[-1] + 1)) and len(legal) > 1
             spelled = f"1..{legal[-1]}" if whole else ", ".join(map(str, legal))
             raise ValueError(f"{name}={value!r} is not available here; legal values: {spelled}.")
@@ -656,14 +657,13 @@ class ElasticMixin(_Model):
         Raises:
             ValueError: if the depth reads the static table and there is no `static`.
         """
-        reads_table = depth in Elasticity.of(self.config).table
-        if reads_table and static is None:
-            raise ValueError(f"Depth {depth} reads the static table: pass static, from static_states(...).")
-        if reads_table and depth == 0:
-            return static[..., :dim].expand(*state.shape[:-1], -1)  # type: ignore[index]
+        if depth == 0 and self.elastic.table is not None and static is not None:
+            return static[..., :dim].expand(*state.shape[:-1], -1)
         for name, its in self.elastic.exits.items():
             if int(name) == depth:  # not str(depth), see `refitted`
-                return its(state, dim, static if reads_table else None)
+                if its.joint and static is None:
+                    raise ValueError(f"Depth {depth} reads the static table: pass static, from static_states(...).")
+                return its(state, dim, static if its.joint else None)
         return state[..., :dim]
 
     def layers_at(self, depth: int) -> list[nn.Module]:

@@ -119,7 +119,8 @@ def _probe(encoder: Any) -> Anatomy:
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors are equal, NaN where the other one is."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def probe_ids(encoder: Any) -> torch.Tensor:
@@ -131,11 +132,11 @@ def probe_ids(encoder: Any) -> torch.Tensor:
 
 @contextmanager
 def probing(encoder: Any) -> Iterator[None]:
-    """Evaluation mode without gradients; the mode is restored."""
+    """Evaluation mode without gradients and autocast; the mode is restored."""
     training = encoder.training
     encoder.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(next(encoder.parameters()).device.type, enabled=False):
             yield
     finally:
         encoder.train(training)

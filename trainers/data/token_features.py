@@ -191,10 +191,10 @@ def token_embeddings(
 
 
 def _digest(encoder: Any) -> str:
-    """Digest of the weights, without exits, paths and table."""
+    """Digest of the weights, without exits, paths, table, and a pooler, which many checkpoints leave to chance."""
     digest = blake2b(digest_size=16)
     for name, tensor in sorted(encoder.state_dict().items()):
-        if not name.startswith("elastic."):
+        if not name.startswith(("elastic.", "pooler.")):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()

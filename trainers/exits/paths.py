@@ -112,7 +112,7 @@ def _rows(
     place: int,
     ends: FeedForward,
 ) -> Iterator[tuple[bool, Tensors]]:
-    """Whether some texts are held out, and of each of their tokens: g, y, and the state t that is wanted."""
+    """Whether some texts are held out, and of each of their tokens: g, y, and the hidden state t that is wanted."""
     encoder, anatomy = raw.encoder, anatomy_of(raw.encoder)
     wanted = layers[place + 1] - 1
     own = layer_list(encoder, encoder.config.num_hidden_layers)[1]
