@@ -1,11 +1,11 @@
 """
 Paths: few layers that end in the last ones, fitted without training, as native models and with the static table.
 
-    python -m benchmarks.reproduction.paths minilm                               # all-MiniLM-L6-v2 (extra `quickstart`)
-    python -m benchmarks.reproduction.paths e5 --model FOLDER                     # multilingual-e5-small
-    python -m benchmarks.reproduction.paths e5 --model FOLDER --fitted FOLDER     # with its elastic repository
-    python -m benchmarks.reproduction.paths smollm2 --model FOLDER                # SmolLM2-135M-Instruct
-    python -m benchmarks.reproduction.report                                      # write the tables
+    python -m benchmarks.reproduction.paths minilm                       # all-MiniLM-L6-v2 (extra `quickstart`)
+    python -m benchmarks.reproduction.paths e5 --model FOLDER                    # multilingual-e5-small
+    python -m benchmarks.reproduction.paths e5 --model FOLDER --fitted FOLDER    # with its elastic repository
+    python -m benchmarks.reproduction.paths smollm2 --model FOLDER               # SmolLM2-135M-Instruct
+    python -m benchmarks.reproduction.report                               # write the tables
 
 `m3bert fit` fits minilm and e5 to the 20,000 texts of benchmarks.reproduction.exits, none of which is of a test. A
 query is then embedded by the path and the documents by the whole encoder (nDCG@10, 128 tokens per text). "native" is
@@ -141,7 +141,11 @@ def score_decoder(source: str, data: Path) -> None:
     raw, found = RawStates(model, tokenizer, "mean", 64), {}
     path, tensors = fit_path(raw, [of_refit], DECODER_PATH)
     print(path, flush=True)
-    settings = {"texts": DECODER_TEXTS, "max_length": DECODER_LENGTH, "tokens": sum(map(len, ids[::2]))}
+    settings: dict[str, Any] = {
+        "texts": DECODER_TEXTS,
+        "max_length": DECODER_LENGTH,
+        "tokens": sum(map(len, ids[::2])),
+    }
     settings |= {"layers": DECODER_PATH, "kinds": path.kinds, "r_squared": [round(its, 4) for its in path.r_squared]}
     for run, matrices in (("plain", {}), ("refitted", tensors)):
         model.set_depths(paths={depth: (DECODER_PATH, matrices)})
