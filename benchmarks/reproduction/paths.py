@@ -97,7 +97,7 @@ def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:
     """Score the whole encoder, the table and the paths of an elastic repository, one after the other."""
     config = Checkpoint(folder).config
     spec, width, last = Elasticity.of(config), config.hidden_size, config.num_hidden_layers
-    record = {key: (spec.fit or {})[key] for key in ("texts", "sources", "max_length", "prompts", "paths")}
+    record = {key: (spec.fit or {}).get(key) for key in ("texts", "sources", "max_length", "prompts", "paths")}
     tests = {task.name: load_task(task, data) for task in development_tasks(TESTS)}
     documents = {}
     for test, evaluator in tests.items():
