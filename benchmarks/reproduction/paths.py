@@ -166,7 +166,10 @@ def score_decoder(source: str, data: Path) -> None:
 
 def kept(queries: torch.Tensor, texts: torch.Tensor, whole: torch.Tensor) -> float:
     """The share of the ten nearest other texts of the whole model that queries find among texts."""
-    near = [(its @ other.T).fill_diagonal_(-1).topk(10).indices for its, other in ((queries, texts), (whole, whole))]
+    near = [
+        (its @ other.T).fill_diagonal_(-torch.inf).topk(10).indices
+        for its, other in ((queries, texts), (whole, whole))
+    ]
     return float((near[0][:, :, None] == near[1][:, None]).any(dim=2).float().mean())
 
 
