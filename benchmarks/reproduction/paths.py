@@ -146,7 +146,11 @@ def score_decoder(source: str, data: Path) -> None:
         "max_length": DECODER_LENGTH,
         "tokens": sum(map(len, ids[::2])),
     }
-    settings |= {"layers": DECODER_PATH, "kinds": path.kinds, "r_squared": [round(its, 4) for its in path.r_squared]}
+    settings |= {
+        "layers": ",".join(map(str, DECODER_PATH)),
+        "kinds": path.kinds,
+        "r_squared": [round(its, 4) for its in path.r_squared],
+    }
     for run, matrices in (("plain", {}), ("refitted", tensors)):
         model.set_depths(paths={depth: (DECODER_PATH, matrices)})
         states: dict[int, list[torch.Tensor]] = {depth: [], last: []}
