@@ -149,9 +149,11 @@ class Checkpoint:
 
     @cached_property
     def has_weights_of_source(self) -> bool:
-        """Whether its weights are the file of its source, byte for byte."""
-        digest, file = (self.depths.fit or {}).get("source_sha256"), self.folder / "model.safetensors"
-        return digest is not None and file.is_file() and sha256_of(file) == digest
+        """Whether its weights are the files of its source, byte for byte."""
+        digests = (self.depths.fit or {}).get("source_sha256")
+        digests = digests if isinstance(digests, dict) else {"model.safetensors": digests}  # in several files
+        files = {name: self.folder / name for name in digests}
+        return all(file.is_file() and sha256_of(file) == digests[name] for name, file in files.items())
 
     @property
     def quantized(self) -> bool:

@@ -182,8 +182,11 @@ def write_encoder_files(encoder: GridEncoder, folder: Path) -> None:
         encoder ([`GridEncoder`]): The encoder.
         folder (`Path`): Folder of the export, which is created.
     """
-    config = unwrap_encoder(encoder.model).config
+    config = copy.deepcopy(unwrap_encoder(encoder.model).config)
     max_length = longest_text(config, encoder.tokenizer, encoder.max_length)
+    if config.model_type != "m3bert":  # without the files of an elastic repository, it is the native encoder
+        for name in ("elastic", "auto_map"):
+            config.__dict__.pop(name, None)
     config.save_pretrained(folder)
     tokenizer = copy.deepcopy(encoder.tokenizer)
     tokenizer.model_max_length = max_length  # the only limit that transformers.js reads

@@ -38,6 +38,8 @@ def load_model(name_or_path: Any, auto_class: Any = AutoModel, **options: Any) -
         options (*optional*): Arguments of `from_pretrained`, such as `output_layer`.
     """
     if is_elastic_native(name_or_path, **{name: options[name] for name in HUB_OPTIONS if name in options}):
+        if auto_class.__name__ not in AUTO_CLASSES:
+            raise ValueError(f"An elastic repository has no {auto_class.__name__}; legal: {', '.join(AUTO_CLASSES)}.")
         auto_class = getattr(modeling_elastic, AUTO_CLASSES[auto_class.__name__])
         options.pop("trust_remote_code", None)
     return auto_class.from_pretrained(name_or_path, **options)

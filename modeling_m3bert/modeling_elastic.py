@@ -53,6 +53,7 @@ AUTO_CLASSES = {
     "AutoModelForSequenceClassification": "ElasticForSequenceClassification",
     "AutoModelForTokenClassification": "ElasticForTokenClassification",
 }
+FOLDER = r"[\w-][\w.-]*/?"  # name of a module's folder, which does not lead out of the repository
 # Files of sentence-transformers at the root of a repository, under all names that it has had.
 SETTINGS_FILES = ("modules.json", "config_sentence_transformers.json") + tuple(
     f"sentence_{kind}_config.json"
@@ -585,6 +586,7 @@ class ElasticMixin(_Model):
             static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
                 [`~ElasticMixin.static_states`], for a depth that reads the static table. Default: computed from
                 `input_ids`.
+            before_exit (`bool`, *optional*, defaults to `False`): Return the native output of all layers.
             kwargs: Arguments of the native `forward`.
 
         Returns:
@@ -594,6 +596,8 @@ class ElasticMixin(_Model):
         Raises:
             ValueError: if the size is not legal, or the depth reads the static table and there are no `input_ids`.
         """
+        if kwargs.pop("before_exit", False):
+            return self.native_forward(*args, **kwargs)
         spec = Elasticity.of(self.config)
         depth, dim = resolve_size(self.config, output_layer, output_dim)
         static, as_dict = kwargs.pop("static_states", None), kwargs.pop("return_dict", None)
@@ -977,7 +981,7 @@ def copy_settings(config: Any, folder: Path) -> None:
         copied(name)
     dim = resolve_size(config)[1]
     for module in json.loads(modules.read_text("utf-8")):
-        if module["path"]:
+        if re.fullmatch(FOLDER, module["path"]):
             its = copied(f"{module['path']}/config.json")
             copied(f"{module['path']}/model.safetensors")
             if its is not None and module["type"].endswith("Pooling") and dim < config.hidden_size:

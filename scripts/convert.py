@@ -69,6 +69,8 @@ def convert(
     model, tokenizer = converted(source, revision, encoder_only=encoder_only, student_layers=student_layers)
     embeds_alike = model.embedding_settings is not None and student_layers is None
     quantizer = find_quantizer(source, revision=revision) if embeds_alike else None
+    if encoder_only:
+        model.config.name_or_path = ""  # saving would copy the settings of the source
     with replacing_files(Path(output_dir), stale=MODEL_FILES if overwrite else ()) as draft:
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)

@@ -19,6 +19,7 @@ Without `trust_remote_code`, the result is the source: its weights and its other
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
@@ -243,12 +244,14 @@ def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
     """
     from huggingface_hub import snapshot_download
 
+    from modeling_m3bert.modeling_elastic import FOLDER
+
     found = Path(source)
     if not found.is_dir():
         found = Path(snapshot_download(source, revision=revision, allow_patterns=[*SOURCE_FILES, "*/config.json"]))
     modules = found / "modules.json"
     folders = [its["path"] for its in json.loads(modules.read_text("utf-8"))] if modules.is_file() else []
-    folders = [name for name in folders if name not in ("", ".")]
+    folders = [name for name in folders if re.fullmatch(FOLDER, name)]
     if folders and not Path(source).is_dir():
         snapshot_download(source, revision=revision, allow_patterns=[f"{name}/*" for name in folders])
     root = [file for pattern in SOURCE_FILES for file in found.glob(pattern) if file.is_file()]
@@ -270,12 +273,13 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
         revision (`str`, *optional*): Branch, tag or commit of the source.
     """
     from modeling_m3bert.modeling_elastic import describe, write_parts
+    from modeling_m3bert.settings_m3bert import hub_id
 
     encoder = model.base_model
     copy_source(source, folder, revision)
     weights = sorted(folder.glob("model*.safetensors"))
     digests = {file.name: digest_of(file) for file in weights}
-    fit = {**encoder.config.elastic["fit"], "source": str(source)}
+    fit = {**encoder.config.elastic["fit"], **({} if hub_id(source) is None else {"source": source})}
     fit["source_sha256"] = digests.get("model.safetensors") or digests
     write_parts(
         folder, {name.replace("table.weight", "table"): its for name, its in encoder.elastic.state_dict().items()}

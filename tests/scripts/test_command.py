@@ -9,7 +9,6 @@ import pytest
 
 from scripts import (
     choose,
-    convert,
     evaluate,
     export,
     fit,
@@ -104,7 +103,6 @@ def test_the_model_has_the_same_option_everywhere(main, words):
         (evaluate.main, ["--collection", "a", "--labels", "b", "--labels_columns", "text", "label"]),
         (export.main, ["--granularities", "2x8"]),
         (fit.main, ["model", "out", "--texts", "texts.txt"]),
-        (convert.main, ["--base", "model", "out"]),
         (mine_negatives.main, ["--files", "pairs.jsonl", "--output", "triplets.jsonl"]),
         (quickstart.main, ["--base", "model"]),
     ],

@@ -1,18 +1,26 @@
-"""The commands that fit exits: from an m3BERT, while converting, with a teacher, and what they refuse."""
+"""`m3bert fit` of native encoders and m3BERTs, the fit while converting, and what they refuse."""
 
 from __future__ import annotations
 
 import json
+import sys
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from sentence_transformers import SentenceTransformer, models
+from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, BertConfig, BertModel
 
 from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.auto_m3bert import load_model
+from modeling_m3bert.modeling_elastic import Elasticity
 from scripts.convert import main as convert
-from scripts.fit_exits import main as fit_exits
+from scripts.fit import layers_of_depth, main as fit
 from tests.conftest import write_modules
 from tests.trainers.exits.test_fit import pooled, random_texts
+from trainers import Granularity
+from trainers.evaluation import GridEncoder
 
 
 @pytest.fixture
@@ -44,34 +52,121 @@ def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path
     printed = capsys.readouterr().out
     assert "Exits fitted to 60 texts (target: last layer, basis: last_layer, pooling: cls)" in printed
     convert([source, str(tmp_path / "plain")])
-    fit_exits([str(tmp_path / "plain"), str(tmp_path / "twice"), "--files", files[0], "--exit_layers", "1", "2"])
+    fit([str(tmp_path / "plain"), str(tmp_path / "twice"), "--files", files[0], "--exit_layers", "1", "2"])
     once, twice = (AutoModel.from_pretrained(tmp_path / name) for name in ("once", "twice"))
-    assert once.config.exit_layers == [0, 1, 2] and once.config.exit_fit == twice.config.exit_fit
-    assert once.config.exit_fit["prompts"] == ["name: ", "text: "]
+    assert Elasticity.of(once.config) == Elasticity.of(twice.config) and Elasticity.of(once.config).exits == [0, 1, 2]
+    assert Elasticity.of(once.config).fit["prompts"] == ["name: ", "text: "]
     for name, tensor in once.state_dict().items():
         assert torch.equal(twice.state_dict()[name], tensor)
     assert EmbeddingSettings.read(str(tmp_path / "once")).pooling == "cls"
 
 
-def test_stitches_are_fitted_on_request_and_the_report_says_which_layers_run(source, files, tmp_path, capsys):
-    convert([source, str(tmp_path / "model"), "--fit_exits", files[0], "--exit_layers", "1", "--stitch_layers", "2=2"])
-    assert "Depth 2 runs 0 first and 2 last layers; its stitch explains" in capsys.readouterr().out
-    assert AutoModel.from_pretrained(tmp_path / "model", output_layer=2).config.stitches == {2: 2}
-    with pytest.raises(ValueError, match="--stitch_layers two is neither a depth nor a depth and its number"):
-        convert([source, str(tmp_path / "other"), "--fit_exits", files[0], "--stitch_layers", "two"])
+def test_an_elastic_repository_is_its_source_with_more_beside_it(source, files, tmp_path, capsys):
+    out = tmp_path / "elastic"
+    fit([source, str(out), "--files", *files[:1], "--depths", "1-2", "2,3"])
+    printed = capsys.readouterr().out
+    assert "Exits fitted to 60 texts" in printed and "Depth 2 runs the layers 2, 3 (as they are)." in printed
+    for file in Path(source).rglob("*"):
+        if file.is_file() and file.name != "config.json":
+            assert (out / file.relative_to(source)).read_bytes() == file.read_bytes()
+    config = json.loads((out / "config.json").read_text())
+    native = json.loads((Path(source) / "config.json").read_text())
+    assert {name: config[name] for name in native} == native
+    digest = sha256((out / "model.safetensors").read_bytes()).hexdigest()
+    assert config["elastic"]["fit"]["source_sha256"] == digest and config["elastic"]["depths"]["2"] == [2, 3]
+    texts = ["a list of files", "for the loop"]
+    plain, same = (SentenceTransformer(str(folder)).encode(texts) for folder in (source, out))
+    assert (plain == same).all()
+    fitted = load_model(out)
+    small = SentenceTransformer(str(out), trust_remote_code=True, model_kwargs={"output_layer": 2}).encode(texts)
+    expected = pooled(fitted, AutoTokenizer.from_pretrained(out), texts, [2], "cls")[2].numpy()
+    assert abs(small - expected).max() < 1e-5 * abs(expected).max()
+    # Fitting again starts from the source, and keeps its weights.
+    fit([str(out), str(tmp_path / "again"), "--files", files[0], "--depths", "1-1", "--no_static"])
+    assert Elasticity.of(load_model(tmp_path / "again").config).depths == {1: [1]}
+    assert (tmp_path / "again" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
+
+
+def test_a_source_with_code_of_its_own_is_fitted_with_it(files, tmp_path, tiny_tokenizer):
+    folder = tmp_path / "own-code"
+    folder.mkdir()
+    (folder / "modeling_own.py").write_text(OWN_CODE)
+    sys.path.insert(0, str(folder))
+    try:
+        import modeling_own
+    finally:
+        sys.path.remove(str(folder))
+    torch.manual_seed(0)
+    config = modeling_own.OwnConfig(
+        vocab_size=99, hidden_size=20, num_hidden_layers=3, num_attention_heads=2, intermediate_size=24,
+        max_position_embeddings=48, initializer_range=0.5,
+    )  # fmt: skip
+    config.auto_map = {"AutoConfig": "modeling_own.OwnConfig", "AutoModel": "modeling_own.OwnModel"}
+    modeling_own.OwnModel(config).save_pretrained(folder)
+    tiny_tokenizer.save_pretrained(folder)
+    fit([str(folder), str(tmp_path / "out"), "--files", files[0], "--depths", "1,3", "--trust_remote_code"])
+    inputs = tiny_tokenizer(["a list"], return_tensors="pt")
+    with torch.no_grad():
+        source = AutoModel.from_pretrained(folder, trust_remote_code=True)(**inputs).last_hidden_state
+        whole = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True)
+        assert torch.equal(whole(**inputs).last_hidden_state, source)
+        small = AutoModel.from_pretrained(tmp_path / "out", trust_remote_code=True, output_layer=2)
+        assert len(small.encoder.layer) == 2 and type(small).__name__ == "OwnModel"
+        found, wanted = small(**inputs).last_hidden_state, whole(**inputs, output_layer=2).last_hidden_state
+    assert torch.equal(found, wanted)
+
+
+OWN_CODE = """
+from transformers import BertConfig, BertModel
+
+
+class OwnConfig(BertConfig):
+    model_type = "own_bert"
+
+
+class OwnModel(BertModel):
+    config_class = OwnConfig
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        return output
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [("2", [1, 12]), ("5", [1, 2, 3, 11, 12]), ("1,2,12", [1, 2, 12]), ("1-3,10-12", [1, 2, 3, 10, 11, 12])],
+)
+def test_a_depth_is_a_number_or_a_list_of_layers(text, layers):
+    assert layers_of_depth(text, 12) == layers
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("two", "neither a number of layers nor a list of them"),
+        ("1-2-3", "neither a number of layers nor a list of them"),
+        ("12", "must be within 0..11: the model has 12 layers"),
+        ("2,1,12", "must run 3 of the layers 1..12, ascending"),
+        ("1,11", "a path must end in the last layer, 12"),
+    ],
+)
+def test_a_depth_that_cannot_run_is_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        layers_of_depth(text, 12)
 
 
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
     convert([source, str(tmp_path / "plain")])
     line = [str(tmp_path / "plain"), "--files", files[0], "--device", "cpu", "--exit_layers", "1", "2"]
-    fit_exits([line[0], str(tmp_path / "exact"), *line[1:]])
+    fit([line[0], str(tmp_path / "exact"), *line[1:]])
     options = ["--compute_dtype", "bfloat16", "--attn_implementation", "eager"]
-    fit_exits([line[0], str(tmp_path / "mixed"), *line[1:], *options])
+    fit([line[0], str(tmp_path / "mixed"), *line[1:], *options])
     plain, exact, mixed = (AutoModel.from_pretrained(tmp_path / name) for name in ("plain", "exact", "mixed"))
     for name, tensor in plain.state_dict().items():
         assert torch.equal(mixed.state_dict()[name], tensor)
-    for layer in mixed.exits:
-        weights = [model.exits[layer].weight for model in (exact, mixed)]
+    for layer in mixed.elastic.exits:
+        weights = [model.elastic.exits[layer].weight for model in (exact, mixed)]
         assert not torch.equal(*weights)
         assert torch.cosine_similarity(*(weight.flatten() for weight in weights), dim=0) > 0.9
 
@@ -79,7 +174,7 @@ def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files,
 def test_a_checkpoint_in_half_precision_stays_one(source, files, tmp_path):
     convert([source, str(tmp_path / "plain")])
     AutoModel.from_pretrained(tmp_path / "plain").to(torch.bfloat16).save_pretrained(tmp_path / "plain")
-    fit_exits([str(tmp_path / "plain"), str(tmp_path / "exits"), "--files", files[0]])
+    fit([str(tmp_path / "plain"), str(tmp_path / "exits"), "--files", files[0]])
     plain, fitted = (AutoModel.from_pretrained(tmp_path / name) for name in ("plain", "exits"))
     assert fitted.dtype == torch.bfloat16
     for name, tensor in plain.state_dict().items():
@@ -88,10 +183,10 @@ def test_a_checkpoint_in_half_precision_stays_one(source, files, tmp_path):
 
 def test_each_file_is_a_source(source, files, tmp_path):
     convert([source, str(tmp_path / "model"), "--fit_exits", files[1], "--text_column", "body"])
-    assert AutoModel.from_pretrained(tmp_path / "model").config.exit_fit["sources"] == {"rows.jsonl": 60}
+    assert Elasticity.of(AutoModel.from_pretrained(tmp_path / "model").config).fit["sources"] == {"rows.jsonl": 60}
     (tmp_path / "more.txt").write_text("\n".join(random_texts(30, seed=2)))
-    fit_exits([str(tmp_path / "model"), str(tmp_path / "again"), "--files", files[0], str(tmp_path / "more.txt")])
-    record = AutoModel.from_pretrained(tmp_path / "again").config.exit_fit
+    fit([str(tmp_path / "model"), str(tmp_path / "again"), "--files", files[0], str(tmp_path / "more.txt")])
+    record = Elasticity.of(AutoModel.from_pretrained(tmp_path / "again").config).fit
     assert record["sources"] == {"lines.txt": 60, "more.txt": 30} and record["texts"] == 90
 
 
@@ -102,13 +197,14 @@ def test_a_teacher_is_named_in_the_record(source, files, tmp_path, encoder_folde
         + ["--teacher_cache_dir", str(tmp_path / "cache"), "--basis", "principal"]
     )
     model = AutoModel.from_pretrained(tmp_path / "model").eval()
-    assert model.config.exit_fit["target"] == "tiny-bert" and model.config.exit_layers == [0, 1, 2, 3]
+    spec = Elasticity.of(model.config)
+    assert spec.fit["target"] == "tiny-bert" and spec.exits == [0, 1, 2, 3]
     assert pooled(model, AutoTokenizer.from_pretrained(tmp_path / "model"), ["a list"], [3], "cls")[3].isfinite().all()
 
 
 def test_what_is_wrong_is_said(source, files, tmp_path):
-    for command, line in ((convert, ["nowhere", "out", "--fit_exits", files[0]]), (fit_exits, ["nowhere", "out"])):
-        options = ["--files", files[0]] if command is fit_exits else []
+    for command, line in ((convert, ["nowhere", "out", "--fit_exits", files[0]]), (fit, ["nowhere", "out"])):
+        options = ["--files", files[0]] if command is fit else []
         with pytest.raises(ValueError, match="compute_dtype='int8' is unknown; legal values: float32, bfloat16"):
             command([*line, *options, "--compute_dtype", "int8"])
     with pytest.raises(ValueError, match="--fit_exits needs the pooling, which --encoder_only leaves out"):
@@ -117,6 +213,42 @@ def test_what_is_wrong_is_said(source, files, tmp_path):
         convert([source, str(tmp_path / "out"), "--fit_exits", files[0], "--exit_layers", "3"])
     with pytest.raises(ValueError, match="text"):
         convert([source, str(tmp_path / "out"), "--fit_exits", files[1]])
-    with pytest.raises(ValueError, match="BertModel has no exits: convert it to an m3BERT first"):
-        fit_exits([source, str(tmp_path / "out"), "--files", files[0]])
+    with pytest.raises(ValueError, match="--depths 3 must be within 0..2"):
+        fit([source, str(tmp_path / "out"), "--files", files[0], "--depths", "3"])
     assert not (tmp_path / "out").exists()
+
+
+def test_embedding_gemma_keeps_its_two_maps_after_the_pooling(files, tmp_path, tiny_tokenizer, capsys):
+    torch.manual_seed(0)
+    source, out = tmp_path / "gemma", tmp_path / "out"
+    config = CONFIG_MAPPING["gemma3_text"](
+        vocab_size=99, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
+        intermediate_size=24, pad_token_id=1, bos_token_id=0, eos_token_id=2, sliding_window=8,
+        use_bidirectional_attention=True, initializer_range=0.5, max_position_embeddings=48,
+    )  # fmt: skip
+    AutoModel.from_config(config).save_pretrained(source)
+    tiny_tokenizer.save_pretrained(source)
+    modules = [
+        models.Transformer(str(source), max_seq_length=32),
+        models.Pooling(16, "mean"),
+        models.Dense(16, 40, bias=False, activation_function=torch.nn.Identity()),
+        models.Dense(40, 16, bias=False, activation_function=torch.nn.Identity()),
+        models.Normalize(),
+    ]
+    SentenceTransformer(modules=modules).save(str(source))
+    fit([str(source), str(out), "--files", files[0]])
+    assert "do not end in a matrix that is added to a residual" in capsys.readouterr().out
+    texts = ["a list of files", "for the loop", "read it"]
+    whole = SentenceTransformer(str(source)).encode(texts)
+    assert (SentenceTransformer(str(out)).encode(texts) == whole).all()
+    assert (SentenceTransformer(str(out), trust_remote_code=True).encode(texts) == whole).all()
+    encoder = GridEncoder.from_pretrained(out, grid="0,1,2,3x16")
+    vectors = encoder.encode(texts, role=None)
+    for depth in (0, 1, 2):
+        small = SentenceTransformer(str(out), trust_remote_code=True, model_kwargs={"output_layer": depth})
+        found = small.encode(texts)
+        assert abs(found - vectors.at(Granularity(depth, 16)).numpy()).max() < 1e-5
+        assert small.get_embedding_dimension() == 16
+        assert (found * whole).sum(axis=1).mean() > 0.5  # in the space of the whole model
+    with pytest.raises(ValueError, match="output_dim=8 is not available here; legal values: 16"):
+        AutoModel.from_pretrained(out, trust_remote_code=True, output_layer=2, output_dim=8)

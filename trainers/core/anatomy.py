@@ -80,7 +80,9 @@ def run_native(encoder: Any, **arguments: Any) -> Any:
     """The native output of an encoder, or of a [`view`] of one, before any exit."""
     if "use_cache" in inspect.signature(encoder.forward).parameters:
         arguments["use_cache"] = False
-    return getattr(encoder, "native_forward", encoder)(return_dict=True, **arguments)
+    if hasattr(encoder, "native_forward"):
+        arguments["before_exit"] = True
+    return encoder(return_dict=True, **arguments)  # its call, so that hooks run
 
 
 def hidden_of(output: Any) -> torch.Tensor:
@@ -105,14 +107,19 @@ def _probe(encoder: Any) -> Anatomy:
             others, _ = recorded(encoder, {**inputs, "input_ids": changed})
     except (TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
         raise ValueError(f"{kind} does not run on token ids and a mask alone: {error}") from error
-    if not torch.equal(whole, last):
+    if not _equal(whole, last):
         raise ValueError(f"{kind} cannot skip layers: a copy of it that shares all layers gives other vectors.")
     raw = hidden_of(calls[f"{name}.{depth - 1}"][2])
-    final_norm = None if torch.equal(raw, last) else _module_between(calls, raw, last)
-    if final_norm is None and not torch.equal(raw, last):
+    final_norm = None if _equal(raw, last) else _module_between(calls, raw, last)
+    if final_norm is None and not _equal(raw, last):
         raise ValueError(f"{kind} does more than one norm after its last layer, {name}.{depth - 1}.")
-    causal = all(torch.equal(_before_last(its[2]), _before_last(others[key][2])) for key, its in calls.items())
-    return Anatomy(final_norm, causal, torch.equal(resumed, last))
+    causal = all(_equal(_before_last(its[2]), _before_last(others[key][2])) for key, its in calls.items())
+    return Anatomy(final_norm, causal, _equal(resumed, last))
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are equal, NaN where the other one is."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def probe_ids(encoder: Any) -> torch.Tensor:
@@ -160,7 +167,7 @@ def _module_between(calls: Calls, before: torch.Tensor, after: torch.Tensor) -> 
     for name, (args, _, output) in calls.items():
         reads = args and isinstance(args[0], torch.Tensor) and args[0].shape == before.shape
         if reads and isinstance(output, torch.Tensor) and output.shape == after.shape:
-            if torch.equal(args[0], before) and torch.equal(output, after):
+            if _equal(args[0], before) and _equal(output, after):
                 return name
     return None
 
@@ -266,7 +273,7 @@ def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForwa
 
 
 def _same(one: Any, other: torch.Tensor) -> bool:
-    return isinstance(one, torch.Tensor) and one.shape == other.shape and torch.equal(one, other)
+    return isinstance(one, torch.Tensor) and one.shape == other.shape and _equal(one, other)
 
 
 def _rerun(

@@ -1,1 +1,1 @@
-"""Exits, the static table and stitches in closed form: maps from the hidden states of a model to its embeddings."""
+"""Exits, the static table and paths in closed form: maps from the hidden states of a model to its embeddings."""
