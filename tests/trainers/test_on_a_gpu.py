@@ -124,13 +124,13 @@ def test_training_is_resumed_where_it_stopped(tiny_tokenizer, tmp_path):
     assert_same_weights(again.backbone, whole.backbone, atol=1e-5)
 
 
-@pytest.mark.parametrize("stitches", [(), (4,)], ids=["exits", "stitches"])
-def test_fitted_exits_are_the_same(stitches, tiny_tokenizer):
+@pytest.mark.parametrize("paths", [None, {4: [1, 2, 5, 6]}], ids=["exits", "paths"])
+def test_fitted_exits_are_the_same(paths, tiny_tokenizer):
     texts, grid, found = random_texts(300), Grid.parse("0,2,4,6x8,32"), []
     for device in ("cpu", "cuda"):
         torch.manual_seed(5)
         model = M3BertModel(tiny_config(matryoshka_layers=[], matryoshka_dims=[])).eval().to(device)
-        fit_exits(model, tiny_tokenizer, texts, stitches=stitches)
+        fit_exits(model, tiny_tokenizer, texts, layers=[2, 4] if paths is None else [2], paths=paths)
         assert {parameter.device.type for parameter in model.parameters()} == {device}
         found.append(GridEncoder(model, tiny_tokenizer, grid).encode(texts[:50]))
     for granularity in grid:

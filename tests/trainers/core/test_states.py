@@ -1,9 +1,6 @@
-"""Nested states of every known type of backbone, pooling, prefixes."""
+"""Nested states of many types of backbones, pooling, prefixes."""
 
 from __future__ import annotations
-
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,9 +9,11 @@ from datasets import Dataset
 from torch import nn
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from modeling_m3bert.conversion_m3bert import CONVERTIBLE
 from tests.conftest import padded_batch, quiet, tiny_config
 from trainers import ContrastiveConfig, ContrastiveTrainer, Grid, NestedStates, nested_states, truncate
-from trainers.core.states import BACKBONES, REASONS, backbone_spec, max_positions
+from trainers.core.anatomy import anatomy_of, feed_forward_of
+from trainers.core.states import max_positions
 from trainers.evaluation import GridEncoder
 
 
@@ -56,7 +55,20 @@ EXTRA = {
         "conv_act": "gelu",
     },
 }
-OTHERS = sorted(set(BACKBONES) - {"m3bert"})
+OTHERS = sorted(
+    [
+        "deberta",
+        "deberta-v2",
+        "eurobert",
+        "gemma3_text",
+        "gte",
+        "modernbert",
+        "mpnet",
+        "nomic_bert",
+        "qwen3",
+        *CONVERTIBLE,
+    ]
+)
 # Those that are BERT or RoBERTa under another name: one of the two trains by default.
 LIKE_BERT = ("camembert", "data2vec-text", "electra", "xlm-roberta")
 # First position in the table of positions: 0, or after the padding token's.
@@ -196,7 +208,7 @@ def test_every_backbone_trains_saves_and_encodes(model_type, tiny_tokenizer, sen
 
 
 def test_a_gemma_is_causal_unless_its_config_says_otherwise():
-    assert not backbone_spec(backbone("gemma3_text").config).causal
+    assert not anatomy_of(backbone("gemma3_text")).causal
     model, batch = backbone("gemma3_text", use_bidirectional_attention=False), padded_batch(lengths=(7, 7))
     with torch.no_grad():
         states = nested_states(model, batch, [4])
@@ -236,34 +248,71 @@ def test_the_encoder_of_a_head_or_adapter_is_run_without_the_head(tiny_masked_lm
     assert not torch.allclose(on, off)
 
 
-def test_unknown_types_and_layers_are_refused():
-    gpt = transformers.GPT2Model(transformers.GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=9))
-    message = "model_type='gpt2' is not supported: it is a decoder-only language model.*; legal values: m3bert, "
-    with pytest.raises(ValueError, match=message):
-        nested_states(gpt, {"input_ids": torch.ones(1, 2, dtype=torch.long)}, [1])
-    with pytest.raises(ValueError, match="model_type='vit' is not supported; legal values: m3bert, "):
-        backbone_spec(transformers.ViTConfig())
-    assert not set(REASONS) & set(BACKBONES)
+SMALL = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 4}
+
+
+class Shifted(transformers.BertModel):
+    """Adds something after the last layer, which is no norm."""
+
+    def forward(self, *args, **kwargs):
+        output = super().forward(*args, **kwargs)
+        output.last_hidden_state = output.last_hidden_state + 1
+        return output
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: transformers.AlbertModel(transformers.AlbertConfig(**SMALL)),
+            "AlbertModel has no list of its 4 layers, so it cannot skip any",
+        ),
+        (
+            lambda: transformers.T5Model(transformers.T5Config(d_model=32, num_layers=4, num_heads=4, vocab_size=99)),
+            "T5Model does not run on token ids and a mask alone",
+        ),
+        (
+            lambda: Shifted(transformers.BertConfig(**SMALL)),
+            "Shifted does more than one norm after its last layer, encoder.layer.3",
+        ),
+    ],
+    ids=["albert", "t5", "shifted"],
+)
+def test_an_encoder_that_cannot_be_proved_is_refused_with_what_was_found(make, message):
+    with pytest.raises(ValueError, match=message) as error:
+        nested_states(make(), padded_batch(), [4])
+    assert "\n" not in str(error.value)
+
+
+def test_layers_outside_the_model_are_refused():
     for layers in ([-1], [7], []):
         with pytest.raises(ValueError, match=r"must be within 0\.\.4"):
             nested_states(backbone("bert"), padded_batch(), layers)
 
 
-def test_the_documentation_lists_every_backbone():
-    page = (Path(__file__).parents[3] / "docs" / "train.md").read_text(encoding="utf-8")
-    section = page.split("## Which encoders")[1].split("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ") and "-norm" in line]
-    listed = [set(re.findall(r"`([^`]+)`", row)) for row in rows]
-    normed = {name for name, spec in BACKBONES.items() if spec.final_norm is not None}
-    assert listed == [set(BACKBONES) - normed, normed]
+@pytest.mark.parametrize("model_type", [*OTHERS, "m3bert"])
+def test_the_probe_finds_norms_and_the_end_of_the_layers(model_type):
+    model = backbone(model_type)
+    norms = {"modernbert": "final_norm", **dict.fromkeys(("eurobert", "qwen3", "gemma3_text", "m3bert"), "norm")}
+    found = anatomy_of(model)
+    assert found.final_norm == norms.get(model_type) and found.causal == (model_type == "qwen3")
+    assert found.resumes == (model_type != "deberta-v2")  # its convolution reads the first layer's input
+    if model_type == "gemma3_text":
+        with pytest.raises(ValueError, match="do not end in a matrix that is added to a residual"):
+            feed_forward_of(model)
+        return
+    ends = feed_forward_of(model)
+    post_norm = found.final_norm is None
+    assert (ends.norm is not None) == post_norm and (ends.inner is not None) == (
+        post_norm and model_type not in ("gte", "nomic_bert")
+    )
 
 
-def test_code_that_comes_with_a_model_is_not_taken_for_that_of_transformers():
-    class NomicBertConfig(transformers.PreTrainedConfig):
-        model_type = "nomic_bert"
-
-    with pytest.raises(ValueError, match="someone/nomic brings its own code for model_type='nomic_bert'"):
-        backbone_spec(NomicBertConfig(name_or_path="someone/nomic"))
+def test_weights_that_are_not_finite_are_no_reason_to_refuse():
+    model = backbone("bert")
+    with torch.no_grad():
+        model.encoder.layer[0].output.dense.weight[0, 0] = torch.nan
+    assert anatomy_of(model).final_norm is None
 
 
 def naive_pooled(state: torch.Tensor, mask: torch.Tensor, pooling: str) -> torch.Tensor:

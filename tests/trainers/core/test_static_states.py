@@ -25,7 +25,7 @@ from trainers.core.encoding.chunking import PassCost
 
 
 GRID = Grid.parse("0,2,4x8,32")
-STITCHES = pytest.mark.parametrize("stitches", [{}, {2: 1, 4: 2}], ids=["prefixes", "stitched"])
+PATHS = pytest.mark.parametrize("paths", [{}, {2: [1, 6], 4: [1, 2, 5, 6]}], ids=["prefixes", "paths"])
 
 
 @pytest.fixture(autouse=True)
@@ -34,10 +34,10 @@ def _many_chunks(monkeypatch):
     monkeypatch.setattr(PassCost, "on", classmethod(lambda cls, device: cls(2, 30)))
 
 
-@STITCHES
+@PATHS
 @pytest.mark.parametrize("left", [False, True])
-def test_states_of_several_layers_are_those_of_each_alone(left, stitches):
-    model, batch = with_table(stitches=stitches), padded_batch(lengths=(7, 3, 0, 5))
+def test_states_of_several_layers_are_those_of_each_alone(left, paths):
+    model, batch = with_table(paths=paths), padded_batch(lengths=(7, 3, 0, 5))
     if left:
         batch = {name: value.flip(1) for name, value in batch.items()}
     with torch.no_grad():
@@ -47,11 +47,11 @@ def test_states_of_several_layers_are_those_of_each_alone(left, stitches):
             torch.testing.assert_close(state, alone)
 
 
-@STITCHES
+@PATHS
 @pytest.mark.parametrize("mini_batch_size", [None, 2])
 @pytest.mark.parametrize("pooling", ["mean", "cls", "lasttoken"])
-def test_a_step_in_chunks_is_that_of_each_column_on_its_own(pooling, mini_batch_size, stitches, monkeypatch):
-    model, batch = with_table(stitches=stitches).double(), columns()
+def test_a_step_in_chunks_is_that_of_each_column_on_its_own(pooling, mini_batch_size, paths, monkeypatch):
+    model, batch = with_table(paths=paths).double(), columns()
     objective = Contrastive(GRID, pooling=pooling).double()
     expected = plain(model, objective, batch)
     calls, look_ups = encoder_calls(model), []
@@ -74,35 +74,29 @@ def test_state_only_maps_are_the_exits_of_a_model_without_the_table(layers, pool
     }
     found = column_states.column_states(model, texts, layers, pooling, mini_batch_size, state_only=True)
     tableless = copy.deepcopy(model)
-    tableless.set_exits({layer: (model.exits[str(layer)].weight, model.exits[str(layer)].bias) for layer in (2, 4)})
+    own = {layer: model.elastic.exits[str(layer)] for layer in (2, 4)}
+    tableless.set_depths(exits={layer: (its.weight, its.bias) for layer, its in own.items()})
     for name, inputs in texts.items():
         assert found[name].state_only.keys() == {2, 4} & {*layers}
         expected = nested_states(tableless, inputs, layers)
         for layer in found[name].state_only:
             vectors = found[name].without_table().pooled(layer, pooling)
             torch.testing.assert_close(vectors, expected.pooled(layer, pooling), rtol=1e-10, atol=1e-10)
-            own = [model.exits[str(layer)].weight, model.embed_tokens.weight]
+            own = [model.elastic.exits[str(layer)].weight, model.embed_tokens.weight]
             assert all(part.any() for part in torch.autograd.grad(vectors.sum(), own, retain_graph=True))
 
 
-def test_a_stitched_depth_has_no_state_only_map_to_train():
-    """Native exports have these maps, and a stitched depth has no native export."""
-    model, batch = with_table(stitches={4: 2}), next(iter(columns().values()))
-    inputs = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    assert nested_states(model, inputs, [0, 2, 4, 6], state_only=True).state_only.keys() == {2}
-
-
-def test_a_step_of_the_table_alone():
-    config = tiny_config(exit_layers=[0], static_layers=[0], static_ignored_ids=[7, 8], output_layer=0)
-    model, batch = M3BertModel(config).double(), columns()
+def test_a_step_of_the_table_alone(tmp_path):
+    with_table(layers=(0,), ignored=(7, 8)).save_pretrained(tmp_path, exact=True)
+    model, batch = M3BertModel.from_pretrained(tmp_path, output_layer=0).double(), columns()
     objective = Contrastive(Grid.parse("0x8,32")).double()
     expected = plain(model, objective, batch)
     assert_same_step(model, NestedModel(model, objective)(**batch)["loss"], expected, 1e-12)
 
 
-@STITCHES
-def test_flattened_texts_make_the_same_step(stitches, monkeypatch):
-    model, batch = with_table(stitches=stitches).double(), columns()
+@PATHS
+def test_flattened_texts_make_the_same_step(paths, monkeypatch):
+    model, batch = with_table(paths=paths).double(), columns()
     objective = Contrastive(GRID).double()
     expected = plain(model, objective, batch)
     gradients = torch.autograd.grad(expected, list(model.parameters()), allow_unused=True)
@@ -117,13 +111,13 @@ def test_flattened_texts_make_the_same_step(stitches, monkeypatch):
                 torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-@STITCHES
+@PATHS
 @pytest.mark.parametrize("own_rows", [False, True])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_packed_document_reads_its_own_tokens_only(attention, own_rows, stitches, monkeypatch):
+def test_a_packed_document_reads_its_own_tokens_only(attention, own_rows, paths, monkeypatch):
     monkeypatch.setattr("trainers.core.encoding.batch.encodes_own_rows", lambda encoder: own_rows)
     model = M3BertForMaskedLM._from_config(tiny_config(), attn_implementation=attention).double().eval()
-    give_table(model.model, stitches=stitches)
+    give_table(model.model, paths=paths)
     batch = packed_batch()
     layers = [0, 2, 4]
     states = column_states.column_states(model, {"text": batch}, layers)["text"]

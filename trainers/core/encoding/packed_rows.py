@@ -20,11 +20,15 @@ from transformers.masking_utils import (
     packed_sequence_mask_function,
 )
 
+from modeling_m3bert.conversion_m3bert import CONVERTIBLE
+
 from ..granularity import EncoderConfig
 
 
 DOCUMENTS = "document_ids"  # tensor of a batch of packed rows; see `packed_arguments`
 DISENTANGLED = "its attention and its embeddings read one mask, which cannot keep documents apart"
+# Model types that were tested to encode a document in a packed row as they do alone.
+PACKABLE = ("m3bert", *CONVERTIBLE, "mpnet", "modernbert", "eurobert", "nomic_bert", "gte", "qwen3")
 # Model type -> why a document in a packed row would not be encoded as it is alone.
 REFUSED = {
     "deberta": DISENTANGLED,
@@ -41,12 +45,13 @@ def check_packable(config: EncoderConfig) -> None:
         config ([`~transformers.PreTrainedConfig`]): Config of the backbone.
 
     Raises:
-        ValueError: if it does not.
+        ValueError: if it does not, or was not tested.
     """
-    if config.model_type in REFUSED:
+    if config.model_type not in PACKABLE:
+        reason = REFUSED.get(config.model_type, f"only these were tested: {', '.join(PACKABLE)}")
         raise ValueError(
-            f"model_type={config.model_type!r} cannot read packed rows: {REFUSED[config.model_type]}. Train it on "
-            "--train_files, one document per row."
+            f"model_type={config.model_type!r} cannot read packed rows: {reason}. Train it on --train_files, one "
+            "document per row."
         )
 
 

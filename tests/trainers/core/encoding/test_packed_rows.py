@@ -5,22 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers
-from torch import nn
 
 from modeling_m3bert import M3BertForMaskedLM
 from tests.conftest import tiny_config
 from tests.trainers.core.test_states import EXTRA, SIZES, backbone
 from trainers import Contrastive, Grid, MultigranularMLM, NestedModel, nested_states
 from trainers.core.encoding import batch as column_states
-from trainers.core.encoding.packed_rows import REFUSED, flattened_documents
-from trainers.core.states import BACKBONES
+from trainers.core.encoding.packed_rows import PACKABLE, REFUSED, flattened_documents
 
 
 # Two rows: three documents, of which one has a single token, and two documents and padding.
 LENGTHS = [[7, 1, 5], [6, 4]]
 WIDTH = 13
 GRID = Grid.parse("2,4x8,32")
-PACKABLE = sorted(set(BACKBONES) - set(REFUSED))
 MASKED_LMS = [name for name in PACKABLE if name != "qwen3"]  # qwen3 has no masked-LM head
 ATTENTION = ["eager", "sdpa"]
 
@@ -49,9 +46,9 @@ def documents(batch: dict[str, torch.Tensor]) -> list[torch.Tensor]:
 def masked_lm(model_type: str, attention: str) -> transformers.PreTrainedModel:
     """A tiny model in float64, without dropout."""
     if model_type == "m3bert":
-        config = tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4], exit_layers=[2])
+        config = tiny_config(num_hidden_layers=4, matryoshka_layers=[2, 4])
         model = M3BertForMaskedLM._from_config(config, attn_implementation=attention)
-        nn.init.normal_(model.model.exits["2"].weight, std=0.2)
+        model.model.set_depths(exits={2: (torch.randn(32, 32) * 0.2, torch.zeros(32))})
         return model.double().eval()
     values = {**SIZES, **EXTRA.get(model_type, {})}
     if model_type == "modernbert":  # a window that is shorter than the documents
