@@ -58,7 +58,7 @@ def measure(sizes: dict[str, int] = FULL) -> dict[str, tuple[float, float]]:
         model = M3BertModel(M3BertConfig(**sizes))
         model.save_pretrained(Path(folder, "plain"))
         width = model.config.hidden_size
-        model.set_exits({layer: (torch.eye(width), torch.zeros(width)) for layer in range(13)})
+        model.set_depths(exits={layer: (torch.eye(width), torch.zeros(width)) for layer in range(1, 13)})
         model.save_pretrained(Path(folder, "exits"))
         return {
             name: in_new_process(partial(added_megabytes, folder, name), torch.get_num_threads()) for name in VARIANTS

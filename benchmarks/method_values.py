@@ -75,7 +75,7 @@ def values_of(method: str, folder: Path) -> list[float]:
     embeds = issubclass(config_class, trainers.TextTrainingArguments)
     model: Any = (M3BertModel if embeds else M3BertForMaskedLM)(config)
     if method == "exit-distillation":
-        model.set_exits({layer: (torch.eye(32), torch.zeros(32)) for layer in (0, 1)})
+        model.set_depths(exits={1: (torch.eye(32), torch.zeros(32))}, table=torch.randn(len(tokenizer), 32))
     source = folder / "source"
     model.save_pretrained(source)
     tokenizer.save_pretrained(source)

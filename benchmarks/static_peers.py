@@ -127,8 +127,10 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
     queries = [text for test in tests.values() if isinstance(test, Retrieval) for text in test.texts["queries"]][
         :QUERIES
     ]
-    assert model.static_table is not None
-    size = {"static table": 2 * model.static_table.weight.numel(), "model2vec": peer.embedding.nbytes}
+    size = {
+        "static table": 2 * model.get_parameter("elastic.table.weight").numel(),
+        "model2vec": peer.embedding.nbytes,
+    }
     return {
         "scores": {test: {name: round(value, 2) for name, value in its.items()} for test, its in scores.items()},
         "seconds": {name: round(value, 1) for name, value in seconds.items()},

@@ -1,16 +1,18 @@
 """
-One query at layer 0, a look-up in the static table: through this project's encoder, as the exported `StaticEmbedding`,
-and as one that sentence-transformers makes itself from the same table.
+One query at depth 0, a look-up in the static table: through this project's encoder, as the exported `StaticEmbedding`,
+and as one that sentence-transformers makes itself from the same table. And one at two layers, beside a plain model of
+two layers.
 
     python -m benchmarks.static_query              # a minute on two cores
     python -m benchmarks.static_query --quick      # fewer rounds
 
-Encoder: all-MiniLM-L6-v2 (extras `quickstart`, `sentence-transformers`) with a random table of 384 dims in float32;
-times do not depend on its values. Queries of 4 to 12 words, one per call, tokenising included. What is compared is
-called in turn, and times are 10th percentiles, because other work on the machine only adds time. `tokenizer` is the
-fast tokenizer alone. `encoder_milliseconds` is `GridEncoder.encode` of the whole encoder at `0x384`;
-`export_vs_library` is the time of the exported folder over that of sentence-transformers' own. The last line printed
-is a JSON object.
+Encoder: all-MiniLM-L6-v2 (extras `quickstart`, `sentence-transformers`) as an elastic repository, with a random table
+of 384 dims and random exits; times do not depend on their values. Queries of 4 to 12 words, one per call, tokenising
+included. What is compared is called in turn, and times are 10th percentiles, because other work on the machine only
+adds time. `tokenizer` is the fast tokenizer alone. `encoder_milliseconds` is `GridEncoder.encode` of the whole encoder
+at `0x384`; `export_vs_library` is the time of the exported folder over that of sentence-transformers' own.
+`two_layers_vs_native` is the time of a path of two layers over that of a `BertModel` of two layers; with
+`two_layers_with_table_vs_native`, its exit reads the table, too. The last line printed is a JSON object.
 """
 
 from __future__ import annotations
@@ -22,32 +24,44 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.static_export import export_static
-from modeling_m3bert import M3BertModel
+from modeling_m3bert.auto_m3bert import load_model
+from modeling_m3bert.modeling_elastic import make_elastic
 from scripts.command import run_command
-from scripts.convert import convert
+from scripts.fit import write_repository
 from scripts.sources import default_base
 from trainers import Grid
 from trainers.evaluation.latency import milliseconds_in_turn
 
 
-BOUNDS: Bounds = {"encoder_milliseconds": at_most(0.3), "export_vs_library": at_most(1.1)}
-QUERIES, ROUNDS, QUICK = 200, 4000, 200
+BOUNDS: Bounds = {
+    "encoder_milliseconds": at_most(0.3),
+    "export_vs_library": at_most(1.1),
+    "two_layers_vs_native": at_most(1.02),
+    "two_layers_with_table_vs_native": None,
+}
+QUERIES, ROUNDS, LAYER_ROUNDS, QUICK = 200, 4000, 1000, 200
 
 
-def with_table(folder: Path) -> Checkpoint:
-    """The encoder with a random static table, saved in a folder."""
-    convert(default_base(), str(folder))
-    model, tokenizer = M3BertModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    table = torch.randn(
-        model.config.vocab_size, model.config.hidden_size, generator=torch.Generator().manual_seed(SEED)
+def elastic(folder: Path, *, joint: bool = False) -> Checkpoint:
+    """The encoder with a random static table and a path of two layers, whose exit reads the table if `joint`."""
+    model = make_elastic(AutoModel.from_pretrained(default_base()))
+    tokenizer = AutoTokenizer.from_pretrained(default_base())
+    draw, width = torch.Generator().manual_seed(SEED), model.config.hidden_size
+    model.set_depths(
+        exits={2: (torch.randn(width, width, generator=draw), torch.zeros(width))},
+        joints={2: (torch.randn(width, 2 * width, generator=draw), torch.zeros(width))} if joint else {},
+        paths={2: ([1, model.config.num_hidden_layers], {})},
+        table=torch.randn(model.config.vocab_size, width, generator=draw),
+        ignored_ids=sorted(set(tokenizer.all_special_ids)),
+        fit={},
     )
-    model.set_exits({}, static_table=table, static_ignored_ids=sorted(set(tokenizer.all_special_ids)))
-    model.save_pretrained(folder)
+    folder.mkdir()
+    write_repository(model, default_base(), folder)
     return Checkpoint(folder)
 
 
@@ -58,12 +72,16 @@ def measure(run: Run) -> dict[str, float]:
 
     draw = random.Random(SEED)
     with TemporaryDirectory() as folder:
-        checkpoint = with_table(Path(folder, "model"))
+        checkpoint = elastic(Path(folder, "model"))
         export_static(checkpoint, Path(folder, "static"))
         encoder = checkpoint.encoder(Grid.parse(f"0x{checkpoint.full.dim}"))
         exported = SentenceTransformer(str(Path(folder, "static")), device="cpu")
         tokenizer = AutoTokenizer.from_pretrained(checkpoint.folder)  # of its own, as the export has
-    own = StaticEmbedding(tokenizer, embedding_weights=encoder.model.static_table.weight.detach().clone())
+        both = {"path": checkpoint, "path, with table": elastic(Path(folder, "joint"), joint=True)}
+        short = {name: load_model(its.folder, AutoModel, output_layer=2).eval() for name, its in both.items()}
+        config = AutoConfig.from_pretrained(default_base(), num_hidden_layers=2)
+        short["native"] = AutoModel.from_config(config).eval()
+    own = StaticEmbedding(tokenizer, embedding_weights=encoder.model.elastic.table.weight.detach().clone())
     # This encoder normalises, so both sides do.
     library = SentenceTransformer(modules=[own, Normalize()], device="cpu")
     words = sorted(word for word in checkpoint.tokenizer.get_vocab() if word.isalpha())
@@ -78,13 +96,27 @@ def measure(run: Run) -> dict[str, float]:
         "export": lambda texts: exported.encode(texts, show_progress_bar=False),
         "library": lambda texts: library.encode(texts, show_progress_bar=False),
     }
+    layers = {
+        name: lambda texts, model=model: model(**checkpoint.tokenizer(texts, return_tensors="pt"))
+        for name, model in short.items()
+    }
     times: dict[str, float] = {}
     # A library finds the processor's caches full of its own code after itself only, so each has its turns apart.
-    for case, engines in (("one query, m3bert", ours), ("one query, sentence-transformers", theirs)):
+    for case, engines, rounds in (
+        ("one query, m3bert", ours, ROUNDS),
+        ("one query, sentence-transformers", theirs, ROUNDS),
+        ("one query, two layers", layers, LAYER_ROUNDS),
+    ):
         functions = {name: one_query(encode) for name, encode in engines.items()}
-        found = milliseconds_in_turn(functions, QUICK if run.quick else ROUNDS)
+        with torch.inference_mode():
+            found = milliseconds_in_turn(functions, QUICK if run.quick else rounds)
         times |= run.record(case, found, "milliseconds")
-    return {"encoder_milliseconds": times["encoder"], "export_vs_library": times["export"] / times["library"]}
+    return {
+        "encoder_milliseconds": times["encoder"],
+        "export_vs_library": times["export"] / times["library"],
+        "two_layers_vs_native": times["path"] / times["native"],
+        "two_layers_with_table_vs_native": times["path, with table"] / times["native"],
+    }
 
 
 BENCHMARK = Benchmark("static_query", __doc__, BOUNDS, measure, packages=("sentence-transformers", "tokenizers"))

@@ -30,7 +30,7 @@ class Method(Run):
     Args:
         exits (`str`, *optional*): Fit exits with a static table to the training texts first, in this basis:
             `"last_layer"` or `"principal"`.
-        stitches (`tuple[int, ...]`, *optional*): Depths that the fit stitches.
+        paths (`dict[int, list[int]]`, *optional*): Depth -> its layers, of depths that the fit makes paths.
         fit_on_mixed_text (`bool`, *optional*, defaults to `False`): Fit the exits to half as many training texts, and
             as many lines of news, web text and books.
         taught_by_real (`bool`, *optional*, defaults to `False`): The real encoder is the teacher, also of the exits.
@@ -41,7 +41,7 @@ class Method(Run):
     """
 
     exits: str = ""
-    stitches: tuple[int, ...] = ()
+    paths: Mapping[int, list[int]] = field(default_factory=dict)
     fit_on_mixed_text: bool = False
     taught_by_real: bool = False
     untouched: bool = False

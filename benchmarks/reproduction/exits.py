@@ -3,7 +3,6 @@ Exits and exit distillation on a real encoder: all-MiniLM-L6-v2 (extra `quicksta
 
     python -m benchmarks.reproduction.exits --fit                      # every variant of the fit, no training
     python -m benchmarks.reproduction.exits --train --seeds 0 1        # exit distillation from the fit
-    python -m benchmarks.reproduction.exits --train --stitches 2 4     # the same with stitched depths
     python -m benchmarks.reproduction.exits --fit --development        # on the development sets
     python -m benchmarks.reproduction.report                           # write the tables
 
@@ -13,7 +12,7 @@ kept in runs/exits; an exit commutes with mean pooling, so all variants of the f
 
 "static" is the fit with a static table, "fitted" the one without, "trained" is exit distillation from "static,
 principal" on the short ones of these texts, one of ten longer ones, and 8,000 spans of 3 to 16 words of them, in place
-of queries. "trained, stitched" starts from a fit with stitches. Both keep their checkpoints: call again to continue.
+of queries. It keeps its checkpoints: call again to continue.
 
 Tests: STS-B, STS12 to STS16, SICK (Spearman); Cranfield, CISI, NPL (nDCG@10), 128 tokens per text. "NAME asymmetric"
 is the same collection with queries at the layer and documents at the last one. Development: the development sets of
@@ -28,8 +27,10 @@ import json
 import random
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -40,6 +41,7 @@ from transformers import AutoModel, AutoTokenizer, set_seed
 from benchmarks.reproduction.study import Run, add_results, development_tasks
 from benchmarks.reproduction.training_data import STS_SPLITS, STS_TESTS, held_out
 from modeling_m3bert import M3BertModel
+from modeling_m3bert.modeling_elastic import Elasticity
 from scripts.command import run_command
 from scripts.convert import converted
 from scripts.sources import data_folder, default_base
@@ -94,6 +96,7 @@ TRAINING: dict[str, Any] = {
     "use_cpu": True,
 }
 States = dict[int, torch.Tensor]  # layer -> pooled embeddings
+Encode = Callable[[list[str]], Mapping[int, torch.Tensor]]
 
 
 def sources(data: Path) -> dict[str, list[str]]:
@@ -170,13 +173,6 @@ def short_queries(texts: Mapping[str, Sequence[str]]) -> list[str]:
     return list(spans)
 
 
-def raw_model() -> tuple[M3BertModel, Any]:
-    """The converted encoder; an identity as exit makes its embedding layer an output."""
-    model, tokenizer = converted(default_base())
-    model.set_exits({0: (torch.eye(WIDTH), torch.zeros(WIDTH))})
-    return model.eval(), tokenizer
-
-
 def evaluators(data: Path, development: bool) -> dict[str, Evaluator]:
     """Name -> evaluator of each test, or of each development set."""
     names = ["stsb-dev", "sick-dev", "msmarco-mini"] if development else [*STS_TESTS, *RETRIEVAL_TESTS]
@@ -184,17 +180,21 @@ def evaluators(data: Path, development: bool) -> dict[str, Evaluator]:
     return {task.name: load_task(task, data) for task in tasks}
 
 
-def encode(encoder: GridEncoder, texts: Sequence[str]) -> States:
+def encoded(encode: Encode, texts: Sequence[str]) -> States:
     """Layer -> embeddings of the texts; equal texts are encoded once."""
     rows = {text: row for row, text in enumerate(dict.fromkeys(texts))}
-    embeddings = encoder.encode(list(rows)).layers
-    return {layer: vectors[[rows[text] for text in texts]] for layer, vectors in embeddings.items()}
+    return {layer: vectors[[rows[text] for text in texts]] for layer, vectors in encode(list(rows)).items()}
 
 
-def encode_tests(encoder: GridEncoder, tests: Mapping[str, Evaluator]) -> dict[str, dict[str, States]]:
-    """Test -> name of its texts -> embeddings at all layers of the encoder's grid."""
+def layers_of(encoder: GridEncoder, texts: list[str]) -> Mapping[int, torch.Tensor]:
+    """Layer -> embeddings of the texts, at the layers of the encoder's grid."""
+    return encoder.encode(texts).layers
+
+
+def encode_tests(encode: Encode, tests: Mapping[str, Evaluator]) -> dict[str, dict[str, States]]:
+    """Test -> name of its texts -> embeddings."""
     return {
-        test: {name: encode(encoder, list(texts)) for name, texts in evaluator.texts.items()}
+        test: {name: encoded(encode, list(texts)) for name, texts in evaluator.texts.items()}
         for test, evaluator in tests.items()
     }
 
@@ -204,15 +204,20 @@ def raw_states(data: Path, name: str) -> Any:
     `development`), computed once."""
     file = FOLDER / f"{name}.pt"
     if not file.is_file():
-        model, tokenizer = raw_model()
-        encoder = GridEncoder(model, tokenizer, Grid.product(range(DEPTH + 1), [WIDTH]), max_length=MAX_LENGTH)
+        model, tokenizer = converted(default_base())
+        raw = RawStates(model.eval(), tokenizer, "mean", batch_size=64)
+
+        def encode(its: list[str]) -> States:
+            ids = tokenizer(its, truncation=True, max_length=MAX_LENGTH)["input_ids"]
+            return raw.pooled(ids, range(DEPTH + 1))
+
         start = time.perf_counter()
         if name in ("texts", "queries"):
             found = sources(data)
             found = found if name == "texts" else {"queries": short_queries(found)}
-            states: Any = {source: encode(encoder, texts) for source, texts in found.items()}
+            states: Any = {source: encoded(encode, texts) for source, texts in found.items()}
         else:
-            states = encode_tests(encoder, evaluators(data, name == "development"))
+            states = encode_tests(encode, evaluators(data, name == "development"))
         seconds = time.perf_counter() - start
         print(f"{name}: encoded in {seconds:.0f} s", flush=True)
         FOLDER.mkdir(parents=True, exist_ok=True)
@@ -236,7 +241,7 @@ def fit(
     encode = RawStates.pooled
 
     def remembered(raw: RawStates, ids: list[list[int]], layers: Sequence[int]) -> States:
-        if tuple(ids[0]) not in known or raw.encoder.config.stitch_layers:  # the vocabulary, and stitched depths
+        if tuple(ids[0]) not in known:  # the vocabulary
             return encode(raw, ids, layers)
         found = [known[tuple(its)] for its in ids]
         return {layer: torch.stack([states[source][layer][row] for source, row in found]) for layer in layers}
@@ -265,17 +270,19 @@ def static_vectors(model: M3BertModel, tokenizer: Any, texts: Sequence[str]) -> 
 def after_exits(
     model: M3BertModel, tokenizer: Any, tests: Mapping[str, Evaluator], states: Mapping[str, Mapping[str, States]]
 ) -> dict[str, dict[str, States]]:
-    """Test -> name of its texts -> layer -> embeddings, from raw pooled states."""
+    """Test -> name of its texts -> layer -> embeddings, from raw pooled states. Layer 0 is the static table."""
     found: dict[str, dict[str, States]] = {}
     for test, evaluator in tests.items():
         found[test] = {}
         for name, layers in states[test].items():
             static = None
-            if model.static_table is not None:
+            if model.elastic.table is not None:
                 static = static_vectors(model, tokenizer, list(evaluator.texts[name]))
             with torch.no_grad():
                 found[test][name] = {
-                    layer: model.exit_state(layer, vectors, static=static) for layer, vectors in layers.items()
+                    layer: model.exit_state(layer, vectors, static=static)
+                    for layer, vectors in layers.items()
+                    if layer or static is not None
                 }
     return found
 
@@ -323,22 +330,22 @@ FITS: dict[str, dict[str, Any]] = {
 }
 
 
-def train(
-    data: Path, seed: int, steps: int | None, stitches: Sequence[int] = ()
-) -> tuple[M3BertModel, Any, dict[str, Any]]:
+def train(data: Path, seed: int, steps: int | None) -> tuple[M3BertModel, Any, dict[str, Any]]:
     """Exit distillation from the fit with the static table, in the principal basis: the model, its tokenizer and the
     seconds that it took, since the last checkpoint if it was interrupted. A model that an earlier run has saved is not
     trained again."""
-    parts = ["trained", *(["stitched"] if stitches else []), str(seed), *([] if steps is None else [f"{steps}-steps"])]
+    parts = ["trained", str(seed), *([] if steps is None else [f"{steps}-steps"])]
     folder = FOLDER / "-".join(parts)
     if folder.is_dir():
         seconds = json.loads((folder / "seconds.json").read_text(encoding="utf-8"))
         return AutoModel.from_pretrained(folder), AutoTokenizer.from_pretrained(folder), seconds
     rows = training_rows(data)
-    model, tokenizer = fit(data, basis="principal", stitches=stitches)
+    model, tokenizer = fit(data, basis="principal")
     for name in ("embedding_dropout", "hidden_dropout", "attention_dropout"):
         setattr(model.config, name, 0.0)
-    model = M3BertModel.from_pretrained(None, config=model.config, state_dict=model.state_dict())
+    with TemporaryDirectory() as draft:
+        model.save_pretrained(draft, exact=True)
+        model = M3BertModel.from_pretrained(draft)
     # The cache of the teacher: the fit's own pass over the texts, and one over the queries.
     with torch.no_grad():
         vectors = model.exit_state(DEPTH, torch.stack(list(rows.values())))
@@ -376,7 +383,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--train", action="store_true", help="train from the fit, and score")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="seeds of --train")
     parser.add_argument("--steps", type=int, help="training steps; default: those of the study")
-    parser.add_argument("--stitches", type=int, nargs="+", default=[], help="stitched depths of --train")
     parser.add_argument("--development", action="store_true", help="score the development sets")
     options = parser.parse_args(arguments)
     data = data_folder()
@@ -390,16 +396,19 @@ def main(arguments: list[str]) -> None:
         for variant, settings in FITS.items():
             start = time.perf_counter()
             model, tokenizer = fit(data, **settings)
-            print(f"{variant}: fitted in {time.perf_counter() - start:.0f} s", model.config.exit_fit, flush=True)
+            print(
+                f"{variant}: fitted in {time.perf_counter() - start:.0f} s",
+                Elasticity.of(model.config).fit,
+                flush=True,
+            )
             found = {"0": score(tests, after_exits(model, tokenizer, tests, states))}
             add_results(file, {variant: found}, about(options.development))
     for seed in options.seeds if options.train else []:
-        model, tokenizer, seconds = train(data, seed, options.steps, options.stitches)
+        model, tokenizer, seconds = train(data, seed, options.steps)
         grid = Grid.product(TRAINED.layers, [WIDTH])
         encoder = GridEncoder(model, tokenizer, grid, max_length=MAX_LENGTH)
-        label = "trained, stitched" if options.stitches else "trained"
-        label += "" if options.steps is None else f", {options.steps} steps"
-        scores = {label: {str(seed): score(tests, encode_tests(encoder, tests))}}
+        label = "trained" if options.steps is None else f"trained, {options.steps} steps"
+        scores = {label: {str(seed): score(tests, encode_tests(partial(layers_of, encoder), tests))}}
         add_results(trained_file, scores, about(options.development, trained=True))
         print(f"{label}, seed {seed}: {seconds}", flush=True)
 

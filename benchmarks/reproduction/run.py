@@ -174,7 +174,7 @@ def fitted(run: Planned, dataset: Dataset, data: Path, cache: Path) -> tuple[M3B
         "real": method.taught_by_real,
         "principal": method.exits == "principal",
         "mixed": method.fit_on_mixed_text,
-        "stitched": bool(method.stitches),
+        "paths": bool(method.paths),
     }
     folder = cache / "-".join(["exits", run.backbone, *(kind for kind, its in kinds.items() if its)])
     if not folder.is_dir():
@@ -188,8 +188,8 @@ def fitted(run: Planned, dataset: Dataset, data: Path, cache: Path) -> tuple[M3B
             model,
             tokenizer,
             texts,
-            layers=sorted({0, 2, 4} - {*method.stitches}),
-            stitches=method.stitches,
+            layers=[0, 2, 4],
+            paths=method.paths,
             basis=method.exits,
             teacher=teacher,
             max_length=length,

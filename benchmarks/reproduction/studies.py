@@ -61,6 +61,8 @@ PAIRS: dict[str, Any] = {
 EXITS_AND_MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}, exits="last_layer")
 FROM_ITSELF = Method(ExitDistillationConfig, ExitDistillationTrainer, EXIT_DISTILLATION, exits="last_layer")
 FROM_REAL = replace(FROM_ITSELF, settings={**EXIT_DISTILLATION, "full_size_weight": 1.0}, taught_by_real=True)
+# The committed results with paths are of their earlier form, an affine map between the layers around a gap.
+WITH_PATHS = replace(EXITS_AND_MRL, paths={2: [1, 6], 4: [1, 2, 5, 6]})
 BASELINES = {
     "MRL": Method(ContrastiveConfig, ContrastiveTrainer, {"grid": GRID}),
     "ESE": Method(EspressoConfig, EspressoTrainer, {"grid": GRID}),
@@ -82,7 +84,7 @@ NESTED = Study(
         "ours, taught by the real encoder": FROM_REAL,
     },
     # A masked language model's own embeddings are poor teachers.
-    replacements={("ours", "mlm"): replace(EXITS_AND_MRL, stitches=(2, 4))},
+    replacements={("ours", "mlm"): WITH_PATHS},
     backbones=("real", "mlm"),
     grid=GRID,
     steps=100,
@@ -126,8 +128,8 @@ OURS = replace(
         "exits in the principal basis + MRL": replace(EXITS_AND_MRL, exits="principal"),
         "exit distillation": FROM_ITSELF,
         "exit distillation, fitted to mixed text": replace(FROM_ITSELF, fit_on_mixed_text=True),
-        "exit distillation, stitched": replace(FROM_ITSELF, stitches=(2, 4)),
-        "exits and stitches + MRL": replace(EXITS_AND_MRL, stitches=(2, 4)),
+        "exit distillation, paths": replace(FROM_ITSELF, paths=WITH_PATHS.paths),
+        "exits and paths + MRL": WITH_PATHS,
         "exit distillation in the principal basis": replace(FROM_ITSELF, exits="principal"),
         "exit distillation in the principal basis, with pairs": replace(
             FROM_ITSELF, exits="principal", settings={**EXIT_DISTILLATION, "pair_weight": 1.0}

@@ -38,7 +38,10 @@ def mean_of(found: Found, run: str, tests: Iterable[str], key: Any) -> float:
 
 
 def cell(found: Found, run: str, key: Any, *groups: Sequence[str]) -> str:
-    """The means of a run over groups of tests, in percent."""
+    """The means of a run over groups of tests, in percent; empty where it has no scores."""
+    seeds = found["scores"][run].values()
+    if any(str(key) not in seed[test] for tests in groups for test in tests for seed in seeds):
+        return ""
     return " / ".join(percent(mean_of(found, run, tests, key)) for tests in groups)
 
 
@@ -138,17 +141,17 @@ def exits_trained() -> str:
     found, fits = results("exits_trained"), results("exits")
     full = mean_of(fits, "untouched", ASYMMETRIC, FULL)
     columns = {"fitted, hidden state only": (fits, "fitted"), "fitted": (fits, "static, principal")}
-    columns |= {name: (found, name) for name in ("trained", "trained, stitched")}
+    columns["trained"] = found, "trained"
 
     def with_kept(scores: Found, run: str, g: str) -> str:
-        kept = with_share(mean_of(scores, run, ASYMMETRIC, g), full)
-        return f"{cell(scores, run, g, STS_TESTS, RETRIEVAL)} / {kept}"
+        found = cell(scores, run, g, STS_TESTS, RETRIEVAL)
+        return f"{found} / {with_share(mean_of(scores, run, ASYMMETRIC, g), full)}" if found else ""
 
     rows = [
         [str(layer), *(with_kept(*column, f"{layer}x384") for column in columns.values())] for layer in (0, 1, 2, 4, 6)
     ]
     table = markdown(["layers run", *columns], rows)
-    return titled(found, table, " --train --seeds 0 1 [--stitches 2 4]", found["scores"]["trained"])
+    return titled(found, table, " --train --seeds 0 1", found["scores"]["trained"])
 
 
 def exits_development() -> str:
@@ -159,54 +162,9 @@ def exits_development() -> str:
     return titled(found, markdown(["fit", *sizes], rows), " --fit")
 
 
-def stitches() -> str:
-    """STS / nDCG@10 with documents at layer 6 of each split, beside the first layers, at 384 dims."""
-    found, prefixes = results("stitches"), results("exits")
-    full = mean_of(prefixes, "untouched", ASYMMETRIC, FULL)
-
-    def both(scores: Found, run: str | None, layer: int) -> str:
-        if run is None:
-            return ""
-        kept = with_share(mean_of(scores, run, ASYMMETRIC, f"{layer}x384"), full)
-        return f"{cell(scores, run, f'{layer}x384', FOUR_STS_TESTS)} / {kept}"
-
-    default, others, without = "default", "0 + 2, 3 + 1", "without the table"
-    splits = (
-        (0, "", None, None),
-        (1, "0 + 1", default, without),
-        (2, "1 + 1", default, without),
-        (2, "0 + 2", others, None),
-        (4, "2 + 2", default, without),
-        (4, "3 + 1", others, None),
-        (4, "1 + 3", "1 + 3", None),
-        (6, "", None, None),
-    )
-    rows = [
-        [str(n), split, both(prefixes, "static", n), both(found, run, n), both(found, bare, n)]
-        for n, split, run, bare in splits
-    ]
-    header = ["layers run", "first + last", "the first ones", "stitched", "stitched, without the table"]
-    return titled(found, markdown(header, rows, words=2))
-
-
-def stitches_costs() -> str:
-    """Times with two stitched depths as multiples of those without."""
-    found = results("stitches_costs")
-    calls = {"grid, stitched / prefix": "four depths from one pass"}
-    calls |= {f"query at {layer}, stitched / prefix": f"a query at {layer}" for layer in (2, 4, 8)}
-    rows = [
-        [encoder, words, f"{found[kind][key]:.2f}"]
-        for kind, encoder in (("grid", "all-MiniLM-L6-v2"), ("deep", "12 layers of 768 dims, random weights"))
-        for key, words in calls.items()
-        if key in found[kind]
-    ]
-    rows.append(["all-MiniLM-L6-v2", "the fit", f"{found['fit']['with / without stitches']:.2f}"])
-    return titled(found, markdown(["encoder", "", "stitched / not stitched"], rows, words=2))
-
-
 def students() -> str:
-    """STS and nDCG@10 against the teacher's documents of students with some layers, and of stitches of as many."""
-    found, stitched = results("student_layers"), results("stitches")
+    """STS and nDCG@10 against the teacher's documents of students with some layers."""
+    found = results("student_layers")
     groups = (FOUR_STS_TESTS, ASYMMETRIC)
     named = {tuple(map(int, run.split(","))): run for run in found["scores"]}
     named = {tuple(range(1, n + 1)) if not others else (n, *others): run for (n, *others), run in named.items()}
@@ -214,9 +172,50 @@ def students() -> str:
         [", ".join(map(str, layers)), *(cell(found, run, f"{len(layers)}x384", tests) for tests in groups)]
         for layers, run in sorted(named.items(), key=lambda its: (len(its[0]), its[0]))
     ]
-    for depth, name in ((2, "1, 6, stitched"), (4, "1, 2, 5, 6, stitched")):
-        rows.append([name, *(cell(stitched, "default", f"{depth}x384", tests) for tests in groups)])
     return titled(found, markdown(["layers of the student", "STS (4)", "nDCG@10"], rows))
+
+
+PATH_ENCODERS = {"minilm": "all-MiniLM-L6-v2", "e5": "multilingual-e5-small"}
+
+
+def paths() -> str:
+    """nDCG@10 of queries by paths against documents of the whole encoder, and its share."""
+    blocks = []
+    for name, encoder in PATH_ENCODERS.items():
+        if not (HERE / "results" / f"paths_{name}.json").is_file():
+            continue
+        found = results(f"paths_{name}")
+        size = {run: next(iter(seeds["0"]["cranfield asymmetric"])) for run, seeds in found["scores"].items()}
+
+        def both(run: str, found: Found = found, size: Mapping[str, str] = size) -> str:
+            if run not in size:
+                return ""
+            groups = (ASYMMETRIC, ("msmarco-mini asymmetric",))
+            pairs = ((mean_of(found, its, tests, size[its]) for its in (run, "full")) for tests in groups)
+            return " / ".join(with_share(*pair) for pair in pairs)
+
+        named = {run.removesuffix(", native"): run for run in size if run.endswith(", native")}
+        rows = [["0 (the table)", "", both("table")]]
+        rows += [
+            [path.replace(",", ", "), both(run), both(f"{path}, table")]
+            for path, run in sorted(named.items(), key=lambda its: len(its[0]))
+        ]
+        rows.append([f"all {size['full'].partition('x')[0]}", both("full"), ""])
+        texts = f"{found['settings']['fit']['texts']:,} texts"
+        blocks.append(titled(found, markdown([f"layers of {encoder}, {texts}", "native export", "with table"], rows)))
+    return "\n\n".join(blocks)
+
+
+def paths_decoder() -> str:
+    """The share of the nearest ten texts that a path of a decoder keeps."""
+    found = results("paths_smollm2")
+    size = next(iter(found["scores"]["plain"]["0"]["nearest ten"]))
+    rows = [
+        [run, *(cell(found, run, size, [test]) for test in ("nearest ten", "nearest ten asymmetric"))]
+        for run in found["scores"]
+    ]
+    header = ["20 of 30 layers", "both sides by the path", "one side by the whole model"]
+    return titled(found, markdown(header, rows))
 
 
 QAMA_SIZES = [Granularity(6, dim, code) for code in ("qama-2", "qama-1.5") for dim in (384, 192, 96)]
@@ -334,8 +333,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "exits-texts": exits_texts,
     "exits-trained": exits_trained,
     "exits-development": exits_development,
-    "stitches": stitches,
-    "stitches-costs": stitches_costs,
+    "paths": paths,
+    "paths-decoder": paths_decoder,
     "student-layers": students,
     "qama-steps": qama_steps,
     "qama-bytes": qama_bytes,

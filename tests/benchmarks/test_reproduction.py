@@ -86,7 +86,7 @@ def test_exits_are_fitted_once_for_all_runs_of_a_backbone(place, monkeypatch):
     monkeypatch.setattr(run, "fit_exits", lambda *its, **options: fitted_to.append(its[2]) or fit(*its, **options))
     monkeypatch.setattr(run, "corpus", lambda data: ["a line of news"] * (run.HELD_OUT_LINES + 2))
     both = {
-        name: replace(MRL, exits="principal", stitches=(2,), fit_on_mixed_text=mixed)
+        name: replace(MRL, exits="principal", paths={2: [1, 6]}, fit_on_mixed_text=mixed)
         for name, mixed in (("exits", False), ("exits, mixed", True))
     }
     study = replace(TINY, methods=both, grid="2,6x8", learning_rates=(1e-4,))

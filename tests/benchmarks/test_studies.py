@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -11,13 +13,15 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction import backbones
+from benchmarks.reproduction import backbones, paths
 from benchmarks.reproduction.backbones import backbone, contrastive, reinitialised
 from benchmarks.reproduction.studies import IBKD, MATRYOSHKA_DISTILLATION, REGULARIZERS, REGULARIZERS_CLS
 from benchmarks.reproduction.study import add_results
 from benchmarks.reproduction.terms import gradients
 from benchmarks.reproduction.training_data import STS_TESTS, regularizer_sentences, training_pairs, unlabelled_texts
+from benchmarks.static_query import elastic
 from tests.conftest import padded_batch
+from tests.evaluation_data import write_rows
 from trainers import Contrastive, Granularity, Grid, Teacher
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.readers import read_rows
@@ -160,3 +164,34 @@ def test_results_of_one_study_are_kept_and_those_of_others_dropped(tmp_path):
     assert results["scores"]["MRL"]["1"]["stsb"]["4x16"] == 0.016
     results = add_results(file, {"MIC": {"0": scores}}, about | {"settings": {"steps": 2}})
     assert list(results["scores"]) == ["MIC"]
+
+
+def test_paths_are_scored_as_native_models_and_with_the_table(minilm, tmp_path, monkeypatch):
+    """Without exits that fit, a path finds less than the whole encoder; what is scored is not scored again."""
+    data, folder = tmp_path / "data", tmp_path / "elastic"
+    topics = ["wings of an aircraft", "a loaf of bread", "the heart and its blood", "a jury in court"] * 3
+    rows = [{"id": str(n), "title": "", "text": f"{text}, part {n}"} for n, text in enumerate(topics)]
+    write_rows(data / "cranfield" / "corpus.jsonl.gz", rows)
+    write_rows(data / "cranfield" / "queries.jsonl.gz", [{"id": "q", "text": "how do planes fly?"}])
+    with gzip.open(data / "cranfield" / "qrels.tsv.gz", "wt") as file:
+        file.write("query-id\tcorpus-id\tscore\n" + "".join(f"q\t{n}\t1\n" for n in (0, 4, 8)))
+    for name, value in {"TESTS": ["cranfield"], "RESULTS": tmp_path / "results", "FOLDER": tmp_path}.items():
+        monkeypatch.setattr(paths, name, value)
+    elastic(folder, joint=True)
+    paths.score_encoder("tiny", minilm, folder, data)
+    file = tmp_path / "results" / "paths_tiny.json"
+    found = json.loads(file.read_text())["scores"]
+    values = {run: its["0"]["cranfield asymmetric"] for run, its in found.items()}
+    assert {run: [*its] for run, its in values.items()} == {
+        "full": ["6x384"], "table": ["0x384"], "1,6, native": ["2x384"], "1,6, table": ["2x384"]
+    }  # fmt: skip
+    assert values["full"]["6x384"] == 1.0 > values["1,6, native"]["2x384"]
+    monkeypatch.setattr(paths, "add_results", None)
+    paths.score_encoder("tiny", minilm, folder, data)
+
+
+def test_the_nearest_ten_that_stay_are_counted():
+    whole = torch.eye(12) + torch.linspace(0, 0.5, 12)  # the nearest of each are the last ones, without itself
+    assert paths.kept(whole, whole, whole) == 1.0
+    first = paths.kept(-whole, whole, whole)
+    assert first == pytest.approx(9 / 10)  # of eleven others, each leaves out one
