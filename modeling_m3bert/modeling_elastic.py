@@ -657,13 +657,16 @@ class ElasticMixin(_Model):
         Raises:
             ValueError: if the depth reads the static table and there is no `static`.
         """
-        if depth == 0 and self.elastic.table is not None and static is not None:
-            return static[..., :dim].expand(*state.shape[:-1], -1)
-        for name, its in self.elastic.exits.items():
-            if int(name) == depth:  # not str(depth), see `refitted`
-                if its.joint and static is None:
-                    raise ValueError(f"Depth {depth} reads the static table: pass static, from static_states(...).")
-                return its(state, dim, static if its.joint else None)
+        # Not str(depth), see `refitted`.
+        found: Any = next((its for name, its in self.elastic.exits.items() if int(name) == depth), None)
+        of_table = depth == 0 and self.elastic.table is not None
+        reads_table = of_table or (found is not None and bool(found.joint))
+        if reads_table and static is None:
+            raise ValueError(f"Depth {depth} reads the static table: pass static, from static_states(...).")
+        if of_table:
+            return static[..., :dim].expand(*state.shape[:-1], -1)  # type: ignore[index]
+        if found is not None:
+            return found(state, dim, static if reads_table else None)
         return state[..., :dim]
 
     def layers_at(self, depth: int) -> list[nn.Module]:
