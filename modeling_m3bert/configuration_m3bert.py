@@ -29,12 +29,10 @@ AUTO_MAP = {
 }
 
 
-BaseConfig: Any = PreTrainedConfig
-if not hasattr(PreTrainedConfig, "__post_init__"):
+def _with_fields(base: Any) -> Any:
+    """The config class of transformers 5.0 to 5.3, with the fields and the `__post_init__` of later versions."""
 
-    class BaseConfig(PreTrainedConfig):  # type: ignore[no-redef]
-        """A config of transformers 5.0 to 5.3, with the fields and the `__post_init__` that later versions have."""
-
+    class WithFields(base):
         def __init__(self, **kwargs: Any):
             for name in type(self).__annotations__:
                 setattr(self, name, kwargs.pop(name, getattr(type(self), name)))
@@ -43,8 +41,15 @@ if not hasattr(PreTrainedConfig, "__post_init__"):
         def __post_init__(self, **kwargs: Any) -> None:
             super().__init__(**kwargs)
 
+    return WithFields
 
-class M3BertConfig(BaseConfig):
+
+if not hasattr(PreTrainedConfig, "__post_init__"):
+    # Not an assignment: tools that read the fields from the code would follow it.
+    globals()["PreTrainedConfig"] = _with_fields(PreTrainedConfig)
+
+
+class M3BertConfig(PreTrainedConfig):
     r"""
     Configuration of an m3BERT encoder ([m3BERT](https://huggingface.co/papers/2605.19568), sections 2.2 and 2.3). The
     defaults are the paper's base model: 305,660,928 parameters.

@@ -392,7 +392,7 @@ class M3BertModel(ElasticMixin, M3BertEncoder):
 
 
 class M3BertHead(ElasticMixin, M3BertPreTrainedModel):
-    """Base class of the heads, which read the encoder's state of the requested granularity."""
+    """Base class of the heads, which read the encoder's hidden state of the requested size."""
 
     def __init__(self, config: M3BertConfig):
         super(ElasticMixin, self).__init__(config)  # the encoder is what is elastic
