@@ -46,7 +46,7 @@ from trainers.exits.paths import fit_path
 
 
 PATHS = {"minilm": ["1,6", "1,2,6", "1,2,5,6"], "e5": ["1,2,11,12", "1-3,10-12"]}
-TESTS = [*RETRIEVAL_TESTS, "msmarco-mini"]
+TESTS = {"minilm": [*RETRIEVAL_TESTS, "msmarco-mini"], "e5": ["cranfield", "cisi"]}  # NPL takes e5 half an hour
 DECODER_PATH = [*range(1, 16), *range(26, 31)]
 DECODER_TEXTS, DECODER_LENGTH = 500, 64  # of the refit, and as many to embed
 
@@ -98,7 +98,7 @@ def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:
     config = Checkpoint(folder).config
     spec, width, last = Elasticity.of(config), config.hidden_size, config.num_hidden_layers
     record = {key: (spec.fit or {}).get(key) for key in ("texts", "sources", "max_length", "prompts", "paths")}
-    tests = {task.name: load_task(task, data) for task in development_tasks(TESTS)}
+    tests = {task.name: load_task(task, data) for task in development_tasks(TESTS[name])}
     documents = {}
     for test, evaluator in tests.items():
         file = FOLDER / f"paths-{name}-{test}.pt"

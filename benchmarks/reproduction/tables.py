@@ -190,8 +190,11 @@ def paths() -> str:
         def both(run: str, found: Found = found, size: Mapping[str, str] = size) -> str:
             if run not in size:
                 return ""
-            groups = (ASYMMETRIC, ("msmarco-mini asymmetric",))
-            pairs = ((mean_of(found, its, tests, size[its]) for its in (run, "full")) for tests in groups)
+            scored = found["scores"]["full"]["0"]
+            groups = [
+                [test for test in tests if test in scored] for tests in (ASYMMETRIC, ["msmarco-mini asymmetric"])
+            ]
+            pairs = ((mean_of(found, its, tests, size[its]) for its in (run, "full")) for tests in groups if tests)
             return " / ".join(with_share(*pair) for pair in pairs)
 
         named = {run.removesuffix(", native"): run for run in size if run.endswith(", native")}
