@@ -470,10 +470,15 @@ class ElasticMixin(_Model):
         cut = depth < config.num_hidden_layers
         config._runs = spec.layers_of(depth) if cut or not depth else None
         kwargs["use_safetensors"] = True
+        others = kwargs.pop("ignore_mismatched_sizes", False)
+        kwargs |= {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
-            model, info = super().from_pretrained(name, *args, config=config, output_loading_info=True, **kwargs)
+            model, info = super().from_pretrained(name, *args, **kwargs)
         except SafetensorError as error:
             raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
+        if info["mismatched_keys"] and not others:  # the library's error names no tensor
+            key, stored, expected = sorted(info["mismatched_keys"])[0]
+            raise RuntimeError(f"{name} has {key} of shape {tuple(stored)} instead of {tuple(expected)}.")
         if any(parameter.is_meta for parameter in model.parameters()):
             model.tie_weights()  # transformers 5.3 leaves this out in remote code
         encoder = model.base_model

@@ -113,6 +113,7 @@ def test_every_file_has_a_reason_to_stay(work):
         "config_sentence_transformers.json",
         "configuration_m3bert.py",
         "model.safetensors",
+        "modeling_elastic.py",
         "modeling_m3bert.py",
         "modules.json",
         "sentence_bert_config.json",

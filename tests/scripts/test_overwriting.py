@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts import convert, evaluate, export, fit_exits, train
+from scripts import convert, evaluate, export, fit, train
 from scripts.command import EXPORT_FILES, MODEL_FILES, check_overwriting
 from tests.evaluation_data import write_data
 from trainers.core.durable import remove_files
@@ -21,7 +21,7 @@ COMMANDS = {
     "train": (train.main, TRAIN, "config.json"),
     "train, interrupted": (train.main, TRAIN, "checkpoint-5"),
     "convert": (convert.main, ["model"], "config.json"),
-    "fit_exits": (fit_exits.main, ["--files", "texts.txt", "model"], "config.json"),
+    "fit": (fit.main, ["--files", "texts.txt", "model"], "config.json"),
     "export": (export.main, ["--output_dir"], "onnx"),
     "native": (export.main, ["--format", "native", "--model_name_or_path", "model", "--output_dir"], "config.json"),
     "static": (export.main, ["--format", "static", "--model_name_or_path", "model", "--output_dir"], "modules.json"),
@@ -39,7 +39,7 @@ def test_a_folder_that_holds_a_result_is_refused(command, tmp_path):
     main, arguments, name = COMMANDS[command]
     out = tmp_path / "out"
     (out / name).mkdir(parents=True)
-    if command == "fit_exits":
+    if command == "fit":
         arguments = ["model", str(out), *arguments[:2]]
     else:
         arguments = [*arguments, str(out)]

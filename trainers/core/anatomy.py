@@ -124,9 +124,10 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def probe_ids(encoder: Any) -> torch.Tensor:
-    """Token ids that are spread over the vocabulary, without those of padding, `(1, TOKENS)`."""
-    vocabulary = encoder.config.vocab_size
-    ids = torch.linspace(0.3 * vocabulary, vocabulary - 1, TOKENS).long()
+    """Token ids that are spread over the vocabulary, without those of padding, `(1, tokens)`."""
+    config = encoder.config
+    positions = (getattr(config, "max_position_embeddings", None) or TOKENS + 4) - 2  # the first two may be reserved
+    ids = torch.linspace(0.3 * config.vocab_size, config.vocab_size - 1, max(2, min(TOKENS, positions))).long()
     return ids[None].to(next(encoder.parameters()).device)
 
 
@@ -176,7 +177,7 @@ def _module_between(calls: Calls, before: torch.Tensor, after: torch.Tensor) -> 
 def _before_last(output: Any) -> torch.Tensor:
     """The part of a module's output that belongs to all tokens but the last."""
     found = hidden_of(output)
-    per_token = isinstance(found, torch.Tensor) and found.dim() == 3 and found.shape[:2] == (1, TOKENS)
+    per_token = isinstance(found, torch.Tensor) and found.dim() == 3 and len(found) == 1
     return found[:, :-1] if per_token else torch.empty(0)
 
 

@@ -210,6 +210,7 @@ def _targets(
     vectors = last.double()
     if projection is not None:
         vectors = vectors @ projection.weight.T.to(vectors)
+        vectors = vectors if projection.bias is None else vectors + projection.bias.to(vectors)
     if teacher is not None:
         vectors = teacher.of([its.text for its in group]).to(vectors)
     return truncate(vectors, vectors.shape[1], normalize=True)

@@ -11,6 +11,7 @@ import torch
 
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers import Grid
+from trainers.core.anatomy import anatomy_of
 from trainers.evaluation import Latency, latency, measure_latency
 
 
@@ -91,6 +92,7 @@ def test_times_without_a_quantile_are_medians():
 
 def test_layer_0_runs_no_layer(encoder_with_exits):
     ran = []
+    anatomy_of(encoder_with_exits.model)  # which runs all of them
     for index, layer in enumerate(encoder_with_exits.model.layers, start=1):
         layer.register_forward_hook(lambda module, args, output, index=index: ran.append(index))
     look_up = replace(encoder_with_exits, grid=Grid.parse("0x8"))

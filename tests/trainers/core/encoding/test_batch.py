@@ -22,9 +22,11 @@ from trainers import (
     Objective,
     nested_states,
 )
+from trainers.core.anatomy import anatomy_of
 from trainers.core.encoding.batch import column_states
 from trainers.core.encoding.chunking import PassCost
 from trainers.core.model import NOT_INPUTS
+from trainers.core.states import unwrap_encoder
 
 
 SINGLE_PRECISION = ("gemma3_text",)  # computes its norms in float32, also for float64 weights
@@ -65,6 +67,7 @@ def plain(model: Any, objective: Objective, batch: dict[str, dict[str, torch.Ten
 def encoder_calls(model: Any) -> list[tuple[int, ...]]:
     """Shapes of the batches that the encoder reads, appended as it runs."""
     calls: list[tuple[int, ...]] = []
+    anatomy_of(unwrap_encoder(model))  # which runs it
     model.register_forward_pre_hook(
         lambda module, args, kwargs: calls.append(
             tuple((kwargs["input_ids"] if "input_ids" in kwargs else kwargs["inputs_embeds"]).shape[:2])
