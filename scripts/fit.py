@@ -119,7 +119,7 @@ def layers_of_depth(text: str, last: int) -> list[int]:
 
 def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, list[int]]]:
     """The depths that run the first layers, and the paths, that the options ask for."""
-    from trainers.core.anatomy import feed_forward_of
+    from modeling_m3bert.anatomy_m3bert import feed_forward_of
     from trainers.exits.fit import default_paths
 
     last, prefixes = encoder.config.num_hidden_layers, list(options.exit_layers or ())

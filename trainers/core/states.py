@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from modeling_m3bert.anatomy_m3bert import Resumed, Tapped, anatomy_of, run_native
 from modeling_m3bert.conversion_m3bert import OFFSET_POSITIONS
 from modeling_m3bert.modeling_elastic import Elasticity, layer_list, resolve_size, view
 from modeling_m3bert.settings_m3bert import POOLINGS, Pooling
 
-from .anatomy import Resumed, Tapped, anatomy_of, run_native
 from .encoding.packed_rows import DOCUMENTS, Flattened, check_packable, flattened_documents, packed_arguments
 from .granularity import EncoderConfig
 

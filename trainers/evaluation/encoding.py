@@ -336,8 +336,9 @@ class GridEncoder:
         """Layer -> embeddings of a batch at the largest encoded dim of the layer."""
         grid, projection = self.encoded_grid, self.projection
         if self.looks_up and projection is None:
-            static = unwrap_encoder(self.model).static_states
-            return {0: static(inputs["input_ids"], inputs["attention_mask"], dim=grid.dims_of(0)[-1])[:, 0]}
+            static, dim = unwrap_encoder(self.model).static_states, grid.dims_of(0)[-1]
+            vectors = static(inputs["input_ids"], inputs["attention_mask"], dim=dim)[:, 0]
+            return {0: truncate(vectors, dim, self.normalize)}
         states = self.states(inputs, grid.layers)
         pooled = {layer: states.pooled(layer, self.pooling) for layer in grid.layers}
         if projection is not None:

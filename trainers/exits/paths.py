@@ -26,9 +26,9 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from modeling_m3bert.anatomy_m3bert import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
 from modeling_m3bert.modeling_elastic import Elasticity, layer_list, view, with_parameters
 
-from ..core.anatomy import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
 from ..core.device import autocast
 from ..core.parallel.ranks import sum_over_ranks
 from ..data.tokenized_texts import TokenizedText

@@ -9,10 +9,10 @@ from datasets import Dataset
 from torch import nn
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from modeling_m3bert.anatomy_m3bert import anatomy_of, feed_forward_of
 from modeling_m3bert.conversion_m3bert import CONVERTIBLE
 from tests.conftest import padded_batch, quiet, tiny_config
 from trainers import ContrastiveConfig, ContrastiveTrainer, Grid, NestedStates, nested_states, truncate
-from trainers.core.anatomy import anatomy_of, feed_forward_of
 from trainers.core.states import max_positions
 from trainers.evaluation import GridEncoder
 

@@ -9,9 +9,9 @@ from statistics import median
 import pytest
 import torch
 
+from modeling_m3bert.anatomy_m3bert import anatomy_of
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers import Grid
-from trainers.core.anatomy import anatomy_of
 from trainers.evaluation import Latency, latency, measure_latency
 
 

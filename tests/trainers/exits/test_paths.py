@@ -9,10 +9,10 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModel
 
+from modeling_m3bert.anatomy_m3bert import feed_forward_of, run_native
 from modeling_m3bert.modeling_elastic import Elasticity, layer_list
 from tests.trainers.exits.test_fit import random_texts
 from trainers import fit_exits
-from trainers.core.anatomy import feed_forward_of, run_native
 from trainers.core.states import nested_states
 from trainers.data.tokenized_texts import TokenizedTexts
 from trainers.exits import paths

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ..anatomy import anatomy_of
+from modeling_m3bert.anatomy_m3bert import anatomy_of
+
 from ..parallel.ranks import smallest_on_all_ranks
 from ..states import (
     NestedStates,

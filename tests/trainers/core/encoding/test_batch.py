@@ -9,6 +9,7 @@ import torch
 from transformers import AttentionInterface
 
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from modeling_m3bert.anatomy_m3bert import anatomy_of
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.core.test_states import OTHERS, PADDED_ON_ANY_SIDE, backbone
 from trainers import (
@@ -22,7 +23,6 @@ from trainers import (
     Objective,
     nested_states,
 )
-from trainers.core.anatomy import anatomy_of
 from trainers.core.encoding.batch import column_states
 from trainers.core.encoding.chunking import PassCost
 from trainers.core.model import NOT_INPUTS
@@ -125,6 +125,7 @@ def test_every_backbone(model_type):
     causal = model_type == "qwen3"
     objective = Contrastive(GRID, pooling="lasttoken" if causal else "cls").double()
     lookups = []
+    anatomy_of(model)  # which runs it
     model.get_input_embeddings().register_forward_hook(lambda module, args, output: lookups.append(args[0].numel()))
     ours = NestedModel(model, objective)(**batch)["loss"]
     assert len(lookups) == 1
@@ -159,6 +160,7 @@ def test_every_text_is_encoded_once_with_masks_of_its_own(mini_batch_size):
     model = M3BertModel(tiny_config(embedding_dropout=0.5)).train()
     batch = padded_batch(lengths=(9, 3, 3, 6))
     masked: list[torch.Tensor] = []
+    anatomy_of(model)  # which runs it, without dropout
     model.dropout.register_forward_hook(lambda module, args, output: masked.append((output == 0).detach()))
     states = column_states(model, {"text": batch, "view": batch}, [2], "mean", mini_batch_size)
     drawn = torch.cat([zeros.flatten() for zeros in masked]).float().mean()

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
-from modeling_m3bert.modeling_elastic import layer_list, view
+from .modeling_elastic import layer_list, view
 
 
 TOKENS = 8  # of the text that is run
