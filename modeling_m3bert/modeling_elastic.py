@@ -478,7 +478,10 @@ class ElasticMixin(_Model):
             raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
         if info["mismatched_keys"] and not others:  # the library's error names no tensor
             key, stored, expected = sorted(info["mismatched_keys"])[0]
-            raise RuntimeError(f"{name} has {key} of shape {tuple(stored)} instead of {tuple(expected)}.")
+            raise RuntimeError(
+                f"{name} has {key} of shape {tuple(stored)} instead of {tuple(expected)}. Pass "
+                "ignore_mismatched_sizes=True to initialise such tensors randomly."
+            )
         if any(parameter.is_meta for parameter in model.parameters()):
             model.tie_weights()  # transformers 5.3 leaves this out in remote code
         encoder = model.base_model

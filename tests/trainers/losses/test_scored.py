@@ -84,7 +84,8 @@ def test_a_loss_and_its_gradient_are_those_of_sentence_transformers_at_each_dim(
         expected = theirs.compute_loss_from_embeddings([first[:, :dim], second[:, :dim]], scores)
         torch.testing.assert_close(found[row], expected, rtol=1e-6, atol=1e-6)
         gradients = [torch.autograd.grad(its, first, retain_graph=True)[0] for its in (found[row], expected)]
-        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
+        # Entries that cancel keep the rounding of the largest ones.
+        torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6 * max(1.0, float(gradients[1].abs().max())))
 
 
 @pytest.mark.parametrize("as_margins", [False, True])
