@@ -175,7 +175,7 @@ def test_paths_are_scored_as_native_models_and_with_the_table(minilm, tmp_path, 
     write_rows(data / "cranfield" / "queries.jsonl.gz", [{"id": "q", "text": "how do planes fly?"}])
     with gzip.open(data / "cranfield" / "qrels.tsv.gz", "wt") as file:
         file.write("query-id\tcorpus-id\tscore\n" + "".join(f"q\t{n}\t1\n" for n in (0, 4, 8)))
-    changed = {"TESTS": {"minilm": ["cranfield"]}, "RESULTS": tmp_path / "results", "FOLDER": tmp_path}
+    changed = {"TESTS": {"tiny": ["cranfield"]}, "RESULTS": tmp_path / "results", "FOLDER": tmp_path}
     for name, value in changed.items():
         monkeypatch.setattr(paths, name, value)
     elastic(folder, joint=True)
