@@ -185,12 +185,6 @@ def test_an_interrupted_fit_leaves_the_model_as_it_was(encoder, tiny_tokenizer, 
     assert all(torch.equal(tensor, weights[name]) for name, tensor in encoder.state_dict().items())
 
 
-def two_ranks(queue, tokenizer) -> None:
-    encoder = tiny("bert", tokenizer)
-    fit_exits(encoder, tokenizer, random_texts(120), paths={2: [1, 6]})
-    queue.put({name: its.tolist() for name, its in encoder.elastic.state_dict().items()})
-
-
 @pytest.mark.parametrize("layers", [[1, 5], [6, 1], [1, 7], [1, 2, 6]])
 def test_a_path_that_cannot_run_is_refused(tiny_tokenizer, layers):
     with pytest.raises(ValueError, match="must run|must end"):
