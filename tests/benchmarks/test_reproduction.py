@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoModel, AutoTokenizer
 
-from benchmarks.reproduction import report, run, tables
+from benchmarks.reproduction import report, run
 from benchmarks.reproduction.design import Claim, Method, Stage, Study
 from benchmarks.reproduction.studies import STUDIES
 from tests.evaluation_data import write_rows
@@ -80,21 +80,6 @@ def test_finished_runs_are_skipped_and_record_what_they_were(place, monkeypatch)
     run.run_all(development()[:2], **place)
 
 
-def test_exits_are_fitted_once_for_all_runs_of_a_backbone(place, monkeypatch):
-    fitted_to: list[list[str]] = []
-    fit = run.fit_exits
-    monkeypatch.setattr(run, "fit_exits", lambda *its, **options: fitted_to.append(its[2]) or fit(*its, **options))
-    monkeypatch.setattr(run, "corpus", lambda data: ["a line of news"] * (run.HELD_OUT_LINES + 2))
-    both = {
-        name: replace(MRL, exits="principal", paths={2: [1, 6]}, fit_on_mixed_text=mixed)
-        for name, mixed in (("exits", False), ("exits, mixed", True))
-    }
-    study = replace(TINY, methods=both, grid="2,6x8", learning_rates=(1e-4,))
-    for seed in (0, 1):
-        run.run_all(list(run.planned(study, development=True, seeds=[seed])), **place)
-    assert ["a line of news" in texts for texts in fitted_to] == [False, True]
-
-
 class Killed(BaseException):
     pass
 
@@ -125,18 +110,6 @@ def test_a_killed_run_continues_with_its_checkpoint_and_ends_with_the_same_score
         run.run_all([planned], **place)
     found, whole = (json.loads(planned.file(its["results"]).read_text()) for its in (place, elsewhere))
     assert found["scores"] == whole["scores"] and (found["resumed"], whole["resumed"]) == (True, False)
-
-
-def test_no_run_starts_that_does_not_fit(place, monkeypatch):
-    slow = fake(TINY, "MRL", 0, 0.5, seconds={"training": 100.0, "evaluation": 100.0, "fit": 1e6})
-    done, *others = development()
-    done.file(place["results"]).parent.mkdir(parents=True)
-    done.file(place["results"]).write_text(json.dumps(slow))
-    monkeypatch.setattr(run, "execute", None)
-    assert run.run_all([done, *others], **place, minutes=3) == others
-    ran: list[run.Planned] = []
-    monkeypatch.setattr(run, "execute", lambda planned, *_: ran.append(planned) or {**slow, "scores": {"t": {"g": 1}}})
-    assert run.run_all([done, *others[:1]], **place, minutes=4) == [] and ran == others[:1]
 
 
 @pytest.mark.parametrize(
@@ -200,24 +173,12 @@ def test_verdicts_and_bold_are_by_paired_differences(first, second, holds, bold)
     assert ("**" in "\n".join(report.table(TINY, runs, seeds, methods, "pairs"))) == bold
 
 
-def test_a_margin_allows_to_be_a_little_lower():
-    runs = values((0.400, 0.411, 0.420), (0.401, 0.412, 0.421))
-    claim = replace(TINY.claims[0], margin=-0.3)
-    assert report.verdict(TINY, claim, runs)[1] == "holds"
-    assert report.verdict(TINY, TINY.claims[0], runs)[1] == "does not hold here: it is lower"
-
-
 @pytest.mark.parametrize("page", report.PAGES, ids=lambda page: f"{page.parent.name}/{page.name}")
 def test_the_pages_say_what_the_results_say(page):
     text = page.read_text(encoding="utf-8")
     again = report.written(text, every_table=report.PAGES[page])
     assert again == text, "run python -m benchmarks.reproduction.report"
     assert len(report.MARKED.findall(text)) == text.count("<!-- end of ") > 0
-
-
-def test_every_table_is_on_a_page():
-    marked = [found for page in report.PAGES for found in report.MARKED.findall(page.read_text(encoding="utf-8"))]
-    assert sorted(name for kind, name in marked if kind == "table") == sorted(tables.TABLES)
 
 
 NUMBER = re.compile(r"(?<![\w.])(\d+\.\d+|\d+(?= ?%))(?!\w)")
@@ -232,13 +193,6 @@ def test_a_number_in_the_prose_is_in_a_table_of_its_section(page):
         by_hand = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)", "", report.MARKED.sub("", section), flags=re.DOTALL)
         if made or page.name in ("studies.md", "NOTES.md"):
             assert set(NUMBER.findall(by_hand)) - made - NO_RESULTS == set(), section.partition("\n")[0]
-
-
-def test_a_cell_is_the_mean_over_tests_and_seeds():
-    found = {
-        "scores": {"a": {"0": {"s": {"2x8": 0.1}, "t": {"2x8": 0.2}}, "1": {"s": {"2x8": 0.3}, "t": {"2x8": 0.8}}}}
-    }
-    assert tables.cell(found, "a", "2x8", ("s", "t"), ("t",)) == "35.0 / 50.0"
 
 
 def test_a_backbone_without_training_is_scored_once_and_compared_with_every_seed(place):
@@ -319,37 +273,6 @@ def test_a_loss_is_better_when_it_is_lower():
     assert report.verdict(study, claim, runs) == ("+0.100 ± 0.000, 2 seeds", "holds")
     table = report.table(study, runs, [0, 1], ["MRL", "deep MRL"], "masked tokens")
     assert table[2] == "| 2x8 | **5.501 ± 0.001** | 5.601 ± 0.001 |"
-
-
-def test_a_claim_has_all_seeds_that_both_methods_finished():
-    three = replace(TINY, methods={"MRL": MRL, "deep MRL": MRL, "a": MRL, "b": MRL})
-    runs = values((0.50, 0.51, 0.52), (0.40, 0.41, 0.42)) | {(name, 0): fake(three, name, 0, 0.1) for name in "ab"}
-    assert report.equal_seeds(three, runs)[0] == [0]
-    assert report.verdict(three, three.claims[0], runs) == ("+10.0 ± 0.0, 3 seeds", "holds")
-    assert report.most_seeds(three, runs) == ([0, 1, 2], ["MRL", "deep MRL"])
-
-
-def test_a_method_that_is_scored_at_fewer_sizes_has_empty_cells_and_fewer_claims():
-    runs = {(name, seed): fake(TINY, name, seed, 0.5) for name in TINY.methods for seed in (0, 1)}
-    for seed in (0, 1):
-        runs["MRL", seed]["scores"] = {task: {"2x8": 0.6} for task in TINY.tests}
-    lines = report.table(TINY, runs, [0, 1], list(TINY.methods))
-    assert [line.split(" | ")[1:] for line in lines[2:4]] == [["**60.0 ± 0.0**", "50.0 ± 0.0 |"], ["", "50.0 ± 0.0 |"]]
-    assert report.verdict(TINY, TINY.claims[0], runs) == ("", "not testable here: no complete runs of MRL")
-    smaller = replace(TINY.claims[0], sizes="2x8", worse_sizes="6x32")
-    assert report.verdict(TINY, smaller, runs) == ("+10.0 ± 0.0, 2 seeds", "holds")
-
-
-def test_claims_against_three_methods_are_one_row_of_a_table():
-    methods = dict.fromkeys(("ours", "a", "b", "c"), MRL)
-    claims = tuple(Claim("ours", name, "2x8", "nobody") for name in ("a", "b", "c"))
-    study = replace(TINY, methods=methods, claims=(*claims, Claim("a", "b", "2x8", "nobody")))
-    values = {"ours": (0.5, 0.5), "a": (0.3, 0.31), "b": (0.6, 0.6)}
-    runs = [fake(study, name, seed, value) for name, both in values.items() for seed, value in enumerate(both)]
-    lines = report.verdicts(study, runs)
-    assert lines[2].endswith("| a | b | c |")
-    assert lines[4] == "| ours | all | `2x8` | real | **+19.5 ± 6.4** | -10.0 ± 0.0 |  |"
-    assert [line for line in lines if line.startswith("| a > b")] and not [line for line in lines if "ours >" in line]
 
 
 def test_a_claim_about_speed_is_tested_with_the_seconds_of_training():

@@ -11,16 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoTokenizer
 
-from benchmarks.reproduction import backbones, paths
+from benchmarks.reproduction import paths
 from benchmarks.reproduction.backbones import backbone, contrastive, reinitialised
-from benchmarks.reproduction.studies import IBKD, MATRYOSHKA_DISTILLATION, REGULARIZERS, REGULARIZERS_CLS
-from benchmarks.reproduction.study import add_results
+from benchmarks.reproduction.studies import IBKD, REGULARIZERS
 from benchmarks.reproduction.terms import gradients
 from benchmarks.reproduction.training_data import STS_TESTS, regularizer_sentences, training_pairs, unlabelled_texts
 from benchmarks.static_query import elastic
-from tests.conftest import padded_batch
 from tests.evaluation_data import write_rows
 from trainers import Contrastive, Granularity, Grid, Teacher
 from trainers.evaluation import GridEncoder
@@ -52,17 +50,6 @@ def test_no_sentence_of_an_evaluation_set_is_trained_on(
         for row in read_rows(data_folder / name / f"{split}.jsonl.gz"):
             sides = {row[side].strip().lower() for side in ("text", "sentence1", "sentence2") if side in row}
             assert not trained & sides
-
-
-def test_the_student_is_the_first_layers_of_the_teacher(minilm):
-    student, teacher = backbone("student")[0].eval(), AutoModel.from_pretrained(minilm)
-    assert len(student.layers) == student.config.num_hidden_layers == 3
-    batch = padded_batch(vocab_size=5000)
-    with torch.no_grad():
-        expected = teacher(**batch, output_hidden_states=True).hidden_states[3]
-        found = student(**batch).last_hidden_state
-    mask = batch["attention_mask"].bool()
-    torch.testing.assert_close(found[mask], expected[mask], atol=1e-5, rtol=1e-5)
 
 
 def test_the_reinitialised_encoder_is_the_same_for_every_seed(minilm):
@@ -104,22 +91,6 @@ def test_a_method_of_ibkd_trains(name, minilm, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_method_of_matryoshka_distillation_trains(minilm):
-    model = backbones.untrained_head(Grid.parse(MATRYOSHKA_DISTILLATION.grid))
-    torch.testing.assert_close(model.get_output_embeddings().weight, model.get_input_embeddings().weight)
-    with torch.no_grad():  # instead of pretraining
-        model.get_output_embeddings().weight.mul_(0.01)
-        model.get_output_embeddings().bias.fill_(-8)
-        model.get_output_embeddings().bias[1000:9000] = 0
-    tokenizer = AutoTokenizer.from_pretrained(minilm)
-    pieces = backbones.pieces(["the open file has a list of names and text"] * 99, tokenizer)
-    assert {len(ids) for ids in pieces["input_ids"]} == {backbones.TOKENS}
-    settings = {**MATRYOSHKA_DISTILLATION.settings, **ONE_STEP, "per_device_train_batch_size": 2}
-    trainer = MATRYOSHKA_DISTILLATION.methods["6x384>2x32"].train(model, tokenizer, pieces, **settings)
-    assert trainer.state.global_step == 1
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["MIPIC (ours)", "MIC, SIR 0.3, t 0.5, floor"])
 def test_a_method_of_the_regularizers_trains(name, minilm):
     model, rows = reinitialised(), Dataset.from_dict({"text": TEXTS[:8]})
@@ -127,17 +98,6 @@ def test_a_method_of_the_regularizers_trains(name, minilm):
     tokenizer = AutoTokenizer.from_pretrained(minilm)
     REGULARIZERS.methods[name].train(model, tokenizer, rows, **{**REGULARIZERS.settings, **ONE_STEP})
     assert any(not torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
-
-
-@pytest.mark.slow
-def test_settings_of_a_study_do_not_replace_the_arguments_of_a_method(minilm):
-    rows, tokenizer = Dataset.from_dict({"text": TEXTS[:8]}), AutoTokenizer.from_pretrained(minilm)
-    settings = {**REGULARIZERS_CLS.settings, **ONE_STEP}
-    trainer = REGULARIZERS_CLS.methods["MIC with PIC (ours)"].train(reinitialised(), tokenizer, rows, **settings)
-    parts = trainer.accelerator.unwrap_model(trainer.model).objective.parts
-    assert parts["scr"].layers == parts["sir"].layers == [4]
-    assert (parts["scr"].variance_weight, parts["sir"].weights["variation"], parts["sir"].pooling) == (0.0, 0.0, "cls")
-    assert (parts["pic"].pooling, parts["pic"].detach_target) == ("mean", True)
 
 
 class Opposite(Contrastive):
@@ -152,18 +112,6 @@ def test_gradients_are_relative_to_those_of_the_first_term(tiny_model):
     assert found["second"]["value"] == pytest.approx(-2 * found["first"]["value"], rel=1e-3)
     assert [found[name]["gradient"] for name in ("first", "second")] == pytest.approx([1, 2])
     assert [found[name]["cosine"] for name in ("first", "second")] == pytest.approx([1, -1])
-
-
-def test_results_of_one_study_are_kept_and_those_of_others_dropped(tmp_path):
-    file, about = tmp_path / "results" / "study.json", {"command": "c", "settings": {"steps": 1}}
-    scores = {"stsb": {Granularity(4, dim): dim / 1000 for dim in (16, 384)}}
-    add_results(file, {"MRL": {"0": scores}}, about)
-    add_results(file, {"MRL": {"1": scores}}, about)
-    results = add_results(file, {"MIC": {"0": scores}}, about)
-    assert {name: list(seeds) for name, seeds in results["scores"].items()} == {"MRL": ["0", "1"], "MIC": ["0"]}
-    assert results["scores"]["MRL"]["1"]["stsb"]["4x16"] == 0.016
-    results = add_results(file, {"MIC": {"0": scores}}, about | {"settings": {"steps": 2}})
-    assert list(results["scores"]) == ["MIC"]
 
 
 def test_paths_are_scored_as_native_models_and_with_the_table(minilm, tmp_path, monkeypatch):
@@ -189,10 +137,3 @@ def test_paths_are_scored_as_native_models_and_with_the_table(minilm, tmp_path, 
     assert values["full"]["6x384"] == 1.0 > values["1,6, native"]["2x384"]
     monkeypatch.setattr(paths, "add_results", None)
     paths.score_encoder("tiny", minilm, folder, data)
-
-
-def test_the_nearest_ten_that_stay_are_counted():
-    whole = torch.eye(12) + torch.linspace(0, 0.5, 12)  # the nearest of each are the last ones, without itself
-    assert paths.kept(whole, whole, whole) == 1.0
-    first = paths.kept(-whole, whole, whole)
-    assert first == pytest.approx(9 / 10)  # of eleven others, each leaves out one

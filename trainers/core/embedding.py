@@ -305,7 +305,7 @@ class EmbeddingConfig(TextTrainingArguments):
 
         ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other devices around in a ring instead
             of gathering them: memory then does not grow with the number of devices. The losses are the same. For large
-            batches on many devices; see docs/scaling.md.
+            batches on many devices; see docs/scale.md.
         gather_negatives (`bool`, *optional*, defaults to `True`): Use the texts of all devices as negatives. Without,
             each device contrasts its own batch, as in the released code of m3BERT.
         guide (`dict`, *optional*): A model that finds false negatives: arguments of [`Teacher`], as JSON or a YAML
