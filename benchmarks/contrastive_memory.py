@@ -28,7 +28,7 @@ from benchmarks._measure import SEED, Benchmark, Bounds, Run, added_peak, at_mos
 from scripts.command import run_command
 from scripts.sources import default_base
 from trainers import Contrastive, Grid, NestedModel
-from trainers.losses import nested_info_nce
+from trainers.losses.contrastive import nested_info_nce
 
 
 BOUNDS: Bounds = {

@@ -23,7 +23,7 @@ from benchmarks._measure import SEED, Benchmark, Bounds, Run, added_peak, at_mos
 from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from scripts.command import run_command
 from trainers import Grid, MultigranularMLM, NestedModel
-from trainers.losses import nested_cross_entropy
+from trainers.losses.masked_lm import nested_cross_entropy
 
 
 BOUNDS: Bounds = {

@@ -5,7 +5,7 @@ float32): run it on two commits and compare the files.
     python -m benchmarks.method_values before.json
     python -m benchmarks.method_values after.json --against before.json
 
-The second call prints the largest relative difference of each method, and fails above 1e-12, or in float32 above 1e-6.
+The second call prints the largest relative difference of each method, and fails above 1e-12, or in float32 above 1e-5.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 NEED_DROPOUT = ("simcse", "mipic", "mic", "mixture")  # two views of a text
 TAUGHT = ("exit-distillation", "ibkd")  # by embeddings in float32
-TOLERANCE, TOLERANCE_TAUGHT = 1e-12, 1e-6
+TOLERANCE, TOLERANCE_TAUGHT = 1e-12, 1e-5
 
 
 def tokenizer_of() -> PreTrainedTokenizerFast:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -18,7 +17,6 @@ from modeling_m3bert.settings_m3bert import PROJECTION_FOLDER
 
 from .core.arguments import TextTrainingArguments
 from .core.checkpoints import part_of
-from .core.embedding import EmbeddingConfig
 from .core.given import backbone_of, check_given
 from .core.granularity import EncoderConfig, Grid
 from .core.objective import Objective
@@ -27,7 +25,7 @@ from .core.projection import FIT_EXITS, Projection
 from .core.states import longest_text, unwrap_encoder, width_of
 from .data.collators import ColumnsCollator
 from .data.samplers import batch_loader
-from .data.teacher import Teacher, TeacherEmbeddings, teacher_from
+from .data.teacher import TeacherEmbeddings
 from .data.training_sets import NamedDatasets, by_columns, collator_of, training_data
 from .hub.quantizer import has_quantizer
 from .publishing import PublishingTrainer
@@ -52,9 +50,7 @@ class EmbeddingTrainer(PublishingTrainer):
             may differ. Each batch is of one of them (`args.multi_dataset_batch_sampler`).
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data with the same columns; beside
             several training sets, with columns of its own.
-        teacher (`Any`, *optional*): A teacher, for objectives with one, or a guide, to find false negatives: its
-            folder or Hub id, a [`~sentence_transformers.SentenceTransformer`], a [`Teacher`], or its
-            [`TeacherEmbeddings`] of the texts in all columns. Default: the one that `args` names.
+        teacher (`Any`, *optional*): A teacher, for methods with one ([`DistillationTrainer`]).
         objective ([`Objective`], *optional*): An objective to train in place of the one that `args` describes, such as
             a [`Composition`].
         peft_config ([`~peft.PeftConfig`], *optional*): Train a new adapter of this kind instead of the whole encoder.
@@ -62,8 +58,7 @@ class EmbeddingTrainer(PublishingTrainer):
 
     Raises:
         ValueError: as [`NestedTrainer`], if an argument is out of range or of another type than above, if a text is
-            missing or empty, if `unsupervised` training gets a model without dropout, or if there is a `guide_margin`
-            but no guide.
+            missing or empty, or if `unsupervised` training gets a model without dropout.
     """
 
     trains_quantizer: ClassVar[bool] = False
@@ -118,27 +113,11 @@ class EmbeddingTrainer(PublishingTrainer):
             **kwargs,
         )
 
-    def teacher_of(
-        self,
-        model: nn.Module,
-        args: Any,
-        texts: Iterable[str],
-        given: Any = None,
-    ) -> TeacherEmbeddings | None:
-        """Hook for methods with a teacher: its embeddings of all texts, if none were passed. Here the teacher is the
-        guide of contrastive training that was given, or else that `args` names; `None` without one."""
-        if not isinstance(args, EmbeddingConfig):
-            if given is not None:
-                raise ValueError(f"{type(self).__name__} takes no teacher.")
-            return None
-        guide = None if given is None else teacher_from(given)
-        if guide is None and isinstance(args.guide, dict):
-            guide = guide_of(args.guide)
-        if guide is None:
-            if args.guide_margin is not None:
-                raise ValueError("guide_margin needs a guide: name one in guide, such as {name_or_path: ...}.")
-            return None
-        return guide.embed(texts, args.guide_cache_dir, description="Guide")
+    def teacher_of(self, model: nn.Module, args: Any, texts: Iterable[str], given: Any = None) -> Any:
+        """Hook for methods with a teacher: its embeddings of all texts, from the teacher that was passed or else that
+        `args` names. Here there is none."""
+        if given is not None:
+            raise ValueError(f"{type(self).__name__} takes no teacher.")
 
     def objective_for(self, args: Any, config: EncoderConfig, published: EmbeddingSettings | None) -> Objective:
         """The objective that `args` describes, for a model with a config and with settings."""
@@ -195,30 +174,8 @@ def projection_for(config: EncoderConfig, dim: int | None, published: EmbeddingS
     if dim is None:
         return None
     found = published.projection if published is not None else None
-    return (
-        Projection.of(found)
-        if found is not None and found.out_features == dim
-        else Projection(config.hidden_size, dim)
-    )
-
-
-def guide_of(arguments: Mapping[str, Any]) -> Teacher:
-    """
-    The model that finds false negatives.
-
-    Args:
-        arguments (`Mapping[str, Any]`): Arguments of [`Teacher`], with a `name_or_path`.
-
-    Raises:
-        ValueError: if an argument is missing, unknown or out of range.
-    """
-    legal = [field.name for field in dataclasses.fields(Teacher) if field.name != "compute"]
-    unknown = [str(name) for name in arguments if name not in legal]
-    if unknown:
-        raise ValueError(f"guide names unknown arguments: {', '.join(unknown)}; legal values: {', '.join(legal)}.")
-    if "name_or_path" not in arguments:
-        raise ValueError("guide needs a name_or_path, the folder or Hub id of a model.")
-    return Teacher(**arguments)
+    fits = found is not None and found.out_features == dim
+    return Projection.of(found) if fits else Projection(config.hidden_size, dim)
 
 
 def has_dropout(model: Any) -> bool:

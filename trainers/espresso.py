@@ -16,7 +16,7 @@ from .core.objective import NestedBatch, Terms
 from .core.parallel.ranks import sum_over_ranks
 from .core.states import truncate
 from .embedding import EmbeddingTrainer
-from .losses import compression_alignment, principal_map
+from .losses.alignment import compression_alignment, principal_map
 
 
 LAYER_WEIGHTINGS = ("log", "uniform")

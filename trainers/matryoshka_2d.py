@@ -16,7 +16,7 @@ from .core.objective import NestedBatch, Terms
 from .core.parallel.ranks import same_on_all_ranks
 from .core.states import truncate
 from .embedding import EmbeddingTrainer
-from .losses import embedding_kl
+from .losses.alignment import embedding_kl
 
 
 class Matryoshka2d(EmbeddingObjective):

@@ -12,7 +12,7 @@ import torch
 from .core.granularity import Granularity, Grid
 from .core.help_texts import described
 from .core.objective import NestedBatch, Terms
-from .losses import nested_cross_entropy_and_divergence
+from .losses.masked_lm import nested_cross_entropy_and_divergence
 from .multigranular_mlm import MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer
 
 

@@ -18,7 +18,7 @@ from .core.states import unwrap_encoder
 from .core.streams.stream import Stream
 from .data.collators import MaskedLMCollator
 from .data.packing import DOCUMENT_LENGTHS
-from .losses import nested_cross_entropy
+from .losses.masked_lm import nested_cross_entropy
 from .publishing import PublishingTrainer
 
 

@@ -16,7 +16,14 @@ from .core.objective import Identity, NestedBatch, Objective, Terms, require_red
 from .core.parallel.ranks import RankRows
 from .core.states import Pooling, check_pooling
 from .embedding import EmbeddingTrainer
-from .losses import cosent, margin_mse, nested_pair_angles, nested_pair_cosines, nested_pair_products, score_divergence
+from .losses.scored import (
+    cosent,
+    margin_mse,
+    nested_pair_angles,
+    nested_pair_cosines,
+    nested_pair_products,
+    score_divergence,
+)
 
 
 SIMILARITIES = {"cosine": nested_pair_cosines, "dot": nested_pair_products, "angle": nested_pair_angles}

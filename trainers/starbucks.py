@@ -15,7 +15,7 @@ from .core.help_texts import described
 from .core.objective import NestedBatch, Terms
 from .core.states import truncate
 from .embedding import EmbeddingTrainer
-from .losses import similarity_kl
+from .losses.alignment import similarity_kl
 
 
 class Starbucks(EmbeddingObjective):

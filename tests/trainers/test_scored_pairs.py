@@ -10,7 +10,7 @@ from modeling_m3bert import M3BertModel
 from tests.conftest import quiet
 from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
 from trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
-from trainers.losses import cosent, margin_mse, nested_pair_angles, nested_pair_cosines, nested_pair_products
+from trainers.losses.scored import cosent, margin_mse, nested_pair_angles, nested_pair_cosines, nested_pair_products
 
 
 GRID = "2,6x8,32"

@@ -11,8 +11,7 @@ from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Objective, Terms
 from ..core.parallel.ranks import RankRows
 from ..core.states import Pooling, check_pooling, truncate
-from ..losses import gram_matrix, hsic
-from ..losses.independence import KERNELS
+from ..losses.independence import KERNELS, gram_matrix, hsic
 
 
 class HSIC(Objective):

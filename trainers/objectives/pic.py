@@ -13,7 +13,7 @@ from ..core.granularity import Granularity, Grid, evenly_spaced
 from ..core.objective import NestedBatch, Objective, Terms
 from ..core.parallel.ranks import RankRows
 from ..core.states import Pooling, check_pooling, truncate
-from ..losses import nested_info_nce
+from ..losses.contrastive import nested_info_nce
 
 
 class PIC(Objective):

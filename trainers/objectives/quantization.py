@@ -13,7 +13,7 @@ from ..core.codes import FLOAT
 from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Terms
 from ..core.states import Pooling, truncate
-from ..losses import nested_info_nce
+from ..losses.contrastive import nested_info_nce
 from ..losses.quantization import (
     added_dims_overlap,
     cosine_matrix,

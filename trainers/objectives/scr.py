@@ -9,7 +9,7 @@ from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Terms
 from ..core.parallel.ranks import sum_over_ranks
 from ..core.states import NestedStates
-from ..losses import correlation_penalty, prefix_residual_products, standardized, variance_floor
+from ..losses.isotropy import correlation_penalty, prefix_residual_products, standardized, variance_floor
 from .full_width import FullWidthObjective, isotropy_layers
 
 

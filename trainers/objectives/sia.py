@@ -11,13 +11,8 @@ from ..core import papers
 from ..core.granularity import Granularity, Grid, evenly_spaced
 from ..core.objective import NestedBatch, Terms
 from ..core.parallel.ranks import RankRows
-from ..losses import (
-    attention_divergence,
-    nested_token_cka,
-    nested_token_counts,
-    prefix_attention_scores,
-    token_importance,
-)
+from ..losses.sia import attention_divergence, nested_token_counts, prefix_attention_scores, token_importance
+from ..losses.token_cka import nested_token_cka
 from .full_width import FullWidthObjective
 
 

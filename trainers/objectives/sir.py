@@ -12,7 +12,7 @@ from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Objective, Terms
 from ..core.parallel.ranks import RankRows
 from ..core.states import Pooling, check_pooling
-from ..losses import nested_uniformity, variance_variation
+from ..losses.isotropy import nested_uniformity, variance_variation
 from .full_width import isotropy_layers
 
 

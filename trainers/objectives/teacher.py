@@ -14,9 +14,10 @@ from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Objective, Terms
 from ..core.parallel.ranks import RankRows
 from ..core.states import Pooling, check_pooling, truncate
-from ..losses import cosine_matrix, critic_loss, nested_info_nce
-from ..losses.candidates import not_negatives
 from ..losses.common import no_autocast, precise
+from ..losses.contrastive import false_negatives, nested_info_nce
+from ..losses.quantization import cosine_matrix
+from ..losses.representation import critic_loss
 
 
 @dataclass(frozen=True)
@@ -235,8 +236,8 @@ class CRD(RepresentationDistillation):
         students = mapped(students, self.maps[str(granularity.layer)])
         teachers = mapped(taught.teacher, self.teacher_map)
         left_out = None
-        if self.mask_duplicates:
-            left_out = not_negatives(taught.own_ids, taught.all_ids, taught.targets)
+        if self.mask_duplicates and taught.own_ids is not None and taught.all_ids is not None:
+            left_out = false_negatives(taught.own_ids, taught.all_ids, taught.targets)
         total = torch.zeros(len(students), dtype=students.dtype, device=students.device)
         for anchors, candidates in ((students, teachers), (teachers, students)):
             scores = cosine_matrix(anchors, taught.rows.gather(candidates)) / self.temperature

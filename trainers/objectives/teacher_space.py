@@ -11,7 +11,8 @@ from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Terms
 from ..core.parallel.ranks import same_on_all_ranks
 from ..core.states import TextStates, truncate
-from ..losses import nested_cosine_distances, nested_info_nce, nested_similarity_distillation
+from ..losses.contrastive import nested_info_nce
+from ..losses.similarity import nested_cosine_distances, nested_similarity_distillation
 from .teacher import RepresentationDistillation, TaughtTexts
 
 

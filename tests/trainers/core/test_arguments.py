@@ -35,8 +35,6 @@ SHARED = {
     "mask_duplicates": False,
     "learn_temperature": True,
     "gather_negatives": False,
-    "guide_margin": 0.1,
-    "relative_guide_margin": True,
 }
 EXCLUDED = {"ring", "own_negatives"}  # by values above; tests of the ring and of recipes set them
 # A config, its grid, and values of its fields that are not their defaults.

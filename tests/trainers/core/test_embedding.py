@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.trainers.pooled_texts import EQUAL_TEXTS, NO_NEGATIVES, TAU, batch_of, info_nce
 from tests.trainers.tiny_run import named
@@ -16,7 +15,6 @@ from trainers import (
     Espresso,
     Grid,
     Matryoshka2d,
-    NestedBatch,
     SimCSE,
     Starbucks,
 )
@@ -81,36 +79,8 @@ def test_own_negatives_are_those_of_their_row_alone(leaves, ids, equal, symmetri
 def test_own_negatives_need_hard_negatives(leaves):
     batch = batch_of(leaves)
     batch.texts.pop("negative")
-    with pytest.raises(ValueError, match="own_negatives needs a column of hard negatives; got anchor, positive"):
+    with pytest.raises(ValueError, match="needs a column of hard negatives; got anchor, positive"):
         Contrastive(Grid.parse("3x8"), own_negatives=True)(batch)
-
-
-@pytest.mark.parametrize("relative", [False, True])
-def test_what_a_guide_finds_is_no_negative(leaves, relative):
-    """In both directions, with a hard negative, and each side's own positive kept."""
-    anchors, positives, negatives = leaves[3]
-    generator = torch.Generator().manual_seed(0)
-    guide = {name: torch.randn(5, 4, generator=generator) for name in ("anchor", "positive", "negative")}
-    batch = NestedBatch(texts=batch_of(leaves).texts, teacher=guide)
-    options = {"temperature": TAU, "guide_margin": 0.2, "relative_guide_margin": relative}
-    losses = []
-    sides = (anchors, [positives, negatives], ("anchor", ["positive", "negative"]))
-    for one, others, (name, names) in (sides, (positives, [anchors], ("positive", ["anchor"]))):
-        rows, columns = (functional.normalize(x, dim=1) for x in (one, torch.cat(others)))
-        scores = rows @ columns.T / TAU
-        similar = functional.cosine_similarity(
-            guide[name][:, None], torch.cat([guide[each] for each in names])[None], dim=2
-        )
-        own = similar.diagonal()[:, None]
-        mask = similar > (own * 0.8 if relative else own - 0.2)
-        assert mask.fill_diagonal_(False).any()
-        losses.append(functional.cross_entropy(scores.masked_fill(mask, -torch.inf), torch.arange(5)))
-    single = named(Contrastive(Grid.parse("3x8"), **options)(batch))["contrastive_3x8"]
-    torch.testing.assert_close(single, losses[0])
-    both = named(Contrastive(Grid.parse("3x8"), symmetric=True, **options)(batch))["contrastive_3x8"]
-    torch.testing.assert_close(both, (losses[0] + losses[1]) / 2)
-    with pytest.raises(ValueError, match="guide_margin needs the embeddings of a guide for all texts"):
-        Contrastive(Grid.parse("3x8"), **options)(batch_of(leaves))
 
 
 def test_a_learned_temperature(leaves):
@@ -140,9 +110,6 @@ def test_a_learned_temperature(leaves):
         (lambda: Starbucks(Grid.parse("2,3x4,8")), "sizes whose layer and dim increase together.*is 2,3x4,8"),
         (lambda: Starbucks(Grid.parse("2x8,3x4")), "sizes whose layer and dim increase together"),
         (lambda: Espresso(Grid.parse("3x8"), layer_weighting="linear"), "legal values: log, uniform"),
-        (lambda: Contrastive(Grid.parse("3x8"), ring=True, guide_margin=0.0), "ring does not pass a guide's embedd"),
-        (lambda: Contrastive(Grid.parse("3x8"), ring=True, gather_negatives=False), "excludes gather_negatives=False"),
-        (lambda: Contrastive(Grid.parse("3x8"), own_negatives=True, guide_margin=0.0), "own_negatives does not use a"),
     ],
 )
 def test_wrong_arguments_are_refused(make, message):

@@ -57,8 +57,6 @@ def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():
         "learn_temperature",
         "ring",
         "gather_negatives",
-        "guide_margin",
-        "relative_guide_margin",
         "own_negatives",
     }
     assert set(Contrastive.argument_names()) == embedding | {"reduction"}

@@ -212,4 +212,4 @@ def test_no_setting_of_an_objective_counts_as_bookkeeping():
     common = {field.name for field in fields(TrainingArguments)}
     configs = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
     own = {field.name for config in configs for field in fields(config)} - common
-    assert {name for name in own if is_bookkeeping(name)} == {"grid", "guide_cache_dir", "teacher_cache_dir"}
+    assert {name for name in own if is_bookkeeping(name)} == {"grid", "teacher_cache_dir"}

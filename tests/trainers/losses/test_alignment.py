@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.trainers.losses.naive import divergence
-from trainers.losses import compression_alignment, embedding_kl, principal_map, similarity_kl
+from trainers.losses.alignment import compression_alignment, embedding_kl, principal_map, similarity_kl
 
 
 def assert_teacher_is_detached(loss, student, *teachers):

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainers.losses.naive import assert_computed_in_float32
-from trainers.losses import nested_info_nce, with_own_negatives
+from trainers.losses.contrastive import nested_info_nce, with_own_negatives
 
 
 def naive(anchors, candidates, *, dims, temperature, targets, anchor_ids=None, candidate_ids=None):
@@ -179,7 +179,7 @@ def test_gradients_that_nobody_wants_are_not_computed():
 def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="at least two candidates"):
         nested_info_nce(torch.randn(1, 3), torch.randn(1, 3), dims=(3,), temperature=0.05)
-    with pytest.raises(ValueError, match="3 anchors need as many positives, but there are 2"):
+    with pytest.raises(ValueError, match="3 anchors need targets among 2 candidates"):
         nested_info_nce(torch.randn(3, 3), torch.randn(2, 3), dims=(3,), temperature=0.05)
     for dims in ((), (0, 2), (2, 1), (2, 4)):
         with pytest.raises(ValueError, match=r"must be ascending and within 1\.\.3"):

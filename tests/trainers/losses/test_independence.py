@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers.losses import gram_matrix, hsic
-from trainers.losses.independence import KERNELS
+from trainers.losses.independence import KERNELS, gram_matrix, hsic
 
 
 def naive_gram(vectors, kernel, gamma):

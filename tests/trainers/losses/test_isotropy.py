@@ -15,7 +15,7 @@ from tests.trainers.losses.naive import (
     naive_uniformity,
     naive_variation,
 )
-from trainers.losses import (
+from trainers.losses.isotropy import (
     correlation_penalty,
     nested_uniformity,
     prefix_residual_products,

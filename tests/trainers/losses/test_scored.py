@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers.losses import (
+from trainers.losses.scored import (
     cosent,
     margin_mse,
     nested_pair_angles,

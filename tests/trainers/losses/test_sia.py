@@ -13,14 +13,9 @@ from tests.trainers.losses.naive import (
     assert_equal_with_gradients,
     divergence,
 )
-from trainers.losses import (
-    attention_divergence,
-    nested_token_cka,
-    nested_token_counts,
-    prefix_attention_scores,
-    token_cka,
-    token_importance,
-)
+from trainers.losses import token_cka
+from trainers.losses.sia import attention_divergence, nested_token_counts, prefix_attention_scores, token_importance
+from trainers.losses.token_cka import nested_token_cka
 
 
 WIDTH, DIMS, LENGTHS = 13, (1, 5, 12), (7, 4, 2, 1, 0)

@@ -9,7 +9,7 @@ from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from tests.trainers.tiny_run import named, quiet_model
 from trainers import QAMA, Grid, NestedBatch, NestedModel
 from trainers.core.states import PooledStates
-from trainers.losses import nested_info_nce
+from trainers.losses.contrastive import nested_info_nce
 from trainers.losses.quantization import (
     added_dims_overlap,
     cosine_matrix,

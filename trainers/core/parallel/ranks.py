@@ -9,7 +9,7 @@ passed around the ranks instead of gathered ([`Ring`]).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,10 @@ class RankRows:
         distributed.all_reduce(counts)
         return cls(tuple(counts.tolist()), rank())
 
+    def ring(self, columns: int) -> Ring | None:
+        """The ring of the candidates of all ranks, `columns` per row; `None` for a single rank."""
+        return Ring(tuple(columns * count for count in self.counts), self.rank) if len(self.counts) > 1 else None
+
     @property
     def offset(self) -> int:
         """Index of this rank's first row in the result of [`gather`]."""
@@ -99,9 +103,10 @@ class RankRows:
 @dataclass(frozen=True)
 class Ring:
     """
-    The ranks in a ring: each sends its tensors to the next rank and receives those of the previous one. After `n`
-    passes, a rank holds the tensors of the rank `n` places before it; after as many passes as there are ranks, its
-    own.
+    The ranks in a ring: each sends its tensors to the next rank and receives those of the previous one, until every
+    rank has seen the tensors of all (after Inf-CL, [2410.17243](https://huggingface.co/papers/2410.17243), and ring
+    attention, [2310.01889](https://huggingface.co/papers/2310.01889)). All ranks must make the same calls in the same
+    order.
 
     Args:
         counts (`tuple[int, ...]`): Number of rows of each rank's tensors.
@@ -111,20 +116,25 @@ class Ring:
     counts: tuple[int, ...]
     rank: int
 
-    def pass_on(self, tensors: Sequence[torch.Tensor], passes: int, channel: int) -> Callable[[], list[torch.Tensor]]:
-        """
-        Start to pass tensors to the next rank. All ranks must call it in the same order.
+    def rounds(self, tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+        """Yield the tensors `(rows, ...)` of every rank, this rank's first. The next ones are sent meanwhile, so they
+        must not be changed."""
+        last = len(self.counts) - 1
+        for passes in range(last + 1):
+            arrival = self._pass_on(tensors, passes, channel=0) if passes < last else None
+            yield tensors
+            if arrival is not None:
+                tensors = arrival()
 
-        Args:
-            tensors (`Sequence[torch.Tensor]`): Tensors of shape `(rows, ...)`, of the same kinds on all ranks. They
-                must not change until the transfer is over.
-            passes (`int`): How often these tensors have been passed before.
-            channel (`int`): Number of a stream of tensors, below 16. Transfers that are under way at the same time
-                need different ones.
+    def pass_on_gradients(self, gradients: torch.Tensor, passes: int) -> torch.Tensor:
+        """Send on the gradients of tensors of [`rounds`] that were passed `passes` times, and return those of the
+        tensors that come next. The last call brings this rank's own back to it."""
+        (received,) = self._pass_on([gradients], passes, channel=1)()
+        return received
 
-        Returns:
-            `Callable`: waits until the transfer is over, and returns the tensors of the previous rank.
-        """
+    def _pass_on(self, tensors: Sequence[torch.Tensor], passes: int, channel: int) -> Callable[[], list[torch.Tensor]]:
+        """Start to send tensors to the next rank. The result waits for those of the previous rank, and returns them.
+        Transfers at the same time need different channels."""
         ranks = len(self.counts)
         following, previous = (self.rank + 1) % ranks, (self.rank - 1) % ranks
         rows = self.counts[(previous - passes) % ranks]
@@ -132,7 +142,7 @@ class Ring:
         received = [tensor.new_empty((rows, *tensor.shape[1:])) for tensor in tensors]
         transfers = []
         for index, (outgoing, incoming) in enumerate(zip(sent, received, strict=True)):
-            tag = 16 * index + channel
+            tag = 2 * index + channel
             transfers.append(distributed.P2POp(distributed.isend, outgoing, following, tag=tag))
             transfers.append(distributed.P2POp(distributed.irecv, incoming, previous, tag=tag))
         works = distributed.batch_isend_irecv(transfers)

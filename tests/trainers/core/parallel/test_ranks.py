@@ -61,7 +61,6 @@ OBJECTIVES = {
     "contrastive": lambda: Contrastive(Grid.parse("2,3x4,8")),
     "symmetric": lambda: Contrastive(Grid.parse("2,3x4,8"), symmetric=True, reduction="mean"),
     "ring": lambda: Contrastive(Grid.parse("2,3x4,8"), ring=True, symmetric=True, learn_temperature=True),
-    "guided": lambda: Contrastive(Grid.parse("2,3x4,8"), guide_margin=0.1, symmetric=True),
     "own negatives": lambda: Contrastive(Grid.parse("2,3x4,8"), own_negatives=True, symmetric=True),
     "temperature": lambda: Contrastive(Grid.parse("2,3x4,8"), learn_temperature=True, mask_duplicates=False),
     "espresso": lambda: Espresso(Grid.parse("2,3x4,8")),
@@ -93,7 +92,7 @@ OBJECTIVES = {
 
 # Objectives that see nothing of other ranks.
 OWN_BATCH = {
-    "own batch": lambda: Contrastive(Grid.parse("2,3x4,8"), gather_negatives=False, guide_margin=0.1, symmetric=True),
+    "own batch": lambda: Contrastive(Grid.parse("2,3x4,8"), gather_negatives=False, ring=True, symmetric=True),
     "own batch, 2dmse": lambda: Matryoshka2d(Grid.parse("2,3x4,8"), gather_negatives=False),
     "own batch, pic": lambda: PIC(Grid.parse("1x2,2x4,3x8"), gather_negatives=False),
 }

@@ -10,12 +10,10 @@ import torch
 
 from benchmarks._measure import allocated_peak, in_new_processes
 from trainers import Grid, NestedBatch
-from trainers.contrastive import Contrastive, ContrastiveConfig
+from trainers.contrastive import Contrastive
 from trainers.core.parallel.ranks import RankRows, rank, world_size
-from trainers.core.parallel.ring import ring_info_nce
 from trainers.core.states import PooledStates
-from trainers.losses import nested_info_nce
-from trainers.losses.candidates import AnchorRows, CandidateBlock
+from trainers.losses.contrastive import nested_info_nce
 
 
 ROWS, DIMS, TILE = 13, (2, 5, 8), (2, 3)
@@ -59,7 +57,7 @@ def part(rows: slice, case: tuple) -> dict[str, torch.Tensor]:
             losses = nested_info_nce(anchors, torch.cat(candidates), **arguments)
         else:
             where = RankRows.of(len(anchors), anchors.device)
-            losses = ring_info_nce(anchors, candidates, rows=where, **arguments)
+            losses = nested_info_nce(anchors, torch.cat(candidates), ring=where.ring(columns), **arguments)
     (losses * whole["weights"][rows]).sum().backward()
     found = {"losses": losses.detach(), "anchors": anchors.grad, "temperature": temperature.grad}
     return found | {f"column {index}": column.grad for index, column in enumerate(candidates)}
@@ -95,35 +93,6 @@ def test_losses_and_gradients_are_those_of_all_candidates_at_once(ranks, case):
         torch.testing.assert_close(
             actual, value, atol=tolerance * largest, rtol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
         )
-
-
-def test_blocks_in_any_order_add_up():
-    """The running log-sum-exp does not depend on the order of the blocks, nor on their sizes."""
-    anchors, candidates = torch.randn(4, 8), torch.randn(11, 8)
-    rows = AnchorRows(anchors, torch.tensor(30.0), DIMS, tile_size=TILE)
-    sums = []
-    for order in ([11], [3, 1, 7], [0, 8, 3]):
-        total = rows.no_candidates()
-        for block in reversed(candidates.split(order)):
-            CandidateBlock(rows, block).add_to_log_sums(total)
-        sums.append(total)
-    assert torch.isfinite(sums[0]).all()
-    for total in sums[1:]:
-        torch.testing.assert_close(total, sums[0])
-    with pytest.raises(ValueError, match="made without targets"):
-        CandidateBlock(rows, candidates).target_scores()
-
-
-def test_what_cannot_be_in_a_ring_is_refused(tmp_path, quiet_arguments):
-    with pytest.raises(ValueError, match="at least two candidates"):
-        ring_info_nce(
-            torch.randn(1, 8), [torch.randn(1, 8)], dims=DIMS, temperature=0.1, rows=RankRows((1, 0)),
-        )  # fmt: skip
-    with pytest.raises(ValueError, match=r"must be ascending and within 1\.\.8"):
-        ring_info_nce(
-            torch.randn(2, 8), [torch.randn(2, 8)], dims=(9,), temperature=0.1, rows=RankRows((2, 2)),
-        )  # fmt: skip
-    assert ContrastiveConfig(**quiet_arguments(tmp_path, ring=True)).build_objective(Grid.parse("2x8")).ring
 
 
 def peak_of_loss(ring: bool) -> float:
