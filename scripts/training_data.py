@@ -72,20 +72,18 @@ class DataArguments:
 
 def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
     """The rows to train on, or to evaluate on: a `dict` of several data sets, and `None` if there are none."""
-    from trainers.core.streams.stream import streamed
-    from trainers.data.files import files_by_name, load_files, stream_files
+    from trainers.data.files import files_by_name, load_files
     from trainers.data.hub_data import load_hub
 
     streaming = data.streaming and not evaluation
     files, split = (data.eval_files, data.eval_split) if evaluation else (data.train_files, data.split)
-    read = stream_files if streaming else load_files
     if named := files_by_name(files or ()):
-        return {name: read(each) for name, each in named.items()}
+        return {name: load_files(each, streaming=streaming) for name, each in named.items()}
     if files:
-        return read(files)
+        return load_files(files, streaming=streaming)
     if data.dataset_name is None or split is None:
         return None
-    return streamed(load_hub(data.dataset_name, data.dataset_config, split=split, streaming=streaming))
+    return load_hub(data.dataset_name, data.dataset_config, split=split, streaming=streaming)
 
 
 def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation: bool) -> Dataset | None:

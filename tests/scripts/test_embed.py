@@ -245,7 +245,6 @@ def test_shards_have_the_type_that_was_asked_for(tiny_checkpoint, files, expecte
     ("content", "options", "message"),
     [
         ({"a.jsonl": '{"text": "open"}\n'}, ["--shard", "1/2"], "shard='1/2' has no file: of 1 files"),
-        ({"a.jsonl": ""}, [], "a.jsonl has no content"),
         ({"a.csv": "id,text\n"}, [], "a.csv has no rows"),
         (
             {"a.jsonl": '{"text": "open"}\n'},

@@ -15,7 +15,6 @@ from transformers import TrainingArguments
 from modeling_m3bert import EmbeddingSettings
 
 from .columns import Role, text_columns_of
-from .dataset_checks import header_of
 from .device import has_accelerator
 from .granularity import EncoderConfig, Grid
 from .help_texts import described
@@ -333,11 +332,7 @@ class TextTrainingArguments(NestedTrainingArguments):
         """
         if self.text_columns is not None:
             return self.text_columns
-        dataset, found = self._first(datasets)
-        try:
-            return text_columns_of(found)
-        except ValueError as error:
-            raise ValueError(f"{error}{header_of(dataset)}") from error
+        return text_columns_of(self._first(datasets)[1])
 
     def label_column_of(self, *datasets: Any) -> str | None:
         """Hook for methods that train on scores: the column with them; `None` for all others."""

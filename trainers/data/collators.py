@@ -13,7 +13,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from ..core.dataset_checks import on_one_line
 from ..core.encoding.packed_rows import DOCUMENTS
 from .packing import DOCUMENT_LENGTHS, Frame
 from .teacher import TeacherEmbeddings
@@ -49,7 +48,7 @@ def joined_text(row: Mapping[str, Any], column: str, separator: str) -> str:
     for field in fields:
         value = row.get(field)
         if not (isinstance(value, str) or (value is None and field in row and len(fields) > 1)):
-            raise ValueError(f"Column {field!r} of a row is not text: {value!r}; the row has {on_one_line(row)}.")
+            raise ValueError(f"Column {field!r} of a row is not text: {value!r}; the row has {', '.join(row)}.")
     return f" {separator} ".join(row[field] for field in fields if row[field])
 
 

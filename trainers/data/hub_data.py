@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets.exceptions import DatasetsError
 
-from .files import is_url
+from .files import is_url, reading
 
 
 def load_hub(name: str, config: str | None = None, *, split: str = "train", streaming: bool = False) -> Any:
@@ -29,55 +26,26 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
         [`~datasets.Dataset`], or [`~datasets.IterableDataset`] if `streaming`
 
     Raises:
-        ValueError: if it has no such configuration or split (the message names those that are there), or its files
-            cannot be read, or are outside of it.
+        ValueError: if it has no such configuration or split, its files cannot be read, or its card names a file of
+            this machine that is outside of it.
         OSError: if there is no such data set, or the Hub cannot be reached.
     """
-    with _reading(name):
-        _refuse_outside(name, config)
+    with reading(name):
+        folder = f"{os.path.abspath(name)}{os.sep}" if Path(name).is_dir() else None
+        files = datasets.load_dataset_builder(name, config).config.data_files or {}
+        for file in chain.from_iterable(files.values()):
+            if not is_url(str(file)) and not (folder and os.path.abspath(file).startswith(folder)):
+                raise ValueError(f"its files include {file}, which is outside of the data set.")
         return datasets.load_dataset(name, config, split=split, streaming=streaming)
 
 
 def hub_configs(name: str) -> list[str]:
-    """
-    The configurations of a data set on the Hub.
-
-    Raises:
-        OSError: if there is no such data set, or the Hub cannot be reached.
-    """
-    with _reading(name):
+    """The configurations of a data set on the Hub."""
+    with reading(name):
         return datasets.get_dataset_config_names(name)
 
 
 def hub_splits(name: str, config: str) -> list[str]:
-    """
-    The splits of a configuration of a data set on the Hub.
-
-    Raises:
-        OSError: if there is no such data set, or the Hub cannot be reached.
-    """
-    with _reading(name):
-        return [str(split) for split in datasets.get_dataset_split_names(name, config)]
-
-
-def _refuse_outside(name: str, config: str | None) -> None:
-    """Raise a ValueError if the card of a data set names a file of this machine that is not in its folder."""
-    folder = f"{os.path.abspath(name)}{os.sep}" if Path(name).is_dir() else None
-    files = datasets.load_dataset_builder(name, config).config.data_files or {}
-    for file in chain.from_iterable(files.values()):
-        inside = folder is not None and os.path.abspath(file).startswith(folder)
-        if not is_url(str(file)) and not inside:
-            raise ValueError(f"its files include {file}, which is outside of the data set.")
-
-
-@contextmanager
-def _reading(name: str) -> Iterator[None]:
-    """Say in one line which data set could not be read, and why. One that is not there is an `OSError`."""
-    try:
-        yield
-    except OSError as error:
-        kind = type(error).__name__
-        where = f" ({kind})" if Path(name).is_dir() else f" from the Hub ({kind}), and there is no such folder"
-        raise OSError(f"{name} could not be read{where}.") from error
-    except (ValueError, DatasetsError) as error:
-        raise ValueError(f"{name}: {' '.join(str(error.__cause__ or error).split())}") from error
+    """The splits of a configuration of a data set on the Hub."""
+    with reading(name):
+        return list(map(str, datasets.get_dataset_split_names(name, config)))

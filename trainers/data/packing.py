@@ -37,7 +37,7 @@ class Frame:
         """
         name = type(tokenizer).__name__
         if not tokenizer.is_fast:
-            raise ValueError(f"{name} is not a fast tokenizer (of the library tokenizers), which packing needs.")
+            raise ValueError(f"{name} is not a fast tokenizer, of the library tokenizers.")
         ids, text = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
         for first in range(len(ids) - len(text) + 1):
             if text and ids[first : first + len(text)] == text:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -31,18 +30,9 @@ def tokenized_chunks(
     Yields:
         `tuple[list[int], BatchEncoding]`: indices of the texts of a batch, and its tensors `input_ids` and
         `attention_mask`, padded to the longest of the batch.
-
-    Raises:
-        ValueError: if a text has a lone surrogate, which is not a character.
     """
     options = {"return_token_type_ids": False, "return_attention_mask": False}
-    try:
-        ids = tokenizer(list(texts), truncation=True, max_length=max_length, **options)["input_ids"]
-    except TypeError as error:  # what a fast tokenizer makes of half a character
-        half = next((text for text in texts if re.search("[\ud800-\udfff]", text)), None)
-        if half is None:
-            raise
-        raise ValueError(f"{half[:80]!r} is not text: it has half of a surrogate pair.") from error
+    ids = tokenizer(list(texts), truncation=True, max_length=max_length, **options)["input_ids"]
     yield from padded_chunks(tokenizer, ids, cost)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
+from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,9 @@ from modeling_m3bert.settings_m3bert import safetensors_only
 
 from ..core.device import ComputeArguments, autocast, place
 from ..core.extras import require_sentence_transformers
+from ..core.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint
 from ..core.parallel.ranks import rank
-from .embedding_store import EmbeddingStore, fingerprint_of
+from .embedding_store import EmbeddingStore
 
 
 if TYPE_CHECKING:
@@ -54,9 +55,6 @@ class Teacher:
         batch_size (`int`, *optional*, defaults to 64): Number of texts to embed at a time.
         compute ([`ComputeArguments`], *optional*): Where and how it computes. Default: as sentence-transformers
             decides, in the type of the weights.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
 
     name_or_path: str
@@ -69,59 +67,36 @@ class Teacher:
     batch_size: int = 64
     compute: ComputeArguments | None = None
 
-    def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} of a teacher is unknown; legal values: {', '.join(DTYPES)}.")
-        if self.batch_size < 1:
-            raise ValueError(f"batch_size={self.batch_size} of a teacher must be 1 or more.")
-
     @cached_property
     def commit(self) -> str:
-        """
-        Identifies the weights without loading them: the commit of a model on the Hub, or a digest of the files in a
-        folder.
-
-        Raises:
-            OSError: if the model is not found.
-        """
+        """Identifies the weights without loading them: the commit of a model on the Hub, or a digest of the files in a
+        folder."""
         folder = Path(self.name_or_path)
         if not folder.is_dir():
-            try:
-                file = cached_file(self.name_or_path, "config.json", revision=self.revision)
-            except OSError as error:
-                raise OSError(
-                    f"The teacher {self.name_or_path!r} is not a folder, and was not found on the Hub."
-                ) from error
-            commit = extract_commit_hash(file, None)
-            if commit is None:
+            found = extract_commit_hash(cached_file(self.name_or_path, "config.json", revision=self.revision), None)
+            if found is None:
                 raise OSError(f"The commit of the teacher {self.name_or_path!r} is unknown.")
-            return commit
-        digest = blake2b(digest_size=16)
+            return found
+        parts: list[str] = []
         for file in sorted(path for path in folder.rglob("*") if path.is_file()):
             name = file.relative_to(folder)
-            if any(part.startswith((".", "checkpoint-")) for part in name.parts):
-                continue  # files of a training run, not of the model
-            digest.update(str(name).encode())
-            with file.open("rb") as opened:
-                while part := opened.read(2**24):
-                    digest.update(part)
-        return digest.hexdigest()
+            if not any(part.startswith((".", "checkpoint-")) for part in name.parts):  # files of a training run
+                with file.open("rb") as opened:
+                    parts += str(name), file_digest(opened, "sha256").hexdigest()
+        return fingerprint_of(parts)
 
     def load(self) -> SentenceTransformer:
-        """
-        Load the model.
-
-        Raises:
-            ValueError: if sentence-transformers is not installed, or `max_length` is above the limit of the model.
-        """
-        library = require_sentence_transformers("A teacher")
+        """Load the model, which needs the extra `sentence-transformers`."""
         # The commit that the cache is made for: the branch may have moved since then.
         revision = None if Path(self.name_or_path).is_dir() else self.commit
-        options: dict[str, Any] = {"revision": revision, "trust_remote_code": self.trust_remote_code}
-        safe = safetensors_only(self.name_or_path)
-        device = None if self.compute is None else str(self.compute.torch_device)
         return self.with_settings(
-            library.SentenceTransformer(self.name_or_path, model_kwargs=safe, device=device, **options)
+            require_sentence_transformers("A teacher").SentenceTransformer(
+                self.name_or_path,
+                revision=revision,
+                trust_remote_code=self.trust_remote_code,
+                model_kwargs=safetensors_only(self.name_or_path),
+                device=None if self.compute is None else str(self.compute.torch_device),
+            )
         )
 
     def with_settings(self, model: SentenceTransformer) -> SentenceTransformer:
@@ -134,9 +109,6 @@ class Teacher:
         if self.compute is not None and model.transformers_model is not None:
             place(model.transformers_model, self.compute)
         if self.max_length is not None:
-            limit = model.max_seq_length
-            if limit is not None and not 0 < self.max_length <= limit:
-                raise ValueError(f"max_length={self.max_length} of the teacher must be within 1..{limit}.")
             model.max_seq_length = self.max_length
         return model
 
@@ -155,7 +127,7 @@ class Teacher:
         """
         Embed texts, or read their embeddings from the cache. All processes share the work. A cache belongs to one
         teacher (commit, pooling, prompt, maximum length, dtype) and one set of texts; changing any of these creates a
-        new cache. An interrupted run continues, and damaged parts are computed again.
+        new cache. An interrupted run continues.
 
         Args:
             texts (`Iterable[str]`): Texts in any order. Each different text is embedded once.
@@ -166,16 +138,13 @@ class Teacher:
             [`TeacherEmbeddings`]
 
         Raises:
-            ValueError: if there are no texts, or an embedding is not finite. The message names a text.
-            OSError: if the disk is too small. Other caches are not changed.
+            ValueError: if an embedding is not finite. The message names a text.
+            OSError: if the disk is too small.
         """
         # Longest texts first, so that batches have little padding; ties by text, so that every run has the same order.
         texts = sorted(set(texts), key=lambda text: (-len(text), text))
-        if not texts:
-            raise ValueError("There is no text to embed.")
         identity = self.identity() | {"texts": len(texts), "text_fingerprint": fingerprint_of(texts)}
-        key = blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()
-        folder = Path(cache_dir) / f"{Path(self.name_or_path).name}-{key}"
+        folder = Path(cache_dir) / f"{Path(self.name_or_path).name}-{key_of(identity)}"
         manifest, model = folder / "manifest.json", None
         if manifest.is_file():
             width = json.loads(manifest.read_text(encoding="utf-8")).get("width")
@@ -190,18 +159,10 @@ class Teacher:
             missing = store.missing()
             if missing and model is None:
                 model = self.load()
-            bar = tqdm(
-                total=sum(len(batches[batch]) for batch in missing),
-                desc=description,
-                unit=" texts",
-                disable=description is None or rank() > 0,
-                leave=False,
-            )
-            with bar:
-                for batch in missing:
-                    rows = texts[batches[batch].start : batches[batch].stop]
-                    store.write(batch, {"embeddings": self._encode(model, rows)})
-                    bar.update(len(rows))
+            quiet = description is None or rank() > 0
+            for batch in tqdm(missing, desc=description, unit=f" x {ROWS_OF_A_BATCH:,} texts", disable=quiet):
+                rows = texts[batches[batch].start : batches[batch].stop]
+                store.write(batch, {"embeddings": self._encode(model, rows)})
             return TeacherEmbeddings(texts, store.read()["embeddings"])
 
     def _encode(self, model: Any, texts: list[str]) -> torch.Tensor:
@@ -238,12 +199,8 @@ class LoadedTeacher(Teacher):
     @cached_property
     def commit(self) -> str:
         """A digest of the weights and of how texts are read."""
-        reading = [str(self.model), sorted(self.model.prompts.items()), self.model.default_prompt_name]
-        digest = blake2b(repr(reading).encode(), digest_size=16)
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        return digest.hexdigest()
+        reading = [self.model, sorted(self.model.prompts.items()), self.model.default_prompt_name]
+        return fingerprint_of([*map(str, reading), weights_fingerprint(self.model.state_dict())])
 
     def load(self) -> SentenceTransformer:
         """The model, or a copy of it if settings change it."""
@@ -252,26 +209,12 @@ class LoadedTeacher(Teacher):
 
 
 def teacher_from(given: Any, **settings: Any) -> Teacher:
-    """
-    The teacher that a user passes.
-
-    Args:
-        given (`str`, [`~sentence_transformers.SentenceTransformer`] or [`Teacher`]): Folder or Hub id, the model, or
-            the teacher itself.
-        settings: Arguments of [`Teacher`] for the first two.
-
-    Raises:
-        ValueError: if it is something else.
-    """
+    """The teacher that a user passes: a [`Teacher`] as it is, or a folder, a Hub id or a model with `settings`, which
+    are arguments of [`Teacher`]."""
     if isinstance(given, Teacher):
         return given
     if isinstance(given, str | os.PathLike):
         return Teacher(str(given), **settings)
-    if not hasattr(given, "encode") or not hasattr(given, "transformers_model"):
-        raise ValueError(
-            f"teacher is a {type(given).__name__}: pass a folder, a Hub id, a SentenceTransformer, a Teacher or "
-            "TeacherEmbeddings."
-        )
     name = getattr(getattr(given.transformers_model, "config", None), "name_or_path", "")
     return LoadedTeacher(name_or_path=name or "teacher", model=given, **settings)
 
@@ -284,18 +227,13 @@ class TeacherEmbeddings:
     Args:
         texts (`Sequence[str]`): Texts without duplicates.
         vectors (`np.memmap` of shape `(texts, width)`): Embeddings of the texts.
-
-    Raises:
-        ValueError: if two texts are equal.
     """
 
     def __init__(self, texts: Sequence[str], vectors: np.memmap) -> None:
         self._file = str(vectors.filename)
-        keys = np.fromiter(map(_key_of, texts), np.uint64, len(texts))
+        keys = np.fromiter(map(hash_of, texts), np.int64, len(texts))
         self._rows = keys.argsort()
         self._keys = keys[self._rows]
-        if (self._keys[1:] == self._keys[:-1]).any():
-            raise ValueError("The texts of a teacher's cache must be different; two are equal.")
 
     @classmethod
     def write(cls, texts: Sequence[str], vectors: torch.Tensor, file: str | Path) -> TeacherEmbeddings:
@@ -306,9 +244,6 @@ class TeacherEmbeddings:
             texts (`Sequence[str]`): Texts without duplicates.
             vectors (`torch.Tensor` of shape `(texts, width)`): Embeddings of the texts.
             file (`Path`): File `.npy` to write, which the teacher reads from.
-
-        Raises:
-            ValueError: if two texts are equal.
         """
         Path(file).parent.mkdir(parents=True, exist_ok=True)
         np.save(file, vectors.numpy(force=True))
@@ -333,18 +268,12 @@ class TeacherEmbeddings:
 
     def of(self, texts: Sequence[str]) -> torch.Tensor:
         """
-        The embeddings of some texts.
-
-        Args:
-            texts (`Sequence[str]`): Texts, all of which must be in the cache.
-
-        Returns:
-            `torch.Tensor` of shape `(len(texts), width)`, float32.
+        The embeddings `(len(texts), width)` of some texts, in float32.
 
         Raises:
             ValueError: if a text is not in the cache.
         """
-        keys = np.fromiter(map(_key_of, texts), np.uint64, len(texts))
+        keys = np.fromiter(map(hash_of, texts), np.int64, len(texts))
         places = np.minimum(self._keys.searchsorted(keys), len(self._keys) - 1)
         absent = (self._keys[places] != keys).nonzero()[0]
         if len(absent):
@@ -362,16 +291,7 @@ class TeacherEmbeddings:
 
         Returns:
             `torch.Tensor` of shape `(dim, width)`: orthonormal rows, by descending variance.
-
-        Raises:
-            ValueError: if `dim` is out of range.
         """
-        if not 0 < dim <= self.width:
-            raise ValueError(f"dim={dim} must be within 1..{self.width}, the dims of the teacher's embeddings.")
         step = max(1, len(self) // ROWS_OF_A_FIT)
         covariance = torch.cov(torch.from_numpy(self.vectors[::step].astype(np.float64)).T)
         return torch.linalg.eigh(covariance)[1].flip(1)[:, :dim].T.float()
-
-
-def _key_of(text: str) -> int:
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big")

@@ -1,16 +1,8 @@
-"""
-What an encoder thinks of each token of its vocabulary, as features from which texts are predicted without running it.
-"""
+"""Token features for the static table, from which texts are predicted without running the encoder."""
 
 from __future__ import annotations
 
-import json
-import logging
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,15 +12,14 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from ..core.parallel.ranks import rank, wait_for_all_ranks, world_size
-from .embedding_store import EmbeddingStore
+from ..core.durable import replacing
+from ..core.hashing import key_of, weights_fingerprint
+from ..core.parallel.ranks import rank, sum_over_ranks, wait_for_all_ranks, world_size
 from .packing import Frame
 
 
-logger = logging.getLogger(__name__)
 SMOOTHING = (1e-3, 1e-4)  # a of the weights a / (a + share of the token)
-TOKENS_OF_A_PART = 1024  # tokens that an interrupted pass over the vocabulary loses at most
-LARGE_VOCABULARY = 100_000
+TOKENS_AT_ONCE = 1024
 LARGEST_PADDING = 128  # rows of an embedding matrix beyond the tokenizer's tokens
 Encode = Callable[[list[list[int]], Sequence[int]], Mapping[int, torch.Tensor]]  # token ids, layers -> pooled states
 
@@ -84,18 +75,13 @@ class TokenFeatures:
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """
     Raises:
-        ValueError: if the tokenizer is not a fast one, does not put its special tokens around a text, or is not that
-            of a model with `vocab_size` tokens.
+        ValueError: if the tokenizer does not put its special tokens around a text, or is not that of a model with
+            `vocab_size` tokens.
     """
     if not 0 <= vocab_size - len(tokenizer) < LARGEST_PADDING:
         raise ValueError(
             f"The tokenizer has {len(tokenizer):,} tokens, and the model {vocab_size:,}: it is not the tokenizer of "
             "this model."
-        )
-    if not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} is not a fast tokenizer, which a static table needs: load the fast one, or "
-            "pass static=False for exits that read a layer's hidden state alone."
         )
     Frame.of(tokenizer)
 
@@ -112,17 +98,16 @@ def token_embeddings(
     progress: bool = False,
 ) -> torch.Tensor:
     """
-    The embedding of every token as a text of its own, between the tokenizer's special tokens. All processes of a
-    machine share the work. An interrupted pass over a large vocabulary, or one with a `cache_dir`, continues: its
-    parts are in a folder that is named after the encoder.
+    The embedding of every token as a text of its own, between the tokenizer's special tokens. All processes share the
+    work.
 
     Args:
         encoder ([`~transformers.PreTrainedModel`]): The encoder, for its name.
         tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, a fast one.
         encode (`Callable`): Token ids of texts, and layers -> layer -> pooled hidden states `(texts, width)`.
         settings (`dict`): What the embeddings depend on beside the encoder, as JSON values.
-        cache_dir (`str` or `Path`, *optional*): Folder to keep the embeddings in. Default: the system's folder for
-            temporary files, until the pass is complete.
+        cache_dir (`str` or `Path`, *optional*): Folder that keeps the embeddings for the next fit, in a file that is
+            named after encoder and settings.
         prompt (`Sequence[int]`, *optional*): Token ids in front of the token.
         ignored (`Sequence[int]`, *optional*): Tokens that get no embedding, such as special ones.
         progress (`bool`, *optional*, defaults to `False`): Whether to show a progress bar.
@@ -133,68 +118,32 @@ def token_embeddings(
     Raises:
         ValueError: if an embedding is not finite. The message names the token.
     """
-    frame, left_out = Frame.of(tokenizer), {*tokenizer.all_special_ids, *ignored}
-    vocab_size, width, depth = (
-        encoder.config.vocab_size,
-        encoder.config.hidden_size,
-        encoder.config.num_hidden_layers,
-    )
-    parts = [
-        range(first, min(first + TOKENS_OF_A_PART, vocab_size)) for first in range(0, vocab_size, TOKENS_OF_A_PART)
-    ]
-    begin = [*frame.begin, *prompt]
-    identity = {
-        **settings,
-        "encoder": _digest(encoder),
-        "begin": begin,
-        "end": frame.end,
-        "tokens": len(tokenizer),
+    frame, config = Frame.of(tokenizer), encoder.config
+    begin, end = [*frame.begin, *prompt], [*frame.end]
+    # Many checkpoints leave the pooler to chance.
+    weights = {
+        name: each for name, each in encoder.state_dict().items() if not name.startswith(("elastic.", "pooler."))
     }
-    name = f"m3bert-vocabulary-{blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=8).hexdigest()}"
-    if cache_dir is None and vocab_size <= LARGE_VOCABULARY:
-        # Another run at the same time must not share a folder that this one removes. Ranks have one parent.
-        name += f"-{os.getpid() if world_size() == 1 else os.getppid()}"
-    folder = Path(cache_dir or tempfile.gettempdir()) / name
-    with EmbeddingStore(folder, identity, {"embeddings": width}, parts) as store:
-        missing = store.missing()
-        if missing and vocab_size > LARGE_VOCABULARY and rank() == 0:
-            logger.warning(
-                f"Embedding each of the {vocab_size:,} tokens of the vocabulary once, in {len(missing)} parts. On a "
-                f"CPU, this may take half an hour; when interrupted, it continues from {folder}."
-            )
-        with tqdm(
-            total=sum(len(parts[part]) for part in missing),
-            desc="Vocabulary",
-            unit=" tokens",
-            disable=not progress or rank() > 0,
-            leave=False,
-        ) as bar:
-            for part in missing:
-                vectors = torch.zeros(len(parts[part]), width)
-                tokens = [token for token in parts[part] if token < len(tokenizer) and token not in left_out]
-                if tokens:
-                    ids = [[*begin, token, *frame.end] for token in tokens]
-                    found = encode(ids, [depth])[depth].float().cpu()
-                    wrong = (~torch.isfinite(found)).any(dim=1).nonzero()
-                    if len(wrong):
-                        token = tokens[int(wrong[0])]
-                        name = tokenizer.convert_ids_to_tokens(token)
-                        raise ValueError(f"The embedding of the token {name!r} (id {token}) is not finite.")
-                    vectors[torch.tensor(tokens) - parts[part].start] = found
-                store.write(part, {"embeddings": vectors})
-                bar.update(len(parts[part]))
-        embeddings = torch.from_numpy(np.array(store.read()["embeddings"]))
-        wait_for_all_ranks()
-        if cache_dir is None and rank() == 0:
-            shutil.rmtree(folder)
-    return embeddings
-
-
-def _digest(encoder: Any) -> str:
-    """Digest of the weights, without exits, paths, table, and a pooler, which many checkpoints leave to chance."""
-    digest = blake2b(digest_size=16)
-    for name, tensor in sorted(encoder.state_dict().items()):
-        if not name.startswith(("elastic.", "pooler.")):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    identity = {**settings, "encoder": weights_fingerprint(weights), "begin": begin, "end": end}
+    file = None if cache_dir is None else Path(cache_dir) / f"m3bert-vocabulary-{key_of(identity)}.npy"
+    if file is not None and file.is_file():
+        return torch.from_numpy(np.load(file))
+    tokens = sorted(set(range(len(tokenizer))).difference(tokenizer.all_special_ids, ignored))
+    own = tokens[rank() :: world_size()]
+    vectors = torch.zeros(config.vocab_size, config.hidden_size)
+    quiet = not progress or rank() > 0
+    for first in tqdm(range(0, len(own), TOKENS_AT_ONCE), "Vocabulary", unit=" parts", disable=quiet, leave=False):
+        part = own[first : first + TOKENS_AT_ONCE]
+        depth = config.num_hidden_layers
+        vectors[part] = encode([[*begin, token, *end] for token in part], [depth])[depth].float().cpu()
+    vectors = sum_over_ranks(vectors)
+    if len(wrong := (~torch.isfinite(vectors)).any(dim=1).nonzero()):
+        token = int(wrong[0])
+        named = tokenizer.convert_ids_to_tokens(token)
+        raise ValueError(f"The embedding of the token {named!r} (id {token}) is not finite.")
+    if file is not None and rank() == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as draft, draft.open("wb") as opened:
+            np.save(opened, vectors.numpy())
+    wait_for_all_ranks()
+    return vectors

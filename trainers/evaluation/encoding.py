@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from ..core.columns import Role
 from ..core.device import ComputeArguments, autocast, place
 from ..core.encoding.chunking import PassCost
 from ..core.granularity import EncoderConfig, Granularity, Grid
+from ..core.hashing import fingerprint_of, weights_fingerprint
 from ..core.parallel.ranks import rank, world_size
 from ..core.projection import Projection
 from ..core.states import (
@@ -37,7 +37,7 @@ from ..core.states import (
     truncate,
     unwrap_encoder,
 )
-from ..data.embedding_store import EmbeddingStore, fingerprint_of
+from ..data.embedding_store import EmbeddingStore
 from ..data.padded_batches import TOKENS_PER_TEXT, tokenized_chunks
 from ..hub.quantizer import find_quantizer
 from .coding import require_quantizer
@@ -262,7 +262,7 @@ class GridEncoder:
             [`GridEmbeddings`]
 
         Raises:
-            ValueError: if there are no texts, a text has a lone surrogate, several processes run without a folder, or
+            ValueError: if there are no texts, several processes run without a folder, or
                 the folder has other embeddings.
         """
         if not texts:
@@ -374,16 +374,8 @@ class GridEncoder:
 
     def weights_fingerprint(self) -> str:
         """Fingerprint of the weights: a digest of the names and values of all parameters and buffers."""
-        digest = blake2b(digest_size=16)
         projection = self.projection.state_dict() if self.projection is not None else {}
-        for name, tensor in {**unwrap_encoder(self.model).state_dict(), **projection}.items():
-            digest.update(name.encode())
-            for part in plain_tensors(tensor):
-                # The same values in a wider type are the same weights.
-                plain = part.detach().cpu()
-                plain = plain.float() if plain.dtype in (torch.bfloat16, torch.float16) else plain
-                digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().data)
-        return digest.hexdigest()
+        return weights_fingerprint({**unwrap_encoder(self.model).state_dict(), **projection})
 
 
 def default_grid(config: EncoderConfig, projection: nn.Linear | None) -> Grid:
@@ -391,13 +383,3 @@ def default_grid(config: EncoderConfig, projection: nn.Linear | None) -> Grid:
     if projection is None:
         return Grid.of(config)
     return Grid.product(shared_layers(config), [projection.out_features])
-
-
-def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor, or the plain tensors inside a tensor subclass, such as quantised weights and their scales."""
-    if type(tensor) in (torch.Tensor, nn.Parameter):
-        yield tensor
-        return
-    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # what every tensor subclass defines
-    for name in names:
-        yield from plain_tensors(getattr(tensor, name))

@@ -31,8 +31,8 @@ from modeling_m3bert.modeling_elastic import Elasticity
 from ..core.codes import CODES, FLOAT
 from ..core.columns import Role
 from ..core.granularity import Granularity
+from ..core.hashing import fingerprint_of
 from ..core.states import transformer_layers, unwrap_encoder
-from ..data.embedding_store import fingerprint_of
 from .coding import Coder
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder

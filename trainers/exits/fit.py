@@ -158,7 +158,7 @@ def fit_exits(
         compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products: `torch.bfloat16` or
             `torch.float16` (mixed precision). Default: the type of the weights. The fit itself is in float64.
         cache_dir (`str` or `Path`, *optional*): Folder that keeps the embeddings of the vocabulary's tokens, for the
-            next fit. Default: they are kept until the pass over the vocabulary is complete.
+            next fit. Default: they are not kept.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
         on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
             layer, their pooled hidden states before any exit `(texts, width)`, until it has had all texts of this

@@ -9,7 +9,6 @@ from hashlib import blake2b
 from itertools import islice
 from typing import Any
 
-from ..core.dataset_checks import on_one_line
 from ..core.streams.stream import UNREADABLE
 from ..data.collators import fields_of, joined_text
 from ..data.files import load_files
@@ -81,7 +80,7 @@ class Corpus:
         if columns is None:
             columns = [name for name in row if name not in taken]
         if missing := [name for name in columns if name not in row]:
-            raise ValueError(f"{place}: the row has no column {missing[0]!r}; it has {on_one_line(row)}.")
+            raise ValueError(f"{place}: the row has no column {missing[0]!r}; it has {', '.join(row)}.")
         if reserved := [name for name in columns if name in RESERVED or '"' in name]:
             raise ValueError(
                 f"{place}: a metadata column cannot be called {reserved[0]!r}; rename it, or leave it out with "

@@ -7,8 +7,6 @@ from datasets import Dataset
 
 from trainers import ContrastiveConfig, IBKDConfig, MICConfig, MIPICConfig
 from trainers.core.columns import text_columns_of
-from trainers.core.dataset_checks import require_columns
-from trainers.data.files import load_files, stream_files
 
 
 @pytest.mark.parametrize(
@@ -63,14 +61,3 @@ def test_labels_are_left_out_and_the_log_says_so(tmp_path, caplog):
     rows = Dataset.from_dict({"sentence1": ["a"], "sentence2": ["b"], "score": [0.5]})
     assert args.columns_of(rows) == ["sentence1", "sentence2"]
     assert "score are not read: every row is a positive pair" in caplog.text
-
-
-@pytest.mark.parametrize("read", [lambda file: load_files([file]), lambda file: stream_files([file])])
-def test_a_table_without_a_header_is_refused_by_its_file_and_line(tmp_path, read):
-    file = tmp_path / "pairs.csv"
-    file.write_text("open the file,read it\nlist the names,sort them\n")
-    args = ContrastiveConfig(output_dir=str(tmp_path), use_cpu=True)
-    with pytest.raises(ValueError, match=r"open the file, read it; .*Line 1 of .*pairs\.csv is read as the names"):
-        args.columns_of(read(str(file)))
-    with pytest.raises(ValueError, match=r"lacks the column\(s\) text; .*Line 1 of .*pairs\.csv is read as the names"):
-        require_columns(read(str(file)), ["text"])

@@ -1,128 +1,69 @@
-"""Embeddings on disk: filled once, continued, mended, never stale."""
+"""Embeddings on disk: filled once, continued, never stale."""
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import shutil
-import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
-from tests import warm_processes
-from tests.trainers.tiny_run import ROOT, run_two
+from tests.trainers.tiny_run import run_two
 from trainers import Teacher
-from trainers.data import embedding_store
+from trainers.data.embedding_store import EmbeddingStore
 
 
-pytest.importorskip("sentence_transformers")
-from sentence_transformers import SentenceTransformer
+ROWS = torch.arange(20.0).view(10, 2)
+BATCHES = [[0, 3, 5], [1, 2], [4, 9, 7], [6, 8]]
 
 
-pytestmark = pytest.mark.usefixtures("small_batches")
+def fill(folder: Path, *, stop: int | None = None, **manifest: int) -> tuple[list[int], torch.Tensor]:
+    """The batches that were missing, and what is read; before batch `stop` is written, the run is interrupted."""
+    with EmbeddingStore(folder, manifest, {"embeddings": 2}, BATCHES) as store:
+        missing = store.missing()
+        for batch in missing:
+            if batch == stop:
+                raise KeyboardInterrupt
+            store.write(batch, {"embeddings": ROWS[BATCHES[batch]]})
+        return missing, torch.from_numpy(np.array(store.read()["embeddings"]))
 
 
-def cache_of(cache_dir: Path) -> Path:
-    (folder,) = cache_dir.iterdir()
-    return folder
-
-
-def test_an_interrupted_fill_continues(encoder_folder, sentences, tmp_path, monkeypatch, encoded):
-    write = embedding_store.EmbeddingStore.write
-
-    def stop_at_the_third(self, batch, vectors):
-        if batch == 2:
-            raise KeyboardInterrupt
-        write(self, batch, vectors)
-
-    monkeypatch.setattr(embedding_store.EmbeddingStore, "write", stop_at_the_third)
+def test_an_interrupted_fill_continues(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        Teacher(str(encoder_folder)).embed(sentences, tmp_path)
-    monkeypatch.setattr(embedding_store.EmbeddingStore, "write", write)
-    names = {file.name for file in cache_of(tmp_path).iterdir()}
-    assert names == {"embeddings.npy.unfinished", "checksums.npy", "manifest.json"}, "nobody reads zeros"
-    encoded.clear()
-    found = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
-    assert len(encoded) == len(set(sentences)) - 16
-    expected = torch.from_numpy(SentenceTransformer(str(encoder_folder)).encode(sentences))
-    torch.testing.assert_close(found.of(sentences), expected, atol=1e-5, rtol=1e-5)
+        fill(tmp_path / "store", stop=2)
+    names = {file.name for file in (tmp_path / "store").iterdir()}
+    assert names == {"embeddings.npy.unfinished", "done.npy", "manifest.json"}, "nobody reads zeros"
+    missing, found = fill(tmp_path / "store")
+    assert missing == [2, 3] and found.equal(ROWS)
+    missing, found = fill(tmp_path / "store")
+    assert missing == [] and found.equal(ROWS)
+    assert {file.name for file in (tmp_path / "store").iterdir()} == {"embeddings.npy", "manifest.json"}
 
 
-@pytest.mark.parametrize("damage", ["a flipped byte", "cut short", "checksums cut short"])
-def test_damage_is_found_and_mended(encoder_folder, sentences, tmp_path, encoded, caplog, damage):
-    before = Teacher(str(encoder_folder)).embed(sentences, tmp_path).of(sentences)
-    name = "checksums.npy" if "checksums" in damage else "embeddings.npy"
-    file = cache_of(tmp_path) / name
-    content = bytearray(file.read_bytes())
-    if damage == "a flipped byte":
-        content[-10 * 80] ^= 1  # in the second batch from the end
-    else:
-        content = content[: -(8 if "checksums" in damage else 9 * 80)]  # the last batch, or a row more
-    file.write_bytes(content)
-    encoded.clear()
-    with caplog.at_level("WARNING"):
-        after = Teacher(str(encoder_folder)).embed(sentences, tmp_path).of(sentences)
-    assert 0 < len(encoded) <= 16
-    assert ("damaged" if damage == "a flipped byte" else "is truncated") in caplog.text
-    torch.testing.assert_close(after, before, atol=1e-6, rtol=1e-6)
+def test_arrays_without_a_manifest_are_filled_anew(tmp_path):
+    np.save(tmp_path / "embeddings.npy", np.zeros((10, 2), np.float32))
+    assert fill(tmp_path)[0] == [0, 1, 2, 3]
 
 
-def test_a_file_without_its_head_is_an_error(encoder_folder, sentences, tmp_path):
-    Teacher(str(encoder_folder)).embed(sentences, tmp_path)
-    file = cache_of(tmp_path) / "embeddings.npy"
-    file.write_bytes(file.read_bytes()[:20])
-    with pytest.raises(ValueError, match=r"embeddings.npy cannot be read \(.*\): delete "):
-        Teacher(str(encoder_folder)).embed(sentences, tmp_path)
+def test_what_is_of_other_settings_or_damaged_is_refused(tmp_path):
+    fill(tmp_path, seed=1)
+    with pytest.raises(ValueError, match="has embeddings made with other settings: seed differ"):
+        fill(tmp_path, seed=2)
+    file = tmp_path / "embeddings.npy"
+    for size in (file.stat().st_size - 1, 20):
+        file.write_bytes(file.read_bytes()[:size])
+        with pytest.raises(ValueError, match=r"embeddings.npy cannot be read \(.*\): delete "):
+            fill(tmp_path, seed=1)
 
 
-def test_a_cache_of_another_corpus_in_its_place_is_an_error(encoder_folder, sentences, tmp_path):
-    of_all = Teacher(str(encoder_folder))
-    of_all.embed(sentences, tmp_path / "one")
-    of_all.embed(sentences[1:], tmp_path / "two")
-    wrong = tmp_path / "two" / cache_of(tmp_path / "one").name
-    cache_of(tmp_path / "two").rename(wrong)
-    with pytest.raises(ValueError, match="has embeddings made with other settings: text_fingerprint"):
-        of_all.embed(sentences, tmp_path / "two")
-
-
-def test_a_full_disk_says_so_before_the_work_and_leaves_other_caches(encoder_folder, sentences, tmp_path, monkeypatch):
-    first = Teacher(str(encoder_folder)).embed(sentences, tmp_path)
-    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
-
-    def full(*arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+def test_a_full_disk_says_so_before_the_work(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(os, "posix_fallocate", full)
-        with pytest.raises(OSError, match=r"Cannot allocate 0.000 GB for embeddings in .*: No space left on device"):
-            Teacher(str(encoder_folder)).embed(sentences[1:], tmp_path)
-    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
-    assert Teacher(str(encoder_folder)).embed(sentences, tmp_path).of(sentences).equal(first.of(sentences))
-    Teacher(str(encoder_folder)).embed(sentences[1:], tmp_path)  # with room again
-
-
-LIMITED = """
-import resource, signal, sys
-from trainers import Teacher
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    Teacher(sys.argv[1]).embed([f"text {n}" for n in range(99)], sys.argv[2])
-except OSError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
-def test_no_room_for_a_file_is_an_error_and_no_crash(encoder_folder, tmp_path):
-    options = {"path": [str(ROOT)], "arguments": [str(encoder_folder), str(tmp_path)]}
-    (done,) = warm_processes.server().run(LIMITED, ROOT, [dict(os.environ)], **options)
-    assert done.returncode == 0, done.stderr
-    assert "Cannot allocate 0.000 GB for embeddings" in done.stdout
-    assert not list(tmp_path.iterdir())
+        patch.setattr(shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 79}))
+        with pytest.raises(OSError, match="has no room for 0.0 GB of embeddings"):
+            fill(tmp_path)
+    assert fill(tmp_path)[1].equal(ROWS)
 
 
 FILL_TWO = """
@@ -142,10 +83,11 @@ torch.save((found.of(texts), len(seen)), folder / f"{torch.distributed.get_rank(
 
 
 def test_two_processes_fill_one_cache(encoder_folder, sentences, tmp_path):
+    pytest.importorskip("sentence_transformers")
     shutil.copytree(encoder_folder, tmp_path / "encoder")
     (tmp_path / "texts.json").write_text(json.dumps(sentences))
     run_two(tmp_path, FILL_TWO)
-    expected = torch.from_numpy(SentenceTransformer(str(encoder_folder)).encode(sentences))
+    expected = Teacher(str(encoder_folder)).embed(sentences, tmp_path / "one").of(sentences)
     counts = []
     for rank in (0, 1):
         vectors, count = torch.load(tmp_path / f"{rank}.pt")

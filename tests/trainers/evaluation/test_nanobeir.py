@@ -47,9 +47,7 @@ def test_copies_in_a_folder_come_first(on_the_hub, sentences, tmp_path):
 
 def test_without_data_one_line_says_where_it_was_looked_for(tmp_path):
     missing = re.escape(str(tmp_path / "nanobeir-nfcorpus" / "corpus.jsonl.gz"))
-    message = (
-        f"Task 'nanobeir-nfcorpus': there is no 'corpus': {missing} does not exist, and .*NanoBEIR-en could not be"
-    )
+    message = f"Task 'nanobeir-nfcorpus': there is no 'corpus': {missing} does not exist, and .*NanoBEIR-en"
     with pytest.raises(ValueError, match=message) as caught:
         load_task(*find_tasks(["nanobeir-nfcorpus"]), tmp_path)
     assert "\n" not in str(caught.value)

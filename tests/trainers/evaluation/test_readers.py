@@ -15,7 +15,7 @@ from trainers.evaluation.readers import read_rows
 
 def test_a_task_without_data_says_where_it_was_looked_for(encoder, data, tmp_path):
     missing = re.escape(str(data / "emotion" / "train.jsonl.gz"))
-    message = f"Task 'emotion': there is no 'train': {missing} does not exist, and mteb/emotion could not be read"
+    message = f"Task 'emotion': there is no 'train': {missing} does not exist, and .*mteb/emotion"
     with pytest.raises(ValueError, match=message):
         evaluate_grid(encoder, [find_task("stsb"), find_task("emotion")], data)
     with pytest.raises(ValueError, match="'wic'.* does not exist, and it is not on the Hub in this"):

@@ -396,39 +396,27 @@ def test_fewer_texts_than_features_are_said_and_recorded(model, tiny_tokenizer, 
     assert (fit.record()["texts"], fit.record()["features"]) == (100, 192)
 
 
-def test_a_pass_over_the_vocabulary_continues_where_it_was_interrupted(model, tiny_tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainers.data.token_features.TOKENS_OF_A_PART", 10)
+def test_the_embeddings_of_the_vocabulary_are_kept(model, tiny_tokenizer, tmp_path, monkeypatch):
     encoded, encode = [], RawStates.pooled
 
-    def interrupted(raw, ids, layers):
+    def counted(raw, ids, layers):
         encoded.append(len(ids))
-        if sum(encoded) == 25:  # tokens 5 to 9, 10 to 19, and 20 to 29
-            raise KeyboardInterrupt
         return encode(raw, ids, layers)
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(RawStates, "pooled", interrupted)
+    monkeypatch.setattr(RawStates, "pooled", counted)
+    for _ in range(2):
         fit_exits(model, tiny_tokenizer, random_texts(100), cache_dir=tmp_path)
-    encoded.clear()
-    encoded.append(1000)  # never interrupted
-    with monkeypatch.context() as patch:
-        patch.setattr(RawStates, "pooled", interrupted)
-        fit_exits(model, tiny_tokenizer, random_texts(100), cache_dir=tmp_path)
-    assert encoded[1:] == [10, 3, 100], "two parts of the vocabulary, and the texts"
+    assert encoded == [28, 100, 100], "the vocabulary once, and the texts"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"is_fast": False}, "is not a fast tokenizer, which a static table needs: load the fast one, or pass static"),
         ({"vocab_size": 300}, "tokens, and the model 300: it is not the tokenizer of this model"),
         ({"vocab_size": 20}, "tokens, and the model 20: it is not the tokenizer of this model"),
     ],
 )
-def test_a_tokenizer_that_gives_no_static_table_is_refused(tiny_tokenizer, monkeypatch, change, message):
-    if "is_fast" in change:
-        monkeypatch.setattr(type(tiny_tokenizer), "is_fast", False)
-        change = {}
+def test_a_tokenizer_of_another_model_is_refused(tiny_tokenizer, change, message):
     model = M3BertModel(tiny_config(**change))
     with pytest.raises(ValueError, match=message):
         fit_exits(model, tiny_tokenizer, random_texts(100))

@@ -1,0 +1,59 @@
+"""Hashes of texts and weights that are the same in every process and run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def hash_of(content: str | bytes) -> int:
+    """A 63-bit hash of a text or of bytes."""
+    content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") >> 1
+
+
+def key_of(settings: Mapping[str, Any]) -> str:
+    """A short name for settings, which are JSON values."""
+    return blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+def fingerprint_of(texts: Iterable[str], digest: blake2b | None = None) -> str:
+    """
+    A digest of texts, which depends on where each begins and ends.
+
+    Args:
+        texts (`Iterable[str]`): The texts.
+        digest (`blake2b`, *optional*): The digest of the texts before them, which is continued.
+    """
+    digest = blake2b(digest_size=16) if digest is None else digest
+    for text in texts:
+        encoded = text.encode()
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.hexdigest()
+
+
+def weights_fingerprint(state_dict: Mapping[str, torch.Tensor]) -> str:
+    """A digest of the names and values of weights. The same values in a wider type have the same digest."""
+    digest = blake2b(digest_size=16)
+    for name, tensor in state_dict.items():
+        digest.update(name.encode())
+        for part in _plain_tensors(tensor):
+            plain = part.detach().cpu()
+            plain = plain.float() if plain.dtype in (torch.bfloat16, torch.float16) else plain
+            digest.update(plain.contiguous().view(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def _plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor, or the plain tensors inside a tensor subclass, such as quantised weights and their scales."""
+    if type(tensor) in (torch.Tensor, nn.Parameter):
+        yield tensor
+        return
+    names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # what every tensor subclass defines
+    for name in names:
+        yield from _plain_tensors(getattr(tensor, name))
