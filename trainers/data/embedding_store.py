@@ -106,7 +106,7 @@ class EmbeddingStore:
     def _opened(file: Path) -> np.memmap:
         try:
             return np.load(file, mmap_mode="r+")
-        except (OSError, ValueError, EOFError) as error:
+        except Exception as error:  # a broken head raises errors of many kinds
             raise ValueError(f"{file} cannot be read ({error}): delete {file.parent}.") from error
 
     def missing(self) -> list[int]:
