@@ -1,0 +1,78 @@
+"""The options of contrastive training in every combination, against a naive reference."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+import torch
+from torch.nn.functional import cosine_similarity
+from transformers import BertConfig, BertModel
+
+from tests.conftest import padded_batch
+from trainers import Contrastive, Grid, NestedModel
+from trainers.core.encoding.chunking import PassCost
+
+
+GRID = Grid.parse("1,3x8,32")
+TEMPERATURE = 0.2
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 37,
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+COLUMNS = {"anchor": (7, 3, 1, 5), "positive": (2, 6, 4, 4), "negative": (5, 1, 8, 3)}
+
+
+def naive(backbone, columns, *, symmetric: bool, own_negatives: bool, temperature: torch.Tensor) -> torch.Tensor:
+    """InfoNCE of every granularity, text by text, with one pass over each padded column."""
+    states = {name: backbone(**column, output_hidden_states=True).hidden_states for name, column in columns.items()}
+    loss = torch.zeros((), dtype=torch.float64)
+    for g in GRID:
+        anchors, positives, negatives = (
+            (states[name][g.layer] * mask).sum(dim=1)[:, : g.dim] / mask.sum(dim=1)
+            for name in columns
+            for mask in [columns[name]["attention_mask"].unsqueeze(-1)]
+        )
+        directions = [(anchors, positives, negatives), *([(positives, anchors, None)] if symmetric else [])]
+        for queries, own, hard in directions:
+            for row, query in enumerate(queries):
+                others = [*own] + ([] if hard is None else [hard[row]] if own_negatives else [*hard])
+                scores = cosine_similarity(query.unsqueeze(0), torch.stack(others)) / temperature
+                loss = loss + (scores.logsumexp(dim=0) - scores[row]) / len(queries) / len(directions)
+    return loss
+
+
+@pytest.mark.parametrize(
+    ("symmetric", "own_negatives", "mini_batch_size", "many_passes", "learned"),
+    list(product([False, True], [False, True], [None, 2], [False, True], [False, True])),
+)
+def test_all_options_together_have_the_loss_and_gradients_of_the_reference(
+    symmetric, own_negatives, mini_batch_size, many_passes, learned, monkeypatch
+):
+    backbone = BertModel(BertConfig(**SIZES)).double()
+    columns = {name: padded_batch(lengths=lengths) for name, lengths in COLUMNS.items()}
+    monkeypatch.setattr(PassCost, "on", lambda device: PassCost(0 if many_passes else 2**40))
+    objective = Contrastive(
+        GRID, temperature=TEMPERATURE, symmetric=symmetric, own_negatives=own_negatives, learn_temperature=learned
+    ).double()
+    loss = NestedModel(backbone, objective, mini_batch_size)(**columns)["loss"]
+    loss.backward()
+    found = {name: weight.grad.clone() for name, weight in backbone.named_parameters() if weight.grad is not None}
+    backbone.zero_grad()
+    log_scale = torch.tensor(TEMPERATURE, dtype=torch.float64).log().neg().requires_grad_()
+    expected = naive(
+        backbone, columns, symmetric=symmetric, own_negatives=own_negatives, temperature=1 / log_scale.exp()
+    )
+    expected.backward()
+    torch.testing.assert_close(loss.double(), expected, atol=1e-9, rtol=1e-6)
+    scale = max(float(weight.grad.abs().max()) for weight in backbone.parameters() if weight.grad is not None)
+    for name, weight in backbone.named_parameters():
+        if weight.grad is not None:
+            torch.testing.assert_close(found[name], weight.grad, atol=1e-6 * scale, rtol=1e-6, msg=name)
+    if learned:
+        torch.testing.assert_close(objective.log_scale.grad[0], log_scale.grad, atol=1e-6, rtol=1e-5)
