@@ -121,7 +121,7 @@ class Adapter:
 
 def export_adapter(
     adapter: Adapter, folder: Path, repo_id: str, said: Statements, previous: str | None = None
-) -> dict[str, str]:
+) -> None:
     """
     Write the files of an adapter to publish, and its card.
 
@@ -132,19 +132,13 @@ def export_adapter(
         said ([`Statements`]): What a person adds to the card.
         previous (`str`, *optional*): The card on the Hub, whose edits are kept. The README in the adapter's folder is
             one that peft wrote.
-
-    Returns:
-        `dict[str, str]`: File that is not published -> the reason.
     """
-    files = dict(files_of(adapter.folder, more=(ADAPTER_CONFIG, ADAPTER_WEIGHTS)))
-    for name in (name for name, why in files.items() if why is None):
+    for name in files_of(adapter.folder, more=(ADAPTER_CONFIG, ADAPTER_WEIGHTS)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(adapter.folder / name, folder / name)
     config = json.dumps(adapter.published_config(), indent=2) + "\n"
     (folder / ADAPTER_CONFIG).write_text(config, encoding="utf-8")
     write_adapter_card(adapter, folder, repo_id, said, previous)
-    own_card = {CARD: "generated again, with the edits of the card on the Hub"}
-    return {name: own_card.get(name, why) for name, why in files.items() if why is not None}
 
 
 def write_adapter_card(

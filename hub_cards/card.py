@@ -16,7 +16,6 @@ from trainers.core.codes import CODES, FLOAT
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
-from trainers.hub.serving import ARCHITECTURES
 from trainers.hub.training_record import TrainingRecord
 
 from .checkpoint import Checkpoint
@@ -24,6 +23,7 @@ from .codes import code_values, quantizer_values
 from .costs import codes_shown, cost_table, costs, tokens_counted
 from .exits import exit_values, in_words
 from .metadata import Statements, card_data, kept
+from .native_export import SERVED_TYPES
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
 from .tables import (
@@ -184,7 +184,7 @@ def metadata(source: CardSource) -> dict[str, Any]:
     tags = [checkpoint.config.model_type, *(record.tags if record else [])]
     tags += ["sentence-transformers", "feature-extraction"] if embeds else []
     tags = [tag for tag in tags if tag != "matryoshka"] + (["matryoshka"] if checkpoint.trained else [])
-    served = checkpoint.exported_from is not None and checkpoint.config.model_type in ARCHITECTURES
+    served = checkpoint.exported_from is not None and checkpoint.config.model_type in SERVED_TYPES
     tags += ["text-embeddings-inference"] if embeds and served else []
     tags += ["onnx"] if source.onnx else []
     tags += ["generated_from_trainer"] if record else []

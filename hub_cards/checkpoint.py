@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import file_digest
@@ -20,7 +19,15 @@ from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.auto_m3bert import load_config, load_model
 from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, cut_config, resolve_size
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from modeling_m3bert.settings_m3bert import ENCODER_FILES, MODULES_FILE, check_weights, hub_id, read_json, shards_of
+from modeling_m3bert.settings_m3bert import (
+    ENCODER_FILES,
+    MODULES_FILE,
+    SIMILARITY_FILE,
+    check_weights,
+    hub_id,
+    read_json,
+    shards_of,
+)
 from trainers.core.device import device_of
 from trainers.core.granularity import Granularity, Grid, is_elastic
 from trainers.core.projection import Projection
@@ -39,35 +46,21 @@ HEADS = {
     "ForMultipleChoice": "AutoModelForMultipleChoice",
     "Model": "AutoModel",
 }
-LICENSES = re.compile(r"(LICENSE|NOTICE)[\w.]*")
-TOKENIZER_FILES = re.compile(
-    r"tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.(txt|json)|merges\.txt"
-    r"|[\w.-]*\.(model|jinja)"
+LICENSES = ("LICENSE*", "NOTICE*")
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
+    *("vocab.json", "merges.txt", "*.model", "*.jinja"),
 )
-PUBLISHED = re.compile(
-    r"config\.json|generation_config\.json|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json|"
-    + "|".join((TOKENIZER_FILES.pattern, LICENSES.pattern, *map(re.escape, ENCODER_FILES)))
-    + r"|modules\.json|config_sentence_transformers\.json|\d+_[A-Z][A-Za-z]+/(config\.json|model\.safetensors)|"
-    + re.escape(f"{EXTRAS_FOLDER}/{EXTRAS_FILE}")
-    + r"|"
-    + re.escape(RECORD_FILE)
-    + r"|"
-    + QUANTIZER_FOLDER
-    + r"/(config\.json|model\.safetensors|"
-    + re.escape(RECORD_FILE)
-    + ")"
+# What is published of a checkpoint, beside its code and modules in folders of other names: no pickles, no optimizer
+# state, no data.
+PUBLISHED = (
+    *("config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors"),
+    *("model-*-of-*.safetensors", f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", RECORD_FILE),
+    *(MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE, "[0-9]_[A-Z]*/config.json", "[0-9]_[A-Z]*/model.safetensors"),
+    *(f"{QUANTIZER_FOLDER}/{name}" for name in ("config.json", "model.safetensors", RECORD_FILE)),
+    *(*TOKENIZER_FILES, *LICENSES),
 )
-# Pattern of a file -> why it is not published.
-REASONS = (
-    (r"checkpoint-\d+/.*", "a training checkpoint"),
-    (r"(optimizer|scheduler|scaler|rng_state|training_args)[\w.-]*|trainer_state\.json", "state of the training run"),
-    (r"objective\.safetensors", "parameters of the objective, which only training needs"),
-    (r".*\.(bin|pt|pth|pkl|pickle|ckpt|joblib|npy|npz)", "a format that can run code or holds arrays, not a model"),
-    (r".*\.(jsonl|csv|tsv|parquet|arrow|txt)(\.gz)?", "data"),
-    (rf"{QUANTIZER_FOLDER}/[\w.-]+\.py", "code is published in the root folder"),
-    (r"README\.md", "generated again, with the edits of the card on the Hub or, if there is none, of this one"),
-    (r"(results\.json|figures/.*|onnx/.*)", "generated again, if it belongs to these weights"),
-)
+PACKAGE = Path(modeling_m3bert.__file__).parent
 
 
 def full_size(config: Any, projection: Projection | None = None) -> Granularity:
@@ -85,19 +78,12 @@ class Checkpoint:
         folder (`Path`): The folder.
 
     Raises:
-        ValueError: if a part of the checkpoint is missing or cannot be read.
+        ValueError: if its weights are missing or incomplete.
     """
 
     folder: Path
 
     def __post_init__(self) -> None:
-        if not (self.folder / "config.json").is_file():
-            adapter = (self.folder / "adapter_config.json").is_file()
-            raise ValueError(
-                f"{self.folder} holds only an adapter: merge it (m3bert train --merge_adapter, or merge_and_unload)."
-                if adapter
-                else f"{self.folder} is not a checkpoint: it has no config.json."
-            )
         weights = [*self.folder.glob("model*.safetensors")]
         if not weights:
             raise ValueError(f"{self.folder} has no weights in safetensors, the only format that is published.")
@@ -289,14 +275,9 @@ class Checkpoint:
         encoder.model.to(device_of())
         return encoder
 
-    def files(self) -> Iterator[tuple[str, str | None]]:
-        """
-        Every file of the folder: its path in the folder, and why it is not published (`None` if it is).
-
-        Raises:
-            ValueError: if a file to publish is a link to a file outside of the folder.
-        """
-        return files_of(self.folder, {*self.code(), *self.module_files()})
+    def files(self) -> list[str]:
+        """The files that are published, as in [`files_of`]."""
+        return files_of(self.folder, (*self.code(), *self.module_files()))
 
     def module_files(self) -> set[str]:
         """Files of the modules of sentence-transformers, whatever their folders are called."""
@@ -305,44 +286,34 @@ class Checkpoint:
         names = ("config.json", "model.safetensors")
         return {f"{path.rstrip('/')}/{name}" for path in paths if path not in (None, "", ".") for name in names}
 
-    def requires_code(self) -> set[str]:
-        """Python files that loading needs, according to the configs of encoder and quantizer."""
-        return self.encoder_code() | self.quantizer_code()
-
     def encoder_code(self) -> set[str]:
-        """Python files that loading the encoder needs."""
+        """Python files that the config of the encoder names."""
         return code_named_by(self.folder / "config.json")
 
     def quantizer_code(self) -> set[str]:
-        """Python files that only loading the quantizer needs; none without one."""
+        """Python files that only the config of the quantizer names; none without one."""
         file = self.folder / QUANTIZER_FOLDER / "config.json"
         return code_named_by(file) - self.encoder_code() if file.is_file() else set()
 
-    def code(self) -> set[str]:
-        """Python files of the folder that loading runs."""
-        return {name for name in self.required_code() if (self.folder / name).is_file()}
-
-    def required_code(self) -> set[str]:
-        """Python files that loading runs: those that the configs name, and those that these import, as far as they
-        are there."""
-        found: set[str] = set()
-        names = sorted(self.requires_code())
-        for name in names:  # which grows
+    def code(self) -> dict[str, Path]:
+        """Python files that loading runs, in the folder, or in this package where the folder lacks them."""
+        found: dict[str, Path] = {}
+        names = sorted(self.encoder_code() | self.quantizer_code())
+        for name in names:  # grows by what each file imports
             if name not in found:
-                found.add(name)
-                file = self.folder / name
-                names += [f"{its}.py" for its in get_relative_imports(file)] if file.is_file() else []
+                own, ours = self.folder / name, PACKAGE / name
+                found[name] = ours if ours.is_file() and not own.is_file() else own
+                names += [f"{module}.py" for module in get_relative_imports(found[name])]
         return found
 
     def other_code(self) -> list[str]:
         """Those of [`~Checkpoint.code`] that are not the files of this package, byte for byte."""
-        package = Path(modeling_m3bert.__file__).parent
-        ours = {file.name: file.read_bytes() for file in package.glob("*.py")}
-        return sorted(name for name in self.code() if (self.folder / name).read_bytes() != ours.get(name))
+        ours = {file.name: file.read_bytes() for file in PACKAGE.glob("*.py")}
+        return sorted(name for name, file in self.code().items() if file.read_bytes() != ours.get(name))
 
     def code_digests(self) -> dict[str, str]:
         """SHA-256 of each file of [`~Checkpoint.code`], as `sha256sum` prints it."""
-        return {name: sha256_of(self.folder / name) for name in sorted(self.code())}
+        return {name: sha256_of(file) for name, file in sorted(self.code().items())}
 
 
 def sha256_of(file: Path) -> str:
@@ -351,18 +322,19 @@ def sha256_of(file: Path) -> str:
         return file_digest(content, "sha256").hexdigest()
 
 
-def files_of(folder: Path, more: Collection[str] = ()) -> Iterator[tuple[str, str | None]]:
-    """As [`Checkpoint.files`], for any folder; `more` are files that are published, too."""
-    root = folder.resolve()
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = file.relative_to(folder).as_posix()
-        if PUBLISHED.fullmatch(name) or name in more:
-            if not file.resolve().is_relative_to(root):
-                raise ValueError(f"{name} is a link out of {folder}: put the file there, or remove it.")
-            yield name, None
-        elif not any(part.startswith(".") for part in Path(name).parts):
-            why = next((why for form, why in REASONS if re.fullmatch(form, name)), "not part of a checkpoint")
-            yield name, why
+def files_of(folder: Path, more: Iterable[str] = ()) -> list[str]:
+    """
+    The files of a folder that are published: [`PUBLISHED`], and `more`.
+
+    Raises:
+        ValueError: if one is a link to a file outside of the folder.
+    """
+    names = {path.relative_to(folder).as_posix() for pattern in PUBLISHED for path in folder.glob(pattern)}
+    found = sorted(name for name in names.union(more) if (folder / name).is_file())
+    for name in found:
+        if not (folder / name).resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{name} is a link out of {folder}: put the file there, or remove it.")
+    return found
 
 
 def head_of(architecture: str) -> str | None:

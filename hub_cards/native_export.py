@@ -16,7 +16,6 @@ import torch
 import transformers
 from transformers import AutoModel
 
-import modeling_m3bert
 from modeling_m3bert import convert_to_native
 from modeling_m3bert.auto_m3bert import load_model
 from modeling_m3bert.native_m3bert import output_map
@@ -28,6 +27,8 @@ from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint
 
 
 logger = logging.getLogger(__name__)
+# Native model types that text-embeddings-inference runs (`backends/candle/src/models/`, read 2026-11-22).
+SERVED_TYPES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert")
 AffineMap = tuple[torch.Tensor, torch.Tensor | None]  # weight `(dim, hidden_size)` and bias `(dim,)`
 
 
@@ -60,16 +61,11 @@ def export_native(
         [`Checkpoint`]: the exported model.
 
     Raises:
-        ValueError: if the checkpoint is not elastic, has no native equivalent, lacks the granularity, or reads a
-            granularity that its projection does not have.
+        ValueError: if the checkpoint is not elastic, has no native equivalent, or lacks the granularity.
     """
     config = checkpoint.config
     if not checkpoint.elastic:
         raise ValueError(f"{checkpoint.folder} is not elastic: it is a native {config.model_type} already.")
-    if not checkpoint.is_m3bert and model_type not in (None, config.model_type):
-        raise ValueError(
-            f"model_type={model_type!r} is for an m3BERT; {checkpoint.folder} stays {config.model_type!r}."
-        )
     size, projection = granularity or checkpoint.full, checkpoint.projection
     if projection is not None:
         projection.validate_grid(Grid((size,)), config)
@@ -89,9 +85,9 @@ def export_native(
         **({"state_only": True} if state_only(checkpoint, size.layer) else {}),
     }
     native.save_pretrained(folder)
-    own_code = set() if checkpoint.is_m3bert else checkpoint.code() - {"modeling_elastic.py"}  # of a source with code
-    for file in checkpoint.folder.iterdir():
-        if TOKENIZER_FILES.fullmatch(file.name) or LICENSES.fullmatch(file.name) or file.name in own_code:
+    own_code = () if checkpoint.is_m3bert else checkpoint.code().keys() - {"modeling_elastic.py"}
+    for pattern in (*TOKENIZER_FILES, *LICENSES, *own_code):
+        for file in checkpoint.folder.glob(pattern):
             shutil.copyfile(file, folder / file.name)
     if not checkpoint.is_m3bert:
         require_equal(native, folder, head)
@@ -109,15 +105,8 @@ def export_native(
 
 
 def native_of(model: Any, layer: int, dim: int) -> tuple[Any, AffineMap | None]:
-    """
-    The native model inside an elastic one that was loaded at a size, and the map from its hidden state to the
-    embedding; `None` if they are the same. The elastic model is used up.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The elastic model, with or without a head.
-        layer (`int`): Its depth.
-        dim (`int`): Its dims.
-    """
+    """The native model inside an elastic one that was loaded at a size, and the map from its hidden state to the
+    embedding; `None` if they are the same. The elastic model is used up."""
     encoder = model.base_model
     if layer == 0:
         raise ValueError("Depth 0 is a static table, not an encoder: export it with `m3bert export --format static`.")
@@ -163,33 +152,22 @@ def copy_quantizer(checkpoint: Checkpoint, folder: Path, size: Granularity) -> N
         logger.warning(f"The quantizer is left out: {misfit}.")
         return
     (folder / QUANTIZER_FOLDER).mkdir(parents=True, exist_ok=True)
-    for name in ("config.json", "model.safetensors"):
-        shutil.copyfile(checkpoint.folder / QUANTIZER_FOLDER / name, folder / QUANTIZER_FOLDER / name)
+    for name in (f"{QUANTIZER_FOLDER}/config.json", f"{QUANTIZER_FOLDER}/model.safetensors"):
+        shutil.copyfile(checkpoint.folder / name, folder / name)
     for name in checkpoint.quantizer_code():
-        own = checkpoint.folder / name
-        shutil.copyfile(own if own.is_file() else Path(modeling_m3bert.__file__).with_name(name), folder / name)
+        shutil.copyfile(checkpoint.code()[name], folder / name)
 
 
 def dense_of(found: AffineMap | None, projection: Projection | None, dim: int, width: int) -> Projection | None:
-    """
-    The map from the pooled hidden state of a native encoder to the embedding.
-
-    Args:
-        found (`tuple`, *optional*): The map from the hidden state to the output of the elastic encoder.
-        projection ([`Projection`], *optional*): The projection of its checkpoint, which reads that.
-        dim (`int`): Dims of the embedding.
-        width (`int`): Hidden size.
-
-    Returns:
-        [`Projection`], or `None` if the pooled hidden state is the embedding.
-    """
+    """The map from the pooled hidden state of a native encoder to the embedding: `found`, which gives the output of
+    the elastic encoder, then the projection of its checkpoint. `None` if the hidden state is the embedding."""
     if found is None and projection is None:
         return None
     weight, bias = found or (torch.eye(width), None)
-    weight, bias = weight.float(), bias if bias is None else bias.float()
+    weight, bias = weight.float(), None if bias is None else bias.float()
     if projection is not None:
         outer, own = projection.weight.detach()[:dim], projection.bias
-        bias = bias if bias is None else outer @ bias
+        bias = None if bias is None else outer @ bias
         if own is not None:
             bias = own.detach()[:dim] + (0 if bias is None else bias)
         weight = outer @ weight

@@ -20,16 +20,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.onnx import OnnxExporterError
 
 from trainers.core.granularity import Granularity, Grid
 from trainers.core.states import TextStates, nested_states, truncate, unwrap_encoder
 from trainers.evaluation.encoding import GridEncoder
-from trainers.hub.training_record import origin_of
 
 
 INPUTS, OUTPUTS = ["input_ids", "attention_mask"], ["last_hidden_state", "sentence_embedding"]
-OPSETS = range(18, 24)  # torch translates to 18 and above; 23 is the highest that is tested
 TOLERANCE = 1e-4
 PACKAGES = ("onnx", "onnxruntime", "onnxscript")
 # Batches of one, three and four texts, padded to different lengths. None has the size that is traced.
@@ -75,9 +72,7 @@ class TextEmbedder(nn.Module):
         return tokens, truncate(states.pooled(layer, self.pooling), dim, self.normalize)
 
 
-def export_onnx(
-    encoder: GridEncoder, granularity: Granularity, file: Path, *, normalize: bool | None = None, opset: int = 18
-) -> Path:
+def export_onnx(encoder: GridEncoder, granularity: Granularity, file: Path, *, normalize: bool | None = None) -> Path:
     """
     Write an encoder at one granularity to an ONNX file, after checking that the graph gives the same embeddings as
     torch.
@@ -88,38 +83,39 @@ def export_onnx(
     granularity. Batch and tokens are dynamic, weights are in float32, and later layers are left out. If the encoder
     has a projection, the hidden states are those before it, at all dims, as sentence-transformers expects them.
 
-    Prompts are not in the graph. The metadata of the file holds the prompts, the granularity, `pooling`, `normalized`,
-    `max_length`, and the Hub id of the source, if it is known.
+    Prompts are not in the graph. The metadata of the file holds `granularity`, `pooling`, `normalized`, `max_length`
+    and `prompts`.
 
     Args:
         encoder ([`GridEncoder`]): An encoder of any supported architecture. It is not changed.
         granularity ([`Granularity`]): Any granularity of the model, whether or not it is in the encoder's grid.
         file (`Path`): File to write; missing folders are created.
         normalize (`bool`, *optional*): Whether the graph L2-normalises the embeddings. Default: as the encoder does.
-        opset (`int`, *optional*, defaults to 18): Version of the ONNX operators, in 18..23.
 
     Returns:
         `Path`: the file.
 
     Raises:
-        ValueError: if the extra is missing, the granularity or the opset is not legal, the model cannot be exported or
-            does not fit into one file of 2 GiB, or the graph differs from torch by more than 1e-4. No file is written
-            in these cases.
+        ValueError: if the extra is missing, the granularity is not legal, or the graph differs from torch by more
+            than 1e-4. No file is written in these cases.
 
     ```python
     >>> export_onnx(encoder, Granularity(4, 64), Path("runs/onnx/onnx/model_4x64.onnx"))  # doctest: +SKIP
     ```
     """
     require_onnx()
-    normalize = encoder.normalize if normalize is None else normalize
-    if opset not in OPSETS:
-        raise ValueError(f"opset={opset} must be within {OPSETS[0]}..{OPSETS[-1]}.")
-    exported = as_exported(encoder, granularity)
-    with one_line_errors(f"{type(unwrap_encoder(encoder.model)).__name__} cannot be exported to ONNX"):
-        model = trace(TextEmbedder(exported, granularity, normalize), opset)
-        describe(model, metadata_of(encoder, granularity, normalize))
-        content = serialize(model)
-        difference = largest_difference(exported, content)
+    exported = _as_exported(encoder, granularity)
+    embedder = TextEmbedder(exported, granularity, encoder.normalize if normalize is None else normalize).eval()
+    metadata = {
+        "granularity": str(granularity),
+        "pooling": encoder.pooling,
+        "normalized": str(embedder.normalize).lower(),
+        "max_length": str(encoder.max_length),
+        "prompts": json.dumps(dict(encoder.prompts)),
+    }
+    with _quiet(), torch.no_grad():
+        content = _trace(embedder, metadata)
+        difference = _largest_difference(embedder, exported, content)
     if not difference <= TOLERANCE:  # also where it is NaN
         raise ValueError(
             f"The ONNX graph of {granularity} differs from torch by {difference:.1e}; the limit is {TOLERANCE}."
@@ -129,33 +125,64 @@ def export_onnx(
     return file
 
 
-def largest_difference(encoder: GridEncoder, model: Path | bytes) -> float:
-    """
-    The largest difference between the outputs of an exported file and of its encoder, on a few texts of several
-    lengths.
+def _as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
+    """A copy of an encoder, ready for export: one granularity, no roles, in float32 on the CPU, and with eager
+    attention, which gives no NaN for an empty text."""
+    model, projection = copy.deepcopy((encoder.model, encoder.projection))
+    model = model.to("cpu", torch.float32).eval()
+    unwrap_encoder(model).set_attn_implementation("eager")
+    exported = replace(
+        encoder,
+        model=model,
+        grid=Grid((granularity,)),
+        prompts={},
+        max_lengths={},
+        dtype=torch.float32,
+        compute_dtype=None,
+        projection=projection and projection.to("cpu", torch.float32),
+    )
+    if exported.looks_up and projection is None:  # the graph holds the columns that it reads
+        table = unwrap_encoder(model).elastic.table
+        table.weight = nn.Parameter(table.weight[:, : granularity.dim].contiguous())
+    return exported
 
-    Args:
-        encoder ([`GridEncoder`]): The encoder that was exported.
-        model (`Path` or `bytes`): The file that [`export_onnx`] wrote, or its content.
 
-    Returns:
-        `float`: The largest absolute difference; NaN if either gives NaN.
-    """
-    session = open_session(model)
-    metadata = session.get_modelmeta().custom_metadata_map
-    (granularity,) = Grid.parse(metadata["granularity"])
-    alone = replace(as_exported(encoder, granularity), normalize=False)  # the graph may not normalise
-    embedder = TextEmbedder(alone, granularity, metadata["normalized"] == "true")
-    differences = []
+def _trace(embedder: TextEmbedder, metadata: dict[str, str]) -> bytes:
+    """The content of the file of an embedder, with a dynamic batch and a dynamic number of tokens."""
+    from onnx.helper import set_model_props
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+    axes = {0: "batch", 1: "tokens"}
+    # Two different tensors: the same tensor twice would become a single input.
+    example = tuple(torch.ones(2, 5, dtype=torch.long) for _ in INPUTS)
+    embedder(*example)  # what is found out about an encoder when it first runs cannot be traced
+    with redirect_stderr(io.StringIO()):  # torch prints the partial trace if it fails
+        program: Any = torch.onnx.export(
+            embedder,
+            example,
+            dynamo=True,
+            input_names=INPUTS,
+            output_names=OUTPUTS,
+            dynamic_shapes=(axes, axes),
+            opset_version=18,
+            verbose=False,
+        )
+    ClearMetadataAndDocStringPass()(program.model)  # notes that name source files of this machine
+    model = program.model_proto
+    set_model_props(model, metadata)
+    return model.SerializeToString()
+
+
+def _largest_difference(embedder: TextEmbedder, encoder: GridEncoder, content: bytes) -> float:
+    """The largest difference between the outputs of a graph and of its encoder, on texts of several lengths."""
+    session, differences = open_session(content), []
     for texts in CHECKED:
         inputs = tokenize(encoder, texts)
-        with quiet(), torch.no_grad():  # one text is too long on purpose, and the encoder warns about it
-            embeddings = alone.encode(texts).at(granularity, normalize=embedder.normalize)
-            tokens, _ = embedder(**{name: torch.from_numpy(value) for name, value in inputs.items()})
+        embeddings = encoder.encode(texts).at(embedder.granularity, normalize=embedder.normalize)
+        tokens, _ = embedder(**{name: torch.from_numpy(value) for name, value in inputs.items()})
         states, vectors = session.run(OUTPUTS, inputs)
         real = inputs["attention_mask"].astype(bool)  # the states of padding mean nothing, and round differently
-        differences.append(np.abs(states - tokens.numpy())[real].max())
-        differences.append(np.abs(vectors - embeddings.numpy()).max())
+        differences += [np.abs(states - tokens.numpy())[real].max(), np.abs(vectors - embeddings.numpy()).max()]
     return float(np.max(differences))
 
 
@@ -177,10 +204,10 @@ def quantize_onnx(file: Path, output: Path) -> Path:
 
     model = onnx.load(file)
     model.graph.ClearField("value_info")  # inferred again; the quantizer transposes some weights and keeps old shapes
-    with quiet():
+    with _quiet():
         # Weights use only 7 of the 8 bits: with 8, sums overflow on processors without VNNI.
         quantize_dynamic(model, output, weight_type=QuantType.QInt8, per_channel=True, reduce_range=True)
-    return rewrite(onnx.load(output), file, output, "int8")
+    return output
 
 
 def halve_onnx(file: Path, output: Path) -> Path:
@@ -198,16 +225,21 @@ def halve_onnx(file: Path, output: Path) -> Path:
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    with quiet():
-        model = convert_float_to_float16(onnx.load(file), keep_io_types=True)
-    return rewrite(model, file, output, "float16")
-
-
-def rewrite(model: Any, file: Path, output: Path, weights: str) -> Path:
-    """Write a variant of an exported file with the metadata of that file and the type of its weights."""
-    describe(model, {**open_session(file).get_modelmeta().custom_metadata_map, "weights": weights})
-    output.write_bytes(serialize(model))
+    with _quiet():
+        onnx.save(convert_float_to_float16(onnx.load(file), keep_io_types=True), output)
     return output
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Suppress warnings. Those of the exporter concern its internals and operators that no encoder has."""
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def tokenize(encoder: GridEncoder, texts: Sequence[str]) -> dict[str, np.ndarray]:
@@ -242,7 +274,6 @@ def open_session(model: Path | bytes, threads: int | None = None) -> Any:
         threads (`int`, *optional*): Number of threads. They are idle between two calls. Default: onnxruntime's, whose
             threads wait actively.
     """
-    require_onnx()
     from onnxruntime import InferenceSession, SessionOptions
 
     options = SessionOptions()
@@ -258,133 +289,6 @@ def missing_packages() -> list[str]:
 
 
 def require_onnx() -> None:
-    """
-    Check that the extra is installed.
-
-    Raises:
-        ValueError: names the missing packages.
-    """
+    """Raise a ValueError if a package of the extra is not installed."""
     if missing := missing_packages():
         raise ValueError(f"ONNX export needs {', '.join(missing)}: pip install 'm3bert[onnx]'.")
-
-
-def as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
-    """A copy of an encoder, ready for export: one granularity, no roles, in float32 on the CPU, and with eager
-    attention, which gives no NaN for an empty text."""
-    model, projection = copy.deepcopy((encoder.model, encoder.projection))
-    model = model.to("cpu", torch.float32).eval()
-    unwrap_encoder(model).set_attn_implementation("eager")
-    exported = replace(
-        encoder,
-        model=model,
-        grid=Grid((granularity,)),
-        prompts={},
-        max_lengths={},
-        dtype=torch.float32,
-        compute_dtype=None,
-        projection=projection and projection.to("cpu", torch.float32),
-    )
-    if exported.looks_up and projection is None:  # the graph holds the columns that it reads
-        table = unwrap_encoder(model).elastic.table
-        table.weight = nn.Parameter(table.weight[:, : granularity.dim].contiguous())
-    return exported
-
-
-def trace(embedder: TextEmbedder, opset: int) -> Any:
-    """The `onnx.ModelProto` of an embedder, with a dynamic batch and a dynamic number of tokens."""
-    axes = {0: "batch", 1: "tokens"}
-    # Two different tensors: the same tensor twice would become a single input.
-    example = tuple(torch.ones(2, 5, dtype=torch.long) for _ in INPUTS)
-    with torch.no_grad():
-        embedder.eval()(*example)  # what is found out about an encoder when it first runs cannot be traced
-    # torch prints the partial trace if it fails.
-    with quiet(), redirect_stderr(io.StringIO()), torch.no_grad():
-        program: Any = torch.onnx.export(
-            embedder.eval(),
-            example,
-            dynamo=True,
-            input_names=INPUTS,
-            output_names=OUTPUTS,
-            dynamic_shapes=(axes, axes),
-            opset_version=opset,
-            verbose=False,
-        )
-    return program.model_proto
-
-
-def metadata_of(encoder: GridEncoder, granularity: Granularity, normalize: bool) -> dict[str, str]:
-    """The metadata of a file: what its users need to know."""
-    source, _ = origin_of(unwrap_encoder(encoder.model).config)
-    return {
-        "weights": "float32",
-        "granularity": str(granularity),
-        "pooling": encoder.pooling,
-        "normalized": str(normalize).lower(),
-        "max_length": str(encoder.max_length),
-        "prompts": json.dumps(dict(encoder.prompts)),
-        "prompts_in_graph": "false",
-        **({"source": source} if source else {}),
-    }
-
-
-def describe(model: Any, metadata: dict[str, str]) -> None:
-    """Set the metadata of an `onnx.ModelProto`, and remove the exporter's notes, which name source files of this
-    machine."""
-    from onnx.helper import set_model_props
-
-    clear_notes(model)
-    set_model_props(model, metadata)
-
-
-def clear_notes(message: Any) -> None:
-    """Remove doc strings and metadata from a protobuf message and all messages in it."""
-    for part, value in message.ListFields():
-        if part.name in ("doc_string", "metadata_props"):
-            message.ClearField(part.name)
-        elif part.message_type is not None:
-            for inner in value if part.is_repeated else [value]:
-                clear_notes(inner)
-
-
-def serialize(model: Any) -> bytes:
-    """
-    The checked content of a file.
-
-    Raises:
-        ValueError: if the model is too large for one file.
-    """
-    from onnx import checker
-
-    size = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
-    if size >= checker.MAXIMUM_PROTOBUF:
-        raise ValueError(f"its weights need {size / 2**30:.1f} GiB, but one file holds less than 2")
-    content = model.SerializeToString()
-    checker.check_model(content)
-    return content
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress warnings. Those of the exporter concern its internals and operators that no encoder has."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
-
-
-@contextmanager
-def one_line_errors(beginning: str) -> Iterator[None]:
-    """Turn errors of exporter, checker and runtime, which can fill pages, into a ValueError of one line."""
-    from onnx import checker
-    from onnxruntime.capi import onnxruntime_pybind11_state as runtime
-
-    of_runtime = (runtime.Fail, runtime.InvalidArgument, runtime.InvalidGraph, runtime.NotImplemented)
-    try:
-        yield
-    except (ValueError, OnnxExporterError, checker.ValidationError, *of_runtime) as error:
-        reason = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
-        raise ValueError(f"{beginning}: {reason}.") from error

@@ -41,13 +41,7 @@ DEFAULT_TASK = "stsb"
 
 
 def graph_name(granularity: Granularity | None = None, weights: str = "float32") -> str:
-    """
-    The path of a graph in a repository: `onnx/model_4x64_quantized.onnx`.
-
-    Args:
-        granularity ([`Granularity`], *optional*): Default: the full size, which the name does not mention.
-        weights (`str`, *optional*, defaults to `"float32"`): `"float32"`, `"int8"` or `"float16"`.
-    """
+    """The path of a graph in a repository: `onnx/model_4x64_quantized.onnx`. The full size is not named."""
     size = f"_{granularity}" if granularity is not None else ""
     return f"onnx/model{size}{SUFFIXES[weights]}.onnx"
 
@@ -121,7 +115,6 @@ def write_graphs(
     int8: bool = False,
     fp16: bool = False,
     normalize: bool | None = None,
-    opset: int = 18,
     tasks: Sequence[str] = (),
     data: Path | None = None,
 ) -> GraphReport:
@@ -138,7 +131,6 @@ def write_graphs(
         int8 (`bool`, *optional*, defaults to `False`): Write each granularity also in 8 bits.
         fp16 (`bool`, *optional*, defaults to `False`): Write each graph also in float16.
         normalize (`bool`, *optional*): Whether the graphs L2-normalise the embeddings. Default: as the encoder does.
-        opset (`int`, *optional*, defaults to 18): Version of the ONNX operators.
         tasks (`Sequence[str]`, *optional*): Tasks to score each graph on. Default: STS-B, if it is in `data`.
         data (`Path`, *optional*): Folder of local data sets.
 
@@ -146,15 +138,16 @@ def write_graphs(
         [`GraphReport`]
 
     Raises:
-        ValueError: as [`export_onnx`], if a task has no data, or a graph cannot be computed in float16.
+        ValueError: as [`export_onnx`], or if a graph cannot be computed in float16.
     """
-    evaluators = find_evaluators(tasks, data)
+    if not tasks and data is not None and (data / DEFAULT_TASK).is_dir():
+        tasks = [DEFAULT_TASK]
+    evaluators = {task.name: load_task(task, data) for task in find_tasks(tasks)}
     full = full_size(unwrap_encoder(encoder.model).config, encoder.projection)
     graphs = []
     for granularity in dict.fromkeys([full, *granularities]):
         name = None if granularity == full else granularity
-        file = folder / graph_name(name)
-        export_onnx(encoder, granularity, file, normalize=normalize, opset=opset)
+        file = export_onnx(encoder, granularity, folder / graph_name(name), normalize=normalize)
         variants = {"float32": file}
         if int8 or name is None:
             variants["int8"] = quantize_onnx(file, folder / graph_name(name, "int8"))
@@ -174,14 +167,8 @@ def write_graphs(
 
 
 def write_encoder_files(encoder: GridEncoder, folder: Path) -> None:
-    """
-    Write what clients read besides the graphs: config, tokenizer, and the modules of sentence-transformers. A
-    quantizer needs torch and is left out.
-
-    Args:
-        encoder ([`GridEncoder`]): The encoder.
-        folder (`Path`): Folder of the export, which is created.
-    """
+    """Write what clients read besides the graphs: config, tokenizer, and the modules of sentence-transformers. A
+    quantizer needs torch and is left out."""
     config = copy.deepcopy(unwrap_encoder(encoder.model).config)
     max_length = longest_text(config, encoder.tokenizer, encoder.max_length)
     if config.model_type != "m3bert":  # without the files of an elastic repository, it is the native encoder
@@ -194,28 +181,11 @@ def write_encoder_files(encoder: GridEncoder, folder: Path) -> None:
     replace(encoder.settings, max_length=max_length).write(folder, width=full_size(config).dim)
 
 
-def find_evaluators(names: Sequence[str], data: Path | None) -> dict[str, Evaluator]:
-    """The texts and gold labels of tasks by name. Without names: STS-B, if it is in the folder of local data."""
-    if not names and data is not None and (data / DEFAULT_TASK).is_dir():
-        names = [DEFAULT_TASK]
-    return {task.name: load_task(task, data) for task in find_tasks(names)}
-
-
 def measure(
     encoder: GridEncoder, granularity: Granularity, files: Mapping[str, Path], evaluators: Mapping[str, Evaluator]
 ) -> list[Graph]:
-    """
-    Measure the graphs of one granularity.
-
-    Args:
-        encoder ([`GridEncoder`]): Gives tokenizer and prompts.
-        granularity ([`Granularity`]): The granularity.
-        files (`dict[str, Path]`): Weights -> file. `"float32"` comes first.
-        evaluators (`dict[str, Evaluator]`): Task -> its texts and gold labels.
-
-    Raises:
-        ValueError: if the float16 graph is far from the float32 graph.
-    """
+    """Measure the graphs of one granularity. `files` are by type of weights, float32 first; `evaluators` have the
+    texts and gold labels of tasks."""
     texts = [text for pair in islice(topic_pairs(), NUM_PAIRS) for text in (pair.summary, pair.body)]
     graphs: list[Graph] = []
     reference = None

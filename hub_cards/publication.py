@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import copy
 import logging
+import re
+import shutil
 import tempfile
-import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import CommitInfo, ModelCard
+from huggingface_hub import CommitInfo, ModelCard, get_token
 from huggingface_hub.utils import validate_repo_id
+from transformers import TorchAoConfig
 
+from modeling_m3bert import EmbeddingSettings
+from modeling_m3bert.modeling_elastic import EXTRAS_FOLDER
 from modeling_m3bert.settings_m3bert import MODULES_FILE
 from trainers.core.codes import CODES
 from trainers.core.durable import replace_text
+from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import GridResults
 from trainers.hub.quantizer import QUANTIZER_FOLDER
@@ -32,15 +36,16 @@ from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
 from .router_export import export_router
-from .staging import complete, link_or_copy, rebuild, refuse_tokens
 from .static_export import export_static
 from .task_words import title_of
-from .upload import CARD, RESULTS, Publication, published_card
+from .upload import CARD, RESULTS, Publication, published_card, sizes_of
 
 
 logger = logging.getLogger(__name__)
 FIGURES = "figures"
 FORMATS = ("elastic", "native", "static", "router")
+TOKEN = re.compile(r"\bhf_[A-Za-z0-9]{30,}")
+BINARY_FILES = (".safetensors", ".onnx", ".png", ".model")
 
 
 @dataclass(frozen=True)
@@ -76,24 +81,10 @@ class Options:
     own_code: bool = False
 
     def __post_init__(self) -> None:
-        if (self.onnx_int8 or self.onnx_fp16) and not self.onnx:
-            raise ValueError("onnx_int8 and onnx_fp16 need onnx: name a granularity, such as 4x64.")
-        if self.format == "m3bert":
-            warnings.warn(
-                "format='m3bert' is now 'elastic'; the next version refuses it.", FutureWarning, stacklevel=3
-            )
-            object.__setattr__(self, "format", "elastic")
         if self.format not in FORMATS:
             raise ValueError(f"format={self.format!r} is unknown; legal values: {', '.join(FORMATS)}.")
-        if self.format != "elastic" and self.quantize:
-            raise ValueError("quantize needs format='elastic': servers read native weights in full precision.")
-        if self.standalone and self.onnx:
-            raise ValueError(f"onnx needs format='elastic' or 'native', not {self.format!r}.")
-
-    @property
-    def native(self) -> bool:
-        """Whether a plain encoder of transformers is published."""
-        return self.format == "native"
+        if (self.quantize and self.format != "elastic") or (self.onnx and self.standalone):
+            raise ValueError(f"quantize and onnx do not apply to format={self.format!r}.")
 
     @property
     def standalone(self) -> bool:
@@ -129,20 +120,25 @@ def prepare(
         [`Publication`]
 
     Raises:
-        ValueError: if the checkpoint is incomplete, the results belong to other weights or to other settings, a
-            granularity is not available, a file is a link out of the folder or holds a token, a Python file differs
-            from this package's, or an extra is missing.
-        OSError: if a file cannot be read or written.
+        ValueError: if the results belong to other weights or settings, the options do not apply, a file is a link
+            out of the folder or holds a token, a Python file differs from this package's, or an extra is missing.
     """
     options = options or Options()
     if isinstance(source, Adapter):
-        left_out = _lay_out_adapter(source, folder, repo_id, options, results, previous)
+        if results is not None or replace(options, statements=Statements(), data=None) != Options():
+            raise ValueError(
+                f"{source.folder} holds only an adapter, which is published as it is: for results, granularity, "
+                "format, quantize and onnx, merge it (m3bert train --merge_adapter, or merge_and_unload)."
+            )
+        export_adapter(source, folder, repo_id, options.statements, previous)
     elif options.standalone:
-        left_out = _lay_out_standalone(source, folder, repo_id, options, results, previous)
+        if results is not None:
+            raise ValueError(f"The results are scores of the encoder: omit them for format={options.format!r}.")
+        _lay_out_standalone(source, folder, repo_id, options, previous)
     else:
-        left_out = _lay_out_encoder(source, folder, repo_id, options, results, previous)
-    refuse_tokens(folder, token)
-    return Publication(folder, repo_id, left_out)
+        _lay_out_encoder(source, folder, repo_id, options, results, previous)
+    _refuse_tokens(folder, token)
+    return Publication(folder, repo_id, sorted(sizes_of(source.folder).keys() - sizes_of(folder).keys()))
 
 
 def _lay_out_encoder(
@@ -152,68 +148,98 @@ def _lay_out_encoder(
     options: Options,
     results: GridResults | None,
     previous: str | None,
-) -> dict[str, str]:
-    """[`prepare`] an encoder. Returns the files that are left out, with the reason."""
-    files = dict(checkpoint.files())
-    full = options.granularity or checkpoint.full
-    misfit = checkpoint.quantizer_misfit(full) if options.granularity is not None or options.native else None
-    if misfit is not None:
-        own = checkpoint.quantizer_code()
-        files |= {name: misfit for name in files if name in own or Path(name).parent.name == QUANTIZER_FOLDER}
-    outside = [str(g) for g in options.onnx if g.layer > full.layer or g.dim > full.dim]
-    if outside:
-        raise ValueError(f"onnx={', '.join(outside)} is outside of the published model, whose full size is {full}.")
+) -> None:
+    """Lay out a model with an encoder at its root, with its card."""
+    is_native, full = options.format == "native", options.granularity or checkpoint.full
+    is_part = options.granularity is not None or is_native
+    loses_quantizer = is_part and checkpoint.quantizer_misfit(full) is not None
     if options.onnx and (options.quantize or checkpoint.quantized):
         raise ValueError("onnx needs weights in full precision: publish without quantize.")
     if results is not None and options.quantize:
         raise ValueError("The results belong to the weights before quantize: evaluate the quantised ones instead.")
-    if results is not None and options.native and state_only(checkpoint, full.layer):
+    if results is not None and is_native and state_only(checkpoint, full.layer):
         logger.warning(
             f"The scores of depth {full.layer} are left out: they are of an exit that reads the static table, which a "
             "native export lacks. Evaluate the folder of `m3bert export --format native`."
         )
         results = None
     if results is not None:
-        lost: Collection[int] = ()  # layers whose exits the published model does not have
-        if options.native:
+        lost: set[int] = set()  # layers whose exits the published model does not have
+        if is_native:
             lost = lost_layers(checkpoint, full)
         elif full.layer < checkpoint.full.layer:
             lost = {*checkpoint.depths.exits} - {full.layer}
         results = results_of(checkpoint, results, repo_id).within(full, lost)
-        results = without_learned_codes(results) if misfit is not None else results
-    published = [name for name, why in files.items() if why is None]
-    if options.native:
+        results = without_learned_codes(results) if loses_quantizer else results
+    if is_native:
         export_native(checkpoint, folder, options.granularity)
-    elif options.granularity is None and not options.quantize:
-        for name in published:
-            link_or_copy(checkpoint.folder / name, folder / name)
     else:
-        rebuild(checkpoint, folder, published, granularity=options.granularity, quantize=options.quantize)
-    complete(checkpoint, folder, results)
+        left_out = (*checkpoint.quantizer_code(), QUANTIZER_FOLDER) if loses_quantizer else ()
+        if is_part or options.quantize:
+            _rebuild(checkpoint, folder, options)
+            left_out = (*left_out, "model", EXTRAS_FOLDER)
+        for name in checkpoint.files():
+            if not name.startswith(left_out):
+                _add(checkpoint.folder / name, folder / name)
+    _complete(folder, results)
     if not options.own_code and (other := Checkpoint(folder).other_code()):
         raise ValueError(
             f"{', '.join(other)} in {checkpoint.folder} differs from the code of this package: remove it to publish "
             "the package's, or read it and pass own_code (--own_code)."
         )
-    written = checkpoint.folder / CARD
-    if previous is None and written.is_file():
-        previous = written.read_text(encoding="utf-8")
-    cut = f"{full} of {checkpoint.full}" if options.granularity is not None or options.native else None
+    if previous is None and (checkpoint.folder / CARD).is_file():
+        previous = (checkpoint.folder / CARD).read_text(encoding="utf-8")
+    cut = f"{full} of {checkpoint.full}" if is_part else None
     describe(Checkpoint(folder), repo_id, options, results, previous, cut)
-    return {name: why for name, why in files.items() if why is not None}
+
+
+def _rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
+    """Save a checkpoint reduced to a granularity or in 8 bits. An elastic model writes its own code and exits."""
+    size = options.granularity
+    if checkpoint.quantized or (size is not None and checkpoint.projection is not None):
+        raise ValueError(
+            f"{checkpoint.folder} is already quantised, or has a projection: publish it without granularity and "
+            "quantize."
+        )
+    loading: dict[str, Any] = {} if size is None else {"output_layer": size.layer, "output_dim": size.dim}
+    if options.quantize:
+        torchao = require_extra("torchao.quantization", "quantization", "Quantization to 8 bits")
+        loading["quantization_config"] = TorchAoConfig(torchao.Int8WeightOnlyConfig())
+    checkpoint.load(**loading).save_pretrained(folder)
+
+
+def _complete(folder: Path, results: GridResults | None) -> None:
+    """Add code and modules of sentence-transformers where they are missing."""
+    staged = Checkpoint(folder)
+    for name, file in staged.code().items():
+        _add(file, folder / name)
+    if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
+        settings = results.settings if results is not None else {}
+        EmbeddingSettings(
+            pooling=settings.get("pooling", "mean"),
+            prompts=settings.get("prompts", {}),
+            max_length=staged.max_length,
+        ).write(folder, width=staged.full.dim)
+
+
+def _add(source: Path, target: Path) -> None:
+    """Put a file into another folder, unless it is there: weights as a hard link where possible, others as a copy."""
+    if target.exists():
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.suffix == ".safetensors":
+        try:
+            target.hardlink_to(source.resolve())
+            return
+        except OSError:  # another disk
+            pass
+    shutil.copyfile(source, target)
 
 
 def _lay_out_standalone(
-    checkpoint: Checkpoint,
-    folder: Path,
-    repo_id: str,
-    options: Options,
-    results: GridResults | None,
-    previous: str | None,
-) -> dict[str, str]:
-    """[`prepare`] a model of sentence-transformers without an encoder at its root. An existing card is kept."""
-    if results is not None:
-        raise ValueError(f"results are scores of the encoder, not of a {options.format}: push that without results.")
+    checkpoint: Checkpoint, folder: Path, repo_id: str, options: Options, previous: str | None
+) -> None:
+    """Lay out a model of sentence-transformers without an encoder at its root. An existing card is kept."""
     size = options.granularity
     if options.format == "router":
         export_router(checkpoint, folder, size)
@@ -221,35 +247,24 @@ def _lay_out_standalone(
         raise ValueError(f"format='static' publishes layer 0, not {size}.")
     else:
         export_static(checkpoint, folder, None if size is None else size.dim)
-    card = ModelCard(previous) if previous is not None else ModelCard((folder / CARD).read_text(encoding="utf-8"))
-    if previous is None:
-        card.text = card.text.replace("user/name", repo_id)
-    said = options.statements
+    text = (folder / CARD).read_text(encoding="utf-8").replace("user/name", repo_id)
+    card, said = ModelCard(text if previous is None else previous), options.statements
     stated = {"license": said.license, "language": list(said.languages), "datasets": list(said.datasets)}
     stated |= {"base_model": said.base_model, "tags": [*(card.data.tags or ()), *said.tags]}
     for name, value in stated.items():
         if value:
             setattr(card.data, name, value)
     replace_text(folder / CARD, str(card))
-    why = f"not a part of a {options.format}"
-    return {name: why for name, _ in checkpoint.files() if not (folder / name).exists()}
 
 
-def _lay_out_adapter(
-    adapter: Adapter,
-    folder: Path,
-    repo_id: str,
-    options: Options,
-    results: GridResults | None,
-    previous: str | None,
-) -> dict[str, str]:
-    """[`prepare`] an adapter of peft, as it is."""
-    if results is not None or replace(options, statements=Statements(), data=None) != Options():
-        raise ValueError(
-            f"{adapter.folder} holds only an adapter, which is published as it is: for results, granularity, format, "
-            "quantize and onnx, merge it (m3bert train --merge_adapter, or merge_and_unload)."
-        )
-    return export_adapter(adapter, folder, repo_id, options.statements, previous)
+def _refuse_tokens(folder: Path, token: str | None) -> None:
+    """Raise a ValueError if a text file holds a token of the Hub, or that of the user in any form."""
+    tokens = [known for known in (token, get_token()) if known]
+    for name in sizes_of(folder):
+        if not name.endswith(BINARY_FILES):
+            text = (folder / name).read_text(encoding="utf-8", errors="replace")
+            if TOKEN.search(text) or any(token in text for token in tokens):
+                raise ValueError(f"{name} holds a token of the Hub: remove it, and revoke the token.")
 
 
 def describe(
@@ -260,17 +275,8 @@ def describe(
     previous: str | None = None,
     cut: str | None = None,
 ) -> None:
-    """
-    Write results, figures, ONNX graphs and the card into the folder of a checkpoint.
-
-    Args:
-        checkpoint ([`Checkpoint`]): The checkpoint in its published form.
-        repo_id (`str`): The repository, `user/model`.
-        options ([`Options`]): Graphs to export, and statements for the card.
-        results ([`GridResults`], *optional*): Its evaluation, or that of the larger checkpoint it was taken from.
-        previous (`str`, *optional*): The existing card, whose edits are kept.
-        cut (`str`, *optional*): Which part of which size it is, `"4x64 of 12x768"`.
-    """
+    """Write results, figures, ONNX graphs and the card into the folder of a checkpoint in its published form. `cut` is
+    which part of which size it is (`"4x64 of 12x768"`); then the results may be those of the larger checkpoint."""
     folder = checkpoint.folder
     figures: dict[str, str] = {}
     if results is not None:
@@ -290,14 +296,8 @@ def describe(
 
 
 def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> GridResults:
-    """
-    The results, with the repository as the name of the model.
-
-    Raises:
-        ValueError: if they belong to other weights or settings, or do not say to which weights.
-    """
-    if results.weights is None:
-        raise ValueError("The results do not say which weights they belong to: evaluate the checkpoint again.")
+    """The results, with the repository as the name of the model. Raises a ValueError if they belong to other weights
+    or settings."""
     if results.weights != checkpoint.weights_fingerprint:
         raise ValueError(f"The results do not belong to the weights in {checkpoint.folder}: evaluate these.")
     if (checkpoint.folder / MODULES_FILE).is_file():
@@ -313,22 +313,20 @@ def results_of(checkpoint: Checkpoint, results: GridResults, repo_id: str) -> Gr
             f"The results have scores of {', '.join(learned)} by another quantizer than that of {checkpoint.folder}: "
             "evaluate the checkpoint again."
         )
-    renamed = copy.copy(results)
-    renamed.model = repo_id
-    return renamed
+    return replace(results, model=repo_id)
 
 
 def caption(stem: str) -> str:
     """The title of a figure, from the name of its file."""
     if stem.startswith("heat_map_"):
         return f"{title_of(stem.removeprefix('heat_map_'))} by layer and dim"
-    if stem.startswith("variances_"):
-        return "variance of each dim over texts"
-    if stem == "quality_by_code":
-        return "quality against bytes per vector, by precision"
-    if stem == "asymmetric_search":
-        return "search with queries and documents at different layers"
-    return stem.replace("_and_", " against ").replace("_", " ")
+    titles = {
+        "variances": "variance of each dim over texts",
+        "quality_by_code": "quality against bytes per vector, by precision",
+        "asymmetric_search": "search with queries and documents at different layers",
+    }
+    plain = stem.replace("_and_", " against ").replace("_", " ")
+    return next((title for start, title in titles.items() if stem.startswith(start)), plain)
 
 
 @contextmanager
@@ -362,7 +360,7 @@ def laid_out(
 
     Raises:
         ValueError: as [`prepare`], or if `repo_id` has no owner.
-        OSError: as [`prepare`], or if the card on the Hub cannot be read.
+        OSError: if the card on the Hub cannot be read.
     """
     options = options or Options()
     validate_repo_id(repo_id)

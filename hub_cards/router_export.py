@@ -45,7 +45,6 @@ def export_router(
     queries: Granularity | None = None,
     *,
     dtype: str = "float32",
-    model_type: str | None = None,
 ) -> tuple[Granularity, Granularity]:
     """
     Write a repository that `SentenceTransformer` loads as a `Router`: `encode_query` reads the static table, or the
@@ -58,14 +57,12 @@ def export_router(
             Default: layer 0 at all dims.
         dtype (`str`, *optional*, defaults to `"float32"`): Type of the static table. `similarity` of
             sentence-transformers does not compare float16 with float32; its `.float()` makes both sides float32.
-        model_type (`str`, *optional*): Model type of the encoders of an m3BERT; see [`convert_to_native`].
 
     Returns:
         `tuple[Granularity, Granularity]`: what embeds queries and documents.
 
     Raises:
-        ValueError: as [`export_static`] and [`export_native`], or if no layer of the queries has an exit to the space
-            of the documents.
+        ValueError: as [`export_static`] and [`export_native`], or if the layer of the queries has no exit.
     """
     queries = queries or Granularity(0, checkpoint.full.dim)
     documents = Granularity(checkpoint.full.layer, queries.dim)
@@ -78,33 +75,34 @@ def export_router(
     if queries.layer == 0:
         export_static(checkpoint, folder / "query", queries.dim, dtype=dtype)
     else:
-        export_native(checkpoint, folder / "query", queries, model_type=model_type, encoder_only=True)
-    export_native(checkpoint, folder / "document", documents, model_type=model_type, encoder_only=True)
-    for file in (folder / "document").iterdir():
-        if LICENSES.fullmatch(file.name):
+        export_native(checkpoint, folder / "query", queries, encoder_only=True)
+    export_native(checkpoint, folder / "document", documents, encoder_only=True)
+    for pattern in LICENSES:
+        for file in checkpoint.folder.glob(pattern):
             shutil.copyfile(file, folder / file.name)
     routes = {route: take_route(folder, route) for route in ("query", "document")}
-    write_json(
-        folder / ROUTER_FILE,
-        {
-            "types": {name: kind for modules in routes.values() for name, kind in modules.items()},
-            "structure": {route: list(modules) for route, modules in routes.items()},
-            "parameters": {"default_route": "document", "allow_empty_key": True},
-        },
-    )
+    router = {
+        "types": {name: kind for modules in routes.values() for name, kind in modules.items()},
+        "structure": {route: list(modules) for route, modules in routes.items()},
+        "parameters": {"default_route": "document", "allow_empty_key": True},
+    }
+    write_json(folder / ROUTER_FILE, router)
     write_modules(folder, "Router", "", checkpoint.settings)
-    write_router_readme(checkpoint, folder, queries, dtype)
+    text = TEXT.format(
+        query_side="a table look-up, without a transformer" if queries.layer == 0 else f"{queries.layer} layers",
+        layers=checkpoint.full.layer,
+        name=name_of(checkpoint),
+        dim=queries.dim,
+        cast=CASTS[dtype],
+    )
+    text += STATE_ONLY.format(layer=queries.layer) if state_only(checkpoint, queries.layer) else ""
+    write_readme(folder, "Queries and documents by encoders of different depth", text, ("router", "asymmetric"))
     return queries, documents
 
 
 def take_route(folder: Path, route: str) -> dict[str, str]:
-    """
-    Turn the folder of a sentence-transformers model, `folder / route`, into the modules of a route beside it. Files
-    that belong to the whole model, and code, are left out.
-
-    Returns:
-        `dict[str, str]`: folder of each module -> its class, in order.
-    """
+    """Turn the folder of a sentence-transformers model, `folder / route`, into modules beside it. Returns folder of
+    each module -> its class. Files that belong to the whole model, and code, are left out."""
     staged, types = folder / route, {}
     for module in json.loads((staged / MODULES_FILE).read_text(encoding="utf-8")):
         kind = module["type"].rpartition(".")[2]
@@ -121,18 +119,3 @@ def take_route(folder: Path, route: str) -> dict[str, str]:
             file.rename(root / file.name)
     shutil.rmtree(staged)
     return types
-
-
-def write_router_readme(checkpoint: Checkpoint, folder: Path, queries: Granularity, dtype: str) -> None:
-    """Write the README of a router."""
-    layer = queries.layer
-    text = TEXT.format(
-        query_side="a table look-up, without a transformer" if layer == 0 else f"{layer} layers",
-        layers=checkpoint.full.layer,
-        name=name_of(checkpoint),
-        dim=queries.dim,
-        cast=CASTS[dtype],
-    )
-    if state_only(checkpoint, layer):
-        text += STATE_ONLY.format(layer=layer)
-    write_readme(folder, "Queries and documents by encoders of different depth", text, ("router", "asymmetric"))

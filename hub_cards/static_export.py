@@ -84,11 +84,9 @@ def export_static(
         [`Granularity`]: what was exported.
 
     Raises:
-        ValueError: if the checkpoint has no static table, its tokenizer does not fit the table or is not a fast one,
-            a row is not finite, or dims or type are not legal.
+        ValueError: if the checkpoint has no static table of these dims, its tokenizer adds tokens that the table
+            counts, or a row is not finite.
     """
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is unknown; legal values: {', '.join(DTYPES)}.")
     if 0 not in checkpoint.depths.table:
         raise ValueError(f"{checkpoint.folder} has no static table: fit one with `m3bert fit`.")
     size, projection = Granularity(0, dim or checkpoint.full.dim), checkpoint.projection
@@ -100,17 +98,36 @@ def export_static(
         table = projection(table).detach()
     tokenizer, ignored = checkpoint.tokenizer, list(checkpoint.depths.ignored_ids)
     bare, max_length = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
-    rows = rows_by_token(table[:, : size.dim], tokenizer, ignored).to(DTYPES[dtype])
-    if not (finite := rows.isfinite().all(dim=1)).all():
-        token = tokenizer.convert_ids_to_tokens(int(finite.long().argmin()))
-        raise ValueError(f"The row of the token {token!r} is not finite in {dtype}.")
+    rows = (
+        table[: max(tokenizer.get_vocab().values()) + 1, : size.dim]
+        .float()
+        .clone(memory_format=torch.contiguous_format)
+    )
+    rows[[token for token in ignored if token < len(rows)]] = 0
+    rows = rows.to(DTYPES[dtype])
+    if not rows.isfinite().all():
+        raise ValueError(f"The static table of {checkpoint.folder} has rows that are not finite in {dtype}.")
     tensors = {"embeddings": rows}
     if bare.get_vocab_size() < len(rows):  # ids with gaps; model2vec asks for as many rows as tokens without this
         tensors["mapping"] = torch.arange(len(rows))
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     bare.save(str(folder / "tokenizer.json"))
-    write_json(folder / "config.json", model2vec_config(checkpoint, size, dtype, max_length))
+    config = {
+        "model_type": "model2vec",
+        "architectures": ["StaticModel"],
+        "normalize": checkpoint.settings.normalize,
+        "max_length": max_length,
+        "hidden_dim": size.dim,
+        "embedding_dtype": dtype,
+        "exported_from": {
+            "granularity": str(size),
+            "full_size": str(checkpoint.full),
+            "weights": checkpoint.weights_fingerprint,
+            "converted_from": checkpoint.source,
+        },
+    }
+    write_json(folder / "config.json", config)
     write_modules(folder, "StaticEmbedding", ".", checkpoint.settings)
     counts_unknown = tokenizer.unk_token_id is not None and tokenizer.unk_token_id not in ignored
     unknown = ", which this table counts: its vectors of such texts differ" if counts_unknown else ""
@@ -128,51 +145,11 @@ def export_static(
     return size
 
 
-def rows_by_token(table: torch.Tensor, tokenizer: PreTrainedTokenizerBase, ignored: list[int]) -> torch.Tensor:
-    """
-    The rows of a static table for a client that averages over all tokens: one per id of the tokenizer, and zeros for
-    the ids that the table ignores.
-
-    Args:
-        table (`torch.Tensor` of shape `(vocab_size, dim)`): The table.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
-        ignored (`list[int]`): Token ids that the table leaves out.
-
-    Returns:
-        `torch.Tensor` of shape `(ids, dim)`, in float32.
-
-    Raises:
-        ValueError: if the tokenizer has more ids than the table has rows.
-    """
-    ids = max(tokenizer.get_vocab().values()) + 1
-    if ids > len(table):
-        raise ValueError(
-            f"The tokenizer has {ids:,} ids and the static table {len(table):,} rows: it is not the model's tokenizer."
-        )
-    rows = table[:ids].float().clone()
-    rows[[token for token in ignored if token < ids]] = 0
-    return rows
-
-
 def tokenizer_of_content(
     tokenizer: PreTrainedTokenizerBase, max_length: int, ignored: list[int]
 ) -> tuple[Tokenizer, int]:
-    """
-    A tokenizer for clients that ask for no special tokens, truncated as a text that has them.
-
-    Args:
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): The tokenizer.
-        max_length (`int`): Longest text in tokens, special tokens included.
-        ignored (`list[int]`): Token ids that do not count.
-
-    Returns:
-        `tuple[Tokenizer, int]`: the tokenizer, and the longest text in tokens, without special ones.
-
-    Raises:
-        ValueError: if it is no fast tokenizer, it adds tokens that count, or `max_length` leaves no room for others.
-    """
-    if not tokenizer.is_fast:
-        raise ValueError(f"{type(tokenizer).__name__} is no fast tokenizer, which StaticEmbedding needs.")
+    """A tokenizer for clients that ask for no special tokens, truncated as a text that has them, and the longest text
+    in tokens without special ones. `ignored` are token ids that the table does not count."""
     added = tokenizer("")["input_ids"]
     if counted := [token for token in added if token not in ignored]:
         names = ", ".join(tokenizer.convert_ids_to_tokens(counted))
@@ -180,8 +157,6 @@ def tokenizer_of_content(
             f"The tokenizer adds {names} to each text, which the static table counts and StaticEmbedding does not: "
             "fit the table again with this tokenizer."
         )
-    if max_length <= len(added):
-        raise ValueError(f"max_seq_length={max_length} leaves no room beside {len(added)} special tokens.")
     bare = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     bare.no_padding()
     longest = max_length - len(added)
@@ -189,34 +164,9 @@ def tokenizer_of_content(
     return bare, longest
 
 
-def model2vec_config(checkpoint: Checkpoint, size: Granularity, dtype: str, max_length: int) -> dict[str, Any]:
-    """The config that model2vec reads. It says where the table comes from as a native export does."""
-    return {
-        "model_type": "model2vec",
-        "architectures": ["StaticModel"],
-        "normalize": checkpoint.settings.normalize,
-        "max_length": max_length,
-        "hidden_dim": size.dim,
-        "embedding_dtype": dtype,
-        "exported_from": {
-            "granularity": str(size),
-            "full_size": str(checkpoint.full),
-            "weights": checkpoint.weights_fingerprint,
-            "converted_from": checkpoint.source,
-        },
-    }
-
-
 def write_modules(folder: Path, kind: str, path: str, settings: EmbeddingSettings) -> None:
-    """
-    Write what `SentenceTransformer` reads first: one module that embeds texts, normalisation, prompts and similarity.
-
-    Args:
-        folder (`Path`): Folder of the model.
-        kind (`str`): Class of the module.
-        path (`str`): Its folder in the model.
-        settings ([`EmbeddingSettings`]): Settings of the checkpoint.
-    """
+    """Write what `SentenceTransformer` reads first: one module that embeds texts (class and folder), normalisation,
+    prompts and similarity."""
     paths = {kind: path, **({"Normalize": "1_Normalize"} if settings.normalize else {})}
     write_json(
         folder / MODULES_FILE,

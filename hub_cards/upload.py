@@ -2,58 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import CommitInfo, HfApi, hf_hub_download
 from huggingface_hub.errors import (
-    HfHubHTTPError,
     HTTPError,  # no connection; not an OSError
-    LocalEntryNotFoundError,
     RemoteEntryNotFoundError,
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
 
 from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER
-from modeling_m3bert.settings_m3bert import (
-    ENCODER_FILES,
-    MODULES_FILE,
-    POOLING_FOLDER,
-    PROJECTION_FOLDER,
-    SIMILARITY_FILE,
-)
+from modeling_m3bert.settings_m3bert import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
 from trainers.hub.quantizer import QUANTIZER_FOLDER
 from trainers.hub.training_record import RECORD_FILE
 
-from .onnx_graphs import QUALITY, SUFFIXES, graph_name
+from .onnx_graphs import QUALITY
 
 
 CARD, RESULTS = "README.md", "results.json"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # as peft names them
 EVAL_RESULTS = ".eval_results/m3bert.yaml"  # other files of this folder belong to other people
-# Files that every push generates. A push deletes those that it does not have itself; files of a person stay.
+# Files that pushes generate. A push deletes those that it does not have itself; files of a person stay.
 GENERATED_FILES = (
-    RESULTS,
-    EVAL_RESULTS,
-    RECORD_FILE,
+    *(RESULTS, EVAL_RESULTS, RECORD_FILE, QUALITY, MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE),
     *("config.json", ADAPTER_CONFIG, ADAPTER_WEIGHTS),  # with both configs, a reader may take either for the model
-    "figures/heat_map_*.png",
-    "figures/quality_and_*.png",
-    "figures/quality_by_code.png",
-    "figures/variances_*.png",
-    *(graph_name(weights=weights) for weights in SUFFIXES),
-    "onnx/model_[0-9]*x[0-9]*.onnx",
-    QUALITY,
-    "model.safetensors",
-    "model-[0-9]*-of-[0-9]*.safetensors",
-    "model.safetensors.index.json",
-    f"{QUANTIZER_FOLDER}/*",
-    f"{EXTRAS_FOLDER}/{EXTRAS_FILE}",
+    *("figures/heat_map_*.png", "figures/quality_*.png", "figures/variances_*.png", "figures/asymmetric_search.png"),
+    *("onnx/model*.onnx", "model.safetensors", "model-[0-9]*-of-[0-9]*.safetensors", "model.safetensors.index.json"),
+    *(f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", f"{QUANTIZER_FOLDER}/*", "[0-9]_[A-Z]*/*"),
     *("router_config.json", "query_[0-9]_*/*", "document_[0-9]_*/*"),
-    *(MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE, f"{POOLING_FOLDER}/*", f"{PROJECTION_FOLDER}/*"),
 )
+
+
+def sizes_of(folder: Path) -> dict[str, int]:
+    """File of a folder -> bytes."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): file.stat().st_size for file in files}
 
 
 @dataclass(frozen=True)
@@ -64,25 +50,23 @@ class Publication:
     Args:
         folder (`Path`): The folder.
         repo_id (`str`): The repository, `user/model`.
-        left_out (`dict[str, str]`): File of the checkpoint that is not uploaded -> the reason.
+        left_out (`list[str]`): Files of the checkpoint that are not uploaded.
     """
 
     folder: Path
     repo_id: str
-    left_out: Mapping[str, str]
+    left_out: Sequence[str]
 
     def sizes(self) -> dict[str, int]:
         """File -> bytes."""
-        files = sorted(file for file in self.folder.rglob("*") if file.is_file())
-        return {file.relative_to(self.folder).as_posix(): file.stat().st_size for file in files}
+        return sizes_of(self.folder)
 
     def listing(self) -> str:
-        """Every file to upload with its size, then every other file of the checkpoint with the reason."""
+        """Every file to upload with its size, then every other file of the checkpoint."""
         sizes = self.sizes()
         lines = [f"{self.repo_id}: {len(sizes)} files, {sum(sizes.values()):,} bytes"]
         lines += [f"{size:>15,}  {name}" for name, size in sizes.items()]
-        lines += [f"{'stays here':>15}  {name}: {why}" for name, why in self.left_out.items()]
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"{'stays here':>15}  {name}" for name in self.left_out)])
 
     def upload(
         self,
@@ -104,7 +88,7 @@ class Publication:
             message (`str`, *optional*): Commit message.
 
         Raises:
-            OSError: if the Hub refuses the upload or cannot be reached; the text says what to do.
+            OSError: if the Hub refuses the upload or cannot be reached.
         """
         api = HfApi(token=token)
         try:
@@ -116,52 +100,14 @@ class Publication:
                 commit_message=message,
                 delete_patterns=list(GENERATED_FILES),
             )
-        except (HTTPError, OSError, RuntimeError, ValueError) as error:  # the client raises all of these
-            raise OSError(explain(error, self.repo_id, revision)) from error
+        except (HTTPError, RuntimeError) as error:
+            reason = " ".join(str(error).split())
+            raise OSError(f"{self.repo_id} was not pushed; push again to continue. {reason}") from error
 
 
 def published_card(repo_id: str, revision: str | None = None, token: str | None = None) -> str | None:
-    """
-    The existing card on the Hub, if there is one.
-
-    Raises:
-        OSError: if there may be a card but it cannot be read: a new one would overwrite a person's edits.
-    """
+    """The existing card on the Hub, if there is one. An OSError if there may be one that cannot be read now."""
     try:
-        file = hf_hub_download(repo_id, CARD, revision=revision, token=token)
-    except LocalEntryNotFoundError as error:  # no connection, or a server error
-        raise OSError(f"The card of {repo_id} on the Hub cannot be read now: try again later.") from error
+        return Path(hf_hub_download(repo_id, CARD, revision=revision, token=token)).read_text(encoding="utf-8")
     except (RemoteEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError):
         return None
-    except HfHubHTTPError as error:
-        raise OSError(explain(error, repo_id, revision)) from error
-    return Path(file).read_text(encoding="utf-8")
-
-
-def explain(error: BaseException, repo_id: str, revision: str | None) -> str:
-    """One line: why the Hub refused and what to do about it. It never holds a token, a header or a signed URL."""
-    if isinstance(error, ValueError):  # from the storage of large files
-        return f"The Hub refused {repo_id}: {str(error).splitlines()[-1]}"
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, HfHubHTTPError):
-        cause = cause.__cause__ or cause.__context__
-    status = cause.response.status_code if isinstance(cause, HfHubHTTPError) else None
-    if status in (413, 507):
-        return (
-            f"The Hub has no room for {repo_id} ({status}): free some space, or publish a smaller granularity "
-            "(Options.granularity)."
-        )
-    if status is None or isinstance(error, RuntimeError):  # a file was on its way
-        return (
-            f"The upload to {repo_id} was interrupted ({type(cause or error).__name__}); "
-            "push again to continue where it stopped."
-        )
-    if isinstance(cause, RevisionNotFoundError):
-        return f"{repo_id} has no branch {revision!r} on the Hub: create it first."
-    if status == 401:
-        return "The Hub does not know this token (401): log in with `hf auth login`, or set HF_TOKEN."
-    if status == 403:
-        return f"The token may not write to {repo_id} (403): use one with write access to it."
-    if status == 404:
-        return f"There is no repository {repo_id} on the Hub, or the token may not see it (404)."
-    return f"The Hub refused {repo_id} with status {status}; push again to continue where it stopped."

@@ -13,7 +13,7 @@ Prompts are not in the graph: prepend them to the texts. Needs the extra `onnx`.
 
 writes a plain encoder that needs no remote code. `--format static` writes the static table for
 sentence-transformers and model2vec, `--format router` queries by this table and documents by all layers as one model.
-`m3bert export --format native --help`, and the like, list their options.
+`m3bert export --format native --help` lists the options of these three.
 """
 
 from __future__ import annotations
@@ -22,25 +22,24 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hub_cards.onnx_export import OPSETS, require_onnx
+from hub_cards.onnx_export import require_onnx
 from hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
 from trainers.core.durable import remove_files
 
-from . import export_native, export_static
+from . import export_native
 from .command import EXPORT_FILES, parse_options, run_command, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import default_base, local_data
 
 
-OTHER_FORMATS = {"native": export_native.main, "static": export_static.main, "router": export_static.main}
-FORMATS = ("onnx", *OTHER_FORMATS)
+FORMATS = ("onnx", "native", "static", "router")
 
 
 @dataclass
 class ExportArguments:
     """What to export, and where to."""
 
-    format: str = field(default="onnx", metadata={"help": f"Format of the export: {', '.join(FORMATS)}."})
+    format: str = field(default="onnx", metadata={"help": "Format of the export.", "choices": [*FORMATS]})
     granularity: list[str] = field(
         default_factory=list, metadata={"help": "Granularities to export besides the full size: 2x64 4x64."}
     )
@@ -49,7 +48,6 @@ class ExportArguments:
     normalize: bool | None = field(
         default=None, metadata={"help": "L2-normalise the embeddings. Default: as the model was published."}
     )
-    opset: int = field(default=18, metadata={"help": "Version of the ONNX operator set, 18 to 23."})
     int8: bool = field(default=False, metadata={"help": "Also write each granularity with 8-bit weights."})
     fp16: bool = field(default=False, metadata={"help": "Also write each graph in float16."})
     tasks: list[str] = field(
@@ -60,22 +58,13 @@ class ExportArguments:
 
 def main(arguments: list[str]) -> None:
     formats = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    formats.add_argument("--format", default="onnx")
-    chosen = formats.parse_known_args(arguments)[0].format
-    if chosen in OTHER_FORMATS:
-        OTHER_FORMATS[chosen](arguments)
+    formats.add_argument("--format")
+    if formats.parse_known_args(arguments)[0].format in FORMATS[1:]:
+        export_native.main(arguments)
         return
-    if "--no_normalize" in arguments:
-        raise ValueError("--no_normalize is not an option: pass --normalize false.")
     encoding, options = parse_options((EncoderArguments, ExportArguments), __doc__, arguments)
-    if options.format not in FORMATS:
-        raise ValueError(f"--format {options.format} is not known; legal values: {', '.join(FORMATS)}.")
     if options.granularity and encoding.grid:
         raise ValueError("Pass either --granularity 2x64 6x384 or --grid 2,6x64,384.")
-    if options.opset not in OPSETS:
-        raise ValueError(f"--opset {options.opset} must be within {OPSETS[0]}..{OPSETS[-1]}.")
-    if encoding.compile or encoding.compute_dtype != "float32" or encoding.device not in (None, "cpu"):
-        raise ValueError("--device, --compute_dtype and --compile do not suit an export: it is in float32, on a CPU.")
     encoding.device = "cpu"
     require_onnx()
     named = bool(options.granularity or encoding.grid)
@@ -94,7 +83,6 @@ def main(arguments: list[str]) -> None:
             int8=options.int8,
             fp16=options.fp16,
             normalize=options.normalize,
-            opset=options.opset,
             tasks=options.tasks,
             data=local_data(),
         )

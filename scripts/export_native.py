@@ -1,12 +1,15 @@
 """
-Export an elastic model, or one granularity of it, as a plain encoder of transformers:
+Export an elastic model without its remote code and without this package:
 
     m3bert export --format native --model_name_or_path runs/model --granularity 4x64 --output_dir runs/bert-4x64
+    m3bert export --format static --model_name_or_path runs/model --granularity 0x384 --output_dir runs/static
+    m3bert export --format router --model_name_or_path runs/model --granularity 0x384 --output_dir runs/router
 
-transformers, sentence-transformers and servers load the folder without remote code and without this package. An m3BERT
-becomes a BERT, RoBERTa, XLM-R, ...; any other encoder keeps its class, and has the layers of the depth.
-sentence-transformers gives the embeddings of the granularity: exit, output dim and projection are a Dense module after
-the pooling. Without --granularity, it is the full size.
+`native` writes a plain encoder of transformers: an m3BERT becomes a BERT, RoBERTa, XLM-R, ...; any other encoder keeps
+its class, and has the layers of the depth. Exit, output dim and projection are a Dense module after the pooling.
+`static` writes the static table (layer 0) as a `StaticEmbedding`, which model2vec's `StaticModel` loads, too. `router`
+writes a `Router`: `encode_query` reads the static table, or with --granularity 4x384 a plain encoder of four layers,
+and `encode_document` the plain encoder of all layers.
 """
 
 from __future__ import annotations
@@ -19,60 +22,66 @@ from transformers.utils import logging
 
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.native_export import export_native, state_only
-from modeling_m3bert.conversion_m3bert import hub_id
+from hub_cards.router_export import export_router
+from hub_cards.static_export import DTYPES, export_static
+from modeling_m3bert.settings_m3bert import MODULES_FILE
 from trainers.core.durable import replacing_files
 from trainers.core.granularity import Granularity
-from trainers.hub.serving import problems_for_servers
 
-from .command import EXPORT_FILES, parse_options, writing_to
+from .command import EXPORT_FILES, naming, parse_options, writing_to
 
 
 @dataclass
-class NativeArguments:
+class PlainArguments:
     """What to export, and where to."""
 
     model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the model.", "aliases": ["--model"]})
-    output_dir: str = field(default="runs/native", metadata={"help": "Folder for the model."})
+    format: str = field(metadata={"help": "Format of the export.", "choices": ["native", "static", "router"]})
+    output_dir: str = field(default="runs/export", metadata={"help": "Folder for the model."})
     overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
-    format: str = field(default="native", metadata={"help": "native; other formats have options of their own."})
-    granularity: str | None = field(default=None, metadata={"help": "Granularity to export: 4x64."})
+    granularity: str | None = field(
+        default=None,
+        metadata={
+            "help": "Granularity to export: 4x64. Default: the full size; of a table, all its dims. For a router, "
+            "what embeds queries; default: the table."
+        },
+    )
     revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
     model_type: str | None = field(
         default=None,
         metadata={
-            "help": "Of an m3BERT, the model type of the result: bert, roberta, xlm-roberta, ... Default: that of the "
-            "encoder that it was converted from, or else bert."
+            "help": "With native, the model type of the result of an m3BERT: bert, roberta, xlm-roberta, ... Default: "
+            "that of the encoder that it was converted from, or else bert."
         },
     )
-    encoder_only: bool = field(default=False, metadata={"help": "Leave out a head."})
-
-
-def checkpoint_of(name_or_path: str, revision: str | None = None) -> Checkpoint:
-    """A checkpoint in a folder, or downloaded from the Hub."""
-    folder = Path(name_or_path)
-    if not folder.is_dir():
-        if hub_id(name_or_path) is None:
-            raise ValueError(f"{folder} is neither a folder nor a Hub id.")
-        folder = Path(snapshot_download(name_or_path, revision=revision))
-    logging.disable_progress_bar()
-    return Checkpoint(folder)
+    encoder_only: bool = field(default=False, metadata={"help": "With native, leave out a head."})
+    dtype: str = field(default="float32", metadata={"help": "Type of the static table.", "choices": [*DTYPES]})
 
 
 def main(arguments: list[str]) -> None:
-    (options,) = parse_options((NativeArguments,), __doc__, arguments)
-    granularity = Granularity.parse(options.granularity) if options.granularity else None
-    output, source = Path(options.output_dir), options.model_name_or_path
-    with writing_to(output, EXPORT_FILES, options.overwrite, source):
-        checkpoint = checkpoint_of(source, options.revision)
-        with replacing_files(output, stale=EXPORT_FILES) as draft:
-            export_native(
-                checkpoint, draft, granularity, model_type=options.model_type, encoder_only=options.encoder_only
-            )
-        native = Checkpoint(output)
-        architecture = native.config.architectures[0]
-        print(f"{output}: {architecture}, {native.full} of {options.model_name_or_path}; needs no remote code.")
-        if state_only(checkpoint, native.config.num_hidden_layers):
-            print("Its exit reads the hidden state alone, and no static table: evaluate this folder.")
-        if native.head == "AutoModel":
-            for problem in problems_for_servers(output):
-                print(f"Servers may refuse it: {problem}")
+    (options,) = parse_options((PlainArguments,), __doc__, arguments)
+    size = Granularity.parse(options.granularity) if options.granularity else None
+    if options.format == "static" and size is not None and size.layer != 0:
+        raise ValueError(f"--format static exports layer 0, not {size.layer}: use --format native or router.")
+    folder, source = Path(options.output_dir), options.model_name_or_path
+    with writing_to(folder, EXPORT_FILES, options.overwrite, source):
+        with naming(source):
+            local = Path(source).is_dir()
+            checkpoint = Checkpoint(Path(source if local else snapshot_download(source, revision=options.revision)))
+        logging.disable_progress_bar()
+        last = "config.json" if options.format == "native" else MODULES_FILE
+        with replacing_files(folder, last=last, stale=EXPORT_FILES) as draft:
+            if options.format == "native":
+                native = export_native(
+                    checkpoint, draft, size, model_type=options.model_type, encoder_only=options.encoder_only
+                )
+                said = f"{native.config.architectures[0]}, {native.full} of {source}."
+                if state_only(checkpoint, native.config.num_hidden_layers):
+                    said += " Its exit reads the hidden state alone, and no static table: evaluate this folder."
+            elif options.format == "static":
+                found = export_static(checkpoint, draft, None if size is None else size.dim, dtype=options.dtype)
+                said = f"{found} of {source} as StaticEmbedding and StaticModel."
+            else:
+                queries, documents = export_router(checkpoint, draft, size, dtype=options.dtype)
+                said = f"queries {queries}, documents {documents} of {source}."
+        print(f"{folder}: {said} It needs no remote code.")

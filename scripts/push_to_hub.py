@@ -25,30 +25,29 @@ from .command import argument_parser, run_command
 from .sources import local_data
 
 
-def one(text: str) -> Granularity:
-    """The granularity that a text names."""
-    try:
-        return Granularity.parse(text)
-    except ValueError as error:  # argparse does not print the message of a ValueError
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Read the command line."""
     parser = argument_parser(__doc__)
     parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint")
     parser.add_argument("repo_id", help="repository on the Hub: user/model")
     parser.add_argument("--results", type=Path, help="results.json of `m3bert evaluate` for exactly this checkpoint")
-    parser.add_argument("--granularity", type=one, help="publish only this granularity, as a small, complete model")
+    parser.add_argument(
+        "--granularity", type=Granularity.parse, help="publish only this granularity, as a small, complete model"
+    )
     parser.add_argument(
         "--format",
+        choices=("elastic", "native", "static", "router"),
         default="elastic",
         help="elastic: the repository as it is; native: a plain encoder; static: the table; router: queries "
         "by --granularity (default: the table) and documents by all layers. All but elastic need no remote code.",
     )
     parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits (torchao)")
     parser.add_argument(
-        "--onnx", type=one, nargs="+", default=[], help="also export the full size and these granularities to ONNX"
+        "--onnx",
+        type=Granularity.parse,
+        nargs="+",
+        default=[],
+        help="also export the full size and these granularities to ONNX",
     )
     parser.add_argument("--onnx_int8", action="store_true", help="export each granularity of --onnx also in 8 bits")
     parser.add_argument("--onnx_fp16", action="store_true", help="export each ONNX graph also in float16")

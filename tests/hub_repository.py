@@ -13,9 +13,6 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 
-FULL = "The storage of this Hub is full: its quota leaves no room for the file."
-
-
 @dataclass(frozen=True)
 class Answer:
     """An answer to the client."""
@@ -64,9 +61,7 @@ def git_oid(content: bytes) -> str:
 
 
 class Store:
-    """Contents by sha256, stored as files in a folder of at most `quota` bytes, if that is set."""
-
-    quota: int | None = None
+    """Contents by sha256, stored as files in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -78,14 +73,8 @@ class Store:
     def read(self, sha256: str) -> bytes:
         return (self.folder / sha256).read_bytes()
 
-    def room(self) -> float:
-        used = sum(path.stat().st_size for path in self.folder.iterdir())
-        return math.inf if self.quota is None else self.quota - used
-
     def add(self, content: bytes) -> Blob:
         sha256 = hashlib.sha256(content).hexdigest()
-        if sha256 not in self and len(content) > self.room():
-            raise HubError(507, FULL)
         (self.folder / sha256).write_bytes(content)
         return Blob(sha256, len(content), git_oid(content))
 
@@ -133,13 +122,11 @@ class Repo:
             commits.append(self.objects[commits[-1].parent])
         return commits
 
-    def commit(self, branch: str, message: str, files: Mapping[str, Blob], expected: str | None = None) -> Commit:
-        """Commit these files to a branch. `expected` is the parent that the author requires, if any."""
+    def commit(self, branch: str, message: str, files: Mapping[str, Blob]) -> Commit:
+        """Commit these files to a branch."""
         if self.objects and branch not in self.branches:
             raise HubError(404, f"There is no branch {branch}", "RevisionNotFound")
         parent = self.branches.get(branch)
-        if expected not in (None, parent):
-            raise HubError(412, "A commit has happened since. Please refresh and try again.")
         before = {} if parent is None else self.objects[parent].files
         changed = tuple(sorted(path for path in {*before, *files} if before.get(path) != files.get(path)))
         date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

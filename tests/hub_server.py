@@ -19,7 +19,6 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from tests.hub_repository import (
-    FULL,
     Answer,
     Blob,
     Commit,
@@ -82,8 +81,7 @@ class Call:
 
 class HubServer:
     """
-    A Hub that runs inside `with HubServer(folder) as hub:`. Its attributes may be changed at any time; the quota is
-    `store.quota`.
+    A Hub that runs inside `with HubServer(folder) as hub:`. Its attributes may be changed at any time.
 
     Args:
         folder (`Path`): Folder for the contents, which must not exist.
@@ -235,16 +233,12 @@ class HubServer:
         return {"path": path, "uploadMode": "lfs" if is_lfs else "regular", "shouldIgnore": False, "oid": oid}
 
     def _batch(self, objects: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Where to upload the missing objects, or an error for those that exceed the quota."""
-        answers, room = [], self.store.room()
+        """Where to upload the missing objects."""
+        answers = []
         for wanted in objects:
-            answer: dict[str, Any] = {"oid": wanted["oid"], "size": wanted["size"]}
-            if wanted["oid"] not in self.store:
-                room -= wanted["size"]
-                error = {"error": {"code": 507, "message": FULL}}
-                upload = {"actions": {"upload": {"href": f"{self.storage_url}/lfs/{wanted['oid']}"}}}
-                answer.update(upload if room >= 0 else error)
-            answers.append(answer)
+            upload = {"actions": {"upload": {"href": f"{self.storage_url}/lfs/{wanted['oid']}"}}}
+            is_new = wanted["oid"] not in self.store
+            answers.append({"oid": wanted["oid"], "size": wanted["size"], **(upload if is_new else {})})
         return answers
 
     def _receive(self, oid: str, content: bytes) -> Answer:
@@ -256,7 +250,7 @@ class HubServer:
     def _commit(self, repo: Repo, branch: str, header: Mapping[str, Any], *operations: Mapping[str, Any]) -> Answer:
         files = apply_operations(repo.resolve(branch).files, operations, self.store)
         wanted = header["value"]
-        commit = repo.commit(branch, wanted["summary"], files, wanted.get("parentCommit"))
+        commit = repo.commit(branch, wanted["summary"], files)
         return json_answer({"commitUrl": f"{self.url}/{repo.key}/commit/{commit.oid}", "commitOid": commit.oid})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,3 +68,26 @@ def save_with_exits(
     tokenizer.save_pretrained(folder)
     write_modules(folder, width=model.config.hidden_size, max_length=model.config.max_position_embeddings)
     return model
+
+
+def assert_served(folder: Path) -> None:
+    """The folder of an embedding model has the fields that text-embeddings-inference and vLLM read, with their types
+    (`router/src/lib.rs` and `vllm/transformers_utils/config.py`, read 2026-11-22)."""
+    assert (folder / "tokenizer.json").is_file()
+    names = ("config.json", "sentence_bert_config.json", "1_Pooling/config.json", "config_sentence_transformers.json")
+    config, encoder, pooling, similarity = (json.loads((folder / name).read_text()) for name in names)
+    assert isinstance(config["architectures"], list) and isinstance(config["model_type"], str)
+    assert 0 < encoder["max_seq_length"] <= config["max_position_embeddings"]
+    assert isinstance(encoder["do_lower_case"], bool)
+    assert [value for name, value in pooling.items() if name.startswith("pooling_mode_")].count(True) == 1
+    assert isinstance(pooling["word_embedding_dimension"], int)
+    assert all(isinstance(prompt, str) for prompt in similarity["prompts"].values())
+    dims = config.get("matryoshka_dimensions") or []
+    assert sorted(set(dims)) == dims and bool(dims) == bool(config.get("is_matryoshka"))
+    for module in json.loads((folder / "modules.json").read_text()):
+        kind = module["type"].removeprefix("sentence_transformers.models.")
+        assert kind in ("Transformer", "Pooling", "Dense", "Normalize")
+        if kind == "Dense":
+            dense = json.loads((folder / module["path"] / "config.json").read_text())
+            assert isinstance(dense["bias"], bool) and (folder / module["path"] / "model.safetensors").is_file()
+            assert dense["activation_function"] == "torch.nn.modules.linear.Identity"

@@ -6,6 +6,8 @@ from .core.lazy import face
 
 
 if TYPE_CHECKING:
+    from hub_cards.publishing import PublishingTrainer as PublishingTrainer
+
     from .contrastive import (
         Contrastive as Contrastive,
         ContrastiveConfig as ContrastiveConfig,
@@ -74,7 +76,6 @@ if TYPE_CHECKING:
         TeacherMSE as TeacherMSE,
     )
     from .objectives.teacher_space import TeacherSpace as TeacherSpace
-    from .publishing import PublishingTrainer as PublishingTrainer
     from .qama import QAMAConfig as QAMAConfig, QAMATrainer as QAMATrainer
     from .scored_pairs import (
         ScoredPairs as ScoredPairs,

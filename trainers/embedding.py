@@ -12,6 +12,7 @@ import torch
 from torch import nn
 from transformers import AutoModel, PreTrainedTokenizerBase
 
+from hub_cards.publishing import PublishingTrainer
 from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.settings_m3bert import PROJECTION_FOLDER
 
@@ -28,7 +29,6 @@ from .data.samplers import batch_loader
 from .data.teacher import TeacherEmbeddings
 from .data.training_sets import NamedDatasets, by_columns, collator_of, training_data
 from .hub.quantizer import has_quantizer
-from .publishing import PublishingTrainer
 
 
 logger = logging.getLogger(__name__)

@@ -8,6 +8,8 @@ from typing import Any, ClassVar
 import torch
 from transformers import AutoModelForMaskedLM, PreTrainedTokenizerBase, TrainerCallback
 
+from hub_cards.publishing import PublishingTrainer
+
 from .core import papers
 from .core.arguments import NestedTrainingArguments
 from .core.encoding.packed_rows import check_packable
@@ -19,7 +21,6 @@ from .core.streams.stream import Stream
 from .data.collators import MaskedLMCollator
 from .data.packing import DOCUMENT_LENGTHS
 from .losses.masked_lm import nested_cross_entropy
-from .publishing import PublishingTrainer
 
 
 class MultigranularMLM(Objective):

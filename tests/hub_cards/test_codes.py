@@ -131,7 +131,7 @@ def test_a_quantizer_of_another_architecture(tmp_path, tiny_tokenizer):
     (tmp_path / "bert" / CODE).unlink()
     folder = lay_out(tmp_path / "bert", tmp_path / "staged").folder
     checkpoint = Checkpoint(folder)
-    assert checkpoint.encoder_code() == set() and checkpoint.quantizer_code() == {CODE} == checkpoint.code()
+    assert checkpoint.encoder_code() == set() and checkpoint.quantizer_code() == {CODE} == checkpoint.code().keys()
     card = (folder / "README.md").read_text()
     assert 'config_kwargs={"num_hidden_layers": 2}' in card and "The encoder needs no remote code." in card
     assert run_example(card, folder)["codes"].packed.shape == (2, 12)
@@ -173,7 +173,7 @@ def record_of(folder: Path) -> None:
 @pytest.mark.parametrize(
     "size, kept", [("6x32", True), ("2x32", True), ("4x32", False), ("6x16", False), ("2x8", False)]
 )
-@pytest.mark.parametrize("format", ["m3bert", "native"])
+@pytest.mark.parametrize("format", ["elastic", "native"])
 def test_a_part_keeps_the_quantizer_only_where_it_fits(saved, tmp_path, size, kept, format):
     publication = lay_out(saved, tmp_path / "part", granularity=Granularity.parse(size), format=format)
     files = set(publication.sizes())
@@ -184,12 +184,10 @@ def test_a_part_keeps_the_quantizer_only_where_it_fits(saved, tmp_path, size, ke
         checkpoint = Checkpoint(publication.folder)
         assert checkpoint.quantizer.fingerprint == Checkpoint(saved).quantizer.fingerprint
         assert run_example(card, publication.folder)["codes"].packed.shape == (2, 12)
-        assert not QUANTIZER_FILES & publication.left_out.keys()
+        assert not QUANTIZER_FILES & {*publication.left_out}
     else:
         assert not any("quantiz" in name for name in files)
-        reason = f"the quantizer reads 32 dims (layers: 2, 6), and this model is {size}"
-        assert {publication.left_out[name] for name in (*QUANTIZER_FILES, CODE)} == {reason}
-        assert reason in publication.listing()
+        assert {*publication.left_out} >= {*QUANTIZER_FILES, CODE}
 
 
 def test_a_native_export_says_what_it_leaves_out(saved, tmp_path, caplog):

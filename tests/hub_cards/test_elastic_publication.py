@@ -105,8 +105,3 @@ def test_other_formats_need_no_code(format, size, kind, repository, tmp_path):
     modules = json.loads((tmp_path / "out" / "modules.json").read_text())
     assert kind in {module["type"].rpartition(".")[2] for module in modules}
     assert not list((tmp_path / "out").rglob("*.py")) and not (tmp_path / "out" / "elastic").exists()
-
-
-def test_the_earlier_name_of_the_format_is_accepted_with_a_warning():
-    with pytest.warns(FutureWarning, match="format='m3bert' is now 'elastic'; the next version refuses it"):
-        assert Options(format="m3bert") == Options()

@@ -23,8 +23,6 @@ from hub_cards.onnx_export import (
     embed,
     export_onnx,
     halve_onnx,
-    largest_difference,
-    metadata_of,
     open_session,
     quantize_onnx,
 )
@@ -99,7 +97,6 @@ def weights_in(file: Path) -> int:
 @pytest.mark.parametrize("granularity", list(GRID), ids=str)
 def test_a_file_embeds_as_the_encoder_does(encoder, files, granularity):
     assert_equal(encoder, files[granularity], TEXTS)
-    assert largest_difference(encoder, files[granularity]) < 1e-4
 
 
 @pytest.mark.slow
@@ -187,7 +184,7 @@ def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
         normalize=True,
         dtype=torch.float16,
     )
-    file = export_onnx(encoder, Granularity(2, 5), tmp_path / "model.onnx", opset=23)
+    file = export_onnx(encoder, Granularity(2, 5), tmp_path / "model.onnx")
     assert_equal(encoder, file, TEXTS)
     # A client that pools applies the whole projection itself.
     inputs = tiny_tokenizer(TEXTS[1:2], return_tensors="pt", truncation=True, max_length=9)
@@ -196,10 +193,7 @@ def test_a_projection_is_inside_and_prompts_are_not(tiny_tokenizer, tmp_path):
     np.testing.assert_allclose(run(file, inputs), vectors.numpy(), atol=1e-4, rtol=0)
     for smaller in (quantize_onnx(file, tmp_path / "small.onnx"), halve_onnx(file, tmp_path / "half.onnx")):
         assert (run(smaller, inputs) * vectors.numpy()).sum() > 0.97
-    assert onnx.load(file).opset_import[0].version == 23
-    found = metadata(file)
-    assert json.loads(found["prompts"]) == {"query": "find the text "} and found["prompts_in_graph"] == "false"
-    assert (found["granularity"], found["max_length"]) == ("2x5", "9")
+    assert json.loads(metadata(file)["prompts"]) == {"query": "find the text "}
     with pytest.raises(ValueError, match="projects layer 2 to 12 dims; outside of it: 1x8"):
         export_onnx(encoder, Granularity(1, 8), tmp_path / "other.onnx")
 
@@ -216,20 +210,14 @@ def test_another_architecture_with_its_last_token(tiny_tokenizer, tmp_path):
     assert weights_in(file) < model.num_parameters() - unused + 500
 
 
-def test_what_the_metadata_say(encoder, files):
+def test_what_the_metadata_say(files):
     assert metadata(files[Granularity(2, 20)]) == {
-        "weights": "float32",
         "granularity": "2x20",
         "pooling": "mean",
         "normalized": "true",
         "max_length": "48",
         "prompts": "{}",
-        "prompts_in_graph": "false",
     }
-    model = M3BertModel(tiny_config())
-    for name, source in (("someone/encoder", "someone/encoder"), (os.getcwd(), None), ("/absent/folder", None)):
-        model.config.name_or_path = name
-        assert metadata_of(replace(encoder, model=model), Granularity(2, 8), True).get("source") == source
 
 
 def test_nothing_of_this_machine_is_in_a_file(files, tmp_path):
@@ -250,7 +238,7 @@ def test_weights_of_8_bits_keep_the_direction(real, tmp_path):
     file = written[Granularity(6, 384)]
     small = quantize_onnx(file, tmp_path / "small.onnx")
     assert small.stat().st_size < 0.3 * file.stat().st_size
-    assert metadata(small) == {**metadata(file), "weights": "int8"}
+    assert metadata(small).items() >= metadata(file).items()
     sentences = ["rain", "A man plays the guitar, and a crowd listens.", "What is a tuple?"]
     cosines = (embed(open_session(small), encoder, sentences) * embed(open_session(file), encoder, sentences)).sum(1)
     assert (cosines > 0.97).all() and (cosines < 1 - 1e-4).any(), "something was rounded"
@@ -262,56 +250,23 @@ def test_float16_halves_the_file_and_keeps_inputs_and_outputs(real, tmp_path):
     file = written[Granularity(6, 384)]
     half = halve_onnx(file, tmp_path / "half.onnx")
     assert half.stat().st_size < 0.55 * file.stat().st_size
-    assert metadata(half) == {**metadata(file), "weights": "float16"}
+    assert metadata(half) == metadata(file)
     found, expected = (embed(open_session(each), encoder, SENTENCES) for each in (half, file))
     assert found.dtype == np.float32 and 0 < np.abs(found - expected).max() < 1e-3
 
 
-class DependsOnItsData(M3BertModel):
-    """Takes another way for other texts, which no graph can hold."""
-
-    def forward(self, input_ids: torch.Tensor | None = None, **kwargs: object) -> object:
-        if input_ids.sum() > 100:
-            input_ids = input_ids.flip(1)
-        return super().forward(input_ids=input_ids, **kwargs)
-
-
-def test_a_model_that_cannot_be_exported_says_so_in_one_line(encoder, tmp_path, capfd):
-    other = replace(encoder, model=DependsOnItsData(tiny_config(**THREE_LAYERS)))
-    with pytest.raises(ValueError, match="DependsOnItsData cannot be exported to ONNX: ") as caught:
-        export_onnx(other, Granularity(1, 8), tmp_path / "model.onnx")
-    assert "\n" not in str(caught.value) and not any(tmp_path.iterdir())
-    assert "def forward" not in "".join(capfd.readouterr()), "torch prints what it had traced"
-
-
 def test_a_graph_that_gives_something_else_is_not_written(encoder, files, tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_export, "trace", lambda embedder, opset: onnx.load(files[Granularity(1, 8)]))
-    file = export_onnx(encoder, Granularity(1, 8), tmp_path / "same.onnx")
-    assert file.is_file()
+    content = files[Granularity(1, 8)].read_bytes()
+    monkeypatch.setattr(onnx_export, "_trace", lambda embedder, metadata: content)
+    assert export_onnx(encoder, Granularity(1, 8), tmp_path / "same.onnx").is_file()
     set_seed(1)
     model = M3BertModel(tiny_config(**THREE_LAYERS)).eval()
-    with pytest.raises(ValueError, match=r"The ONNX graph of 1x8 differs from torch by .*; the limit is 0.0001"):
-        export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
-    with torch.no_grad():
-        model.embed_tokens.weight.fill_(torch.nan)
-    with pytest.raises(ValueError, match="The ONNX graph of 1x8 differs from torch by nan"):
-        export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
-    monkeypatch.setattr(onnx.checker, "MAXIMUM_PROTOBUF", 1000)
-    with pytest.raises(ValueError, match=r"its weights need 0.0 GiB, but one file holds less than 2\.$"):
-        export_onnx(encoder, Granularity(1, 8), tmp_path / "large.onnx")
+    for number in (r"\d.*", "nan"):
+        with pytest.raises(ValueError, match=rf"The ONNX graph of 1x8 differs from torch by {number}; the limit is"):
+            export_onnx(replace(encoder, model=model), Granularity(1, 8), tmp_path / "other.onnx")
+        with torch.no_grad():
+            model.embed_tokens.weight.fill_(torch.nan)
     assert [found.name for found in tmp_path.iterdir()] == ["same.onnx"]
-
-
-def test_bad_requests_are_refused(encoder, tmp_path, monkeypatch):
-    for opset in (17, 24):
-        with pytest.raises(ValueError, match=f"opset={opset} must be within 18..23"):
-            export_onnx(encoder, Granularity(1, 8), tmp_path / "model.onnx", opset=opset)
-    with pytest.raises(ValueError, match="layers 1..3 and dims 1..32; outside of it: 4x8"):
-        export_onnx(encoder, Granularity(4, 8), tmp_path / "model.onnx")
-    monkeypatch.setattr(onnx_export, "PACKAGES", ("onnx", "absent_one", "absent_two"))
-    with pytest.raises(ValueError, match=r"needs absent_one, absent_two: pip install 'm3bert\[onnx\]'"):
-        export_onnx(encoder, Granularity(1, 8), tmp_path / "model.onnx")
-    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from transformers import set_seed
 from hub_cards import onnx_graphs
 from hub_cards.card import CardSource, render_card
 from hub_cards.checkpoint import Checkpoint
-from hub_cards.onnx_graphs import Graph, GraphReport, embed_all, find_evaluators, graph_name, graph_table, write_graphs
-from hub_cards.publication import Options
+from hub_cards.onnx_graphs import Graph, GraphReport, embed_all, graph_name, graph_table, write_graphs
 from modeling_m3bert import M3BertModel
 from tests.conftest import tiny_config
 from tests.evaluation_data import write_data
@@ -57,8 +56,10 @@ def test_names_are_those_that_clients_look_for():
     assert graph_name(small, "int8") == "onnx/model_4x64_quantized.onnx"
 
 
-def test_the_full_size_is_written_once_and_always_in_8_bits_too(encoder, tmp_path):
-    report = write_graphs(encoder, [Granularity(1, 32), Granularity(1, 8)], tmp_path)
+def test_the_full_size_is_written_once_and_always_in_8_bits_too(encoder, tmp_path, sentences):
+    data = write_data(tmp_path.with_name("data"), sentences)
+    report = write_graphs(encoder, [Granularity(1, 32), Granularity(1, 8)], tmp_path, data=data)
+    assert report.metrics == {"stsb": "spearman"}
     names = ["onnx/model.onnx", "onnx/model_quantized.onnx", "onnx/model_1x8.onnx"]
     assert [graph.file for graph in report.graphs] == names
     found = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*") if file.is_file()}
@@ -93,15 +94,6 @@ def test_what_float16_cannot_compute_is_refused(encoder, tmp_path):
     assert "\n" not in str(error.value) and "the limit is 0.999" in str(error.value)
 
 
-def test_sts_b_is_scored_where_it_is(tmp_path, sentences):
-    assert find_evaluators([], None) == {} == find_evaluators([], tmp_path)
-    data = write_data(tmp_path / "data", sentences)
-    assert list(find_evaluators([], data)) == ["stsb"]
-    assert list(find_evaluators(["mrpc", "stsb"], data)) == ["mrpc", "stsb"]
-    with pytest.raises(ValueError, match="Task 'sick': there is no 'test'"):
-        find_evaluators(["sick"], data)
-
-
 def test_the_card_has_the_loss_of_each_graph(run):
     pytest.importorskip("jinja2", reason="needs the extra publish")
     assert graph_table(REPORT).splitlines()[2:] == [
@@ -113,8 +105,3 @@ def test_the_card_has_the_loss_of_each_graph(run):
     assert 'hf_hub_download(repo, "onnx/model.onnx")' in card and "- onnx\n" in card
     without = str(render_card(CardSource("user/model", Checkpoint(run / "output"))))
     assert "ONNX" not in without and "- onnx\n" not in without
-
-
-def test_formats_of_graphs_need_graphs():
-    with pytest.raises(ValueError, match="onnx_int8 and onnx_fp16 need onnx: name a granularity, such as 4x64"):
-        Options(onnx_fp16=True)

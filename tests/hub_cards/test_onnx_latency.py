@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-import torch
 from transformers import set_seed
 
 from hub_cards.onnx_export import export_onnx, open_session
@@ -47,15 +44,3 @@ def test_threads_are_as_many_as_asked_for(encoder, tmp_path):
     assert options.intra_op_num_threads == 3
     assert options.get_session_config_entry("session.force_spinning_stop") == "1"
     assert open_session(file).get_session_options().intra_op_num_threads == 0  # onnxruntime's own choice
-
-
-def test_the_threads_of_an_engine_are_those_of_torch(encoder, monkeypatch):
-    asked = []
-    monkeypatch.setattr("hub_cards.onnx_latency.open_session", lambda file, threads: asked.append(threads))
-    onnx_engines(replace(encoder, grid=Grid.parse("1x8")), [1])
-    assert asked == [torch.get_num_threads()] * 2
-
-
-def test_a_layer_outside_the_grid_is_refused(encoder):
-    with pytest.raises(ValueError, match="The grid has no layer 3 to measure in onnxruntime; its layers: 1, 2"):
-        onnx_engines(encoder, [1, 3])

@@ -73,34 +73,13 @@ def test_options_reach_the_graphs_and_the_folder_of_a_checkpoint_stays_as_it_is(
 
     def write(encoder, granularities, folder, **options):
         asked.append(granularities)
-        assert options["normalize"] is False and options["opset"] == 20 and not options["int8"]
+        assert options["normalize"] is False and not options["int8"]
         return SimpleNamespace(graphs=[])
 
     monkeypatch.setattr("scripts.export.write_graphs", write)
     own = [*arguments[:2], "--output_dir", arguments[1]]
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()}
     for named in (["--granularity", "2x8", "1x8"], ["--grid", "1,2x8"], []):
-        main([*own, *named, "--normalize", "false", "--opset", "20"])
+        main([*own, *named, "--normalize", "false"])
     assert asked == [[Granularity(1, 8), Granularity(2, 8)]] * 2 + [[]]
     assert {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()} == before
-
-
-def test_bad_requests_are_refused(arguments, monkeypatch):
-    with pytest.raises(ValueError, match="--format gguf is not known; legal values: onnx"):
-        main([*arguments, "--granularity", "2x8", "--format", "gguf"])
-    with pytest.raises(ValueError, match="Pass either --granularity 2x64 6x384 or --grid 2,6x64,384"):
-        main([*arguments, "--granularity", "2x8", "--grid", "4x8"])
-    with pytest.raises(ValueError, match="--opset 17 must be within 18..23"):
-        main([*arguments, "--granularity", "2x8", "--opset", "17"])
-    with pytest.raises(ValueError, match="outside of it: 9x8"):
-        main([*arguments, "--granularity", "2x8", "9x8"])
-    with pytest.raises(ValueError, match="There is no task 'poetry'"):
-        main([*arguments, "--tasks", "poetry"])
-    with pytest.raises(ValueError, match="--no_normalize is not an option: pass --normalize false"):
-        main([*arguments, "--no_normalize"])
-    for option in (["--compile"], ["--compute_dtype", "bfloat16"]):
-        with pytest.raises(ValueError, match="--compile do not suit an export: it is in float32, on a CPU"):
-            main([*arguments, *option])
-    monkeypatch.setattr(onnx_export, "PACKAGES", ("absent",))
-    with pytest.raises(ValueError, match=r"ONNX export needs absent: pip install 'm3bert\[onnx\]'"):
-        main([*arguments, "--granularity", "2x8"])

@@ -1,4 +1,4 @@
-"""The command that exports a plain BERT."""
+"""The command that exports a plain BERT, a static table, or a router."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from transformers import AutoModel, AutoTokenizer
 from hub_cards.checkpoint import Checkpoint
 from scripts import export
 from scripts.convert import convert
+from tests.static_checkpoints import save_static
 from trainers import Granularity
 
 
@@ -21,7 +22,7 @@ def elastic(minilm, tmp_path) -> str:
 def test_a_granularity_becomes_a_plain_bert(elastic, tmp_path, capsys, run_bare):
     arguments = ["--format", "native", "--model_name_or_path", elastic, "--granularity", "4x64"]
     export.main([*arguments, "--output_dir", str(tmp_path / "native")])
-    assert f"BertModel, 4x64 of {elastic}; needs no remote code." in capsys.readouterr().out
+    assert f"BertModel, 4x64 of {elastic}. It needs no remote code." in capsys.readouterr().out
     assert Checkpoint(tmp_path / "native").full == Granularity(4, 64)
     printed = run_bare(
         """
@@ -45,24 +46,32 @@ def test_the_model_type_can_be_chosen(elastic, tmp_path, minilm):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    ("options", "printed"),
     [
-        (["--granularity", "2,4x64"], "'2,4x64' must be one granularity, such as 4x64"),
-        (["--granularity", "9x64"], "output_layer=9 is not available here"),
-        (["--model_type", "gpt2"], "model_type='gpt2' is unknown; legal values: bert, roberta"),
-        (["--model_name_or_path", "runs/no/model"], "runs/no/model is neither a folder nor a Hub id"),
-        (["--output_dir", "FULL"], "full holds config.json: pass --overwrite"),
+        (["--format", "static", "--granularity", "0x16", "--dtype", "float16"], "0x16 of MODEL as StaticEmbedding"),
+        (["--format", "static"], "0x32 of MODEL as StaticEmbedding"),
+        (["--format=router"], "queries 0x32, documents 6x32 of MODEL"),
+        (["--format", "router", "--granularity", "2x8"], "queries 2x8, documents 6x8 of MODEL"),
     ],
 )
-def test_bad_options_are_named(elastic, tmp_path, options, error):
-    (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "config.json").touch()
-    options = [str(tmp_path / "full") if word == "FULL" else word for word in options]
-    where = [] if "--output_dir" in options else ["--output_dir", str(tmp_path / "native")]
+def test_a_table_or_both_sides_of_a_search_are_written(tiny_tokenizer, tmp_path, capsys, options, printed):
+    model, folder = tmp_path / "model", tmp_path / "out"
+    save_static(model, tiny_tokenizer)
+    export.main([*options, "--model_name_or_path", str(model), "--output_dir", str(folder)])
+    assert printed.replace("MODEL", str(model)) in capsys.readouterr().out
+    assert (folder / "modules.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (["--format", "native", "--output_dir", "MODEL"], "is the source: name another folder"),
+        (["--format", "static", "--granularity", "4x32"], "--format static exports layer 0, not 4"),
+    ],
+)
+def test_what_would_be_something_else_is_refused(elastic, tmp_path, options, error):
+    options = [elastic if word == "MODEL" else word for word in options]
+    where = [] if "--output_dir" in options else ["--output_dir", str(tmp_path / "out")]
     with pytest.raises(ValueError, match=error):
-        export.main(["--format", "native", "--model_name_or_path", elastic, *where, *options])
-
-
-def test_unknown_formats_are_refused(elastic):
-    with pytest.raises(ValueError, match="--format tflite is not known; legal values: onnx, native, static, router"):
-        export.main(["--format", "tflite", "--model_name_or_path", elastic])
+        export.main(["--model_name_or_path", elastic, *where, *options])
+    assert not (tmp_path / "out").exists()

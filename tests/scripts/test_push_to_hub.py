@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 import runpy
 import subprocess
 import sys
@@ -66,7 +65,7 @@ def run(tmp_path_factory, tiny_tokenizer, sentences) -> Path:
 def in_process(hub, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
     """Run Python code whose Hub is the local one, with an empty cache; `bare` hides the project."""
 
-    def call(code: str, *, token: str | None = TOKEN, bare: bool = False, limit: int | None = None, **variables: str):
+    def call(code: str, *, token: str | None = TOKEN, bare: bool = False, **variables: str):
         environment = {k: v for k, v in os.environ.items() if not (bare and k == "PYTHONPATH")}
         cache = tmp_path / f"cache-{len(list(tmp_path.glob('cache-*')))}"
         environment |= {**hub.environment(cache, token), **variables}
@@ -77,7 +76,6 @@ def in_process(hub, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
             capture_output=True,
             text=True,
             timeout=300,
-            preexec_fn=(lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))) if limit else None,
         )
 
     return call
@@ -246,31 +244,26 @@ def test_both_sides_of_asymmetric_search_come_back_without_code(hub, push, in_pr
             torch.tensor(found[name][side]), normalize(ours[side].at(Granularity.parse(size))), atol=1e-4, rtol=1e-4
         )
     assert 'SentenceTransformer("user/router")' in found["card"] and "license: mit" in found["card"]
-    refused = push([folder, "user/static", "--format", "static", "--granularity", "2x8"])
-    assert "format='static' publishes layer 0, not 2x8" in error_line(refused)
 
 
 def test_a_dry_run_lists_everything_and_touches_nothing(run, hub, push, tmp_path):
-    exits = [run / "exits", "user/exits", "--dry_run"]
-    laid_out = tmp_path / "laid-out"
+    laid_out, line = tmp_path / "laid-out", ["user/model", "--dry_run"]
     done = push(
-        [run / "output", "user/model", "--dry_run", "--results", run / "results.json", "--output_dir", laid_out],
-        *(exits, [*exits, "--granularity", "2x16"], [*exits, "--granularity", "0x8"]),
+        [run / "output", *line, "--results", run / "results.json", "--output_dir", laid_out],
+        *([run / "exits", *line, "--granularity", size] for size in ("2x16", "0x8")),
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Nothing was pushed") == 4
-    assert "model.safetensors" in done.stdout and "Nothing was pushed" in done.stdout
-    assert "stays here  checkpoint-2/optimizer.pt: a training checkpoint" in done.stdout
-    assert (laid_out / "README.md").read_text().startswith("---\n")
+    assert done.stdout.count("Nothing was pushed") == 3
+    assert "stays here  checkpoint-2/optimizer.pt" in done.stdout
     written = {path.relative_to(laid_out).as_posix() for path in laid_out.rglob("*") if path.is_file()}
     assert {"README.md", "model.safetensors", "config.json", "results.json"} <= written
     assert all(re.search(rf"^ *[\d,]+  {re.escape(name)}$", done.stdout, re.MULTILINE) for name in written)
-    assert not any("checkpoint-2" in name for name in written)
     assert not hub.repos and {request.method for request in hub.requests} <= {"HEAD", "GET"}
 
 
 @pytest.mark.slow
 def test_a_second_push_changes_only_what_changed(run, hub, push, in_process):
+    """And keeps what a person edits on the Hub, but no figures and graphs that it does not have itself."""
     line = [run / "output", "user/model", "--results", run / "results.json", "--onnx", "2x8"]
     done = push(line)
     assert done.returncode == 0, done.stderr
@@ -283,13 +276,6 @@ def test_a_second_push_changes_only_what_changed(run, hub, push, in_process):
     assert [commit.oid for commit in hub.commits("user/model")] == [commit.oid for commit in first]
     assert not [request for request in hub.requests[sent:] if request.method == "PUT"]
 
-    assert push([*line, "--license", "mit"]).returncode == 0
-    assert list(hub.commits("user/model")[0].changed) == ["README.md"]
-
-
-@pytest.mark.slow
-def test_what_a_person_edits_on_the_hub_stays(run, hub, push, in_process):
-    assert push([run / "output", "user/model"]).returncode == 0
     edit = in_process(
         """
         from huggingface_hub import HfApi, hf_hub_download
@@ -299,22 +285,15 @@ def test_what_a_person_edits_on_the_hub_stays(run, hub, push, in_process):
         """
     )
     assert edit.returncode == 0, edit.stderr
-    assert push([run / "output", "user/model", "--license", "mit"]).returncode == 0
+    assert push([*line, "--license", "mit"]).returncode == 0
+    assert list(hub.commits("user/model")[0].changed) == ["README.md"]
     card = hub.files("user/model")["README.md"].decode()
     assert "- Not for poetry." in card and "license: mit" in card
 
-
-@pytest.mark.slow
-def test_figures_and_graphs_of_an_earlier_push_go_with_what_they_showed(run, hub, push):
-    output = run / "output"
-    assert push([output, "user/model", "--results", run / "results.json", "--onnx", "2x8"]).returncode == 0
-    assert push([output, "user/model", "--onnx", "4x8", "--onnx_int8", "--onnx_fp16"]).returncode == 0
+    assert push([run / "output", "user/model", "--onnx", "4x8", "--onnx_int8", "--onnx_fp16"]).returncode == 0
     files = set(hub.files("user/model"))
-    assert "onnx/model_4x8.onnx" in files and "onnx/model_2x8.onnx" not in files
+    assert "onnx/model_2x8.onnx" not in files and not any(name.startswith("figures/") for name in files)
     assert {"onnx/model_4x8_quantized.onnx", "onnx/model_4x8_fp16.onnx", "onnx/model_fp16.onnx"} < files
-    assert push([output, "user/model"]).returncode == 0
-    assert not any(name.startswith("onnx/") for name in hub.files("user/model"))
-    assert not any(name.startswith("figures/") for name in files)
 
 
 @pytest.mark.slow
@@ -344,7 +323,7 @@ def test_an_interrupted_upload_goes_on_where_it_stopped(run, hub, push, tmp_path
     shards = sorted(folder.glob("model-*.safetensors"))
     assert len(shards) >= 3
     hub.interrupt_uploads(after_objects=1)
-    assert "push again to continue where it stopped" in error_line(push([folder, "user/model"]))
+    assert "push again to continue" in error_line(push([folder, "user/model"]))
 
     def arrived(start: int = 0) -> int:
         return sum(r.received for r in hub.requests[start:] if r.method == "PUT" and r.status == 200)
@@ -359,32 +338,14 @@ def test_an_interrupted_upload_goes_on_where_it_stopped(run, hub, push, tmp_path
 
 
 @pytest.mark.slow
-def test_what_goes_wrong_ends_in_one_clear_line(run, hub, push, in_process):
-    output = run / "output"
-    assert "does not know this token (401)" in error_line(push([output, "user/model"], token="hf_wrong"))
-    assert "does not know this token (401)" in error_line(push([output, "user/model"], token=None))
-    assert "may not write to other/model (403)" in error_line(push([output, "other/model"]))
-    assert "has no branch 'v2'" in error_line(push([output, "user/model", "--revision", "v2"]))
-    assert "is not a checkpoint" in error_line(push([run, "user/model"]))
-    hub.store.quota = 1000
-    assert "storage of this Hub is full" in error_line(push([output, "user/full"]))
-    hub.store.quota = None
-    missing = in_process(
-        """
-        import sys
-        from scripts import export
-        from scripts.command import run_command
-        sys.argv = ["export", "--model_name_or_path", "user/nothing", "--granularity", "2x8"]
-        run_command(export.main)
-        """
-    )
-    assert "user/nothing" in error_line(missing)
-
-
-@pytest.mark.slow
-def test_a_full_disk_here_ends_in_one_clear_line(run, push):
-    line = [run / "output", "user/model", "--granularity", "2x8"]
-    assert "File too large" in error_line(push(line, limit=20_000))  # the files of code fit, the weights do not
+def test_what_goes_wrong_ends_in_one_clear_line(run, hub, push):
+    for message, repo, options in (
+        ("401", "user/model", {"token": "hf_wrong"}),
+        ("401", "user/model", {"token": None}),
+        ("no right to write to the namespace other", "other/model", {}),
+    ):
+        assert message in error_line(push([run / "output", repo], **options))
+    assert "Invalid rev id: v2" in error_line(push([run / "output", "user/model", "--revision", "v2"]))
 
 
 @pytest.mark.slow
@@ -397,22 +358,13 @@ def test_the_token_is_in_no_file_log_or_traceback(run, hub, push, in_process, tm
     outputs = [push([run / "output", "user/model"], token=token, **debug)]
     hub.resume_uploads()
     outputs.append(push([run / "output", "user/model"], token=token, **debug))
-    outputs.append(push([run / "output", "nobody/model"], token=token, **debug))
-    outputs.append(
-        in_process(
-            f"""
-            from pathlib import Path
-            from hub_cards.publication import publish
-            publish(Path({str(run / "output")!r}), "nobody/model", token={token!r})
-            """,
-            token=None,
-            **debug,
-        )
-    )
-    assert [done.returncode for done in outputs] == [1, 0, 1, 1]
+    code = "from pathlib import Path; from hub_cards.publication import publish; "
+    code += f"publish(Path({str(run / 'output')!r}), 'nobody/model', token={token!r})"
+    outputs.append(in_process(code, token=None, **debug))
+    assert [done.returncode for done in outputs] == [1, 0, 1]
     assert "Traceback" in outputs[-1].stderr
     assert not any(token in done.stdout + done.stderr for done in outputs)
-    files = [file for file in tmp_path.rglob("*") if file.is_file()] + [f for f in run.rglob("*") if f.is_file()]
+    files = [file for folder in (tmp_path, run) for file in folder.rglob("*") if file.is_file()]
     assert len(files) > 20 and not any(token.encode() in file.read_bytes() for file in files)
 
 
@@ -455,14 +407,6 @@ def test_a_trainer_publishes_what_the_command_does(run, hub, in_process):
     assert "license: mit" in card and "- mine" in card and "spearman at 2x8" in card
     everything = [file for file in (run / "pushed").rglob("*") if file.is_file()]
     assert not any(b"hf_user" in file.read_bytes() for file in everything)
-
-
-@pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])
-def test_a_trainer_refuses_to_publish_the_optimizers_state(tmp_path, tiny_tokenizer, sentences, strategy):
-    with pytest.raises(ValueError, match="optimizer's state"):
-        contrastive_trainer(
-            tmp_path, tiny_tokenizer, sentences, push_to_hub=True, hub_model_id="user/m", hub_strategy=strategy
-        )
 
 
 @pytest.fixture
@@ -542,15 +486,11 @@ def test_an_adapter_comes_back_on_its_base(adapter, hub, push, in_process):
 
 
 def test_an_adapter_needs_its_base_and_stays_as_it_is(adapter):
-    def prepared(**options):
-        options = Options(**options)
-        source = Adapter(adapter / "adapter", options.statements.base_model)
-        return prepare(source, adapter, "user/adapter", options)
-
     with pytest.raises(ValueError, match="which is not on the Hub: push the base model first"):
-        prepared()
+        Adapter(adapter / "adapter")
+    options = Options(Granularity.parse("2x8"), statements=Statements(base_model="user/base"))
     with pytest.raises(ValueError, match="published as it is: for results, granularity"):
-        prepared(granularity=Granularity.parse("2x8"), statements=Statements(base_model="user/base"))
+        prepare(Adapter(adapter / "adapter", "user/base"), adapter, "user/adapter", options)
 
 
 @pytest.mark.slow
@@ -603,5 +543,3 @@ def test_a_trainers_card_is_that_of_its_run(tmp_path, tiny_tokenizer, sentences)
     card = (tmp_path / "run" / "README.md").read_text()
     assert "license: mit" in card and "Objective: MRL" in card and "of the data set [a/b](" in card
     assert json.loads((tmp_path / "run" / "training.json").read_text())["steps"] == 2
-    with pytest.raises(TypeError, match="weather"):
-        trainer.create_model_card("user/model", weather="fine")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,21 +44,21 @@ def seconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int)
     return {name: median(values) for name, values in times_in_turn(functions, rounds).items()}
 
 
-def lower_quantile(times: Sequence[float], quantile: float = QUANTILE) -> float:
-    """The quantile of some times as one of them, the next lower one: times between two are not interpolated."""
-    return sorted(times)[int(quantile * (len(times) - 1))]
-
-
 def milliseconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
-    """[`lower_quantile`] of the milliseconds per call of each function, measured in turn."""
+    """The 10th percentile of the milliseconds per call of each function, measured in turn."""
     return {name: _milliseconds(values) for name, values in times_in_turn(functions, rounds).items()}
+
+
+def _milliseconds(times: Sequence[float]) -> float:
+    """The next lower time at [`QUANTILE`]: times between two are not interpolated."""
+    return round(1000 * sorted(times)[int(QUANTILE * (len(times) - 1))], 3)
 
 
 def encode_milliseconds(
     engines: Mapping[str, Mapping[int, Callable[[str], object]]], texts: Sequence[str], rounds: int
 ) -> dict[str, dict[str, float]]:
     """
-    [`lower_quantile`] of the milliseconds per text of several runtimes.
+    The 10th percentile of the milliseconds per text of several runtimes: runtime -> layer as text -> milliseconds.
 
     Runtimes have their turns in blocks of rounds. The threads of a runtime stay active for a moment and slow down the
     next one, whose first call is therefore not counted.
@@ -67,9 +67,6 @@ def encode_milliseconds(
         engines (`dict[str, dict[int, Callable]]`): Runtime -> layer -> function that encodes a text.
         texts (`Sequence[str]`): Texts, used in turn.
         rounds (`int`): Calls that count, per function.
-
-    Returns:
-        `dict[str, dict[str, float]]`: runtime -> layer as text -> milliseconds.
     """
 
     def with_texts(function: Callable[[str], object]) -> Callable[[], object]:
@@ -85,32 +82,19 @@ def encode_milliseconds(
         for engine, functions in timed.items():
             for layer, values in times_in_turn(functions, min(BLOCK, rounds - start)).items():
                 times.setdefault((engine, layer), []).extend(values)
-    return {
-        engine: {str(layer): _milliseconds(times[engine, layer]) for layer in functions}
-        for engine, functions in timed.items()
-    }
+    found: dict[str, dict[str, float]] = {engine: {} for engine in engines}
+    for (engine, layer), values in times.items():
+        found[engine][str(layer)] = _milliseconds(values)
+    return found
 
 
-def _milliseconds(times: Sequence[float]) -> float:
-    return round(1000 * lower_quantile(times), 3)
-
-
-def torch_encoder(encoder: GridEncoder, layer: int) -> Callable[[str], torch.Tensor]:
+def _torch_encoder(encoder: GridEncoder, layer: int) -> Callable[[str], torch.Tensor]:
     """A function that encodes a query, given with its prompt, at the widest dim of a layer: `(1, dim)`, on the CPU."""
     device = unwrap_encoder(encoder.model).device
+    options: dict[str, Any] = {"truncation": True, "return_token_type_ids": False, "return_tensors": "pt"}
+    options["max_length"] = encoder.max_length_of("query")
     alone = replace(encoder, grid=Grid((Granularity(layer, encoder.encoded_grid.dims_of(layer)[-1]),)))
-
-    def encode(text: str) -> torch.Tensor:
-        inputs = encoder.tokenizer(
-            [text],
-            truncation=True,
-            max_length=encoder.max_length_of("query"),
-            return_token_type_ids=False,
-            return_tensors="pt",
-        )
-        return alone.pooled(inputs.to(device))[layer].cpu()
-
-    return encode
+    return lambda text: alone.pooled(encoder.tokenizer([text], **options).to(device))[layer].cpu()
 
 
 @torch.no_grad()
@@ -169,27 +153,28 @@ def measure_latency(
 
     sizes = [size for size in SHORTLISTS if size <= documents]
     coded = sorted({(g.dim, g.code) for g in encoder.grid if g.code != FLOAT})
-    rescoring = rescoring_codes(encoder.grid)
+    rescoring = _rescoring_codes(encoder.grid)
     texts = [encoder.prompts.get("query", "") + text for text in queries]
-    every = {"torch": {layer: torch_encoder(encoder, layer) for layer in encoder.grid.layers}, **(engines or {})}
+    every = {"torch": {layer: _torch_encoder(encoder, layer) for layer in encoder.grid.layers}, **(engines or {})}
     encode_ms = encode_milliseconds(every, texts, rounds)
     search_ms = milliseconds_in_turn({dim: search(dim) for dim in encoder.grid.dims}, rounds)
-    rerank_ms = milliseconds_in_turn(
-        {(dim, size): reorder(dim, size) for dim in encoder.grid.dims for size in sizes}, rounds
-    )
     coded_search_ms = milliseconds_in_turn({(dim, code): search_coded(dim, code) for dim, code in coded}, rounds)
-    coded_rerank_ms = milliseconds_in_turn(
-        {(dim, code, size): reorder_coded(dim, code, size) for dim, code in rescoring for size in sizes}, rounds
-    )
+    reordering: dict[tuple[str, int], Callable[[], object]] = {
+        (str(dim), size): reorder(dim, size) for dim in encoder.grid.dims for size in sizes
+    }
+    coded_reordering = {
+        (f"{dim}@{code}", size): reorder_coded(dim, code, size) for dim, code in rescoring for size in sizes
+    }
+    rerank_ms: dict[str, dict[str, float]] = {}
+    for functions in (reordering, coded_reordering):
+        for (name, size), value in milliseconds_in_turn(functions, rounds).items():
+            rerank_ms.setdefault(name, {})[str(size)] = value
     encoder.model.train(was_training)
     return Latency(
         encode_ms=encode_ms.pop("torch"),
         search_ms={str(dim): value for dim, value in search_ms.items()}
         | {f"{dim}@{code}": value for (dim, code), value in coded_search_ms.items()},
-        rerank_ms={str(dim): {str(size): rerank_ms[dim, size] for size in sizes} for dim in encoder.grid.dims}
-        | {
-            f"{dim}@{code}": {str(size): coded_rerank_ms[dim, code, size] for size in sizes} for dim, code in rescoring
-        },
+        rerank_ms=rerank_ms,
         documents=documents,
         encoder=unwrap_encoder(encoder.model).config.model_type,
         threads=torch.get_num_threads(),
@@ -199,7 +184,7 @@ def measure_latency(
     )
 
 
-def rescoring_codes(grid: Grid) -> list[tuple[int, str]]:
+def _rescoring_codes(grid: Grid) -> list[tuple[int, str]]:
     """Dims and precisions besides float32 that rescore shortlists: `binary` and `qama-*` themselves, and int8 beside
     codes of fewer bits."""
     codes = [(g.dim, code_of(g.code)) for g in grid]

@@ -17,14 +17,8 @@ QUANTIZER_CODE = "quantization_m3bert.py"
 
 
 def find_quantizer(name_or_path: str, **hub_options: Any) -> M3BertQuantizer | None:
-    """
-    The quantizer that was published with an encoder, if there is one. It is loaded by this package, without remote
-    code.
-
-    Args:
-        name_or_path (`str`): Folder or Hub id.
-        hub_options (*optional*): Options for the Hub, such as `revision`.
-    """
+    """The quantizer that was published with an encoder (folder or Hub id), if there is one. This package loads it,
+    without remote code."""
     if not has_quantizer(name_or_path, **hub_options):
         return None
     options = {**safetensors_only(name_or_path, QUANTIZER_FOLDER), **hub_options}
@@ -40,20 +34,8 @@ def has_quantizer(name_or_path: str, **hub_options: Any) -> bool:
 
 
 def write_quantizer(folder: str | Path, quantizer: M3BertQuantizer) -> Path:
-    """
-    Write a quantizer beside an encoder: weights in a subfolder, and the code that loads them, which is looked for at
-    the root of a repository.
-
-    Args:
-        folder (`Path`): Folder of the encoder.
-        quantizer ([`M3BertQuantizer`]): The quantizer.
-
-    Returns:
-        `Path`: the subfolder.
-
-    Raises:
-        ValueError: if the quantizer has no thresholds.
-    """
+    """Write a quantizer into the folder of an encoder: weights in a subfolder, which is returned, and the code that
+    loads them, which is looked for at the root of a repository. Raises a ValueError if it has no thresholds."""
     if not quantizer.calibrated:
         raise ValueError("This quantizer has no thresholds yet: train it, or call calibrate.")
     target = Path(folder) / QUANTIZER_FOLDER

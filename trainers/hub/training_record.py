@@ -27,16 +27,12 @@ from ..core.typed import read_object, typed
 RECORD_FILE = "training.json"
 PACKAGES = ("torch", "transformers", "accelerate", "datasets", "peft")
 # Settings of logging, saving and hardware, which do not change what a run computes.
-BOOKKEEPING = frozenset(
-    "output_dir run_name project report_to disable_tqdm prediction_loss_only resume_from_checkpoint local_rank debug "
-    "ignore_data_skip accelerator_config parallelism_config grid seed use_cpu".split()
+BOOKKEEPING = re.compile(
+    "output_dir|run_name|project|report_to|disable_tqdm|prediction_loss_only|resume_from_checkpoint|local_rank|debug|"
+    "ignore_data_skip|accelerator_config|parallelism_config|grid|seed|use_cpu|(hub|push|log|logging|save|eval|trackio|"
+    "do|ddp|dataloader(?!_drop_last)|label(?!_smoothing)|restore_callback_states|skip_memory|enable_jit)_.*|"
+    ".*_cache_dir|.*_on_each_node"
 )
-BOOKKEEPING_STARTS = tuple(
-    "hub_ push_ log_ logging_ save_ eval_ trackio_ do_ ddp_ dataloader_ label_ restore_callback_states skip_memory "
-    "enable_jit_".split()
-)
-BOOKKEEPING_ENDS = ("_cache_dir", "_on_each_node")
-COUNTED = ("dataloader_drop_last", "label_smoothing_factor")  # exceptions, which do change it
 ABSOLUTE_PATH = re.compile(r"(?<!\w)/\S*/")  # without its last part
 # Settings that are recorded even at their defaults.
 ALWAYS_SHOWN = ("learning_rate", "per_device_train_batch_size")
@@ -97,18 +93,12 @@ class TrainingRecord:
 
     @classmethod
     def find(cls, folder: str | Path) -> TrainingRecord | None:
-        """
-        The record in the folder of a checkpoint, if there is one.
-
-        Raises:
-            ValueError: if the file is not a record.
-        """
+        """The record in the folder of a checkpoint, if there is one."""
         file = Path(folder, RECORD_FILE)
         if not file.is_file():
             return None
-        content = read_object(file)
         try:
-            return typed(cls, content)
+            return typed(cls, read_object(file))
         except ValueError as error:
             raise ValueError(f"{file} is not a training record: {error}") from error
 
@@ -152,15 +142,9 @@ def changed_settings(args: TrainingArguments) -> dict[str, Any]:
         default = plain(setting.default if setting.default_factory is MISSING else setting.default_factory())
         # Some arguments turn None into False or an empty mapping; all of them mean off.
         off = value in (None, False, {}) and default in (None, False)
-        if name in ALWAYS_SHOWN or (not is_bookkeeping(name) and not off and value != default):
+        if name in ALWAYS_SHOWN or not (BOOKKEEPING.fullmatch(name) or off or value == default):
             changed[name] = value
     return changed
-
-
-def is_bookkeeping(setting: str) -> bool:
-    """Whether a setting is about logging, saving or hardware, which do not change what a run computes."""
-    named = setting in BOOKKEEPING or setting.startswith(BOOKKEEPING_STARTS) or setting.endswith(BOOKKEEPING_ENDS)
-    return named and setting not in COUNTED
 
 
 def plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import cycle
-from statistics import median
 
 import pytest
 import torch
@@ -39,15 +38,6 @@ def clock(monkeypatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(latency, "time", clock)
     return clock
-
-
-def test_disturbed_rounds_do_not_count():
-    quiet, busy = [2.5, 2.6, 2.4], [122.0] * 17
-    assert latency.lower_quantile(busy + quiet) == 2.5 and median(busy + quiet) == 122
-    assert latency.lower_quantile([1.0]) == 1.0 and latency.lower_quantile([100.0, 1.0]) == 1.0
-    values = [float(value) for value in range(101)]
-    assert latency.lower_quantile(values[::-1]) == 100 * latency.QUANTILE
-    assert latency.lower_quantile(values, 0.5) == median(values)
 
 
 def test_a_busy_machine_does_not_change_what_is_measured(clock):

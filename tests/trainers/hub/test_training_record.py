@@ -8,6 +8,7 @@ from dataclasses import fields
 import pytest
 import torch
 from datasets import Dataset, DatasetInfo
+from transformers import TrainingArguments
 
 import trainers
 from modeling_m3bert import M3BertModel, convert_to_m3bert
@@ -16,7 +17,15 @@ from tests.published import contrastive_trainer
 from tests.trainers.tiny_run import quiet_model
 from trainers import ContrastiveConfig, PublishingTrainer, TeacherEmbeddings
 from trainers.core import papers
-from trainers.hub.training_record import RECORD_FILE, TrainingRecord, changed_settings, hub_datasets, hub_id, origin_of
+from trainers.hub.training_record import (
+    BOOKKEEPING,
+    RECORD_FILE,
+    TrainingRecord,
+    changed_settings,
+    hub_datasets,
+    hub_id,
+    origin_of,
+)
 
 
 def test_every_setting_that_is_not_a_default_is_on_record(tmp_path):
@@ -205,11 +214,7 @@ def test_every_trainer_of_a_method_is_among_those():
 
 def test_no_setting_of_an_objective_counts_as_bookkeeping():
     """Their names must not look like those that are left out."""
-    from transformers import TrainingArguments
-
-    from trainers.hub.training_record import is_bookkeeping
-
     common = {field.name for field in fields(TrainingArguments)}
     configs = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
     own = {field.name for config in configs for field in fields(config)} - common
-    assert {name for name in own if is_bookkeeping(name)} == {"grid", "teacher_cache_dir"}
+    assert {name for name in own if BOOKKEEPING.fullmatch(name)} == {"grid", "teacher_cache_dir"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trainers.tiny_run import mlm_trainer, quiet_model
+from tests.trainers.tiny_run import mlm_trainer
 from trainers import PublishingTrainer
 from trainers.hub.training_record import TrainingRecord
 
@@ -21,16 +21,6 @@ def test_checkpoints_and_what_is_saved_have_a_record(tiny_tokenizer, tmp_path):
     assert record == trainer.record()
     assert (record.trainer, record.objective, record.grid) == ("PublishingTrainer", "Multigranular MLM", "2,6x8,32")
     assert (record.rows, record.batch_size, record.columns) == (16, 4, ["input_ids", "labels"])
-
-
-def test_an_adapter_of_a_local_model_is_refused_before_anything_is_made_on_the_hub(
-    tiny_tokenizer, tmp_path, monkeypatch
-):
-    peft = pytest.importorskip("peft")
-    monkeypatch.setattr(PublishingTrainer, "init_hf_repo", lambda *_: pytest.fail("a repository was made"))
-    adapter = peft.get_peft_model(quiet_model(), peft.LoraConfig(target_modules=["q_proj"]))
-    with pytest.raises(ValueError, match="base model, '', is not on the Hub: publish the base model first"):
-        mlm_trainer(tiny_tokenizer, tmp_path, adapter, trainer_class=PublishingTrainer, push_to_hub=True)
 
 
 @pytest.mark.parametrize("strategy", ["checkpoint", "all_checkpoints"])

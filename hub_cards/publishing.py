@@ -1,4 +1,4 @@
-"""What all trainers share for the Hub: keep a record of the run, write the card, publish."""
+"""What all trainers share for the Hub: a record of the run, the model card, and publication."""
 
 from __future__ import annotations
 
@@ -17,16 +17,25 @@ from transformers.trainer_utils import HubStrategy, has_length
 from transformers.utils import PushInProgress
 
 from modeling_m3bert import EmbeddingSettings
-from modeling_m3bert.settings_m3bert import hub_id
+from trainers.core.arguments import NestedTrainingArguments
+from trainers.core.objective import Objective
+from trainers.core.states import unwrap_encoder
+from trainers.core.trainer import NestedTrainer
+from trainers.data.training_sets import NamedDatasets
+from trainers.evaluation.encoding import GridEncoder
+from trainers.evaluation.grid_evaluator import GridEvaluator, as_sentence_transformer
+from trainers.evaluation.results import GridResults
+from trainers.hub.training_record import (
+    TrainingRecord,
+    changed_settings,
+    file_name,
+    hub_datasets,
+    origin_of,
+    parts_of,
+)
 
-from .core.arguments import NestedTrainingArguments
-from .core.objective import Objective
-from .core.states import unwrap_encoder
-from .core.trainer import NestedTrainer
-from .data.training_sets import NamedDatasets
-from .evaluation.encoding import GridEncoder
-from .evaluation.grid_evaluator import GridEvaluator, as_sentence_transformer
-from .hub.training_record import TrainingRecord, changed_settings, file_name, hub_datasets, origin_of, parts_of
+from .metadata import Statements
+from .publication import Options, publish, write_card
 
 
 logger = logging.getLogger(__name__)
@@ -45,10 +54,6 @@ class PublishingTrainer(NestedTrainer):
             and may be `metric_for_best_model`.
         others: Positional arguments of [`NestedTrainer`].
         kwargs: Further arguments of [`NestedTrainer`].
-
-    Raises:
-        ValueError: as [`NestedTrainer`], or if `push_to_hub` is set for an adapter
-            whose base model is not on the Hub.
     """
 
     push_in_progress: Any = None
@@ -65,12 +70,6 @@ class PublishingTrainer(NestedTrainer):
         evaluator: Any = None,
         **kwargs: Any,
     ):
-        base, adapts = unwrap_encoder(model).config.name_or_path, not isinstance(model, PreTrainedModel)
-        if args.push_to_hub and adapts and hub_id(base) is None:  # before a repository is made
-            raise ValueError(
-                f"push_to_hub=True cannot publish an adapter whose base model, {base!r}, is not on the Hub: publish "
-                "the base model first, and load it from there."
-            )
         # Read before this run writes anything: it may save into the folder of the model it starts from.
         self.base_model, self.earlier_objectives = origin_of(unwrap_encoder(model).config)
         several = isinstance(evaluator, list | tuple)
@@ -95,7 +94,7 @@ class PublishingTrainer(NestedTrainer):
         return GridEncoder(self.backbone, self.processing_class, grid, compute_dtype=dtype, alone=True, **arguments)
 
     def quality(self) -> dict[str, float]:
-        """What the evaluators say of the model as it is now. The first process runs them."""
+        """Run the evaluators on rank 0, and return their metrics on all ranks."""
         found: dict[str, float] = {}
         if self.is_world_process_zero():
             encoder, state = self.grid_encoder(), self.state
@@ -181,10 +180,7 @@ class PublishingTrainer(NestedTrainer):
         Raises:
             ValueError: as [`~hub_cards.publication.prepare`].
             OSError: if the Hub refuses the upload or cannot be reached.
-            TypeError: for an unknown argument.
         """
-        from hub_cards.publication import publish  # not loaded for training alone
-
         options, results = self._card_options(**kwargs)
         self.callback_handler.on_push_begin(self.args, self.state, self.control)
         token = token if token is not None else self.args.hub_token
@@ -210,8 +206,6 @@ class PublishingTrainer(NestedTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """As in transformers, but without optimizer state and pickled arguments, which hold the token."""
-        from hub_cards.publication import publish
-
         running = self.push_in_progress is not None and not self.push_in_progress.is_done()
         if not self.is_world_process_zero() or self.args.hub_strategy == HubStrategy.END:
             return
@@ -245,8 +239,6 @@ class PublishingTrainer(NestedTrainer):
             model_name (`str`, *optional*): Name of the model. Default: `hub_model_id`, then the name of `output_dir`.
             kwargs: As for [`~PublishingTrainer.push_to_hub`]; without `results`, the card shows none.
         """
-        from hub_cards.publication import write_card
-
         if not self.is_world_process_zero():
             return
         folder = Path(self.args.output_dir)
@@ -255,7 +247,7 @@ class PublishingTrainer(NestedTrainer):
 
     def _card_options(
         self,
-        results: Any = None,
+        results: GridResults | None = None,
         language: str | list[str] | None = None,
         license: str | None = None,
         tags: str | list[str] | None = None,
@@ -265,15 +257,9 @@ class PublishingTrainer(NestedTrainer):
         dataset_tags: str | list[str] | None = None,
         model_name: str | None = None,
         dataset_args: Any = None,
-        **unknown: Any,
-    ) -> tuple[Any, Any]:
+    ) -> tuple[Options, GridResults | None]:
         """Turn the arguments of transformers for a card into ours. Names of data sets are Hub ids, and tasks become
         tags; `model_name` and `dataset_args` are not needed."""
-        from hub_cards.metadata import Statements
-        from hub_cards.publication import Options
-
-        if unknown:
-            raise TypeError(f"Unknown arguments for a card: {', '.join(unknown)}.")
         languages, more_tags, task_tags, datasets = (
             (value,) if isinstance(value, str) else tuple(value or ())
             for value in (language, tags, tasks, dataset_tags or dataset)
