@@ -98,11 +98,8 @@ def export_static(
         table = projection(table).detach()
     tokenizer, ignored = checkpoint.tokenizer, list(checkpoint.depths.ignored_ids)
     bare, max_length = tokenizer_of_content(tokenizer, checkpoint.max_length, ignored)
-    rows = (
-        table[: max(tokenizer.get_vocab().values()) + 1, : size.dim]
-        .float()
-        .clone(memory_format=torch.contiguous_format)
-    )
+    ids = max(tokenizer.get_vocab().values()) + 1
+    rows = table[:ids, : size.dim].to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     rows[[token for token in ignored if token < len(rows)]] = 0
     rows = rows.to(DTYPES[dtype])
     if not rows.isfinite().all():

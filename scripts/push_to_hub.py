@@ -62,35 +62,29 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--revision", help="existing branch to commit to; default: main")
     parser.add_argument("--message", default="Publish with m3bert", help="commit message")
     parser.add_argument("--dry_run", action="store_true", help="list all files with their sizes, and push nothing")
-    parser.add_argument("--output_dir", type=Path, help="with --dry_run: new folder for these files, also the card")
+    parser.add_argument("--output_dir", type=Path, help="new folder for a copy of these files, also the card")
     return parser.parse_args(arguments)
 
 
 def main(arguments: list[str]) -> None:
     given = parse(arguments)
-    if given.output_dir is not None:
-        if not given.dry_run:
-            raise ValueError("--output_dir needs --dry_run: a push writes to the Hub.")
-        if given.output_dir.is_dir() and any(given.output_dir.iterdir()):
-            raise ValueError(f"--output_dir {given.output_dir} is not empty: name a new folder.")
     from hub_cards.metadata import Statements
     from hub_cards.mteb_meta import write_mteb_meta
     from hub_cards.publication import Options, laid_out
     from trainers.evaluation.results import GridResults
 
-    statements = Statements(
-        given.license, tuple(given.language), tuple(given.datasets), given.base_model, tuple(given.tags)
-    )
     options = Options(
-        given.granularity,
-        given.quantize,
-        tuple(given.onnx),
-        statements,
-        given.format,
-        given.onnx_int8,
-        given.onnx_fp16,
-        local_data(),
-        given.own_code,
+        granularity=given.granularity,
+        quantize=given.quantize,
+        onnx=tuple(given.onnx),
+        statements=Statements(
+            given.license, tuple(given.language), tuple(given.datasets), given.base_model, tuple(given.tags)
+        ),
+        format=given.format,
+        onnx_int8=given.onnx_int8,
+        onnx_fp16=given.onnx_fp16,
+        data=local_data(),
+        own_code=given.own_code,
     )
     results = GridResults.load(given.results) if given.results is not None else None
     where = {"revision": given.revision, "dry_run": given.dry_run}
@@ -99,7 +93,7 @@ def main(arguments: list[str]) -> None:
         if given.mteb_meta is not None:  # before the push, so that an error comes first
             write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id)
         if given.output_dir is not None:
-            shutil.copytree(publication.folder, given.output_dir, dirs_exist_ok=True)
+            shutil.copytree(publication.folder, given.output_dir)
             print(f"{given.output_dir}: these files; README.md is the card.")
         if given.dry_run:
             print("Nothing was pushed (--dry_run).")

@@ -190,11 +190,11 @@ def data_folder() -> Path:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[HubServer]:
+def hub() -> Iterator[HubServer]:
     """A hub on this machine, running: `tests.hub_server.HubServer`."""
     from tests.hub_server import HubServer
 
-    with HubServer(tmp_path / "hub") as server:
+    with HubServer() as server:
         yield server
 
 

@@ -1,42 +1,134 @@
-"""A Hub on 127.0.0.1 for the real client of huggingface_hub: create, upload (LFS, no Xet), commit, list, download.
-
-It has two ports, like the real Hub. The Hub itself knows the client by its token. For large files (LFS) it sends the
-client to a storage with another origin, which must never see that token. The fixture `hub` runs one. It answers what
-this project and its clients ask, and HTTP 501 to everything else.
-"""
+"""A Hub on 127.0.0.1 for the real client of huggingface_hub: create, upload (LFS, no Xet), commit, list, download. It
+answers what this project and its clients ask, and HTTP 501 to everything else. The fixture `hub` runs one."""
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
+import math
 import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from tests.hub_repository import (
-    Answer,
-    Blob,
-    Commit,
-    HubError,
-    Interruption,
-    Repo,
-    Request,
-    Store,
-    apply_operations,
-    json_answer,
-    tree,
-)
-
 
 TOKENS = {"hf_user": "user", "hf_other": "other"}
-LFS_THRESHOLD = 10_000_000  # bytes: larger files are LFS files, and so are those that end like this:
 LFS_SUFFIXES = (".bin", ".gz", ".model", ".npy", ".npz", ".onnx", ".parquet", ".png", ".pt", ".safetensors", ".zip")
 PREFIXES = {"models": "", "datasets": "datasets/"}  # before a repository's id, by its type
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer to the client."""
+
+    content: bytes = b""
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(json.dumps(value).encode(), status, {"Content-Type": "application/json", **(headers or {})})
+
+
+class HubError(Exception):
+    """A refusal: HTTP status, the message that the client shows, and the code that selects its exception."""
+
+    def __init__(self, status: int, message: str, code: str = "", commit: str = "") -> None:
+        super().__init__(message)
+        headers = {"X-Error-Message": message, "X-Error-Code": code, "X-Repo-Commit": commit}
+        self.answer = json_answer({"error": message}, status, {name: text for name, text in headers.items() if text})
+
+
+def git_oid(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+@dataclass(frozen=True)
+class Blob:
+    """The content of a file in a commit."""
+
+    content: bytes
+    is_lfs: bool
+
+    @cached_property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.content).hexdigest()
+
+    @cached_property
+    def pointer(self) -> bytes:
+        """What git stores: the content, or the pointer to an LFS object."""
+        size = len(self.content)
+        lfs = f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {size}\n".encode()
+        return lfs if self.is_lfs else self.content
+
+    @property
+    def oid(self) -> str:
+        """The hash that the client compares with its own file, and that names the cached file."""
+        return self.sha256 if self.is_lfs else git_oid(self.pointer)
+
+    def entry(self, path: str) -> dict[str, Any]:
+        """The entry of a file, for listings (`path`, `oid`) and for repositories (`rfilename`, `blobId`)."""
+        oid, size = git_oid(self.pointer), len(self.content)
+        lfs = {"oid": self.sha256, "sha256": self.sha256, "size": size, "pointerSize": len(self.pointer)}
+        names = {"type": "file", "path": path, "rfilename": path, "oid": oid, "blobId": oid}
+        return {**names, "size": size, "lfs": lfs if self.is_lfs else None}
+
+
+@dataclass(frozen=True)
+class Commit:
+    """All files at one time. `changed` are the sorted paths that differ from the parent's."""
+
+    oid: str
+    message: str
+    date: str
+    files: Mapping[str, Blob]
+    changed: tuple[str, ...]
+
+
+class Repo:
+    """The commits of `main`, oldest first. The key is the id; that of a data set starts with `datasets/`."""
+
+    def __init__(self, key: str, private: bool) -> None:
+        self.key, self.private, self.history = key, private, list[Commit]()
+        self.owner, self.name = key.split("/")[-2:]
+        self.commit("initial commit", {".gitattributes": Blob(b"", False)})
+
+    def resolve(self, revision: str) -> Commit:
+        """The commit of `main` or of an oid."""
+        for commit in reversed(self.history):
+            if revision in ("main", commit.oid):
+                return commit
+        raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+
+    def commit(self, message: str, files: Mapping[str, Blob]) -> Commit:
+        before = self.history[-1].files if self.history else {}
+        changed = tuple(sorted(path for path in {*before, *files} if before.get(path) != files.get(path)))
+        date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        oid = hashlib.sha1(f"{self.key} {len(self.history)} {date} {message} {changed}".encode()).hexdigest()
+        self.history.append(Commit(oid, message, date, files, changed))
+        return self.history[-1]
+
+    def describe(self, revision: str, blobs: bool) -> dict[str, Any]:
+        """The answer for `model_info` and `dataset_info`. With `blobs`, it has sizes and hashes of files."""
+        commit = self.resolve(revision)
+        entries = [blob.entry(path) if blobs else {"rfilename": path} for path, blob in commit.files.items()]
+        names = {"id": f"{self.owner}/{self.name}", "author": self.owner, "private": self.private}
+        return {**names, "sha": commit.oid, "lastModified": commit.date, "tags": [], "siblings": entries}
+
+
+def tree(files: Mapping[str, Blob]) -> list[dict[str, Any]]:
+    """The entries of all files and folders, in the form of a listing."""
+    entries = [blob.entry(path) for path, blob in files.items()]
+    for folder in {str(folder) for path in files for folder in PurePosixPath(path).parents} - {"."}:
+        entries.append({"type": "directory", "path": folder, "oid": git_oid(folder.encode()), "size": 0})
+    return sorted(entries, key=lambda entry: entry["path"])
 
 
 @dataclass(frozen=True)
@@ -70,42 +162,46 @@ class Call:
                 return f"{owner}/{name.removesuffix('.git')}", rest
         raise self.unknown()
 
-    def repo_of_body(self) -> str:
-        """The key of the repository to create."""
-        wanted = self.json()
-        return f"{PREFIXES[wanted.get('type', 'model') + 's']}{wanted['organization'] or self.user}/{wanted['name']}"
-
     def unknown(self) -> HubError:
         return HubError(501, f"This Hub does not know {self.method} /{'/'.join(self.segments)}")
 
 
+@dataclass(frozen=True)
+class Request:
+    """A request that was answered, with the size of its body."""
+
+    method: str
+    path: str
+    received: int
+    status: int
+
+
 class HubServer:
     """
-    A Hub that runs inside `with HubServer(folder) as hub:`. Its attributes may be changed at any time.
+    A Hub that runs inside `with HubServer() as hub:`. Its attributes may be changed at any time.
 
     Args:
-        folder (`Path`): Folder for the contents, which must not exist.
         tokens (`Mapping[str, str]`): Token -> user, who owns the namespace of that name.
     """
 
-    def __init__(self, folder: Path, *, tokens: Mapping[str, str] = TOKENS) -> None:
-        self.store, self.tokens = Store(folder), tokens
+    def __init__(self, tokens: Mapping[str, str] = TOKENS) -> None:
+        self.tokens = tokens
         self.repos: dict[str, Repo] = {}
         self.requests: list[Request] = []
+        self.objects: dict[str, bytes] = {}  # of LFS, by sha256
+        self.uploads_left = math.inf  # objects of LFS that are accepted before uploads are refused
         self.lock = threading.Lock()
-        self.interruption = Interruption()
-        self._ports = [_Port(self), _Port(self)]
-        self.url, self.storage_url = (f"http://127.0.0.1:{port.server_port}" for port in self._ports)
+        self._port = _Port(self)
+        self.url = f"http://127.0.0.1:{self._port.server_port}"
+        self.storage_url = self.url.replace("127.0.0.1", "localhost")  # another origin, where the client has no token
 
     def __enter__(self) -> HubServer:
-        for port in self._ports:
-            threading.Thread(target=port.serve_forever, args=(0.05,), daemon=True).start()
+        threading.Thread(target=self._port.serve_forever, args=(0.05,), daemon=True).start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        for port in self._ports:
-            port.shutdown()
-            port.server_close()
+        self._port.shutdown()
+        self._port.server_close()
 
     def environment(self, cache: Path, token: str | None = "hf_user") -> dict[str, str]:
         """Environment variables for a process that uses this Hub, with `cache` as `HF_HOME`."""
@@ -121,25 +217,17 @@ class HubServer:
             "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "NO_PROXY": "127.0.0.1",
-            "no_proxy": "127.0.0.1",
+            "NO_PROXY": "127.0.0.1,localhost",
+            "no_proxy": "127.0.0.1,localhost",
         }
 
-    def commits(self, repo: str, revision: str = "main") -> list[Commit]:
-        """The history of a revision, newest commit first."""
-        return self.repos[repo].history(revision)
+    def commits(self, repo: str) -> list[Commit]:
+        """The history, newest commit first."""
+        return self.repos[repo].history[::-1]
 
-    def files(self, repo: str, revision: str = "main") -> dict[str, bytes]:
-        """All files of a revision."""
-        blobs = self.repos[repo].resolve(revision).files
-        return {path: self.store.read(blob.sha256) for path, blob in blobs.items()}
-
-    def interrupt_uploads(self, *, after_objects: int) -> None:
-        """Accept only so many objects of LFS files until `resume_uploads`; see `Interruption`."""
-        self.interruption = Interruption(after_objects)
-
-    def resume_uploads(self) -> None:
-        self.interruption = Interruption()
+    def files(self, repo: str) -> dict[str, bytes]:
+        """All files of the newest commit."""
+        return {path: blob.content for path, blob in self.repos[repo].history[-1].files.items()}
 
     def user(self, authorization: str | None) -> str | None:
         """The user of a token; `None` without a token."""
@@ -156,25 +244,22 @@ class HubServer:
             case ["GET", "api", "whoami-v2"] if call.user:
                 return json_answer({"type": "user", "name": call.user, "orgs": []})
             case ["POST", "api", "validate-yaml"]:
-                warning = {"message": "empty or missing yaml metadata in repo card"}
-                has_yaml = call.json()["content"].startswith("---\n")
-                return json_answer({"errors": [], "warnings": [] if has_yaml else [warning]})
+                return json_answer({"errors": [], "warnings": []})
             case ["POST", "api", "repos", "create"]:
-                return self._create(call.repo_of_body(), call)
+                return self._create(call)
             case ["PUT", "lfs", oid]:
-                return self._receive(oid, call.body)
+                if self.uploads_left <= 0:
+                    raise HubError(403, "The URL of this upload has expired")
+                self.uploads_left -= 1
+                self.objects[oid] = call.body
+                return json_answer({})
             case ["GET", "lfs", oid]:
-                return Answer(self.store.read(oid))
+                return Answer(self.objects[oid])
         key, rest = call.repo()
-        repo = self._readable(key, call)
-        return self._answer_reader(repo, call, rest) or self._answer_owner(repo, call, rest)
-
-    def _readable(self, key: str, call: Call) -> Repo:
-        """A repository that the user may read. Others get the same answer as for a missing one."""
         repo = self.repos.get(key)
         if repo is None or (repo.private and call.user != repo.owner):
             raise HubError(401 if call.user is None else 404, "Repository not found", "RepoNotFound")
-        return repo
+        return self._answer_reader(repo, call, rest) or self._answer_owner(repo, call, rest)
 
     def _answer_reader(self, repo: Repo, call: Call, rest: list[str]) -> Answer | None:
         match [call.method, *rest]:
@@ -199,9 +284,9 @@ class HubServer:
         if blob is None:
             raise HubError(404, "Entry not found", "EntryNotFound", commit.oid)
         headers = {"X-Repo-Commit": commit.oid, "ETag": f'"{blob.oid}"'}
-        if blob.pointer_size is None:
-            return Answer(self.store.read(blob.sha256), headers=headers)
-        linked = {"X-Linked-ETag": f'"{blob.oid}"', "X-Linked-Size": str(blob.size)}
+        if not blob.is_lfs:
+            return Answer(blob.content, headers=headers)
+        linked = {"X-Linked-ETag": f'"{blob.oid}"', "X-Linked-Size": str(len(blob.content))}
         return Answer(status=302, headers={**headers, **linked, "Location": f"{self.storage_url}/lfs/{blob.sha256}"})
 
     def _answer_owner(self, repo: Repo, call: Call, rest: list[str]) -> Answer:
@@ -211,47 +296,52 @@ class HubServer:
                 files = repo.resolve(revision).files
                 return json_answer({"files": [self._upload_mode(files, each) for each in call.json()["files"]]})
             case ["POST", "info", "lfs", "objects", "batch"]:
-                return json_answer({"objects": self._batch(call.json()["objects"])})
-            case ["POST", "commit", branch] if "create_pr" not in call.query:
-                return self._commit(repo, branch, *(json.loads(line) for line in call.body.splitlines()))
+                return json_answer({"objects": [self._lfs_object(**each) for each in call.json()["objects"]]})
+            case ["POST", "commit", branch]:
+                header, *operations = (json.loads(line) for line in call.body.splitlines())
+                files = self._after(repo.resolve(branch).files, operations)
+                commit = repo.commit(header["value"]["summary"], files)
+                url = f"{self.url}/{repo.key}/commit/{commit.oid}"
+                return json_answer({"commitUrl": url, "commitOid": commit.oid})
         raise call.unknown()
 
-    def _create(self, key: str, call: Call) -> Answer:
+    def _create(self, call: Call) -> Answer:
         wanted = call.json()
-        call.require(key.split("/")[-2])
+        owner = wanted["organization"] or call.user
+        key = f"{PREFIXES[wanted.get('type', 'model') + 's']}{owner}/{wanted['name']}"
+        call.require(owner)
         if key in self.repos:
             return json_answer({"error": "You already created this repository.", "url": f"{self.url}/{key}"}, 409)
-        lines = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES)
-        private = wanted.get("visibility") == "private"
-        self.repos[key] = Repo(key, private, self.store.add(lines.encode()))
+        self.repos[key] = Repo(key, wanted.get("visibility") == "private")
         return json_answer({"url": f"{self.url}/{key}"})
 
     def _upload_mode(self, files: Mapping[str, Blob], wanted: Mapping[str, Any]) -> dict[str, Any]:
         path = wanted["path"]
-        is_lfs = wanted["size"] > LFS_THRESHOLD or path.endswith(LFS_SUFFIXES)
         oid = files[path].oid if path in files else None
-        return {"path": path, "uploadMode": "lfs" if is_lfs else "regular", "shouldIgnore": False, "oid": oid}
+        mode = "lfs" if path.endswith(LFS_SUFFIXES) else "regular"
+        return {"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid}
 
-    def _batch(self, objects: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Where to upload the missing objects."""
-        answers = []
-        for wanted in objects:
-            upload = {"actions": {"upload": {"href": f"{self.storage_url}/lfs/{wanted['oid']}"}}}
-            is_new = wanted["oid"] not in self.store
-            answers.append({"oid": wanted["oid"], "size": wanted["size"], **(upload if is_new else {})})
-        return answers
+    def _lfs_object(self, oid: str, size: int, **others: Any) -> dict[str, Any]:
+        """Where to upload an object, if it is missing."""
+        upload = {"actions": {"upload": {"href": f"{self.url}/lfs/{oid}"}}}
+        return {"oid": oid, "size": size, **({} if oid in self.objects else upload)}
 
-    def _receive(self, oid: str, content: bytes) -> Answer:
-        if hashlib.sha256(content).hexdigest() != oid:
-            raise HubError(400, f"What came as the LFS object {oid} has another sha256.")
-        self.store.add(content)
-        return json_answer({})
-
-    def _commit(self, repo: Repo, branch: str, header: Mapping[str, Any], *operations: Mapping[str, Any]) -> Answer:
-        files = apply_operations(repo.resolve(branch).files, operations, self.store)
-        wanted = header["value"]
-        commit = repo.commit(branch, wanted["summary"], files)
-        return json_answer({"commitUrl": f"{self.url}/{repo.key}/commit/{commit.oid}", "commitOid": commit.oid})
+    def _after(self, files: Mapping[str, Blob], operations: Iterable[Any]) -> dict[str, Blob]:
+        """The files after the operations of a commit, which are in the form of the client."""
+        after = dict(files)
+        for operation in operations:
+            value = operation["value"]
+            path = value["path"]
+            match operation["key"]:
+                case "file":
+                    after[path] = Blob(base64.b64decode(value["content"]), False)
+                case "lfsFile":
+                    after[path] = Blob(self.objects[value["oid"]], True)
+                case "deletedFile":
+                    del after[path]
+                case key:
+                    raise HubError(400, f"A commit of this Hub has no operation {key!r}.")
+        return after
 
 
 def ranged(answer: Answer, header: str) -> Answer:
@@ -261,8 +351,6 @@ def ranged(answer: Answer, header: str) -> Answer:
         return answer
     start, size = int(wanted[1]), len(answer.content)
     content = answer.content[start : int(wanted[2] or size) + 1]
-    if not content:
-        return Answer(status=416, headers={"Content-Range": f"bytes */{size}"})
     headers = {**answer.headers, "Content-Range": f"bytes {start}-{start + len(content) - 1}/{size}"}
     return replace(answer, content=content, status=206, headers=headers)
 
@@ -285,38 +373,22 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True  # so that no connection outlives the Hub
         hub, url = self.server.hub, urlsplit(self.path)
         segments = [unquote(segment) for segment in url.path.strip("/").split("/")]
-        is_storage = segments[0] == "lfs"
-        size, body = int(self.headers.get("Content-Length", 0)), b""
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         try:
             with hub.lock:
-                is_upload = is_storage and self.command == "PUT"
-                admitted = hub.interruption.admit(segments[1], size) if is_upload else size
-            body = self.rfile.read(admitted)
-            if admitted < size:
-                return self._record(admitted, 0, None)
-            with hub.lock:
-                user = None if is_storage else hub.user(self.headers.get("Authorization"))
+                user = None if segments[0] == "lfs" else hub.user(self.headers.get("Authorization"))
                 answer = hub.answer(Call(self.command, segments, parse_qs(url.query), body, user))
         except HubError as error:
-            body += self.rfile.read(size - len(body))  # a client that is still sending would not read the answer
             answer = error.answer
-        self._send(ranged(answer, self.headers.get("Range", "")), size)
+        answer = ranged(answer, self.headers.get("Range", ""))
+        hub.requests.append(Request(self.command, self.path, len(body), answer.status))
+        self.send_response(answer.status)
+        for name, value in {**answer.headers, "Content-Length": len(answer.content), "Connection": "close"}.items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        self.wfile.write(b"" if self.command == "HEAD" else answer.content)
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _handle
-
-    def _send(self, answer: Answer, received: int) -> None:
-        content = b"" if self.command == "HEAD" else answer.content
-        self._record(received, len(content), answer.status)
-        self.send_response(answer.status)
-        headers = {**answer.headers, "Content-Length": str(len(answer.content)), "Connection": "close"}
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        self.wfile.write(content)
-
-    def _record(self, received: int, sent: int, status: int | None) -> None:
-        is_authorized = "Authorization" in self.headers
-        self.server.hub.requests.append(Request(self.command, self.path, is_authorized, received, sent, status))
 
     def log_message(self, format: str, *args: object) -> None:
         """Silent: `HubServer.requests` is the log."""

@@ -104,8 +104,8 @@ def tiny_bert(layers: int) -> BertModel:
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[HubServer]:
-    with HubServer(tmp_path / "hub", tokens=OWNERS) as server:
+def hub() -> Iterator[HubServer]:
+    with HubServer(OWNERS) as server:
         yield server
 
 

@@ -144,32 +144,6 @@ def test_sentence_transformers_runs_the_graphs_of_a_native_export(published, tmp
     assert "EQUAL (5, 64)" in done.stdout
 
 
-def test_a_whole_export_is_cut_by_the_number_of_layers(published, tmp_path, run_older):
-    export_native(Checkpoint(published), tmp_path / "native")
-    elastic = AutoModel.from_pretrained(published, output_layer=4)
-    inputs = AutoTokenizer.from_pretrained(published)(TEXTS[:4], padding=True, return_tensors="pt")
-    with torch.no_grad():
-        save_file({**inputs, "states": elastic(**inputs).last_hidden_state}, tmp_path / "expected.safetensors")
-    done = run_older(
-        """
-        import torch
-        from safetensors.torch import load_file
-        from transformers import AutoModel
-
-        inputs = load_file("expected.safetensors")
-        expected, real = inputs.pop("states"), inputs["attention_mask"].bool()
-        model = AutoModel.from_pretrained("native", num_hidden_layers=4)
-        with torch.no_grad():
-            found = model(**inputs).last_hidden_state
-        torch.testing.assert_close(found[real], expected[real], atol=1e-6, rtol=0)
-        print("EQUAL", (found - expected)[real].abs().max().item())
-        """
-    )
-    assert done.returncode == 0, done.stderr
-    print(done.stdout)
-    assert "EQUAL" in done.stdout
-
-
 def test_an_m3bert_says_what_it_needs(published, tmp_path, run_older):
     shutil.copytree(published, tmp_path / "elastic")
     done = run_older(

@@ -15,17 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from hub_cards.card import TEMPLATE
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.onnx_export import PACKAGES
-from hub_cards.onnx_graphs import QUALITY
 from scripts import export
 from tests.snippets import ROOT
 from trainers import Granularity, Grid
-from trainers.evaluation.readers import load_task
-from trainers.evaluation.tasks import find_task
 
 
 pytestmark = pytest.mark.slow
@@ -138,21 +134,6 @@ def test_the_examples_in_javascript_run(exported, run_in_node, tmp_path):
     assert len(examples) == 2
 
 
-def test_transformers_js_in_8_bits_keeps_direction_and_scores(exported, published, data_folder, in_node):
-    evaluator = load_task(find_task("stsb"), data_folder)
-    encoder = Checkpoint(published).encoder(Grid((FULL,)))
-    exact = {name: encoder.encode(texts).at(FULL) for name, texts in evaluator.texts.items()}
-    rounded = {
-        name: torch.from_numpy(in_node(exported, "q8", list(texts))["pooled"])
-        for name, texts in evaluator.texts.items()
-    }
-    cosines = torch.cat([torch.cosine_similarity(rounded[name], exact[name]) for name in exact])
-    scores = [100 * evaluator.score(vectors)["spearman"] for vectors in (exact, rounded)]
-    print(f"transformers.js q8: cosine {cosines.mean():.4f}, lowest {cosines.min():.4f}, STS-B {scores}")
-    assert cosines.mean() >= 0.98 and cosines.min() >= 0.95
-    assert abs(scores[0] - scores[1]) <= 1
-
-
 def test_openvino_gives_the_vectors_of_torch(exported, published, expected):
     openvino = pytest.importorskip("openvino", reason="needs the extra openvino")
     tokens = Checkpoint(published).tokenizer(TEXTS, padding=True, truncation=True, max_length=256, return_tensors="np")
@@ -169,11 +150,3 @@ def test_openvino_gives_the_vectors_of_torch(exported, published, expected):
         print("OpenVINO", granularity, np.abs(outputs["sentence_embedding"] - expected[granularity]).max())
     outputs = openvino.Core().compile_model(exported / "onnx" / "model_quantized.onnx", "CPU", options)(inputs)
     assert ((outputs["sentence_embedding"] * expected[FULL]).sum(1) >= 0.95).all()
-
-
-def test_the_measured_loss_of_the_real_encoder_is_small(exported, data_folder):
-    full, int8, half, *_ = json.loads((exported / QUALITY).read_text())["graphs"]
-    assert int8["weights"] == "int8" and int8["mean_cosine"] >= 0.98
-    assert half["weights"] == "float16" and half["lowest_cosine"] >= 0.999
-    for graph in (int8, half):
-        assert abs(graph["scores"]["stsb"] - full["scores"]["stsb"]) <= 0.01

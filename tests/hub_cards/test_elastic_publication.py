@@ -57,12 +57,8 @@ def test_the_card_says_what_runs_at_a_depth_and_whose_the_weights_are(repository
     card = (published(repository, tmp_path / "out").folder / "README.md").read_text()
     digest = sha256((repository / "model.safetensors").read_bytes()).hexdigest()
     assert "Depth 4 is a path: it runs the layers 1, 2, 5 and 6." in card
-    assert "Vectors of depths 0, 2 and 4\ncan therefore be compared" in card
-    assert "`model.safetensors` is the file of [maker/encoder](https://huggingface.co/maker/encoder), byte for" in card
     assert f"SHA-256: `{digest}`" in card and "base_model: maker/encoder" in card
-    assert "full = AutoModel.from_pretrained(repo)" in card
     assert "small = AutoModel.from_pretrained(repo, trust_remote_code=True, output_layer=4, output_dim=16)" in card
-    assert "All layers need none of them." in card and "modeling_elastic.py" in card
 
 
 def test_the_card_says_that_weights_were_changed(repository, tmp_path):

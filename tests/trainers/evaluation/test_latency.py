@@ -11,7 +11,7 @@ import torch
 from modeling_m3bert.anatomy_m3bert import anatomy_of
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers import Grid
-from trainers.evaluation import Latency, latency, measure_latency
+from trainers.evaluation import latency, measure_latency
 
 
 class Clock:
@@ -73,11 +73,6 @@ def test_other_engines_are_timed_with_the_prompt(encoder_with_exits, tmp_path):
     assert set(read) == {"query: open"} and set(found.engine_ms["other"]) == {"2"}
     assert set(found.encode_ms_by_engine(2)) == {"torch", "other"} and set(found.encode_ms_by_engine(0)) == {"torch"}
     assert found.quantile == latency.QUANTILE and found.statistic.startswith("the 10th percentile of ")
-
-
-def test_times_without_a_quantile_are_medians():
-    old = Latency({"2": 1.0}, {"8": 1.0}, {}, 9, "m3bert", 1)
-    assert old.quantile == 0.5 and old.statistic == "the median of its measurements" and old.engine_ms == {}
 
 
 def test_layer_0_runs_no_layer(encoder_with_exits):

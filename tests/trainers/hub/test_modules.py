@@ -8,19 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModel, BertConfig, BertModel
 
 from modeling_m3bert import EmbeddingSettings, M3BertModel
 from modeling_m3bert.settings_m3bert import MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER
-from scripts.convert import convert, main
 from scripts.encoder import EncoderArguments, load_encoder
 from tests.conftest import quiet, tiny_config, write_modules
-from tests.trainers.tiny_run import mlm_trainer
 from trainers import ContrastiveConfig, ContrastiveTrainer, Grid, Projection
 from trainers.evaluation import GridEncoder
 
@@ -137,21 +133,12 @@ def test_adapters_are_read_with_their_pooling(m3bert_folder, tiny_tokenizer, sen
     np.testing.assert_allclose(theirs.encode(sentences[:4]), ours.layers[6].numpy(), atol=1e-5)
 
 
-def test_masked_lm_trainers_write_none(tiny_tokenizer, tmp_path):
-    trainer = mlm_trainer(tiny_tokenizer, tmp_path, max_steps=1)
-    trainer.save_model()
-    assert not (tmp_path / MODULES_FILE).exists()
-    assert EmbeddingSettings.find(tmp_path) is None
-
-
 def test_the_width_is_what_is_read_by_default(tiny_tokenizer, sentences, tmp_path):
     library = pytest.importorskip(LIBRARY)
     model = M3BertModel(tiny_config(output_dim=16))
     trainer_of(model, tiny_tokenizer, sentences, tmp_path, grid="2,6x16,32").save_model()
     read = library.SentenceTransformer(str(tmp_path), trust_remote_code=True, device="cpu")
     assert read.encode(sentences[:1]).shape == (1, 16) and read.get_embedding_dimension() == 16
-    with pytest.raises(ValueError, match="reads the full width: unset output_dim=16"):
-        trainer_of(model, tiny_tokenizer, sentences, tmp_path, projection_dim=6, grid="6x6")
 
 
 def test_commands_pool_as_published(tiny_tokenizer, sentences, tmp_path):
@@ -186,17 +173,6 @@ def test_poolings_of_all_versions_are_read(tmp_path, config, expected):
             EmbeddingSettings.read(str(tmp_path))
 
 
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_projection_is_read_as_it_was_written(tmp_path, bias):
-    library, projection, vectors = pytest.importorskip(LIBRARY), Projection(32, 6, bias=bias), torch.randn(5, 32)
-    write_modules(tmp_path, width=32, max_length=32, projection=projection)
-    found = EmbeddingSettings.read(str(tmp_path)).projection
-    dense = library.sentence_transformer.modules.Dense.load(str(tmp_path / PROJECTION_FOLDER))
-    assert (found.bias is not None) == bias
-    for read in (found(vectors), dense({"sentence_embedding": vectors})["sentence_embedding"]):
-        assert torch.equal(read, projection(vectors))
-
-
 def test_what_is_listed_counts_not_what_lies_there(tmp_path):
     """A folder that was written twice, first with a projection."""
     write_modules(tmp_path, width=32, max_length=32, projection=Projection(32, 6))
@@ -217,41 +193,3 @@ def test_only_one_linear_map_is_a_projection(tmp_path, change):
     file.write_text(json.dumps([*content, content[-1]] if change == "twice" else content | change))
     with pytest.raises(ValueError, match="is not one linear map without activation|at most one Dense and one Norm"):
         EmbeddingSettings.read(str(tmp_path))
-
-
-def test_bad_input_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="pooling='max' is unknown; legal values: mean, cls, lasttoken"):
-        write_modules(tmp_path, width=32, max_length=32, pooling="max")
-    with pytest.raises(ValueError, match="The projection takes 32 dims, and the encoder gives 16"):
-        write_modules(tmp_path, width=16, max_length=32, projection=Projection(32, 6))
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_converted_embedding_model_stays_one(tiny_tokenizer, sentences, tmp_path):
-    """Pooling, projection, longest text and prompts of the source; on demand, the encoder alone."""
-    library = pytest.importorskip(LIBRARY)
-    config = BertConfig(
-        vocab_size=99, hidden_size=20, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
-        max_position_embeddings=48, initializer_range=0.5,
-    )  # fmt: skip
-    source = tmp_path / "source"
-    BertModel(config).save_pretrained(source)
-    tiny_tokenizer.save_pretrained(source)
-    published = {"max_length": 7, "prompts": {"query": "open the "}}
-    write_modules(source, width=20, pooling="cls", projection=Projection(20, 6), **published)
-    convert(str(source), str(tmp_path / "converted"))
-    settings = EmbeddingSettings.read(tmp_path / "converted")
-    assert {name: getattr(settings, name) for name in published} == published
-    expected, found = (
-        library.SentenceTransformer(str(tmp_path / name), trust_remote_code=True, device="cpu").encode_query(sentences)
-        for name in ("source", "converted")
-    )
-    np.testing.assert_allclose(found, expected, atol=1e-5)
-    assert found.shape[1] == 6
-
-    (source / POOLING_FOLDER / "config.json").write_text('{"pooling_mode": "max"}')
-    with pytest.raises(ValueError, match="was published with the pooling 'max'"):
-        convert(str(source), str(tmp_path / "refused"))
-    main([str(source), str(tmp_path / "alone"), "--encoder_only"])
-    assert AutoModel.from_pretrained(tmp_path / "alone").config.model_type == "m3bert"
-    assert not (tmp_path / "alone" / MODULES_FILE).exists()

@@ -11,7 +11,7 @@ from datasets import Dataset, DatasetInfo
 from transformers import TrainingArguments
 
 import trainers
-from modeling_m3bert import M3BertModel, convert_to_m3bert
+from modeling_m3bert import M3BertModel
 from tests.conftest import quiet, tiny_config
 from tests.published import contrastive_trainer
 from tests.trainers.tiny_run import quiet_model
@@ -55,21 +55,17 @@ def test_paths_tokens_and_bookkeeping_are_not(tmp_path):
 
 def test_what_is_saved_is_found_again(tmp_path, tiny_tokenizer, sentences):
     trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences)
+    trainer.data_files = (str(tmp_path / "a" / "pairs.jsonl"), "hf://datasets/user/x/more.csv", "b/pairs.jsonl")
     trainer.train()
     trainer.save_model()
     found = TrainingRecord.find(tmp_path)
     assert found == trainer.record() and found.rows == 24 and found.batch_size == 8
+    assert found.files == ["pairs.jsonl", "more.csv"]
     assert found.objective == "MRL" and found.grid == "2,4,6x8,16,32"
     assert str(tmp_path) not in (tmp_path / RECORD_FILE).read_text()
     (tmp_path / RECORD_FILE).write_text("{}")
     with pytest.raises(ValueError, match="is not a training record"):
         TrainingRecord.find(tmp_path)
-
-
-def test_files_of_the_data_are_on_record_by_name(tmp_path, tiny_tokenizer, sentences):
-    trainer = contrastive_trainer(tmp_path, tiny_tokenizer, sentences)
-    trainer.data_files = (str(tmp_path / "a" / "pairs.jsonl"), "hf://datasets/user/x/more.csv", "b/pairs.jsonl")
-    assert trainer.record().files == ["pairs.jsonl", "more.csv"]
 
 
 @pytest.mark.parametrize("paper", [its for its in vars(papers).values() if isinstance(its, papers.Paper)])
@@ -95,19 +91,6 @@ def test_the_origin_is_a_name_on_the_hub_or_nothing(tmp_path):
     assert hub_id(str(tmp_path)) is None and hub_id("/no/such") is None and hub_id("") is None and hub_id(None) is None
     assert origin_of(tiny_config(name_or_path="user/model")) == ("user/model", [])
     assert origin_of(tiny_config(converted_from="user/bert")) == ("user/bert", [])
-
-
-def test_a_conversion_remembers_its_source(tmp_path):
-    from transformers import BertConfig, BertModel
-
-    sizes = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 2, "num_attention_heads": 4}
-    bert = BertModel(BertConfig(vocab_size=99, **sizes))
-    bert.config.name_or_path = "user/bert"
-    converted = convert_to_m3bert(bert)
-    converted.save_pretrained(tmp_path)
-    assert M3BertModel.from_pretrained(tmp_path).config.converted_from == "user/bert"
-    bert.config.name_or_path = str(tmp_path / "that" / "is" / "gone")
-    assert convert_to_m3bert(bert).config.converted_from is None
 
 
 def test_data_sets_of_the_hub_are_named():
