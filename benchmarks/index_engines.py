@@ -42,8 +42,8 @@ from trainers.evaluation import GridEmbeddings, GridEncoder, evaluate_grid, find
 from trainers.evaluation.choice import Budget, choose
 from trainers.evaluation.coding import PackedIndex
 from trainers.evaluation.evaluators import Retrieval
+from trainers.evaluation.metrics import ranking_scores
 from trainers.evaluation.readers import load_task
-from trainers.evaluation.search import ranking_scores
 from trainers.index import ENGINES, Corpus, Index, Plan, Target
 from trainers.index.engines.lines import with_imports
 from trainers.index.example import example

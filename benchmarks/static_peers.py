@@ -33,7 +33,8 @@ from trainers.evaluation.embeddings import ROWS_AT_ONCE
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
 from trainers.evaluation.latency import seconds_in_turn
-from trainers.evaluation.search import ranking_scores, search_blocks
+from trainers.evaluation.metrics import ranking_scores
+from trainers.evaluation.search import search_blocks
 
 
 RESULTS = Path(__file__).with_name("results")

@@ -8,8 +8,6 @@ from itertools import cycle, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from trainers.core.codes import CODES, FLOAT, bytes_per_vector
 from trainers.core.extras import require_extra
 from trainers.core.granularity import Granularity, Grid
@@ -256,37 +254,6 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
     axes.set_ylabel("variance / mean variance")
     axes.set_title(title, fontsize="medium")
     axes.set_xlim(0.5, len(spectrum) + 0.5)
-    save(figure, file)
-
-
-def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: str, file: Path) -> None:
-    """
-    Correlations between the dims of a prefix and the dims after it (MIC, Figure 2). The scale is always -1 to 1, so
-    that figures of two encoders can be compared.
-
-    Args:
-        correlation (`np.ndarray` of shape `(width, width)`): Correlations between all dims.
-        dim (`int`): Length of the prefix, below the hidden size.
-        title (`str`): Title of the figure.
-        file (`Path`): PNG file to write.
-    """
-    width = len(correlation)
-    block = correlation[:dim, dim:]
-    figure = blank_figure(8, 1.6 + 5.6 * dim / (width - dim) if dim < width - dim else 6.5)
-    axes = figure.subplots()
-    image = axes.imshow(
-        block,
-        cmap="RdBu_r",
-        vmin=-1,
-        vmax=1,
-        aspect="auto",
-        interpolation="nearest",
-        extent=(dim + 0.5, width + 0.5, dim + 0.5, 0.5),
-    )
-    axes.set_xlabel(f"dims after the prefix ({dim + 1} to {width})")
-    axes.set_ylabel(f"dims of the prefix (1 to {dim})")
-    axes.set_title(f"{title}: mean |correlation| {abs(block).mean():.3f}", fontsize="medium")
-    figure.colorbar(image, label="correlation over texts")
     save(figure, file)
 
 

@@ -91,7 +91,7 @@ class PublishingTrainer(NestedTrainer):
         arguments = GridEncoder.arguments_of(self.settings(state_dict), config, self.processing_class)
         dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else None
         grid = self.nested.objective.grid
-        return GridEncoder(self.backbone, self.processing_class, grid, compute_dtype=dtype, alone=True, **arguments)
+        return GridEncoder(self.backbone, self.processing_class, grid, compute_dtype=dtype, **arguments)
 
     def quality(self) -> dict[str, float]:
         """Run the evaluators on rank 0, and return their metrics on all ranks."""

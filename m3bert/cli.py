@@ -22,7 +22,6 @@ COMMANDS = {
     "choose": ("choose", "choose the granularity to deploy within a budget"),
     "index": ("index", "build the index that was chosen, in faiss, Qdrant or LanceDB"),
     "search": ("search", "search an index"),
-    "geometry": ("geometry", "plot the geometry of an encoder's embeddings"),
     "push": ("push_to_hub", "publish a checkpoint on the Hub, with a model card"),
     "export": ("export", "export an encoder for servers: ONNX, one graph per granularity"),
     "demo": ("demo", "open a page to try an encoder with any number of layers and dimensions, in any precision"),

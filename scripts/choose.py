@@ -1,6 +1,6 @@
 """
 Choose the granularity to deploy within a budget, from the results of an evaluation: layer, dims and precision of the
-index, and, if they were measured, the layer for queries and what rescores a shortlist:
+index, and, if they were measured, the layer for queries and the vectors that rescore a shortlist:
 
     m3bert choose runs/evaluation/results.json --documents 1000000 --memory_gb 0.5
     m3bert choose runs/evaluation/results.json --documents 1000000 --latency_ms 10 --min_quality 0.4

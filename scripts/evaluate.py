@@ -18,10 +18,7 @@ runs tasks of MTEB (extra `mteb`), on data that it reads from the Hub. All score
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -37,6 +34,7 @@ from trainers.core.device import ComputeArguments, place
 from trainers.core.durable import remove_files
 from trainers.core.extras import require_extra
 from trainers.core.granularity import is_elastic
+from trainers.core.hashing import key_of
 from trainers.core.states import unwrap_encoder
 from trainers.evaluation import (
     GROUPS,
@@ -69,91 +67,73 @@ QUERIES = [
 ]
 
 
+def option(default: Any, text: str) -> Any:
+    """A field of the options, with its help."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": text})
+    return field(default=default, metadata={"help": text})
+
+
 @dataclass
 class EvaluationArguments:
-    """What to score, and where to write it."""
+    """Which tasks and searches to score, and where to write the results."""
 
-    tasks: list[str] = field(default_factory=list, metadata={"help": "Tasks or groups of tasks; see --list_tasks."})
-    mteb: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Names of tasks of MTEB, such as STSBenchmark, which MTEB scores by its own protocol at every "
-            "granularity. Their task types are mteb_sts, mteb_retrieval, ... Needs the extra `mteb`."
-        },
+    tasks: list[str] = option([], "Tasks or groups of tasks; see --list_tasks.")
+    mteb: list[str] = option(
+        [],
+        "Names of tasks of MTEB, such as STSBenchmark, which MTEB scores by its own protocol at every granularity. "
+        "Their task types are mteb_sts, mteb_retrieval, ... Needs the extra `mteb`.",
     )
-    retrieval: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Your own collections to search, in the layout of BEIR: folders with corpus.jsonl, queries.jsonl "
-            "and qrels/test.tsv, plain or gzipped, or Hub ids."
-        },
+    retrieval: list[str] = option(
+        [],
+        "Your own collections to search, in the layout of BEIR: folders with corpus.jsonl, queries.jsonl and "
+        "qrels/test.tsv, plain or gzipped, or Hub ids.",
     )
-    pairs: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Your own pairs of texts with a score (similarity) or a label 0 or 1 (pair classification): .csv, "
-            ".tsv, .jsonl or .parquet files, also gzipped, or Hub ids."
-        },
+    pairs: list[str] = option(
+        [],
+        "Your own pairs of texts with a score (similarity) or a label 0 or 1 (pair classification): .csv, .tsv, "
+        ".jsonl or .parquet files, also gzipped, or Hub ids.",
     )
-    pairs_columns: list[str] = field(
-        default_factory=list,
-        metadata={"help": "The columns of --pairs. Default: sentence1, sentence2, and score or label."},
+    pairs_columns: list[str] = option([], "Columns of --pairs. Default: sentence1, sentence2, and score or label.")
+    classification: list[str] = option(
+        [],
+        "Your own labelled texts: folders with the files train and test, or Hub ids; or single files, of which a "
+        "fifth of the texts is the test split, always the same. Formats as for --pairs.",
     )
-    classification: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Your own labelled texts: folders with the files train and test, or Hub ids; or single files, of "
-            "which a fifth of the texts is the test split, always the same. Formats as for --pairs."
-        },
+    classification_columns: list[str] = option(["text", "label"], "The columns of --classification.")
+    split: str = option("test", "Split of your own data to score.")
+    recall: list[int] = option(
+        [1, 10, 100],
+        "For retrieval: values of k for Recall@k. Those above the size of a collection are left out.",
     )
-    classification_columns: list[str] = field(
-        default_factory=lambda: ["text", "label"], metadata={"help": "The columns of --classification."}
+    output_dir: str = option(
+        "runs/evaluation", "Folder for results, tables and figures. An interrupted run resumes from it."
     )
-    split: str = field(default="test", metadata={"help": "Split of your own data to score."})
-    recall: list[int] = field(
-        default_factory=lambda: [1, 10, 100],
-        metadata={
-            "help": "For retrieval: values of k for Recall@k. Those above the size of a collection are left out."
-        },
+    overwrite: bool = option(False, "Replace the results that output_dir holds.")
+    latency: bool = option(True, "Measure ms per query, at each layer and dim.")
+    latency_documents: int = option(100_000, "Number of documents in the index whose search is timed.")
+    latency_onnx: list[int] = option(
+        [],
+        "Layers of the grid whose ms per query are also measured in onnxruntime, in float32 and int8. Needs the extra "
+        "`onnx`, and memory for two graphs per layer, each with all token embeddings.",
     )
-    output_dir: str = field(
-        default="runs/evaluation",
-        metadata={"help": "Folder for results, tables and figures. An interrupted run resumes from it."},
+    two_stages: bool = option(True, "For retrieval: also measure two-stage searches.")
+    asymmetric: bool | None = option(
+        None,
+        "For retrieval: also measure searches with queries and documents at different layers: True is between all "
+        "layers, False is not at all. Default: between the layers that share a space, which are those with exits and "
+        "the last.",
     )
-    overwrite: bool = field(default=False, metadata={"help": "Replace the results that output_dir holds."})
-    latency: bool = field(default=True, metadata={"help": "Measure ms per query, at each layer and dim."})
-    latency_documents: int = field(
-        default=100_000, metadata={"help": "Number of documents in the index whose search is timed."}
+    hybrid: bool = option(
+        False,
+        "For retrieval: also measure BM25, alone and beside embeddings, with queries at each layer that shares the "
+        "space of the last one.",
     )
-    latency_onnx: list[int] = field(
-        default_factory=list,
-        metadata={
-            "help": "Layers of the grid whose ms per query are also measured in onnxruntime, in float32 and int8. "
-            "Needs the extra `onnx`, and memory for two graphs per layer, each with all token embeddings."
-        },
+    embeddings_dir: str | None = option(
+        None, "Keep the embeddings in this folder; an interrupted run resumes from it. Default: do not."
     )
-    two_stages: bool = field(default=True, metadata={"help": "For retrieval: also measure two-stage searches."})
-    asymmetric: bool = field(
-        default=False,
-        metadata={
-            "help": "For retrieval: also measure searches with queries and documents at different layers, between all "
-            "layers. Default: between the layers that share a space, which are those with exits and the last."
-        },
-    )
-    no_asymmetric: bool = field(default=False, metadata={"help": "Do not measure searches between layers."})
-    hybrid: bool = field(
-        default=False,
-        metadata={
-            "help": "For retrieval: also measure BM25, alone and beside embeddings, with queries at each layer that "
-            "shares the space of the last one."
-        },
-    )
-    embeddings_dir: str | None = field(
-        default=None,
-        metadata={"help": "Keep the embeddings in this folder; an interrupted run resumes from it. Default: do not."},
-    )
-    seed: int = field(default=0, metadata={"help": "Random seed."})
-    list_tasks: bool = field(default=False, metadata={"help": "Print all tasks and groups, and exit."})
+    seed: int = option(0, "Random seed.")
+    list_tasks: bool = option(False, "Print all tasks and groups, and exit.")
 
 
 def as_deployed(encoder: GridEncoder, compute: ComputeArguments) -> GridEncoder:
@@ -178,32 +158,14 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
     return [replace(task, recall=tuple(sorted({*options.recall}))) for task in tasks]
 
 
-def mteb_tasks_of(options: EvaluationArguments) -> list[Any]:
-    """MTEB's tasks that the options name."""
-    if not options.mteb:
-        return []
-    require_extra("mteb", "mteb", "--mteb")
-    from trainers.evaluation.mteb_models import find_mteb_tasks
-
-    return find_mteb_tasks(options.mteb)
-
-
 def unfinished_file(encoder: GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
-    """
-    The file for the results of the tasks that a run has scored so far. A run with other options, weights, versions of
-    packages or own data has another one.
-    """
-    asked = {**asdict(encoding), **asdict(options), "weights": encoder.weights_fingerprint()}
-    facts = [asked, installed_versions(), [*own_files(options)]]
-    key = blake2b(json.dumps(facts, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
-    return Path(options.output_dir, UNFINISHED.format(key))
-
-
-def own_files(options: EvaluationArguments) -> Iterator[tuple[str, int, int]]:
-    """Name, bytes and time of change of every local file with your own data."""
+    """The file for the results of the tasks that a run has scored so far. A run with other options, weights, versions
+    of packages or own data (by name, size and time of change) has another one."""
+    facts = {**asdict(encoding), **asdict(options), **installed_versions(), "weights": encoder.weights_fingerprint()}
     for source in (*options.retrieval, *options.pairs, *options.classification):
-        for file in sorted(path for path in (Path(source), *Path(source).rglob("*")) if path.is_file()):
-            yield str(file), file.stat().st_size, file.stat().st_mtime_ns
+        for file in filter(Path.is_file, (Path(source), *Path(source).rglob("*"))):
+            facts[str(file)] = file.stat().st_size, file.stat().st_mtime_ns
+    return Path(options.output_dir, UNFINISHED.format(key_of(facts)))
 
 
 def write(results: GridResults, folder: Path) -> None:
@@ -224,17 +186,12 @@ def main(arguments: list[str]) -> None:
         print(f"tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE")
         print("\n".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items()))
         return
-    tasks, mteb_tasks = tasks_of(options), mteb_tasks_of(options)
+    mteb_tasks: list[Any] = []
+    if options.mteb:
+        mteb_tasks = require_extra("mteb", "mteb", "--mteb").get_tasks(tasks=options.mteb)
+    tasks = tasks_of(options)
     if not tasks and not mteb_tasks:
         raise ValueError("Nothing to score: pass --tasks paper, or see --list_tasks.")
-    if min(options.recall) < 1:
-        raise ValueError(f"--recall {min(options.recall)} must be 1 or more.")
-    if options.latency_documents < 1:
-        raise ValueError(f"--latency_documents {options.latency_documents} must be 1 or more.")
-    if options.asymmetric and options.no_asymmetric:
-        raise ValueError("--asymmetric and --no_asymmetric exclude each other: pass one of them.")
-    if options.latency_onnx and not options.latency:
-        raise ValueError("--latency_onnx and --no_latency exclude each other: pass one of them.")
     with writing_to(options.output_dir, FILES, options.overwrite):
         set_seed(options.seed)
         encoder = load_encoder(encoding)
@@ -248,7 +205,7 @@ def main(arguments: list[str]) -> None:
             mteb_tasks=mteb_tasks,
             folder=Path(options.embeddings_dir) if options.embeddings_dir else None,
             two_stages=options.two_stages,
-            asymmetric=options.asymmetric if options.asymmetric or options.no_asymmetric else None,
+            asymmetric=options.asymmetric,
             hybrid=options.hybrid,
             seed=options.seed,
             verbose=True,

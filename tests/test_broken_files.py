@@ -20,10 +20,8 @@ def test_weights_of_another_shape_are_one_line(tiny_tokenizer, tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["embed_tokens.weight"] = torch.ones(3, 5)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=f"{tmp_path}.* cannot be loaded: .*embed_tokens.weight"):
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be loaded: .*embed_tokens.weight"), naming(tmp_path):
         GridEncoder.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="cannot be loaded: .*embed_tokens.weight"), naming(tmp_path):
-        M3BertModel.from_pretrained(tmp_path)
 
 
 def test_weights_of_another_family_that_are_cut_are_named(encoder_folder, tiny_tokenizer, tmp_path):

@@ -37,7 +37,8 @@ from scripts.sources import data_folder, default_base
 from trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddings, truncate
 from trainers.evaluation.coding import code_vectors
 from trainers.evaluation.evaluators import Retrieval
-from trainers.evaluation.search import exact_search, ranking_scores, rerank
+from trainers.evaluation.metrics import ranking_scores
+from trainers.evaluation.search import exact_search, rerank
 
 
 FOLDER = Path("runs/qama")

@@ -17,7 +17,6 @@ from hub_cards.figures import (
     draw_asymmetric_searches,
     draw_codes,
     draw_comparison,
-    draw_prefix_residual_correlation,
     draw_quality,
     set_cost_scale,
 )
@@ -187,15 +186,6 @@ def test_searches_between_layers_are_drawn(tmp_path, count, layers):
     draw_asymmetric_searches(results, tmp_path / "alone.png")
     assert imread(tmp_path / "alone.png").shape[1] >= 500
     assert "asymmetric_search" in [file.stem for file in draw_all(results, tmp_path)]
-
-
-@pytest.mark.parametrize("dim", [1, 16, 31])
-def test_correlations_of_any_prefix_are_drawn(tmp_path, dim):
-    correlation = np.corrcoef(np.random.default_rng(0).normal(size=(32, 100)))
-    file = tmp_path / "figures" / "correlation.png"
-    draw_prefix_residual_correlation(correlation, dim, "layer 6", file)
-    height, width = imread(file).shape[:2]
-    assert 0.15 < height / width < 1
 
 
 def test_what_was_not_measured_is_not_drawn(results, tmp_path):

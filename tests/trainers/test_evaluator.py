@@ -11,7 +11,6 @@ from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
 from modeling_m3bert import M3BertModel
-from scripts import train
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.evaluation_data import write_data
 from tests.trainers.tiny_run import masked_dataset, quiet_model, run_two
@@ -32,7 +31,6 @@ from trainers.evaluation import GridEncoder, GridEvaluator, as_sentence_transfor
 library = pytest.importorskip("sentence_transformers")
 from sentence_transformers.sentence_transformer.evaluation import (  # noqa: E402  # the line above may skip
     EmbeddingSimilarityEvaluator,
-    NanoBEIREvaluator,
 )
 
 
@@ -184,43 +182,3 @@ def test_of_two_processes_the_first_evaluates_and_both_know(folder, data, senten
     saved = GridEncoder.from_pretrained(tmp_path / "saved", grid="2,6x8,32")
     expected = GridEvaluator(["stsb"], data=data)(saved)
     assert {name: second[f"eval_{name}"] for name in expected} == pytest.approx(expected, abs=1e-6)
-
-
-def test_nanobeir_of_the_library(folder, data, sentences, tmp_path, monkeypatch):
-    tables = {
-        "corpus": {"_id": [f"d{row}" for row in range(24)], "text": sentences[:24]},
-        "queries": {"_id": ["q0", "q1"], "text": sentences[24:26]},
-        "qrels": {"query-id": ["q0", "q1"], "corpus-id": ["d3", "d8"]},
-    }
-    monkeypatch.setattr("datasets.load_dataset", lambda name, subset, split: Dataset.from_dict(tables[subset]))
-    evaluator = NanoBEIREvaluator(dataset_names=["msmarco"], write_csv=False)
-    changes = {"max_steps": 1, "load_best_model_at_end": True, "greater_is_better": True}
-    changes["metric_for_best_model"] = "NanoBEIR_mean_cosine_ndcg@10"
-    trainer = contrastive(folder, tmp_path / "out", sentences, evaluator, **changes)
-    trainer.train()
-    (metrics,) = metrics_of(trainer)
-    assert trainer.state.best_metric == metrics["eval_NanoBEIR_mean_cosine_ndcg@10"]
-
-
-def test_the_command_evaluates_tasks_while_it_trains(folder, data, sentences, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("M3BERT_DATA", str(data))
-    lines = [f'{{"anchor": "{a}", "positive": "{b}"}}' for a, b in zip(sentences[:16], sentences[16:32], strict=True)]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(lines))
-    train.main([
-        "contrastive", "--model_name_or_path", str(folder), "--train_files", str(tmp_path / "pairs.jsonl"), "--grid",
-        "2,6x8,32", "--output_dir", str(tmp_path / "out"), "--per_device_train_batch_size", "8", "--max_steps", "2",
-        "--eval_tasks", "stsb", "--eval_strategy", "steps", "--eval_steps", "1", "--save_steps", "1", "--use_cpu",
-        "--load_best_model_at_end", "--metric_for_best_model", "stsb_2x8_spearman", "--report_to", "none",
-    ])  # fmt: skip
-    printed = capsys.readouterr().out
-    assert printed.count("'eval_stsb_2x8_spearman'") >= 2
-    assert "eval_stsb_2x8_spearman" in (tmp_path / "out" / "eval_results.json").read_text()
-
-
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [([], "needs tasks with different names; got none"), (["stsb", "stsb"], "different names; got stsb, stsb")],
-)
-def test_what_an_evaluator_cannot_score_is_refused(data, tasks, message):
-    with pytest.raises(ValueError, match=message):
-        GridEvaluator(tasks, data=data)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         fuse_scores as fuse_scores,
     )
     from .latency import measure_latency as measure_latency
+    from .metrics import library_metrics as library_metrics, ranking_scores as ranking_scores
     from .own_data import collection_task as collection_task, labels_task as labels_task, pairs_task as pairs_task
     from .readers import load_task as load_task
     from .results import (
@@ -46,7 +47,7 @@ if TYPE_CHECKING:
         Score as Score,
         TwoStageSearch as TwoStageSearch,
     )
-    from .search import exact_search as exact_search, ranking_scores as ranking_scores, rerank as rerank
+    from .search import exact_search as exact_search, rerank as rerank
     from .tasks import (
         GROUPS as GROUPS,
         TASKS as TASKS,

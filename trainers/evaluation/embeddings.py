@@ -54,11 +54,8 @@ class GridEmbeddings:
             raise ValueError(f"{granularity.size} is not among the encoded granularities {self.grid}.")
         vectors = truncate(self.layers[granularity.layer], granularity.dim)
         vectors = vectors if rows is None else vectors[rows]
-        return truncate(
-            vectors.to(torch.promote_types(vectors.dtype, torch.float32)),
-            granularity.dim,
-            normalize=normalize or self.normalized,
-        )
+        vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+        return truncate(vectors, granularity.dim, normalize=normalize or self.normalized)
 
     def widest(self, layer: int, rows: Sequence[int] | None = None) -> torch.Tensor:
         """The embeddings of a layer at its widest dim, as [`~GridEmbeddings.at`]: what a precision is made from."""
@@ -73,24 +70,14 @@ class GridEmbeddings:
             return GridEmbeddings(self.grid, {layer: function(layer, its) for layer, its in self.layers.items()})
 
     def require_finite(self) -> GridEmbeddings:
-        """
-        Check that all numbers are finite.
-
-        Returns:
-            [`GridEmbeddings`]: itself.
-
-        Raises:
-            ValueError: if a number is NaN or infinite. The message names the affected granularities of the first such
-                layer, and one text.
-        """
+        """These embeddings. A ValueError says that a number is NaN or infinite; it names the granularities that are
+        affected in the first such layer."""
         for layer, vectors in self.layers.items():
-            first = None  # the first dim that is not finite, and the index of a text
-            for start in range(0, len(vectors), ROWS_AT_ONCE):
-                wrong = ~torch.isfinite(vectors[start : start + ROWS_AT_ONCE])
-                for dim in wrong.any(dim=0).nonzero()[:1, 0].tolist():
-                    if first is None or dim < first[0]:
-                        first = dim, start + int(wrong[:, dim].nonzero()[0])
-            if first is not None:
-                reached = [f"{layer}x{dim}" for dim in self.grid.dims_of(layer) if dim > first[0]]
-                raise ValueError(f"Embeddings at {', '.join(reached)} are not finite, for example of text {first[1]}.")
+            finite = torch.ones(vectors.shape[1], dtype=torch.bool)
+            for rows in vectors.split(ROWS_AT_ONCE):
+                finite &= torch.isfinite(rows).all(dim=0)
+            if not finite.all():
+                first = int(finite.int().argmin())
+                reached = [f"{layer}x{dim}" for dim in self.grid.dims_of(layer) if dim > first]
+                raise ValueError(f"Embeddings at {', '.join(reached)} are not finite.")
         return self

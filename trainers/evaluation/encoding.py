@@ -25,7 +25,7 @@ from ..core.device import ComputeArguments, autocast, place
 from ..core.encoding.chunking import PassCost
 from ..core.granularity import EncoderConfig, Granularity, Grid
 from ..core.hashing import fingerprint_of, weights_fingerprint
-from ..core.parallel.ranks import rank, world_size
+from ..core.parallel.ranks import rank
 from ..core.projection import Projection
 from ..core.states import (
     NestedStates,
@@ -83,14 +83,13 @@ class GridEncoder:
         normalize (`bool`, *optional*, defaults to `False`): Whether the model L2-normalises its embeddings, after the
             truncation to a size.
         similarity (`str`, *optional*, defaults to `"cosine"`): How the model's embeddings are compared, for MTEB.
-        alone (`bool`, *optional*, defaults to `False`): Whether one of several processes encodes by itself, in memory.
 
     These defaults are not read from anywhere: [`~GridEncoder.from_pretrained`] takes the settings that a model was
     published with.
 
     Raises:
         ValueError: if a granularity is outside the model, a precision needs a quantizer for these embeddings and there
-            is none, a maximum length is beyond the limit, or the pooling or the dtype is not a legal value.
+            is none, a maximum length is beyond the limit, or the pooling is not a legal value.
 
     ```python
     >>> encoder = GridEncoder.from_pretrained("runs/elastic", grid="2,4,6x32,384")  # doctest: +SKIP
@@ -113,7 +112,6 @@ class GridEncoder:
     quantizer: M3BertQuantizer | None = None
     normalize: bool = False
     similarity: str = "cosine"
-    alone: bool = False
 
     @classmethod
     def from_pretrained(
@@ -148,31 +146,18 @@ class GridEncoder:
         """
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         settings = EmbeddingSettings.find(name_or_path, revision=revision)
-        safe = safetensors_only(name_or_path)
-        try:
-            model = load_model(name_or_path, **safe, **options, **model_kwargs).eval()
-        except RuntimeError as error:  # how transformers refuses tensors of another shape
-            raise ValueError(f"{name_or_path} cannot be loaded: {' '.join(str(error).split())}") from error
+        model = load_model(name_or_path, **safetensors_only(name_or_path), **options, **model_kwargs).eval()
         tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
         published = cls.arguments_of(settings or EmbeddingSettings(), model.config, tokenizer)
-        said = settings is not None and changes.get("pooling", settings.pooling) != settings.pooling
-        if settings is not None and said:
-            logger.warning(
-                f"{name_or_path} was published with pooling={settings.pooling!r}; {changes['pooling']!r} is used."
-            )
         prompts = {**published["prompts"], **changes.get("prompts", {})}
         changes["prompts"] = {role: prompt for role, prompt in prompts.items() if prompt}
         projection = changes.get("projection", published["projection"])
         if compute is not None:
             model = place(model, compute)
             published["compute_dtype"] = compute.autocast_dtype
+        published["quantizer"] = find_quantizer(str(name_or_path), revision=revision)
         grid = Grid.parse(grid) if isinstance(grid, str) and grid else grid
-        return cls(
-            model,
-            tokenizer,
-            grid or default_grid(model.config, projection),
-            **{**published, "quantizer": find_quantizer(str(name_or_path), revision=revision), **changes},
-        )
+        return cls(model, tokenizer, grid or default_grid(model.config, projection), **{**published, **changes})
 
     @staticmethod
     def arguments_of(
@@ -208,8 +193,6 @@ class GridEncoder:
             self.projection.validate_grid(self.grid.sizes, config)
         require_quantizer(self.quantizer, self.grid, self.full_width)
         check_pooling(self.pooling, config)
-        if self.dtype not in (torch.float32, torch.float16):
-            raise ValueError(f"dtype={self.dtype} is not available here; legal values: float32 or float16.")
         limit = longest_text(config, self.tokenizer)
         lengths = {"": self.max_length, **{f"{role}_": length for role, length in self.max_lengths.items()}}
         for role, length in lengths.items():
@@ -255,20 +238,15 @@ class GridEncoder:
             role (`str`, *optional*, defaults to `"query"`): Role of the texts, which selects their prompt and their
                 maximum length. `None` is no prompt, and `max_length`.
             folder (`Path`, *optional*): Folder for memory-mapped embeddings. An incomplete folder is completed, and
-                several processes fill it together. `None` keeps the embeddings in memory.
+                several processes fill it together. `None` keeps the embeddings in memory, of each process by itself.
             description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
 
         Returns:
             [`GridEmbeddings`]
 
         Raises:
-            ValueError: if there are no texts, several processes run without a folder, or
-                the folder has other embeddings.
+            ValueError: if the folder has other embeddings.
         """
-        if not texts:
-            raise ValueError("There is no text to encode.")
-        if world_size() > 1 and folder is None and not self.alone:
-            raise ValueError("Several processes need a folder to encode into: pass folder.")
         prompt = "" if role is None else self.prompts.get(role, "")
         texts = [prompt + text for text in texts]
         grid = self.encoded_grid
@@ -285,15 +263,15 @@ class GridEncoder:
                     memory[layer][rows] = vectors[layer]
             return GridEmbeddings(grid, memory, self.normalize)
 
-        names = {layer: f"layer_{layer}" for layer in widths}
-        array_widths = {names[layer]: width for layer, width in widths.items()}
-        with EmbeddingStore(folder, self.manifest(texts, role), array_widths, blocks, self.dtype) as store:
+        arrays = {f"layer_{layer}": width for layer, width in widths.items()}
+        with EmbeddingStore(folder, self.manifest(texts, role), arrays, blocks, self.dtype) as store:
             missing = {block: blocks[block] for block in store.missing()}
             for block, _, vectors in self._run(texts, missing, role, description):
-                store.write(block, {names[layer]: vectors[layer] for layer in widths})
-            arrays = store.read()
-        found = {layer: torch.from_numpy(arrays[names[layer]]) for layer in widths}
-        return GridEmbeddings(grid, found, self.normalize)
+                store.write(block, {f"layer_{layer}": its for layer, its in vectors.items()})
+            stored = store.read()
+        return GridEmbeddings(
+            grid, {layer: torch.from_numpy(stored[f"layer_{layer}"]) for layer in widths}, self.normalize
+        )
 
     @torch.no_grad()
     def _run(
@@ -306,9 +284,8 @@ class GridEncoder:
         was_training, filled, longest = self.model.training, 0, self.max_length_of(role)
         if was_training:  # visiting all modules takes longer than a look-up in the static table
             self.model.eval()
-        bar = None
-        if description is not None and rank() == 0:
-            bar = tqdm(total=sum(map(len, blocks.values())), desc=description, unit=" texts", leave=False)
+        silent, total = description is None or rank() > 0, sum(map(len, blocks.values()))
+        bar = tqdm(total=total, desc=description, unit=" texts", leave=False, disable=silent)
         try:
             for number, rows in blocks.items():
                 vectors = {
@@ -319,12 +296,10 @@ class GridEncoder:
                         filled += int((inputs["attention_mask"].sum(dim=1) >= longest).sum())
                     for layer, pooled in self.pooled(inputs.to(device)).items():
                         vectors[layer][chunk] = pooled.to("cpu", self.dtype)
-                    if bar is not None:
-                        bar.update(len(chunk))
+                    bar.update(len(chunk))
                 yield number, rows, vectors
         finally:
-            if bar is not None:
-                bar.close()
+            bar.close()
             if was_training:
                 self.model.train()
         if filled:

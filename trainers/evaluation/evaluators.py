@@ -13,20 +13,29 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 
 from ..core.columns import Role
 from ..core.extras import require_extra
+from ..core.granularity import Granularity
 from ..core.states import truncate
 from .embeddings import ROWS_AT_ONCE
 from .geometry import geometry_scores
 from .hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
-from .modules import compute_metric
-from .pairs import pair_cosines, require_both_labels
-from .search import SHORTLISTS, exact_search, products_share, ranking_scores, rerank, search_blocks
+from .metrics import (
+    alignment,
+    classification_scores,
+    pair_cosines,
+    pair_scores,
+    ranking_scores,
+    similarity_scores,
+    uniformity,
+)
+from .results import AsymmetricSearch, HybridSearch, RescoredSearch, TwoStageSearch
+from .search import SHORTLISTS, exact_search, products_share, rerank, search_blocks
 
 
 if TYPE_CHECKING:
@@ -34,6 +43,8 @@ if TYPE_CHECKING:
 
 Vectors = Mapping[str, torch.Tensor]
 Scores = dict[str, float]
+Embed = Callable[[str, int], torch.Tensor]  # name of a list of texts, and layer -> embeddings, not normalised
+Search = TypeVar("Search", TwoStageSearch, RescoredSearch, AsymmetricSearch, HybridSearch)
 LONGEST_RESCORED = 100  # documents found in a code that are scored again
 
 
@@ -78,78 +89,6 @@ class Evaluator(ABC):
         """Dim -> metrics, from embeddings of one layer at the widest of the dims."""
         return {dim: self.score({name: truncate(side, dim) for name, side in vectors.items()}) for dim in dims}
 
-    def score_two_stages(self, vectors: Vectors, dims: Sequence[int]) -> list[dict[str, Any]]:
-        """
-        Measure two-stage searches of a retrieval task: search with a short prefix, then rerank with a longer one, for
-        every pair of dims and every length in [`SHORTLISTS`] up to the size of the collection.
-
-        Args:
-            vectors (`dict[str, torch.Tensor]`): Embeddings of one layer at the widest of the dims.
-            dims (`Sequence[int]`): Dims of the prefixes, ascending.
-
-        Returns:
-            `list[dict[str, Any]]`: per search, the fields of a [`TwoStageSearch`] except task and layer. Empty for
-            other task types.
-        """
-        return []
-
-    def score_rescored(self, coded: Vectors, rescorers: Mapping[str, Callable[[], Vectors]]) -> list[dict[str, Any]]:
-        """
-        Measure searches of a retrieval task that find a shortlist in a precision and rescore it, for every length in
-        [`SHORTLISTS`] up to 100 and to the size of the collection.
-
-        Args:
-            coded (`dict[str, torch.Tensor]`): Embeddings in the precision, from [`~coding.code_vectors`].
-            rescorers (`dict[str, Callable]`): Name -> function that gives the vectors that rescore.
-
-        Returns:
-            `list[dict[str, Any]]`: per search, the fields of a [`RescoredSearch`] except task and granularity. Empty
-            for other task types.
-        """
-        return []
-
-    def score_asymmetric(
-        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
-    ) -> list[dict[str, Any]]:
-        """
-        Measure exact searches of a retrieval task with queries and documents at different layers, for every pair of
-        layers and every dim that both have.
-
-        Args:
-            embeddings (`Callable[[str, int], torch.Tensor]`): Name of a list of texts and layer -> its embeddings
-                `(texts, widest dim of the layer)`, not normalised.
-            dims (`dict[int, Sequence[int]]`): Layer -> its dims, ascending.
-
-        Returns:
-            `list[dict[str, Any]]`: per search, the fields of an [`AsymmetricSearch`] except task. Empty for other task
-            types.
-        """
-        return []
-
-    def score_hybrid(
-        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
-    ) -> list[dict[str, Any]]:
-        """
-        Measure BM25 alone and beside exact search in a retrieval task, with queries at every layer and documents at
-        the last one, for every dim that both have.
-
-        Args:
-            embeddings (`Callable[[str, int], torch.Tensor]`): As in [`~Evaluator.score_asymmetric`].
-            dims (`dict[int, Sequence[int]]`): Layer -> its dims, ascending.
-
-        Returns:
-            `list[dict[str, Any]]`: per search, the fields of a [`HybridSearch`] except task. Empty for other task
-            types.
-
-        Raises:
-            ValueError: if SQLite has no full-text search.
-        """
-        return []
-
-    def variances(self, vectors: Vectors) -> list[float]:
-        """Variance of each dim over the texts, for geometry; empty for other task types."""
-        return []
-
 
 @dataclass(frozen=True)
 class STS(Evaluator):
@@ -160,13 +99,8 @@ class STS(Evaluator):
 
     scores: Sequence[float]
 
-    def __post_init__(self) -> None:
-        if len(set(self.scores)) < 2:
-            raise ValueError(f"a correlation needs different scores; found only {sorted(set(self.scores))}.")
-
     def score(self, vectors: Vectors) -> Scores:
-        cosines = pair_cosines(vectors["sentence1"], vectors["sentence2"])
-        return compute_metric("similarity_spearman", predictions=cosines.numpy(), references=self.scores)
+        return similarity_scores(pair_cosines(vectors["sentence1"], vectors["sentence2"]), self.scores)
 
 
 @dataclass(frozen=True)
@@ -179,62 +113,31 @@ class PairClassification(Evaluator):
 
     labels: Sequence[int]
 
-    def __post_init__(self) -> None:
-        require_both_labels(self.labels)
-
     def score(self, vectors: Vectors) -> Scores:
-        cosines = pair_cosines(vectors["sentence1"], vectors["sentence2"])
-        return compute_metric("pair_classification", predictions=cosines.numpy(), references=self.labels)
+        return pair_scores(pair_cosines(vectors["sentence1"], vectors["sentence2"]), self.labels)
 
 
-def require_classes(labels: Sequence[int]) -> None:
-    """
-    Check the training labels of a classifier.
-
-    Raises:
-        ValueError: if there are fewer than two classes.
-    """
-    if len(set(labels)) < 2:
-        raise ValueError(f"a classifier needs at least two classes; found {sorted(set(labels))}.")
-
-
-def fit_classifier(train: torch.Tensor, labels: Sequence[int]) -> LogisticRegression:
-    """
-    Fit a logistic regression on frozen embeddings, which are pooled and truncated but not normalised (the evaluator of
-    MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), A.4, and of MIC, B.4).
-
-    Args:
-        train (`torch.Tensor` of shape `(texts, dim)`): Embeddings.
-        labels (`Sequence[int]`): One label per text.
-
-    Returns:
-        `sklearn.linear_model.LogisticRegression`: fitted.
-
-    Raises:
-        ValueError: if all labels are equal.
-    """
-    require_classes(labels)
+def fit_classifier(train: torch.Tensor, labels: Sequence[Any]) -> LogisticRegression:
+    """Fit a logistic regression on frozen embeddings `(texts, dim)`, which are not normalised (the evaluator of MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), A.4, and of MIC, B.4)."""
     linear_model = require_extra("sklearn.linear_model", "evaluation", "Classification")
     return linear_model.LogisticRegression(C=1.0, max_iter=1000).fit(train.numpy(), list(labels))
 
 
 @dataclass(frozen=True)
 class Classification(Evaluator):
-    """Logistic regression on frozen embeddings, fitted on the texts `train` and tested on the texts `test`."""
+    """Logistic regression on frozen embeddings, fitted on the texts `train` and tested on the texts `test`. Labels are
+    numbers or names."""
 
     task_type: ClassVar[str] = "classification"
     main_metric: ClassVar[str] = "macro_f1"
 
-    train_labels: Sequence[int]
-    test_labels: Sequence[int]
-
-    def __post_init__(self) -> None:
-        require_classes(self.train_labels)
+    train_labels: Sequence[Any]
+    test_labels: Sequence[Any]
 
     def score(self, vectors: Vectors) -> Scores:
         classifier = fit_classifier(vectors["train"], self.train_labels)
-        predicted = classifier.predict(vectors["test"].numpy())
-        return compute_metric("classification", predictions=predicted, references=self.test_labels)
+        return classification_scores(classifier.predict(vectors["test"].numpy()), self.test_labels)
 
     def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
         # A fit is many small products, which are two to six times slower with two threads: run one fit per core.
@@ -249,18 +152,19 @@ class Classification(Evaluator):
 
 @dataclass(frozen=True)
 class BitextMining(Evaluator):
-    """Find the translation of each sentence of `sentence1` among `sentence2`, and the reverse."""
+    """Find the translation of each sentence of `sentence1` among `sentence2`, and the reverse (the Tatoeba test of
+    LASER, [1812.10464](https://huggingface.co/papers/1812.10464))."""
 
     task_type: ClassVar[str] = "bitext"
     main_metric: ClassVar[str] = "accuracy"
 
     def score(self, vectors: Vectors) -> Scores:
         sides = vectors["sentence1"], vectors["sentence2"]
-        scores, own = {}, range(len(sides[0]))
-        for name, (first, second) in (("accuracy", sides), ("accuracy_reverse", sides[::-1])):
-            nearest = exact_search(first, second, 1)[:, 0]
-            scores[name] = compute_metric("bitext_accuracy", predictions=nearest, references=own)["accuracy"]
-        return scores
+        own = np.arange(len(sides[0]))
+        return {
+            name: float((exact_search(first, second, 1)[:, 0] == own).mean())
+            for name, (first, second) in (("accuracy", sides), ("accuracy_reverse", sides[::-1]))
+        }
 
 
 @dataclass(frozen=True)
@@ -274,66 +178,81 @@ class Retrieval(Evaluator):
     relevant: Sequence[Mapping[int, float]]
     cutoffs: Sequence[int] = (1, 10, 100)
 
-    def __post_init__(self) -> None:
-        if not self.relevant or not all(self.relevant):
-            raise ValueError("retrieval needs queries, each with at least one relevant document.")
-        if wrong := [k for k in self.cutoffs if k < 1]:
-            raise ValueError(f"Recall@{wrong[0]} is not defined: k must be 1 or more.")
-
     def score(self, vectors: Vectors) -> Scores:
-        depth = max([*self.cutoffs, 10])  # nDCG and MRR read the first 10
-        ranked = exact_search(vectors["queries"], vectors["documents"], depth)
+        ranked = exact_search(vectors["queries"], vectors["documents"], self._depth)
         return ranking_scores(ranked, self.relevant, self.cutoffs)
 
-    def score_two_stages(self, vectors: Vectors, dims: Sequence[int]) -> list[dict[str, Any]]:
+    def two_stage_searches(self, task: str, layer: int, vectors: Vectors, dims: Sequence[int]) -> list[TwoStageSearch]:
+        """
+        Measure searches with a short prefix that are reranked with a longer one.
+
+        Args:
+            task (`str`): Name of the task.
+            layer (`int`): Layer of the vectors.
+            vectors (`dict[str, torch.Tensor]`): Embeddings of this layer at the widest of the dims.
+            dims (`Sequence[int]`): Dims of the prefixes, ascending.
+
+        Returns:
+            `list[TwoStageSearch]`: one per pair of dims and length in [`SHORTLISTS`] up to the size of the collection.
+        """
         queries, documents = vectors["queries"], vectors["documents"]
         sizes = [size for size in SHORTLISTS if size <= len(documents)]
-        if not sizes:
-            return []
-        plans = []
-        for position, first in enumerate(dims[:-1]):
+        searches: list[TwoStageSearch] = []
+        for position, first in enumerate(dims[:-1] if sizes else ()):
             shortlist = exact_search(truncate(queries, first), truncate(documents, first), sizes[-1])
             for second in dims[position + 1 :]:
-                for size, ranked in rerank(
-                    truncate(queries, second), truncate(documents, second), shortlist, sizes
-                ).items():
-                    plans.append(
-                        {
-                            "documents": len(documents),
-                            "first_dim": first,
-                            "second_dim": second,
-                            "shortlist": size,
-                            "products_share": products_share(len(documents), (first, second), size),
-                            "metric": self.main_metric,
-                            "value": ranking_scores(ranked, self.relevant)[self.main_metric],
-                        }
+                stages = {"task": task, "layer": layer, "first_dim": first, "second_dim": second}
+                ranked = rerank(truncate(queries, second), truncate(documents, second), shortlist, sizes)
+                for size in sizes:
+                    share = products_share(len(documents), (first, second), size)
+                    searches.append(
+                        self._measured(TwoStageSearch, ranked[size], **stages, shortlist=size, products_share=share)
                     )
-        return plans
+        return searches
 
-    def score_rescored(self, coded: Vectors, rescorers: Mapping[str, Callable[[], Vectors]]) -> list[dict[str, Any]]:
-        documents = len(coded["documents"])
-        sizes = [size for size in SHORTLISTS if size <= min(documents, LONGEST_RESCORED)]
-        if not sizes or not rescorers:
+    def rescored_searches(
+        self, task: str, size: Granularity, coded: Vectors, rescorers: Mapping[str, Callable[[], Vectors]]
+    ) -> list[RescoredSearch]:
+        """
+        Measure searches that find a shortlist in a precision and rescore it.
+
+        Args:
+            task (`str`): Name of the task.
+            size ([`Granularity`]): Granularity of the codes.
+            coded (`dict[str, torch.Tensor]`): Embeddings in the precision, from [`~coding.code_vectors`].
+            rescorers (`dict[str, Callable]`): Name -> function that gives the vectors that rescore.
+
+        Returns:
+            `list[RescoredSearch]`: one per rescorer and length in [`SHORTLISTS`] up to 100 and to the size of the
+            collection.
+        """
+        lengths = [length for length in SHORTLISTS if length <= min(len(coded["documents"]), LONGEST_RESCORED)]
+        if not lengths or not rescorers:
             return []
-        shortlist = exact_search(coded["queries"], coded["documents"], sizes[-1])
+        shortlist = exact_search(coded["queries"], coded["documents"], lengths[-1])
+        fields = {"task": task, "layer": size.layer, "dim": size.dim, "code": size.code}
         searches = []
         for name, vectors_of in rescorers.items():
             vectors = vectors_of()
-            for size, ranked in rerank(vectors["queries"], vectors["documents"], shortlist, sizes).items():
-                searches.append(
-                    {
-                        "documents": documents,
-                        "rescore": name,
-                        "shortlist": size,
-                        "metric": self.main_metric,
-                        "value": ranking_scores(ranked, self.relevant)[self.main_metric],
-                    }
-                )
+            for length, ranked in rerank(vectors["queries"], vectors["documents"], shortlist, lengths).items():
+                searches.append(self._measured(RescoredSearch, ranked, **fields, rescore=name, shortlist=length))
         return searches
 
-    def score_asymmetric(
-        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
-    ) -> list[dict[str, Any]]:
+    def asymmetric_searches(
+        self, task: str, embeddings: Embed, dims: Mapping[int, Sequence[int]]
+    ) -> list[AsymmetricSearch]:
+        """
+        Measure exact searches with queries and documents at different layers.
+
+        Args:
+            task (`str`): Name of the task.
+            embeddings (`Callable[[str, int], torch.Tensor]`): Name of a list of texts and layer -> its embeddings
+                `(texts, widest dim of the layer)`, not normalised.
+            dims (`dict[int, Sequence[int]]`): Layer -> its dims, ascending.
+
+        Returns:
+            `list[AsymmetricSearch]`: one per pair of layers and dim that both have.
+        """
         queries = {layer: embeddings("queries", layer) for layer in dims}
         searches = []
         for document_layer in dims:
@@ -342,45 +261,29 @@ class Retrieval(Evaluator):
                 others = [layer for layer in dims if layer != document_layer and dim in dims[layer]]
                 if not others:
                     continue
-                sides = [truncate(queries[layer], dim) for layer in others]
                 # One search serves the queries of all layers, and finds as many as ndcg@10 reads.
-                found = np.split(exact_search(torch.cat(sides), truncate(documents, dim), 10), len(sides))
-                for query_layer, ranked in zip(others, found, strict=True):
-                    searches.append(
-                        {
-                            "documents": len(documents),
-                            "query_layer": query_layer,
-                            "document_layer": document_layer,
-                            "dim": dim,
-                            "metric": self.main_metric,
-                            "value": ranking_scores(ranked, self.relevant)[self.main_metric],
-                        }
-                    )
+                sides = torch.cat([truncate(queries[layer], dim) for layer in others])
+                found = np.split(exact_search(sides, truncate(documents, dim), 10), len(others))
+                for layer, ranked in zip(others, found, strict=True):
+                    fields = {"task": task, "query_layer": layer, "document_layer": document_layer, "dim": dim}
+                    searches.append(self._measured(AsymmetricSearch, ranked, **fields))
         return searches
 
-    def score_hybrid(
-        self, embeddings: Callable[[str, int], torch.Tensor], dims: Mapping[int, Sequence[int]]
-    ) -> list[dict[str, Any]]:
-        last = max(dims)
+    def hybrid_searches(self, task: str, embeddings: Embed, dims: Mapping[int, Sequence[int]]) -> list[HybridSearch]:
+        """Measure BM25 alone, and beside exact search with queries at every layer and documents at the last one, for
+        every dim that both have. The arguments are those of [`~Retrieval.asymmetric_searches`]."""
+        last, none = max(dims), dict.fromkeys(("query_layer", "document_layer", "dim", "fusion"))
         documents = embeddings("documents", last)
-
-        def search(query_layer: int | None, dim: int | None, fusion: str | None, scores: Scores) -> dict[str, Any]:
-            return {
-                "documents": len(documents),
-                "query_layer": query_layer,
-                "document_layer": None if query_layer is None else last,
-                "dim": dim,
-                "fusion": fusion,
-                "metric": self.main_metric,
-                "value": scores[self.main_metric],
-            }
-
-        searches = [search(None, None, None, self.score_bm25())]
-        for layer, its in dims.items():
-            for dim in (dim for dim in its if dim in dims[last]):
-                stored, queries = truncate(documents, dim), truncate(embeddings("queries", layer), dim)
-                vectors = {"queries": queries, "documents": stored}
-                searches += [search(layer, dim, name, self.score_bm25(vectors, name)) for name in FUSIONS]
+        searches = [self._measured(HybridSearch, self._bm25_ranked(), task=task, **none)]
+        for layer in dims:
+            queries = embeddings("queries", layer)
+            for dim in (dim for dim in dims[layer] if dim in dims[last]):
+                vectors = {"queries": truncate(queries, dim), "documents": truncate(documents, dim)}
+                fields = {"task": task, "query_layer": layer, "document_layer": last, "dim": dim}
+                searches += [
+                    self._measured(HybridSearch, self._bm25_ranked(vectors, name), **fields, fusion=name)
+                    for name in FUSIONS
+                ]
         return searches
 
     def score_bm25(self, vectors: Vectors | None = None, fusion: str = "scores") -> Scores:
@@ -391,20 +294,25 @@ class Retrieval(Evaluator):
             vectors (`dict[str, torch.Tensor]`, *optional*): Embeddings of `queries` and `documents`, not normalised.
             fusion (`str`, *optional*, defaults to `"scores"`): `"scores"` or `"ranks"`; see [`fuse_scores`] and
                 [`fuse_ranks`].
-
-        Returns:
-            `dict[str, float]`: metric -> value.
-
-        Raises:
-            ValueError: if SQLite has no full-text search.
         """
-        depth = max([*self.cutoffs, 10])
-        ranked = self._words.rows[:, :depth]
-        if vectors is not None:
-            blocks = partial(vectors["documents"].split, ROWS_AT_ONCE)
-            found = Ranking(*search_blocks(vectors["queries"], blocks, CANDIDATES))
-            ranked = FUSIONS[fusion](found, self._words, depth)
-        return ranking_scores(ranked, self.relevant, self.cutoffs)
+        return ranking_scores(self._bm25_ranked(vectors, fusion), self.relevant, self.cutoffs)
+
+    def _bm25_ranked(self, vectors: Vectors | None = None, fusion: str = "scores") -> np.ndarray:
+        if vectors is None:
+            return self._words.rows[:, : self._depth]
+        blocks = partial(vectors["documents"].split, ROWS_AT_ONCE)
+        found = Ranking(*search_blocks(vectors["queries"], blocks, CANDIDATES))
+        return FUSIONS[fusion](found, self._words, self._depth)
+
+    def _measured(self, kind: type[Search], ranked: np.ndarray, **fields: Any) -> Search:
+        """A search with its value of the main metric."""
+        value = ranking_scores(ranked, self.relevant, self.cutoffs)[self.main_metric]
+        return kind(documents=len(self.texts["documents"]), metric=self.main_metric, value=value, **fields)
+
+    @property
+    def _depth(self) -> int:
+        """Length of the ranked lists: nDCG and MRR read the first 10."""
+        return max([*self.cutoffs, 10])
 
     @cached_property
     def _words(self) -> Ranking:
@@ -421,26 +329,18 @@ class Geometry(Evaluator):
 
     positives: Sequence[int]
 
-    def __post_init__(self) -> None:
-        if not self.positives:
-            raise ValueError("alignment needs at least one positive pair.")
-
     def score(self, vectors: Vectors) -> Scores:
-        return compute_metric(
-            "alignment_uniformity",
-            predictions=vectors["sentence1"].numpy(),
-            references=vectors["sentence2"].numpy(),
-            positives=self.positives,
-        )
+        positives = list(self.positives)
+        return {
+            "alignment": alignment(vectors["sentence1"][positives], vectors["sentence2"][positives]),
+            "uniformity": uniformity(self.both(vectors)),
+        }
 
     def score_layer(self, vectors: Vectors, dims: Sequence[int]) -> dict[int, Scores]:
-        geometry = geometry_scores(self._all(vectors), dims)
+        geometry = geometry_scores(self.both(vectors), dims)
         return {dim: scores | geometry[dim] for dim, scores in super().score_layer(vectors, dims).items()}
 
-    def variances(self, vectors: Vectors) -> list[float]:
-        return self._all(vectors).double().var(dim=0).tolist()
-
     @staticmethod
-    def _all(vectors: Vectors) -> torch.Tensor:
+    def both(vectors: Vectors) -> torch.Tensor:
         """Embeddings of all texts, `(2 * pairs, dim)`."""
         return torch.cat([vectors["sentence1"], vectors["sentence2"]])

@@ -9,20 +9,11 @@ import torch
 
 def feature_covariance(vectors: torch.Tensor) -> torch.Tensor:
     """
-    Covariance of the dims over texts (IBKD, [2311.05472](https://huggingface.co/papers/2311.05472), section 4.7). Its
-    diagonal is the variance spectrum (MIC, Figure 1); its leading block is the covariance of a prefix.
-
-    Args:
-        vectors (`torch.Tensor` of shape `(texts, dim)`): Embeddings, not normalised.
-
-    Returns:
-        `torch.Tensor` of shape `(dim, dim)`, float64.
-
-    Raises:
-        ValueError: if there are fewer than two texts.
+    Covariance of the dims over texts, `(dim, dim)` in float64 (IBKD,
+    [2311.05472](https://huggingface.co/papers/2311.05472), section 4.7). Its diagonal is the variance spectrum (MIC,
+    Figure 1); its leading block is the covariance of a prefix. The embeddings `(texts, dim)`, at least two, are not
+    normalised.
     """
-    if len(vectors) < 2:
-        raise ValueError(f"A covariance needs at least two texts; there is {len(vectors)}.")
     return torch.cov(vectors.double().T).reshape(vectors.shape[1], vectors.shape[1])
 
 
@@ -34,17 +25,8 @@ def feature_correlation(covariance: torch.Tensor) -> torch.Tensor:
 
 
 def effective_rank(covariance: torch.Tensor, dim: int) -> float:
-    """
-    Effective rank of a prefix: the exponential of the entropy of the normalised eigenvalues of its covariance (Roy and
-    Vetterli, 2007).
-
-    Args:
-        covariance (`torch.Tensor` of shape `(width, width)`): From [`feature_covariance`].
-        dim (`int`): Length of the prefix.
-
-    Returns:
-        `float`: in 1..dim; 0 if all embeddings are equal.
-    """
+    """Effective rank of a prefix of this length, in 1..dim, from [`feature_covariance`]: the exponential of the
+    entropy of the normalised eigenvalues (Roy and Vetterli, 2007). 0 if all embeddings are equal."""
     spectrum = torch.linalg.eigvalsh(covariance[:dim, :dim]).clamp(min=0)
     if spectrum.sum() == 0:
         return 0.0
@@ -52,17 +34,9 @@ def effective_rank(covariance: torch.Tensor, dim: int) -> float:
 
 
 def prefix_residual_correlation(correlation: torch.Tensor, dim: int) -> float:
-    """
-    Mean absolute correlation between the dims of a prefix and the dims after it, which measures redundancy (MIC,
-    [2605.29987](https://huggingface.co/papers/2605.29987), section 2; here over texts, of pooled embeddings).
-
-    Args:
-        correlation (`torch.Tensor` of shape `(width, width)`): From [`feature_correlation`].
-        dim (`int`): Length of the prefix, below the hidden size.
-
-    Returns:
-        `float`: in 0..1.
-    """
+    """Mean absolute correlation between the dims of a prefix of this length and the dims after it, in 0..1, from
+    [`feature_correlation`]. It measures redundancy (MIC, [2605.29987](https://huggingface.co/papers/2605.29987),
+    section 2; here over texts, of pooled embeddings)."""
     return float(correlation[:dim, dim:].abs().mean())
 
 

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
@@ -24,9 +24,9 @@ from ..core.states import shared_layers, truncate, unwrap_encoder
 from .coding import code_vectors
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
-from .evaluators import Evaluator, Scores, Vectors
+from .evaluators import Evaluator, Geometry, Retrieval, Scores, Vectors
 from .readers import load_task
-from .results import AsymmetricSearch, GridResults, HybridSearch, RescoredSearch, Score, TwoStageSearch
+from .results import GridResults, Score
 from .tasks import Task
 
 
@@ -35,21 +35,13 @@ if TYPE_CHECKING:
 
 # Distributions that scores may depend on. faiss has several; those with "gpu" search on GPUs.
 PACKAGES = (
-    "torch",
-    "transformers",
-    "datasets",
-    "scikit-learn",
-    "scipy",
-    "faiss-cpu",
-    "faiss-gpu",
-    "faiss-gpu-cu12",
-    "numpy",
+    "torch", "transformers", "datasets", "scikit-learn", "scipy", "faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "numpy",
     "mteb",
-)
+)  # fmt: skip
 
 
 def run_facts() -> dict[str, Any]:
-    """What a results file says of the run that wrote it: date, machine and versions of packages."""
+    """Date, machine and versions of packages, for a results file."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {torch.cuda.device_count()} GPUs"
     return {"date": date.today().isoformat(), "machine": machine, "versions": installed_versions()}
 
@@ -64,18 +56,8 @@ def installed_versions() -> dict[str, str]:
 
 
 class TaskEmbeddings:
-    """
-    Embeddings of the texts of one task at every granularity. Equal texts are encoded once.
-
-    Args:
-        encoder ([`GridEncoder`]): Encoder and grid.
-        evaluator ([`Evaluator`]): Evaluator with the texts.
-        description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
-        folder (`Path`, *optional*): Folder for memory-mapped embeddings; `None` keeps them in memory.
-
-    Raises:
-        ValueError: if an embedding is not finite. The message names the granularities.
-    """
+    """Embeddings of the texts of one task at every granularity, in memory, or memory-mapped in a folder. Equal texts
+    are encoded once. A ValueError says that an embedding is not finite; it names the granularities."""
 
     def __init__(
         self,
@@ -86,18 +68,20 @@ class TaskEmbeddings:
     ) -> None:
         self.grid, self.quantizer, self.evaluator = encoder.grid, encoder.quantizer, evaluator
         self._rows: dict[str, list[int] | None] = {}
-        self._role = {name: evaluator.role(name) for name in evaluator.texts}
         self._embeddings: dict[str, GridEmbeddings] = {}
-        for role in dict.fromkeys(self._role.values()):
+        for role in dict.fromkeys(map(evaluator.role, evaluator.texts)):
             position: dict[str, int] = {}
-            for name in (name for name, its in self._role.items() if its == role):
-                self._rows[name] = [position.setdefault(text, len(position)) for text in evaluator.texts[name]]
-            for name, rows in self._rows.items():  # None: all rows in order, which needs no copy
-                if self._role[name] == role and rows == list(range(len(position))):
-                    self._rows[name] = None
-            self._embeddings[role] = encoder.encode(
+            rows = {
+                name: [position.setdefault(text, len(position)) for text in texts]
+                for name, texts in evaluator.texts.items()
+                if evaluator.role(name) == role
+            }
+            embeddings = encoder.encode(
                 list(position), role=role, description=description, folder=folder / role if folder else None
             ).require_finite()
+            for name, its in rows.items():  # None: all rows in order, which needs no copy
+                self._rows[name] = None if its == list(range(len(position))) else its
+                self._embeddings[name] = embeddings
 
     def layer(self, layer: int) -> dict[str, torch.Tensor]:
         """Name of each list of texts -> its embeddings at the widest granularity of a layer."""
@@ -113,7 +97,7 @@ class TaskEmbeddings:
         return code_vectors(encoded, self.evaluator.stored, granularity, self.quantizer, float_queries=float_queries)
 
     def rescorers(self, granularity: Granularity) -> dict[str, Callable[[], Vectors]]:
-        """What can rescore a shortlist of a precision: [`RESCORERS`] that differ from the search in the precision."""
+        """Vectors that can rescore a shortlist of a precision: [`RESCORERS`] that differ from the search in it."""
         code = code_of(granularity.code)
         found: dict[str, Callable[[], Vectors]] = {}
         if code.learned or code.name == "binary":
@@ -127,8 +111,21 @@ class TaskEmbeddings:
         """Dims of a layer that are scored in float32."""
         return [member.dim for member in self.grid if (member.layer, member.code) == (layer, FLOAT)]
 
+    def scores(self) -> dict[Granularity, Scores]:
+        """Granularity -> metric -> value."""
+        found: dict[Granularity, Scores] = {}
+        for layer in self.grid.layers:
+            if dims := self.float_dims(layer):
+                scores = self.evaluator.score_layer(self.layer(layer), dims)
+                found |= {Granularity(layer, dim): its for dim, its in scores.items()}
+        for g in (member for member in self.grid if member.code != FLOAT):
+            coded = self.in_code(g)
+            width = next(iter(coded.values())).shape[1]  # some codes have another number of dims
+            found[g] = self.evaluator.score_layer(coded, [width])[width]
+        return {g: found[g] for g in self.grid}
+
     def _encoded(self, name: str, layer: int) -> torch.Tensor:
-        return self._embeddings[self._role[name]].widest(layer, self._rows[name])
+        return self._embeddings[name].widest(layer, self._rows[name])
 
 
 def score_grid(
@@ -148,13 +145,7 @@ def score_grid(
     Raises:
         ValueError: if an embedding is not finite. The message names the granularities.
     """
-    embeddings = TaskEmbeddings(encoder, evaluator, description)
-    floats = {
-        Granularity(layer, dim): scores
-        for layer in encoder.grid.layers
-        for dim, scores in _float_scores(evaluator, embeddings, layer).items()
-    }
-    return {g: floats[g] if g in floats else _scores(evaluator, embeddings.in_code(g)) for g in encoder.grid}
+    return TaskEmbeddings(encoder, evaluator, description).scores()
 
 
 def score_vectors(
@@ -171,51 +162,25 @@ def score_vectors(
 
     Returns:
         `dict[Granularity, dict[str, float]]`: granularity -> metric -> value.
-
-    Raises:
-        ValueError: if documents have no embeddings at the layer.
     """
     grid, scores = next(iter(embeddings.values())).grid, dict[Granularity, Scores]()
     for layer in grid.layers:
         dims = grid.dims_of(layer)
-        at = {
-            name: layer if document_layer is None or evaluator.role(name) == "query" else document_layer
-            for name in embeddings
+        layers = {"query": layer, "document": layer if document_layer is None else document_layer}
+        vectors = {
+            name: its.at(Granularity(layers[evaluator.role(name)], dims[-1])) for name, its in embeddings.items()
         }
-        vectors = {name: its.at(Granularity(at[name], dims[-1])) for name, its in embeddings.items()}
         scores |= {Granularity(layer, dim): found for dim, found in evaluator.score_layer(vectors, dims).items()}
     return scores
 
 
 def tfidf_scores(evaluator: Evaluator) -> Scores:
-    """
-    Score a retrieval task with TF-IDF vectors of the words of its documents, a baseline without any training.
-
-    Args:
-        evaluator ([`Retrieval`]): Evaluator of the task.
-
-    Returns:
-        `dict[str, float]`: metric -> value.
-
-    Raises:
-        ValueError: if scikit-learn is not installed.
-    """
+    """Score a retrieval task with TF-IDF vectors of the words of its documents, a baseline without any training:
+    metric -> value. Needs scikit-learn."""
     library = require_extra("sklearn.feature_extraction.text", "evaluation", "TF-IDF")
     vectorizer = library.TfidfVectorizer(sublinear_tf=True).fit(evaluator.texts["documents"])
     vectors = {name: vectorizer.transform(texts).toarray() for name, texts in evaluator.texts.items()}
     return evaluator.score({name: torch.from_numpy(its) for name, its in vectors.items()})
-
-
-def _float_scores(evaluator: Evaluator, embeddings: TaskEmbeddings, layer: int) -> dict[int, Scores]:
-    """Dim -> metrics in float32."""
-    dims = embeddings.float_dims(layer)
-    return evaluator.score_layer(embeddings.layer(layer), dims) if dims else {}
-
-
-def _scores(evaluator: Evaluator, vectors: Vectors) -> Scores:
-    """Metrics of vectors in a precision. Some have another number of dims than the embeddings."""
-    width = next(iter(vectors.values())).shape[1]
-    return evaluator.score_layer(vectors, [width])[width]
 
 
 def evaluate_grid(
@@ -261,170 +226,143 @@ def evaluate_grid(
         [`GridResults`]
 
     Raises:
-        ValueError: if a task has no data, two tasks have one name, an embedding is not finite, all labels are equal,
-            a metric is undefined, or `unfinished` has results of other weights or another grid. The message names the
-            task.
+        ValueError: if a task has no data, two tasks have one name, an embedding is not finite, a metric is undefined,
+            or `unfinished` has results of other weights or another grid. The message names the task.
     """
     tasks, by_mteb = list(tasks), {task.metadata.name: task for task in mteb_tasks}
     names = [*(task.name for task in tasks), *by_mteb]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ValueError(f"Two tasks are called {twice[0]!r}: rename one, so that the results can tell them apart.")
     evaluators = {task.name: load_task(task, data) for task in tasks}  # missing data fails before any encoding
-    if by_mteb:
-        from .mteb_models import load_mteb_data
-
-        for mteb_task in by_mteb.values():
-            load_mteb_data(mteb_task)
-    grid, config = encoder.grid, unwrap_encoder(encoder.model).config
-    grid_is_learned = any(code_of(code).learned for code in grid.codes)
-    own = {task.name: task.hub.path if task.hub else task.folder for task in tasks if task.read is not None}
-    results = GridResults(
-        model=config.name_or_path,
-        revision=getattr(config, "_commit_hash", None),
-        grid=str(grid),
-        seed=seed,
-        weights=encoder.weights_fingerprint(),
-        **run_facts(),
-        settings={
-            "pooling": encoder.pooling,
-            "max_length": encoder.max_length,
-            "max_lengths": dict(encoder.max_lengths),
-            "batch_size": encoder.batch_size,
-            "prompts": dict(encoder.prompts),
-            "dtype": encoder.compute_type,
-            "attn_implementation": config._attn_implementation,
-            "device": str(unwrap_encoder(encoder.model).device),
-            # Hub id, or name of the file or folder, of the data of tasks that are not registered.
-            **({"own_data": own} if own else {}),
-            **({"mteb": {name: _data_of(task) for name, task in by_mteb.items()}} if by_mteb else {}),
-            **({"quantizer": encoder.quantizer.fingerprint} if encoder.quantizer and grid_is_learned else {}),
-        },
-    )
+    for mteb_task in by_mteb.values():
+        mteb_task.load_data()
+    results = _without_scores(encoder, tasks, by_mteb, seed)
     if unfinished is not None and unfinished.exists():
-        results = _resumed(results, GridResults.load(unfinished), unfinished)
-    layers = _asymmetric_layers(encoder, asymmetric)
-    for task in tasks:
-        if task.name in results.seconds:
+        earlier = GridResults.load(unfinished)
+        if (earlier.weights, earlier.grid) != (results.weights, results.grid):
+            raise ValueError(f"{unfinished} has results of other weights or another grid: remove it.")
+        results = replace(earlier, date=results.date, settings=results.settings, seed=seed)
+    layers = encoder.grid.layers if asymmetric is not False else []
+    if asymmetric is None:
+        shared = shared_layers(unwrap_encoder(encoder.model).config)
+        layers = [layer for layer in layers if layer in shared]
+    for name in names:
+        if name in results.seconds:
             continue
         try:
-            start = time.perf_counter()
-            evaluator = evaluators.pop(task.name)
-            results.texts[task.name] = {name: len(texts) for name, texts in evaluator.texts.items()}
-            embeddings = TaskEmbeddings(
-                encoder, evaluator, task.name if verbose else None, folder / task.name if folder else None
-            )
-            encoded = time.perf_counter()
-            _score_task(task, evaluator, embeddings, results, two_stages, layers)
-            if hybrid:
-                dims = _dims_of(embeddings, layers) or {grid.layers[-1]: embeddings.float_dims(grid.layers[-1])}
-                searches = evaluator.score_hybrid(embeddings.of, dims)
-                results.hybrid_searches += [HybridSearch(task=task.name, **search) for search in searches]
-            done = time.perf_counter()
+            if name in by_mteb:
+                from .mteb_models import score_mteb
+
+                score_mteb(encoder, by_mteb[name], results, folder / "mteb" / name if folder else None, verbose)
+            else:
+                task, start = tasks[names.index(name)], time.perf_counter()
+                evaluator = evaluators.pop(name)
+                embeddings = TaskEmbeddings(
+                    encoder, evaluator, name if verbose else None, folder / name if folder else None
+                )
+                encoded = time.perf_counter()
+                _score_task(task, evaluator, embeddings, results)
+                if isinstance(evaluator, Retrieval):
+                    _measure_searches(name, evaluator, embeddings, results, two_stages, layers, hybrid)
+                results.seconds[name] = {
+                    "encode": round(encoded - start, 2),
+                    "score": round(time.perf_counter() - encoded, 2),
+                }
         except ValueError as error:
-            raise ValueError(f"Task {task.name!r}: {error}") from error
-        results.seconds[task.name] = {"encode": round(encoded - start, 2), "score": round(done - encoded, 2)}
-        _report(task.name, results, verbose, unfinished)
-    for name, mteb_task in by_mteb.items():
-        if name not in results.seconds:
-            _score_mteb(mteb_task, encoder, results, folder / "mteb" / name if folder else None, verbose)
-            _report(name, results, verbose, unfinished)
+            raise ValueError(f"Task {name!r}: {error}") from error
+        if verbose:
+            seconds = results.seconds[name]
+            print(f"{name}: encoded in {seconds['encode']:.1f} s, scored in {seconds['score']:.1f} s", flush=True)
+        if unfinished is not None:
+            results.save(unfinished)
     return results
 
 
-def _report(task: str, results: GridResults, verbose: bool, unfinished: Path | None) -> None:
-    """Show that a task is scored, and save the results so far."""
-    if verbose:
-        seconds = results.seconds[task]
-        print(f"{task}: encoded in {seconds['encode']:.1f} s, scored in {seconds['score']:.1f} s", flush=True)
-    if unfinished is not None:
-        results.save(unfinished)
-
-
-def _data_of(task: AbsTask) -> dict[str, str]:
-    """What results say of a task of MTEB: its type, and data set and revision on the Hub."""
-    return {
-        "type": task.metadata.type,
-        "dataset": task.metadata.dataset["path"],
-        "revision": task.metadata.dataset["revision"],
+def _without_scores(
+    encoder: GridEncoder, tasks: Iterable[Task], by_mteb: Mapping[str, AbsTask], seed: int
+) -> GridResults:
+    """Results that name the encoder, its settings and the data."""
+    model = unwrap_encoder(encoder.model)
+    settings = {
+        "pooling": encoder.pooling,
+        "max_length": encoder.max_length,
+        "max_lengths": dict(encoder.max_lengths),
+        "batch_size": encoder.batch_size,
+        "prompts": dict(encoder.prompts),
+        "dtype": encoder.compute_type,
+        "attn_implementation": model.config._attn_implementation,
+        "device": str(model.device),
     }
+    if own := {task.name: task.hub.path if task.hub else task.folder for task in tasks if task.read is not None}:
+        settings["own_data"] = own
+    if by_mteb:
+        settings["mteb"] = {
+            name: {
+                "type": task.metadata.type,
+                "dataset": task.metadata.dataset["path"],
+                "revision": task.metadata.dataset["revision"],
+            }
+            for name, task in by_mteb.items()
+        }
+    if encoder.quantizer and any(code_of(code).learned for code in encoder.grid.codes):
+        settings["quantizer"] = encoder.quantizer.fingerprint
+    return GridResults(
+        model=model.config.name_or_path,
+        revision=getattr(model.config, "_commit_hash", None),
+        grid=str(encoder.grid),
+        seed=seed,
+        weights=encoder.weights_fingerprint(),
+        **run_facts(),
+        settings=settings,
+    )
 
 
-def _score_mteb(task: AbsTask, encoder: GridEncoder, results: GridResults, folder: Path | None, verbose: bool) -> None:
-    """Add the scores of a task of MTEB to the results."""
-    from .mteb_models import EncodeOnce, score_mteb, task_type_of
-
-    name, encode_once, start = task.metadata.name, EncodeOnce(encoder, folder), time.perf_counter()
-    try:
-        for g, result in score_mteb(encode_once, task, verbose).items():
-            value, metric = float(result.get_score()), task.metadata.main_score
-            if not math.isfinite(value):
-                raise ValueError(f"{metric} is not defined at {g}: its embeddings may all be equal.")
-            split = "+".join(result.scores)
-            results.scores.append(Score(name, task_type_of(task), split, metric, True, str(g), value))
-    except ValueError as error:
-        raise ValueError(f"Task {name!r}: {error}") from error
-    seconds, encoded = time.perf_counter() - start, encode_once.seconds
-    results.texts[name] = {"texts": encode_once.count}
-    results.seconds[name] = {"encode": round(encoded, 2), "score": round(seconds - encoded, 2)}
+def require_defined(metric: str, value: float, granularity: Granularity) -> float:
+    """The value of a metric. A ValueError says that it is not defined."""
+    if not math.isfinite(value):
+        raise ValueError(f"{metric} is not defined at {granularity}: its embeddings or gold labels may all be equal.")
+    return value
 
 
-def _resumed(results: GridResults, earlier: GridResults, file: Path) -> GridResults:
-    """New results with those of the tasks that an interrupted run has scored."""
-    for name in ("weights", "grid"):
-        if getattr(results, name) != getattr(earlier, name):
-            raise ValueError(f"{file} has results of another {name.rstrip('s')}: remove it.")
-    kept = ("scores", "seconds", "two_stage_searches", "rescored_searches", "asymmetric_searches", "hybrid_searches")
-    return replace(results, **{name: getattr(earlier, name) for name in (*kept, "variances", "texts")})
+def _score_task(task: Task, evaluator: Evaluator, embeddings: TaskEmbeddings, results: GridResults) -> None:
+    """Add the scores of a task to the results."""
+    split = "+".join(task.splits)
+    for g, scores in embeddings.scores().items():
+        for metric, value in scores.items():
+            require_defined(metric, value, g)
+            main = metric == evaluator.main_metric
+            results.scores.append(Score(task.name, evaluator.task_type, split, metric, main, str(g), value))
+    results.texts[task.name] = {name: len(texts) for name, texts in evaluator.texts.items()}
+    if isinstance(evaluator, Geometry):
+        results.variances[task.name] = {
+            str(layer): [
+                float(f"{variance:.6g}")
+                for variance in evaluator.both(embeddings.layer(layer)).double().var(dim=0).tolist()
+            ]
+            for layer in embeddings.grid.layers
+        }
 
 
-def _asymmetric_layers(encoder: GridEncoder, asymmetric: bool | None) -> list[int]:
-    """Layers of the grid between which searches with asymmetric encoders are measured; see [`evaluate_grid`]."""
-    if asymmetric is not None:
-        return encoder.grid.layers if asymmetric else []
-    shared = shared_layers(unwrap_encoder(encoder.model).config)
-    return [layer for layer in encoder.grid.layers if layer in shared]
-
-
-def _dims_of(embeddings: TaskEmbeddings, layers: Sequence[int]) -> dict[int, list[int]]:
-    """Layer -> its dims that are scored in float32, for those of the layers that have some."""
-    return {layer: dims for layer in layers if (dims := embeddings.float_dims(layer))}
-
-
-def _score_task(
-    task: Task,
-    evaluator: Evaluator,
+def _measure_searches(
+    task: str,
+    evaluator: Retrieval,
     embeddings: TaskEmbeddings,
     results: GridResults,
     two_stages: bool,
-    asymmetric_layers: Sequence[int],
+    layers: Iterable[int],
+    hybrid: bool,
 ) -> None:
-    """Add the scores of a task to the results."""
-    split = "+".join(task.splits)
-
-    def add(g: Granularity, scores: Scores) -> None:
-        for metric, value in scores.items():
-            if not math.isfinite(value):
-                raise ValueError(f"{metric} is not defined at {g}: its embeddings may all be equal.")
-            main = metric == evaluator.main_metric
-            results.scores.append(Score(task.name, evaluator.task_type, split, metric, main, str(g), value))
-
-    for layer in embeddings.grid.layers:
-        vectors, dims = embeddings.layer(layer), embeddings.float_dims(layer)
-        for dim, scores in _float_scores(evaluator, embeddings, layer).items():
-            add(Granularity(layer, dim), scores)
-        for g in (member for member in embeddings.grid if member.layer == layer and member.code != FLOAT):
-            coded = embeddings.in_code(g)
-            add(g, _scores(evaluator, coded))
-            if two_stages:
-                results.rescored_searches += [
-                    RescoredSearch(task=task.name, layer=layer, dim=g.dim, code=g.code, **search)
-                    for search in evaluator.score_rescored(coded, embeddings.rescorers(g))
-                ]
-        if two_stages:
-            plans = evaluator.score_two_stages(vectors, dims)
-            results.two_stage_searches += [TwoStageSearch(task=task.name, layer=layer, **plan) for plan in plans]
-        if variances := evaluator.variances(vectors):
-            rounded = [float(f"{variance:.6g}") for variance in variances]
-            results.variances.setdefault(task.name, {})[str(layer)] = rounded
-    searches = evaluator.score_asymmetric(embeddings.of, _dims_of(embeddings, asymmetric_layers))
-    results.asymmetric_searches += [AsymmetricSearch(task=task.name, **search) for search in searches]
+    """Add the searches of a retrieval task to the results; those with asymmetric encoders are between `layers`."""
+    grid = embeddings.grid
+    if two_stages:
+        for layer in grid.layers:
+            dims = embeddings.float_dims(layer)
+            results.two_stage_searches += evaluator.two_stage_searches(task, layer, embeddings.layer(layer), dims)
+        for g in (member for member in grid if member.code != FLOAT):
+            coded, rescorers = embeddings.in_code(g), embeddings.rescorers(g)
+            results.rescored_searches += evaluator.rescored_searches(task, g, coded, rescorers)
+    between = {layer: dims for layer in layers if (dims := embeddings.float_dims(layer))}
+    results.asymmetric_searches += evaluator.asymmetric_searches(task, embeddings.of, between)
+    if hybrid:
+        between = between or {grid.layers[-1]: embeddings.float_dims(grid.layers[-1])}
+        results.hybrid_searches += evaluator.hybrid_searches(task, embeddings.of, between)

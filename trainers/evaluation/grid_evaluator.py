@@ -31,7 +31,7 @@ class GridEvaluator:
         data (`Path`, *optional*): Folder of local data sets. Data that is not there is read from the Hub.
 
     Raises:
-        ValueError: if a task is unknown, has no data or is a second one of its name, or there is none.
+        ValueError: if a task is unknown or has no data.
 
     ```python
     >>> evaluator = GridEvaluator(["stsb"], grid="2,6x64,384")  # doctest: +SKIP
@@ -46,9 +46,6 @@ class GridEvaluator:
         self, tasks: Iterable[str | Task], grid: Grid | str | None = None, data: str | Path | None = None
     ) -> None:
         found = [each for task in tasks for each in ([task] if isinstance(task, Task) else find_tasks([task]))]
-        names = [task.name for task in found]
-        if not found or len(set(names)) < len(names):
-            raise ValueError(f"An evaluator needs tasks with different names; got {', '.join(names) or 'none'}.")
         self.evaluators = {task.name: load_task(task, None if data is None else Path(data)) for task in found}
         self.grid = Grid.parse(grid) if isinstance(grid, str) else grid
 
@@ -75,10 +72,7 @@ def as_sentence_transformer(encoder: GridEncoder, granularity: Granularity | Non
 
     Args:
         encoder ([`GridEncoder`]): The encoder.
-        granularity ([`Granularity`], *optional*): What it embeds at. Default: the full size of the grid.
-
-    Raises:
-        ValueError: if sentence-transformers is not installed, or the encoder lacks the granularity.
+        granularity ([`Granularity`], *optional*): Size of its embeddings. Default: the full size of the grid.
     """
     library = require_extra("sentence_transformers", "sentence-transformers", "A SentenceTransformer")
     from sentence_transformers.base.modules import InputModule

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import logging
@@ -10,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..data.files import reading
 from ..data.hub_data import load_hub
 from ..data.stdlib_docs import split_by_module, stdlib_pairs
 from .evaluators import STS, BitextMining, Classification, Evaluator, Geometry, PairClassification, Retrieval
@@ -19,7 +21,6 @@ from .tasks import HubData, Task
 logger = logging.getLogger(__name__)
 Rows = list[dict[str, Any]]
 Read = Callable[[str], Rows]  # name of a split, or of a part of a collection -> its rows
-COLLECTION_PARTS = ("corpus", "queries", "qrels")
 ALIKE = 4.0  # lowest score of a positive pair, among the scores 0..5 of STS-B
 
 
@@ -35,8 +36,7 @@ def load_task(task: Task, data: Path | None = None) -> Evaluator:
         [`Evaluator`]
 
     Raises:
-        ValueError: if the data is not found, or its labels are all equal. The message names the task and the places
-            that were searched.
+        ValueError: if the data is not found. The message names the task and the places that were searched.
     """
     try:
         return READERS[task.task_type](task, partial(read_part, task, data))
@@ -54,23 +54,16 @@ def read_part(task: Task, data: Path | None, part: str) -> Rows:
     if task.read is not None:
         return task.read(part)
     if task.builtin:
-        return BUILTIN[task.name](part)
-    looked = []
-    if data is not None:
-        file = data / (task.folder or task.name) / (f"{part}.tsv.gz" if part == "qrels" else f"{part}.jsonl.gz")
-        if file.is_file():
-            return _relabel(read_rows(file), task.labels)
-        looked.append(f"{file} does not exist")
-    else:
-        looked.append("no folder of local data was given (M3BERT_DATA)")
+        return stdlib_rows(part)
+    file = Path(data or "M3BERT_DATA", task.folder or task.name, f"{part}.{'tsv' if part == 'qrels' else 'jsonl'}.gz")
+    if data is not None and file.is_file():
+        return _relabel(read_rows(file), task.labels)
     if task.hub is None:
-        looked.append("it is not on the Hub in this form")
-    else:
-        try:
-            return download(task, part, task.hub)
-        except OSError as error:  # offline, or the data set does not exist
-            looked.append(str(error).removesuffix("."))
-    raise ValueError(f"there is no {part!r}: {', and '.join(looked)}.")
+        raise ValueError(f"there is no {part!r}: {file} does not exist, and the Hub has no such data set.")
+    try:
+        return download(task, part, task.hub)
+    except OSError as error:  # offline, or the data set does not exist
+        raise ValueError(f"there is no {part!r}: {file} does not exist, and {error}") from error
 
 
 def download(task: Task, part: str, hub: HubData) -> Rows:
@@ -92,39 +85,18 @@ def stdlib_rows(part: str) -> Rows:
     return [{"id": row, "text": pair.summary if part == "queries" else pair.body} for row, pair in enumerate(pairs)]
 
 
-BUILTIN: dict[str, Callable[[str], Rows]] = {"stdlib": stdlib_rows}
-
-
 def read_rows(file: Path) -> Rows:
     """
-    Rows of a JSON Lines file, or of a TSV file with a header, plain or gzipped. Blank lines are left out.
+    Rows of a JSON Lines file, or of a TSV file with a header, whose values are texts; plain or gzipped.
 
     Raises:
-        ValueError: if a line is not a JSON object, or has more or fewer fields than the header. The message names the
-            file and the line.
+        ValueError: if the file cannot be read. The message names it.
     """
-    with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else file.open(encoding="utf-8") as opened:
-        lines = [(number, line.rstrip("\n")) for number, line in enumerate(opened, 1) if line.strip()]
-    if ".tsv" in file.suffixes:
-        header = lines[0][1].split("\t") if lines else []
-        return [_tsv_row(file, number, header, line.split("\t")) for number, line in lines[1:]]
-    return [_json_row(file, number, line) for number, line in lines]
-
-
-def _tsv_row(file: Path, number: int, header: list[str], fields: list[str]) -> dict[str, Any]:
-    if len(fields) != len(header):
-        raise ValueError(f"{file}, line {number} has {len(fields)} fields; the header has {', '.join(header)}.")
-    return dict(zip(header, fields, strict=True))
-
-
-def _json_row(file: Path, number: int, line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}, line {number} is not JSON: {error}.") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{file}, line {number} is not a JSON object: {line[:80]}")
-    return row
+    opened: Any = gzip.open if file.suffix == ".gz" else open
+    with reading(str(file)), opened(file, "rt", encoding="utf-8") as lines:
+        if ".tsv" in file.suffixes:
+            return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return [json.loads(line) for line in lines if line.strip()]
 
 
 def first_of(members: Iterable[object]) -> str:
@@ -177,11 +149,8 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
     """
     Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
     documents or queries that are not there are counted in a warning. Without a score, a judgement says "relevant".
-
-    Raises:
-        ValueError: if no query has a relevant document.
     """
-    corpus, queries, qrels = (read(part) for part in COLLECTION_PARTS)
+    corpus, queries, qrels = (read(part) for part in ("corpus", "queries", "qrels"))
     position = {str(row["id"]): index for index, row in enumerate(corpus)}
     known = {str(row["id"]) for row in queries}
     relevant: dict[str, dict[int, float]] = {}
@@ -194,23 +163,20 @@ def _read_retrieval(task: Task, read: Read) -> Retrieval:
             unknown["queries"].append(query)
         if document in position and query in known and (grade := float(row.get("score", 1))) > 0:
             relevant.setdefault(query, {})[position[document]] = grade
-    lost = " and ".join(
-        f"{len(ids)} of {len(qrels)} qrels name unknown {what} ({first_of(ids)})"
-        for what, ids in unknown.items()
-        if ids
-    )
+    for what, ids in unknown.items():
+        if ids:
+            named = f"{len(ids)} of {len(qrels)} qrels name unknown {what} ({first_of(ids)})"
+            logger.warning(f"Task {task.name!r}: {named}; they are left out.")
     if not relevant:
-        raise ValueError(f"no query has a relevant document{f': {lost}' if lost else ''}.")
-    if lost:
-        logger.warning(f"Task {task.name!r}: {lost}; they are left out.")
+        raise ValueError("no query has a relevant document.")
     if deep := [k for k in task.recall if k > len(corpus)]:
         named = ", ".join(f"recall@{k}" for k in deep)
         logger.warning(f"Task {task.name!r}: {named} is left out: the collection has {len(corpus)} documents.")
     asked = [row for row in queries if str(row["id"]) in relevant]
     return Retrieval(
         {
-            "queries": [row["text"] for row in asked],
-            "documents": [f"{row.get('title') or ''} {row['text']}".strip() for row in corpus],
+            "queries": [row["text"] or "" for row in asked],
+            "documents": [f"{row.get('title') or ''} {row['text'] or ''}".strip() for row in corpus],
         },
         [relevant[str(row["id"])] for row in asked],
         task.recall,

@@ -5,25 +5,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, TypeVar
 
-from ..core.codes import FLOAT, bytes_per_vector, with_present_names
+from ..core.codes import FLOAT, bytes_per_vector
 from ..core.durable import replace_text
 from ..core.granularity import Granularity, Grid
 from ..core.typed import read_object, typed
 
 
 SCHEMA_VERSION = 7
-# Older version that can be read -> the fields it lacks.
-ADDED_SINCE: dict[int, dict[str, Any]] = {
-    3: {"rescored_searches": [], "hybrid_searches": [], "texts": {}},
-    4: {"hybrid_searches": [], "texts": {}},
-    5: {"texts": {}},
-    6: {},
-}
 # What a shortlist is scored again by; "codes" are those that found it, compared with a float query.
 RESCORERS = ("codes", "int8", FLOAT)
 
@@ -86,19 +79,14 @@ class TwoStageSearch:
 @dataclass(frozen=True)
 class RescoredSearch:
     """
-    A measured search in a precision whose shortlist is rescored with a float query.
+    A measured search in a precision whose shortlist is rescored with a float query. Fields that are not listed are
+    those of [`TwoStageSearch`].
 
     Args:
-        task (`str`): Name of the retrieval task.
-        documents (`int`): Number of documents in its collection.
-        layer (`int`): Layer of the vectors.
         dim (`int`): Dim of the codes and of what rescores.
         code (`str`): Precision that finds the shortlist.
         rescore (`str`): What rescores it: `"codes"`, the same codes, or vectors that are kept beside them in
             `"int8"` or `"float32"`.
-        shortlist (`int`): Length of the shortlist.
-        metric (`str`): Name of the metric.
-        value (`float`): Value of the metric.
     """
 
     task: str
@@ -126,16 +114,13 @@ def rescored_bytes(granularity: Granularity, rescore: str) -> int:
 @dataclass(frozen=True)
 class AsymmetricSearch:
     """
-    A measured exact search whose queries and documents are embedded at different layers.
+    A measured exact search whose queries and documents are embedded at different layers. Fields that are not listed
+    are those of [`TwoStageSearch`].
 
     Args:
-        task (`str`): Name of the retrieval task.
-        documents (`int`): Number of documents in its collection.
         query_layer (`int`): Layer of the query vectors.
         document_layer (`int`): Layer of the document vectors.
         dim (`int`): Dim of both.
-        metric (`str`): Name of the metric.
-        value (`float`): Value of the metric.
     """
 
     task: str
@@ -150,17 +135,14 @@ class AsymmetricSearch:
 @dataclass(frozen=True)
 class HybridSearch:
     """
-    A measured search with BM25 beside exact search by embeddings.
+    A measured search with BM25 beside exact search by embeddings. Fields that are not listed are those of
+    [`TwoStageSearch`].
 
     Args:
-        task (`str`): Name of the retrieval task.
-        documents (`int`): Number of documents in its collection.
         query_layer (`int`, *optional*): Layer of the query vectors; `None` is BM25 alone.
         document_layer (`int`, *optional*): Layer of the document vectors.
         dim (`int`, *optional*): Dim of both.
         fusion (`str`, *optional*): `"scores"` or `"ranks"`; see [`fuse_scores`] and [`fuse_ranks`].
-        metric (`str`): Name of the metric.
-        value (`float`): Value of the metric.
     """
 
     task: str
@@ -189,8 +171,7 @@ class Latency:
         encoder (`str`): Model type of the encoder.
         threads (`int`): Number of threads for encoding and search.
         engine (`str`, *optional*, defaults to `"faiss"`): Library that searched: `"faiss"` or `"torch"`.
-        quantile (`float`, *optional*, defaults to 0.5): Which quantile of the measured times each value is. Files
-            that do not name one hold medians.
+        quantile (`float`, *optional*, defaults to 0.5): Which quantile of the measured times each value is.
         engine_ms (`dict[str, dict[str, float]]`, *optional*): Runtime besides torch (`"ONNX int8"`) -> layer -> time
             to encode one query, with as many threads.
     """
@@ -207,7 +188,7 @@ class Latency:
 
     @property
     def statistic(self) -> str:
-        """What each value is, in words."""
+        """The quantile in words, for tables and cards."""
         if self.quantile == 0.5:
             return "the median of its measurements"
         return (
@@ -220,43 +201,39 @@ class Latency:
         others = {engine: times[str(layer)] for engine, times in self.engine_ms.items() if str(layer) in times}
         return {"torch": self.encode_ms[str(layer)], **others}
 
-    def of(self, granularity: Granularity, documents: int | None = None) -> float:
-        """
-        Milliseconds per query for encoding and exact search among `documents` (by default as many as measured).
-
-        Raises:
-            KeyError: if it was not measured; see [`~Latency.has`].
-        """
-        return self.encode_ms[str(granularity.layer)] + self._search(stored_as(granularity), documents)
-
-    def has(self, granularity: Granularity) -> bool:
-        """Whether encoding and search were measured at a granularity. Times of a precision are not guessed."""
-        return str(granularity.layer) in self.encode_ms and stored_as(granularity) in self.search_ms
-
-    def of_rescored(
-        self, granularity: Granularity, rescore: str, shortlist: int, documents: int | None = None
-    ) -> float | None:
-        """Milliseconds per query for encoding, search in a precision, and rescoring a shortlist; `None` if a part was
-        not measured."""
-        again = replace(granularity, code=granularity.code if rescore == "codes" else rescore)
-        milliseconds = self.rerank_ms.get(stored_as(again), {}).get(str(shortlist))
-        if milliseconds is None or not self.has(granularity):
-            return None
-        return self.of(granularity, documents) + milliseconds
-
-    def of_two_stages(
-        self, granularity: Granularity, first_dim: int, shortlist: int, documents: int | None = None
+    def of(
+        self,
+        granularity: Granularity,
+        documents: int | None = None,
+        *,
+        first_dim: int | None = None,
+        rescore: str = "codes",
+        shortlist: int | None = None,
     ) -> float:
-        """Milliseconds per query for encoding and a two-stage search: a shortlist found with `first_dim` dims and
-        reranked at the granularity."""
-        rerank = self.rerank_ms[str(granularity.dim)][str(shortlist)]
-        return self.encode_ms[str(granularity.layer)] + self._search(str(first_dim), documents) + rerank
+        """
+        Milliseconds per query for encoding and search.
 
-    def _search(self, key: str, documents: int | None) -> float:
-        return self.search_ms[key] * (1.0 if documents is None else documents / self.documents)
+        Args:
+            granularity ([`Granularity`]): Granularity of the vectors.
+            documents (`int`, *optional*): Number of documents. Default: as many as measured.
+            first_dim (`int`, *optional*): Dim of the first stage of a two-stage search. Default: that of the vectors.
+            rescore (`str`, *optional*, defaults to `"codes"`): What rescores the shortlist, see [`RescoredSearch`].
+            shortlist (`int`, *optional*): Length of the shortlist; `None` is an exact search.
+
+        Returns:
+            `float`: infinite if a part was not measured. Times of a precision are not guessed.
+        """
+        encode = self.encode_ms.get(str(granularity.layer), float("inf"))
+        search = self.search_ms.get(str(first_dim) if first_dim else _stored_as(granularity), float("inf"))
+        if documents is not None:
+            search *= documents / self.documents
+        if shortlist is None:
+            return encode + search
+        again = granularity if rescore == "codes" else replace(granularity, code=rescore)
+        return encode + search + self.rerank_ms.get(_stored_as(again), {}).get(str(shortlist), float("inf"))
 
 
-def stored_as(granularity: Granularity) -> str:
+def _stored_as(granularity: Granularity) -> str:
     """Dim and precision as text, which is the key of a [`Latency`]: `64`, or `64@int8`."""
     return str(granularity).partition("x")[2]
 
@@ -282,16 +259,16 @@ class GridResults:
         seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
             (`score`).
         two_stage_searches (`list[TwoStageSearch]`, *optional*): Measured two-stage searches.
-        rescored_searches (`list[RescoredSearch]`, *optional*): Measured searches in a precision, with a shortlist that
-            is rescored.
         asymmetric_searches (`list[AsymmetricSearch]`, *optional*): Measured searches with queries and documents at
             different layers.
-        hybrid_searches (`list[HybridSearch]`, *optional*): Measured searches with BM25 beside embeddings.
         variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
         latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
+        weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
+        rescored_searches (`list[RescoredSearch]`, *optional*): Measured searches in a precision, with a shortlist that
+            is rescored.
+        hybrid_searches (`list[HybridSearch]`, *optional*): Measured searches with BM25 beside embeddings.
         texts (`dict[str, dict[str, int]]`, *optional*): Task -> name of a list of its texts (`queries`, `documents`,
             `sentence1`, ...) -> number of texts.
-        weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
         schema_version (`int`, *optional*): Version of this schema.
     """
 
@@ -323,23 +300,16 @@ class GridResults:
     @classmethod
     def load(cls, file: Path) -> GridResults:
         """
-        Read results from a JSON file, of this schema version or one in `ADDED_SINCE`.
+        Read results from a JSON file.
 
         Raises:
-            ValueError: if the file is not JSON, has another schema version, lacks a field, or has one of another form.
+            ValueError: if the file is not JSON, has another schema version, or a field is missing or of another form.
         """
         content = read_object(file)
-        found = content.get("schema_version")
-        if found in [*ADDED_SINCE]:
-            content = with_present_names(content) | ADDED_SINCE[found] | {"schema_version": SCHEMA_VERSION}
-        elif found != SCHEMA_VERSION:
-            legal = ", ".join(map(str, [*ADDED_SINCE, SCHEMA_VERSION]))
-            raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {legal}.")
-        missing = sorted({part.name for part in fields(cls)} - content.keys())
-        if missing:
-            raise ValueError(f"{file} lacks {', '.join(missing)}.")
+        if (found := content.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}.")
         try:
-            results = typed(cls, content)
+            results: GridResults = typed(cls, content)
             for text in {results.grid, *(score.granularity for score in results.scores)}:
                 Grid.parse(text)
         except ValueError as error:
@@ -369,46 +339,37 @@ class GridResults:
         Raises:
             ValueError: if no granularity within `size` was scored.
         """
-        members = tuple(
-            g for g in self.granularities if g.layer <= size.layer and g.dim <= size.dim and g.layer not in lost_layers
-        )
+
+        def kept(layer: int) -> bool:
+            return layer <= size.layer and layer not in lost_layers
+
+        members = [g for g in self.granularities if kept(g.layer) and g.dim <= size.dim]
         if not members:
             raise ValueError(f"Nothing within {size} was scored; scored: {self.grid}.")
-        return replace(
-            self.only(members),
-            variances={
-                task: {
-                    layer: values[: size.dim]
-                    for layer, values in spectra.items()
-                    if int(layer) <= size.layer and int(layer) not in lost_layers
-                }
-                for task, spectra in self.variances.items()
-            },
-        )
+        variances = {
+            task: {layer: values[: size.dim] for layer, values in spectra.items() if kept(int(layer))}
+            for task, spectra in self.variances.items()
+        }
+        return replace(self.only(members), variances=variances)
 
     def only(self, members: Iterable[Granularity]) -> GridResults:
         """The results of some granularities, and of the searches that use no other. Variances stay as they are."""
         grid = Grid(tuple(members))
         names = {str(g) for g in grid}
+
+        def known(search: AsymmetricSearch | HybridSearch) -> bool:
+            return {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
+
+        hybrid = [search for search in self.hybrid_searches if search.query_layer is None or known(search)]
+        two_stage = [each for each in self.two_stage_searches if f"{each.layer}x{each.second_dim}" in names]
         return replace(
             self,
             grid=str(grid),
             scores=[score for score in self.scores if score.granularity in names],
-            two_stage_searches=[
-                search for search in self.two_stage_searches if f"{search.layer}x{search.second_dim}" in names
-            ],
+            two_stage_searches=two_stage,
             rescored_searches=[search for search in self.rescored_searches if str(search.granularity) in names],
-            asymmetric_searches=[
-                search
-                for search in self.asymmetric_searches
-                if {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
-            ],
-            hybrid_searches=[
-                search
-                for search in self.hybrid_searches
-                if search.query_layer is None
-                or {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
-            ],
+            asymmetric_searches=[search for search in self.asymmetric_searches if known(search)],
+            hybrid_searches=hybrid,
         )
 
     def tasks(self, task_type: str | None = None) -> list[str]:
@@ -439,22 +400,12 @@ class GridResults:
         unknown = [task for task in tasks if task not in self.tasks()]
         if unknown or not tasks:
             raise ValueError(f"No scores of {', '.join(unknown) or 'any task'}; scored: {', '.join(self.tasks())}.")
-        values: dict[tuple[str, str], float] = {
-            (score.task, score.granularity): score.value for score in self.scores if score.main
-        }
+        values = {(score.task, score.granularity): score.value for score in self.scores if score.main}
         return {g: mean(values[task, str(g)] for task in tasks) for g in self.granularities}
 
     def asymmetric_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, int], float]:
-        """
-        Mean of the main metrics of searches with asymmetric encoders over several tasks.
-
-        Args:
-            tasks (`Iterable[str]`): Names of the tasks.
-
-        Returns:
-            `dict[tuple[Granularity, int], float]`: granularity of the documents and layer of the queries -> mean. Only
-            pairs that were measured on every task are in it: none if a task is not a retrieval task.
-        """
+        """Granularity of the documents and layer of the queries -> mean of the main metrics over several tasks. Only
+        pairs that were measured on every task are in it: none if a task is not a retrieval task."""
         measured = (
             (search.task, (Granularity(search.document_layer, search.dim), search.query_layer), search.value)
             for search in self.asymmetric_searches
@@ -462,16 +413,8 @@ class GridResults:
         return _means(measured, set(tasks))
 
     def rescored_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, str, int], float]:
-        """
-        Mean of the main metrics of rescored searches over several tasks.
-
-        Args:
-            tasks (`Iterable[str]`): Names of the tasks.
-
-        Returns:
-            `dict[tuple[Granularity, str, int], float]`: granularity of the codes, what rescores, and length of the
-            shortlist -> mean. Only searches that were measured on every task are in it.
-        """
+        """Granularity of the codes, what rescores, and length of the shortlist -> mean of the main metrics over
+        several tasks. Only searches that were measured on every task are in it."""
         measured = (
             (search.task, (search.granularity, search.rescore, search.shortlist), search.value)
             for search in self.rescored_searches

@@ -1,8 +1,8 @@
-"""Exact search, two-stage search, and the metrics of ranked lists."""
+"""Exact search, and two-stage search."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from .embeddings import ROWS_AT_ONCE
-from .modules import compute_metric
 
 
 SHORTLISTS = (10, 20, 50, 100, 200)  # lengths of shortlists that are measured
@@ -215,29 +214,3 @@ def products_share(documents: int, dims: tuple[int, int], size: int) -> float:
     """Multiplications of a two-stage search, as a share of those of an exact search at the dim of the second stage."""
     first, second = dims
     return (documents * first + size * second) / (documents * second)
-
-
-def ranking_scores(
-    ranked: np.ndarray, relevant: Sequence[Mapping[int, float]], cutoffs: Sequence[int] = (1, 10, 100)
-) -> dict[str, float]:
-    """
-    Metrics of ranked lists, averaged over queries.
-
-    Args:
-        ranked (`np.ndarray` of shape `(queries, k)`): Documents found, best first.
-        relevant (`Sequence[Mapping[int, float]]`): Per query: relevant document -> its grade, above 0.
-        cutoffs (`Sequence[int]`, *optional*, defaults to `(1, 10, 100)`): Values of k for Recall@k; those above the
-            length of the lists are left out.
-
-    Returns:
-        `dict[str, float]`: `recall@k`, the share of the relevant documents among the first k; `mrr@10`, the reciprocal
-        rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains, as
-        in trec_eval; `ndcg_exp@10`, with the gains `2^grade - 1`, as in QAMA's text.
-
-    Raises:
-        ValueError: if a query has no relevant document, which leaves its metrics undefined.
-    """
-    references, grades = [list(its) for its in relevant], [list(its.values()) for its in relevant]
-    return compute_metric(
-        "retrieval", predictions=ranked.tolist(), references=references, grades=grades, cutoffs=cutoffs
-    )

@@ -70,8 +70,10 @@ class Task:
     about: str = ""
 
 
-def _sts(name: str, about: str, hub: str | None = None, benchmark: str | None = None, **options: Any) -> Task:
-    return Task(name, "sts", hub=HubData(hub, benchmark=benchmark) if hub else None, about=about, **options)
+def _task(
+    name: str, task_type: str, about: str, hub: str | None = None, config: str | None = None, **data: Any
+) -> Task:
+    return Task(name, task_type, hub=HubData(hub, config, **data) if hub else None, about=about)
 
 
 def _nanobeir(name: str, about: str) -> Task:
@@ -82,84 +84,67 @@ def _nanobeir(name: str, about: str) -> Task:
     return Task(f"nanobeir-{name.lower()}", "retrieval", splits=(split,), hub=hub, about=f"{about} (NanoBEIR)")
 
 
-def _retrieval(name: str, about: str, *, benchmark: str | None = None, on_hub: bool = False) -> Task:
-    hub = HubData(f"mteb/{name}", columns=BEIR_COLUMNS, benchmark=benchmark) if on_hub else None
-    return Task(name, "retrieval", hub=hub, about=about)
+def _beir(name: str, about: str, benchmark: str | None = None) -> Task:
+    return _task(name, "retrieval", about, f"mteb/{name}", columns=BEIR_COLUMNS, benchmark=benchmark)
 
 
 ENTAILED_OR_CONTRADICTED = {0: 1, 2: 0}  # neutral pairs are left out
 NLI_COLUMNS = {"sentence1": "premise", "sentence2": "hypothesis"}
 BEIR_COLUMNS = {"id": "_id"}
-SEMEVAL = "pairs of sentences with a similarity score (SemEval 20{year})"
-SICK_PAIRS = "pairs of sentences about images and videos, with a relatedness score"
+STSB = "pairs of sentences from news, captions and forums, with a similarity score (STS Benchmark)"
+SEMEVAL = "pairs of sentences with a similarity score (SemEval 20{})"
+SICK = "pairs of sentences about images and videos, with a relatedness score (SICK, {})"
+EXTRACTION = "3 sentiments of tweets (Kaggle's Tweet Sentiment Extraction)"
+SCITAIL = "whether a sentence supports an answer to a question of school science (SciTail)"
+SNLI = "whether a sentence follows from a caption of an image or contradicts it (SNLI)"
+MINI = "5,000 passages of web pages, searched by queries of a search engine (MS MARCO)"
+STDLIB = (
+    "documentation of Python's standard library: the first line of a docstring finds the text below it. `m3bert "
+    "example_data` and `m3bert quickstart` write, fit and train on texts of other modules of the same library, so a "
+    "model that was made with them is tested here on texts much like those it has seen"
+)
+# The local files of tweeteval-sentiment have the texts from which the official training texts were drawn. MTEB removes
+# documents with the id of the query from the results of FiQA and ArguAna: other scores than ours.
+TWEETS = HubData("cardiffnlp/tweet_eval", "sentiment", splits={"train_reconstructed": "train"})
+SNLI_DATA = HubData("stanfordnlp/snli", None, NLI_COLUMNS, ENTAILED_OR_CONTRADICTED)
 TASKS: dict[str, Task] = {
     task.name: task
     for task in (
-        _sts(
-            "stsb",
-            "pairs of sentences from news, captions and forums, with a similarity score (STS Benchmark)",
-            "mteb/stsbenchmark-sts",
-            "STSBenchmark",
-        ),
+        _task("stsb", "sts", STSB, "mteb/stsbenchmark-sts", benchmark="STSBenchmark"),
         *(
-            _sts(f"sts{year}", SEMEVAL.format(year=year), f"mteb/sts{year}-sts", f"STS{year}")
+            _task(f"sts{year}", "sts", SEMEVAL.format(year), f"mteb/sts{year}-sts", benchmark=f"STS{year}")
             for year in (12, 13, 14, 15, 16)
         ),
-        _sts("sick", f"{SICK_PAIRS} (SICK, its test split)"),
-        _sts("sickr", f"{SICK_PAIRS} (SICK, all splits)", folder="sick", splits=("train", "dev", "test")),
-        Task("banking77", "classification", hub=HubData("mteb/banking77"), about="77 intents of a bank's customers"),
-        Task("emotion", "classification", hub=HubData("mteb/emotion"), about="6 emotions in tweets"),
-        Task(
-            "tweeteval-emotion",
-            "classification",
-            hub=HubData("cardiffnlp/tweet_eval", "emotion"),
-            about="4 emotions in tweets (TweetEval)",
+        _task("sick", "sts", SICK.format("its test split")),
+        Task("sickr", "sts", "sick", ("train", "dev", "test"), about=SICK.format("all splits")),
+        _task("banking77", "classification", "77 intents of a bank's customers", "mteb/banking77"),
+        _task("emotion", "classification", "6 emotions in tweets", "mteb/emotion"),
+        _task(
+            "tweeteval-emotion", "classification", "4 emotions in tweets (TweetEval)", TWEETS.path, "emotion"
         ),
-        # The local files have the texts from which the official training texts were drawn, not the official ones.
         Task(
-            "tweeteval-sentiment",
-            "classification",
-            train_split="train_reconstructed",
-            hub=HubData("cardiffnlp/tweet_eval", "sentiment", splits={"train_reconstructed": "train"}),
+            "tweeteval-sentiment", "classification", train_split="train_reconstructed", hub=TWEETS,
             about="3 sentiments of tweets (TweetEval)",
         ),
-        Task(
-            "tweet-sentiment-extraction",
-            "classification",
-            hub=HubData("mteb/tweet_sentiment_extraction"),
-            about="3 sentiments of tweets (Kaggle's Tweet Sentiment Extraction)",
-        ),
-        Task(
+        _task("tweet-sentiment-extraction", "classification", EXTRACTION, "mteb/tweet_sentiment_extraction"),
+        _task(
+            "mrpc", "pair_classification", "whether two sentences of the news are paraphrases (MRPC)", "nyu-mll/glue",
             "mrpc",
-            "pair_classification",
-            hub=HubData("nyu-mll/glue", "mrpc"),
-            about="whether two sentences of the news are paraphrases (MRPC)",
         ),
-        Task("wic", "pair_classification", about="whether a word has one meaning in two sentences (WiC)"),
-        Task(
-            "scitail",
-            "pair_classification",
-            hub=HubData("allenai/scitail", "tsv_format", NLI_COLUMNS, {"entails": 1, "neutral": 0}),
-            about="whether a sentence supports an answer to a question of school science (SciTail)",
+        _task("wic", "pair_classification", "whether a word has one meaning in two sentences (WiC)"),
+        _task(
+            "scitail", "pair_classification", SCITAIL, "allenai/scitail", "tsv_format", columns=NLI_COLUMNS,
+            labels={"entails": 1, "neutral": 0},
         ),
-        Task(
-            "snli",
-            "pair_classification",
-            labels=ENTAILED_OR_CONTRADICTED,
-            hub=HubData("stanfordnlp/snli", None, NLI_COLUMNS, ENTAILED_OR_CONTRADICTED),
-            about="whether a sentence follows from a caption of an image or contradicts it (SNLI)",
-        ),
-        _retrieval("cranfield", "abstracts on aerodynamics, searched by questions"),
-        _retrieval("cisi", "abstracts on library science, searched by questions"),
-        _retrieval("npl", "abstracts on electronics, searched by short descriptions"),
-        _retrieval("msmarco-mini", "5,000 passages of web pages, searched by queries of a search engine (MS MARCO)"),
-        _retrieval("scifact", "abstracts of papers, searched by scientific claims", benchmark="SciFact", on_hub=True),
-        _retrieval(
-            "nfcorpus", "abstracts on medicine, searched by questions on nutrition", benchmark="NFCorpus", on_hub=True
-        ),
-        # MTEB removes documents with the id of the query from the results of FiQA and ArguAna: other scores than ours.
-        _retrieval("fiqa", "answers to questions on finance", on_hub=True),
-        _retrieval("arguana", "arguments of debates, searched by the arguments that they counter", on_hub=True),
+        Task("snli", "pair_classification", labels=ENTAILED_OR_CONTRADICTED, hub=SNLI_DATA, about=SNLI),
+        _task("cranfield", "retrieval", "abstracts on aerodynamics, searched by questions"),
+        _task("cisi", "retrieval", "abstracts on library science, searched by questions"),
+        _task("npl", "retrieval", "abstracts on electronics, searched by short descriptions"),
+        _task("msmarco-mini", "retrieval", MINI),
+        _beir("scifact", "abstracts of papers, searched by scientific claims", "SciFact"),
+        _beir("nfcorpus", "abstracts on medicine, searched by questions on nutrition", "NFCorpus"),
+        _beir("fiqa", "answers to questions on finance"),
+        _beir("arguana", "arguments of debates, searched by the arguments that they counter"),
         _nanobeir("ClimateFEVER", "passages of Wikipedia, searched by claims on the climate"),
         _nanobeir("DBPedia", "descriptions of entities, searched by their names and by questions"),
         _nanobeir("FEVER", "passages of Wikipedia, searched by claims"),
@@ -173,23 +158,13 @@ TASKS: dict[str, Task] = {
         _nanobeir("ArguAna", "arguments of debates, searched by the arguments that they counter"),
         _nanobeir("SciFact", "abstracts of papers, searched by scientific claims"),
         _nanobeir("Touche2020", "arguments of debates, searched by controversial questions"),
+        Task("stdlib", "retrieval", builtin=True, about=STDLIB),
         Task(
-            "stdlib",
-            "retrieval",
-            builtin=True,
-            about="documentation of Python's standard library: the first line of a docstring finds the text below it. "
-            "`m3bert example_data` and `m3bert quickstart` write, fit and train on texts of other modules of the same "
-            "library, so a model that was made with them is tested here on texts much like those it has seen",
-        ),
-        Task(
-            "stsb-geometry",
-            "geometry",
-            folder="stsb",
-            hub=HubData("mteb/stsbenchmark-sts"),
+            "stsb-geometry", "geometry", "stsb", hub=HubData("mteb/stsbenchmark-sts"),
             about="the sentences of STS Benchmark",
         ),
     )
-}
+}  # fmt: skip
 BITEXT_LANGUAGES = ("ara", "bul", "cmn", "deu", "ell", "fra", "hin", "rus", "spa", "swh", "tha", "tur", "urd", "vie")
 STS_NAMES = tuple(name for name, task in TASKS.items() if task.task_type == "sts")
 CLASSIFICATION_NAMES = tuple(name for name, task in TASKS.items() if task.task_type == "classification")

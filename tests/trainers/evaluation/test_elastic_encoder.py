@@ -6,10 +6,9 @@ import pytest
 import torch
 
 from hub_cards.onnx_export import export_onnx, missing_packages
-from tests.elastic_repositories import PATH, WIDTH, save_elastic
+from tests.elastic_repositories import WIDTH, save_elastic
 from trainers import Granularity, Grid, Projection
 from trainers.evaluation import GridEncoder
-from trainers.evaluation.mteb_models import parameters_at
 
 
 SIZES = Grid.parse("0,2,4,6x8,32")
@@ -64,13 +63,3 @@ def test_a_size_is_exported_to_onnx(size, tmp_path, tiny_tokenizer):
     encoder = GridEncoder.from_pretrained(tmp_path / "model", grid=size)
     file = export_onnx(encoder, Granularity.parse(size), tmp_path / "model.onnx")
     assert (file.stat().st_size < 40_000) == (size == "0x8"), "a table has no layers"
-
-
-def test_the_parameters_of_a_path_leave_out_the_layers_that_it_skips(tmp_path, tiny_tokenizer):
-    model = save_elastic(tmp_path / "model", tiny_tokenizer)
-    layers = [sum(its.numel() for its in layer.parameters()) for layer in model.encoder.layer]
-    whole = sum(its.numel() for its in model.parameters())
-    model.encoder.layer[2].intermediate = torch.nn.Identity()  # of another size
-    smaller = sum(its.numel() for its in model.parameters())
-    skipped = sum(layers) - sum(layers[layer - 1] for layer in PATH)
-    assert parameters_at(model, 4) == whole - skipped and smaller < whole

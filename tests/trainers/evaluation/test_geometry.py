@@ -1,8 +1,6 @@
-"""How embeddings lie in space, against what the numbers mean."""
+"""The spectrum of embeddings, against the definitions of its numbers."""
 
 from __future__ import annotations
-
-import math
 
 import pytest
 import torch
@@ -14,40 +12,6 @@ from trainers.evaluation.geometry import (
     geometry_scores,
     prefix_residual_correlation,
 )
-from trainers.evaluation.modules import compute_metric
-
-
-def test_alignment_and_uniformity_are_what_they_mean():
-    first, second = torch.randn(7, 5), torch.randn(7, 5)
-    unit = [vector / vector.norm() for vector in [*first, *second]]
-    expected = {
-        "alignment": sum(float((a - b).norm() ** 2) for a, b in zip(unit[:7], unit[7:], strict=True)) / 7,
-        "uniformity": math.log(
-            sum(
-                math.exp(-2 * float((a - b).norm() ** 2))
-                for i, a in enumerate(unit)
-                for j, b in enumerate(unit)
-                if i != j
-            )
-            / (14 * 13)
-        ),
-    }
-    inputs = {"predictions": first.numpy(), "references": second.numpy()}
-    assert compute_metric("alignment_uniformity", **inputs) == pytest.approx(expected, abs=1e-6)
-    one = compute_metric("alignment_uniformity", **inputs, positives=[3])
-    expected["alignment"] = float((unit[3] - unit[10]).norm() ** 2)
-    assert one == pytest.approx(expected, abs=1e-6)
-    doubled = compute_metric("alignment_uniformity", predictions=first.tolist(), references=(2 * first).tolist())
-    assert doubled["alignment"] == pytest.approx(0, abs=1e-12)
-
-
-@pytest.mark.parametrize("count", [1, 511, 1400])  # blocks of rows, whole and in part
-def test_uniformity_does_not_depend_on_blocks(count):
-    first, second = torch.randn(count, 4), torch.randn(count, 4)
-    unit = torch.nn.functional.normalize(torch.cat([first, second]).double(), dim=1)
-    expected = torch.pdist(unit).square().mul(-2).exp().mean().log()
-    found = compute_metric("alignment_uniformity", predictions=first.numpy(), references=second.numpy())
-    assert found["uniformity"] == pytest.approx(float(expected), abs=1e-6)
 
 
 def test_geometry_is_what_it_means():

@@ -1,4 +1,4 @@
-"""The data of a task: where it is looked for, and what is refused."""
+"""The data of a task: where it is looked for, and how it is read."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ import pytest
 from datasets import Dataset
 
 from tests.evaluation_data import serve_datasets
-from trainers.evaluation import Task, evaluate_grid, find_task, load_task
+from trainers.evaluation import find_task, load_task
 from trainers.evaluation.readers import read_rows
 
 
-def test_a_task_without_data_says_where_it_was_looked_for(encoder, data, tmp_path):
+def test_a_task_without_data_says_where_it_was_looked_for(data):
     missing = re.escape(str(data / "emotion" / "train.jsonl.gz"))
-    message = f"Task 'emotion': there is no 'train': {missing} does not exist, and .*mteb/emotion"
-    with pytest.raises(ValueError, match=message):
-        evaluate_grid(encoder, [find_task("stsb"), find_task("emotion")], data)
-    with pytest.raises(ValueError, match="'wic'.* does not exist, and it is not on the Hub in this"):
-        load_task(find_task("wic"), data)
-    with pytest.raises(ValueError, match="no folder of local data was given"):
+    with pytest.raises(
+        ValueError, match=f"Task 'emotion': there is no 'train': {missing} does not exist, and .*mteb/emotion"
+    ):
+        load_task(find_task("emotion"), data)
+    with pytest.raises(ValueError, match="'wic'.* M3BERT_DATA/wic/test.jsonl.gz does not exist, and the Hub has no"):
         load_task(find_task("wic"), None)
 
 
@@ -67,27 +66,21 @@ def test_judgements_of_unknown_documents_and_queries_are_counted_and_named(data,
     more = "".join(f"q{row}\tx{row % 5}\t2\n" for row in range(7)) + "p1\td1\t1\np1\tx9\t1\n"
     with gzip.open(file, "wt") as opened:
         opened.write(known + more)
-    found = load_task(find_task("cranfield"), data)
-    assert found == expected
-    assert (
-        "Task 'cranfield': 8 of 31 qrels name unknown documents (x0, x1, x2, ...) and 2 of 31 qrels name unknown "
-        "queries (p1); they are left out."
-    ) in caplog.messages
+    assert load_task(find_task("cranfield"), data) == expected
+    for words in ("8 of 31 qrels name unknown documents (x0, x1, x2, ...)", "2 of 31 qrels name unknown queries (p1)"):
+        assert f"Task 'cranfield': {words}; they are left out." in caplog.messages
     with gzip.open(file, "wt") as opened:
         opened.write(known.splitlines()[0] + "\n" + more)
-    with pytest.raises(ValueError, match="'cranfield': no query has a relevant document: 8 of 9 qrels name unk"):
+    with pytest.raises(ValueError, match="'cranfield': no query has a relevant document"):
         load_task(find_task("cranfield"), data)
 
 
-def test_a_line_that_cannot_be_read_is_named(tmp_path):
-    for name, content, message in (
-        ("a.jsonl", '{"id": 1}\n\n{"id": ', "a.jsonl, line 3 is not JSON"),
-        ("b.jsonl", "[1, 2]", r"b.jsonl, line 1 is not a JSON object: \[1, 2\]"),
-        ("c.tsv", "query-id\tscore\n1\t2\t3\n", "c.tsv, line 2 has 3 fields; the header has query-id, score"),
-    ):
-        (tmp_path / name).write_text(content)
-        with pytest.raises(ValueError, match=message):
-            read_rows(tmp_path / name)
+def test_rows_are_read_as_they_are_written_and_a_broken_line_is_named(tmp_path):
+    (tmp_path / "a.tsv").write_text('query-id\tscore\n007\t1\n"x\t2\n')
+    assert read_rows(tmp_path / "a.tsv") == [{"query-id": "007", "score": "1"}, {"query-id": '"x', "score": "2"}]
+    (tmp_path / "a.jsonl").write_text('{"id": 1}\n\n{"id": ')
+    with pytest.raises(ValueError, match="a.jsonl cannot be read"):
+        read_rows(tmp_path / "a.jsonl")
 
 
 def test_texts_that_come_with_python_need_no_folder():
@@ -96,8 +89,3 @@ def test_texts_that_come_with_python_need_no_folder():
     queries, documents = evaluator.texts["queries"], evaluator.texts["documents"]
     assert 800 <= len(queries) == len(documents) < 1000
     assert evaluator.relevant == [{row: 1.0} for row in range(len(queries))]
-
-
-def test_a_development_split_is_a_task_too(data_folder):
-    evaluator = load_task(Task("stsb-dev", "sts", folder="stsb", splits=("dev",)), data_folder)
-    assert len(evaluator.scores) == 1500
