@@ -61,16 +61,8 @@ class FeedForward:
 
 
 def anatomy_of(encoder: Any) -> Anatomy:
-    """
-    The anatomy of an encoder, probed once.
-
-    Args:
-        encoder ([`~transformers.PreTrainedModel`]): An encoder without a head.
-
-    Raises:
-        ValueError: if it has no list of layers, does not run on token ids alone, or what it does after the last layer
-            is neither nothing nor one norm.
-    """
+    """The anatomy of an encoder without a head, probed once. Raises a ValueError if it has no list of layers, does not
+    run on token ids alone, or does more than one norm after the last layer."""
     if encoder not in _PROBED:
         _PROBED[encoder] = _probe(encoder)
     return _PROBED[encoder]
@@ -117,8 +109,10 @@ def _probe(encoder: Any) -> Anatomy:
     return Anatomy(final_norm, causal, _equal(resumed, last))
 
 
-def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are equal, NaN where the other one is."""
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values are equal tensors, NaN where the other one is."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
     alike = one.shape == other.shape and one.dtype == other.dtype
     return alike and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
@@ -166,12 +160,8 @@ def recorded(encoder: Any, inputs: Mapping[str, torch.Tensor]) -> tuple[Calls, t
 
 def _module_between(calls: Calls, before: torch.Tensor, after: torch.Tensor) -> str | None:
     """Name of the module that makes one tensor of another."""
-    for name, (args, _, output) in calls.items():
-        reads = args and isinstance(args[0], torch.Tensor) and args[0].shape == before.shape
-        if reads and isinstance(output, torch.Tensor) and output.shape == after.shape:
-            if _equal(args[0], before) and _equal(output, after):
-                return name
-    return None
+    found = (name for name, (args, _, output) in calls.items() if args and _equal(args[0], before))
+    return next((name for name in found if _equal(calls[name][2], after)), None)
 
 
 def _before_last(output: Any) -> torch.Tensor:
@@ -234,13 +224,9 @@ class Tapped(_Around):
 
 
 def feed_forward_of(encoder: Any) -> FeedForward:
-    """
-    The end of an encoder's layers, proved on each of them: what is added to the output of W arrives unchanged in the
-    layer's output, or in front of its closing norm.
-
-    Raises:
-        ValueError: if there is no such matrix, or not the same in all layers. The message says what was found.
-    """
+    """The end of an encoder's layers, proved on each of them: a change of the output of W arrives unchanged in the
+    layer's output, or in front of its closing norm. Raises a ValueError if there is no such matrix, or not the same in
+    all layers."""
     name, layers = layer_list(encoder, encoder.config.num_hidden_layers)
     ids = probe_ids(encoder)
     with probing(encoder):
@@ -260,7 +246,7 @@ def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForwa
     called = [name for name in calls if name.startswith(f"{path}.")]  # in the order in which they returned
     inside = {name.removeprefix(f"{path}."): calls[name] for name in called}
     linear = [name for name in inside if isinstance(layer.get_submodule(name), nn.Linear)]
-    norms = [name for name, (_, _, its) in inside.items() if its is result or _same(its, result)]
+    norms = [name for name, (_, _, its) in inside.items() if _equal(its, result)]
     norm = norms[0] if norms and isinstance(inside[norms[0]][0][0], torch.Tensor) else None
     for output in reversed(linear):
         if inside[output][2].shape != result.shape:
@@ -274,14 +260,10 @@ def _end_of(layer: nn.Module, path: str, calls: Calls, config: Any) -> FeedForwa
     return None
 
 
-def _same(one: Any, other: torch.Tensor) -> bool:
-    return isinstance(one, torch.Tensor) and one.shape == other.shape and _equal(one, other)
-
-
 def _rerun(
     layer: nn.Module, args: Any, kwargs: Any, output: str, shift: torch.Tensor, norm: str | None
 ) -> torch.Tensor:
-    """What a layer returns, or what its closing norm reads, when something is added to the output of a matrix."""
+    """The output of a layer, or the input of its closing norm, when something is added to the output of a matrix."""
     read: list[torch.Tensor] = []
     handles = [layer.get_submodule(output).register_forward_hook(lambda module, inputs, its: its + shift)]
     if norm is not None:

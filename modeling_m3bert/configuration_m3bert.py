@@ -164,7 +164,11 @@ class M3BertConfig(PreTrainedConfig):
             self.matryoshka_layers = [depth // 3, 2 * depth // 3, depth] if depth % 3 == 0 else [depth]
         if self.matryoshka_dims is None:
             self.matryoshka_dims = [dim for dim in (32, 64, 128) if dim < width] + [width]
-        self.base_model_tp_plan = tensor_parallel_plan(self.mlp_gated)
+        columns = [f"self_attn.{name}_proj" for name in "qkv"] + ["mlp.gate_proj"] * self.mlp_gated + ["mlp.up_proj"]
+        self.base_model_tp_plan = {
+            **{f"layers.*.{name}": "colwise" for name in columns},
+            **{f"layers.*.{name}": "rowwise" for name in ("self_attn.o_proj", "mlp.down_proj")},
+        }
         super().__post_init__(**kwargs)
         if self.position_embedding_type != "rope":
             # They are not saved, so any other value would be lost in a round trip.
@@ -183,10 +187,6 @@ class M3BertConfig(PreTrainedConfig):
         for name, legal in choices.items():
             if getattr(self, name) not in legal:
                 raise ValueError(f"{name}={getattr(self, name)!r} is unknown; legal values: {', '.join(legal)}.")
-        if self.hidden_size % self.num_attention_heads != 0:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}."
-            )
         depths = Elasticity.of(self)
         depths.validate(self)
         for name, values, smallest, largest in (
@@ -207,11 +207,6 @@ class M3BertConfig(PreTrainedConfig):
         """`matryoshka_dims` up to `output_dim`. Inference engines read this name."""
         widest = self.output_dim or self.hidden_size
         return [dim for dim in self.matryoshka_dims if dim <= widest]
-
-    @property
-    def is_static(self) -> bool:
-        """Whether a model of this config is the static table alone."""
-        return self.num_hidden_layers == 0
 
     @property
     def legal_layers(self) -> list[int]:
@@ -237,15 +232,6 @@ class M3BertConfig(PreTrainedConfig):
                 del values[name]
         derived = {"is_matryoshka": self.is_matryoshka, "matryoshka_dimensions": self.matryoshka_dimensions}
         return {**values, **derived}
-
-
-def tensor_parallel_plan(mlp_gated: bool) -> dict[str, str]:
-    """Tensor-parallel style of every projection of an encoder."""
-    plan = {f"layers.*.self_attn.{name}_proj": "colwise" for name in "qkv"}
-    plan |= {"layers.*.self_attn.o_proj": "rowwise"}
-    if mlp_gated:
-        plan |= {"layers.*.mlp.gate_proj": "colwise"}
-    return plan | {"layers.*.mlp.up_proj": "colwise", "layers.*.mlp.down_proj": "rowwise"}
 
 
 M3BertConfig.register_for_auto_class()

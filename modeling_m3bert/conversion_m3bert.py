@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from .modeling_m3bert import M3BertModel, M3BertPreTrainedModel
 from .settings_m3bert import EmbeddingSettings, hub_id, safetensors_only
 
 
-# Modules of one layer: name in m3BERT -> name in the source model.
+# Names in m3BERT -> names in the source model: modules of one layer, and entries of the config.
 BERT_LAYER = {
     "self_attn.q_proj": "attention.self.query",
     "self_attn.k_proj": "attention.self.key",
@@ -38,6 +37,24 @@ DISTILBERT_LAYER = {
     "mlp.down_proj": "ffn.lin2",
     "post_attention_layernorm": "output_layer_norm",
 }
+COMMON_CONFIG = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "initializer_range", "bos_token_id",
+    "pad_token_id", "eos_token_id", "tie_word_embeddings",
+)  # fmt: skip
+BERT_CONFIG = {
+    "intermediate_size": "intermediate_size",
+    "hidden_act": "hidden_act",
+    "hidden_dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "norm_eps": "layer_norm_eps",
+}
+DISTILBERT_CONFIG = {
+    "intermediate_size": "hidden_dim",
+    "hidden_act": "activation",
+    "hidden_dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+}
+DISTILBERT_EPS = 1e-12  # of its norms, hard-coded
 # Model types whose first position is pad_token_id + 1.
 OFFSET_POSITIONS = ("roberta", "xlm-roberta", "camembert", "data2vec-text")
 CONVERTIBLE = ("bert", *OFFSET_POSITIONS, "electra", "distilbert")
@@ -70,7 +87,14 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequen
         ValueError: if m3BERT cannot represent the encoder exactly, it was published with modules that
             [`EmbeddingSettings`] does not know, or it lacks one of the layers. The message gives the reason.
     """
-    model, settings = encoder_and_settings(source, encoder_only)
+    if isinstance(source, str | os.PathLike):
+        source = AutoModel.from_pretrained(source, **safetensors_only(source))
+    model, settings = source, None
+    if not isinstance(source, PreTrainedModel):
+        model = source.transformers_model
+        settings = None if encoder_only else EmbeddingSettings.of_sentence_transformer(source)
+    elif not encoder_only:
+        settings = EmbeddingSettings.of(model.base_model)
     encoder = model.base_model
     refuse_unrepresentable(encoder.config)
     converted = M3BertModel(m3bert_config(encoder.config))
@@ -110,76 +134,42 @@ def take_layers(model: M3BertPreTrainedModel, layers: Sequence[int]) -> None:
     config.num_hidden_layers, config.matryoshka_layers, config.output_layer = len(layers), [], None
 
 
-def encoder_and_settings(source: Any, encoder_only: bool) -> tuple[PreTrainedModel, EmbeddingSettings | None]:
-    """The model of a folder, a Hub id, a SentenceTransformer or a model, and its settings, if it has any."""
-    model, read = source, lambda: EmbeddingSettings.of(model.base_model)
-    if isinstance(source, str | os.PathLike):
-        model = AutoModel.from_pretrained(source, **safetensors_only(source))
-    elif not isinstance(source, PreTrainedModel):
-        model = getattr(source, "transformers_model", None)
-        read = partial(EmbeddingSettings.of_sentence_transformer, source)
-    if not isinstance(model, PreTrainedModel):
-        raise ValueError(
-            f"{type(source).__name__} cannot be converted: pass a folder, a Hub id, a model of transformers or a "
-            "SentenceTransformer."
-        )
-    return model, None if encoder_only else read()
-
-
 def refuse_unrepresentable(config: Any) -> None:
     """Raise a ValueError with the reason if m3BERT cannot represent an encoder with this config exactly."""
-    if config.model_type == "m3bert":
-        raise ValueError(
-            "The model is an m3BERT, so it is elastic already: load it with output_layer and output_dim, or fit exits "
-            "to it (m3bert fit_exits)."
-        )
-    values = {"position_embedding_type": "absolute", "is_decoder": False, **config.to_dict()}
-    reason = None
-    if config.model_type not in CONVERTIBLE:
-        reason = f"model type {config.model_type!r} is no BERT, or one with other embeddings or attention"
-    elif values["is_decoder"]:
-        reason = "it is a decoder (is_decoder=True), but m3BERT's attention is bidirectional"
-    elif values["position_embedding_type"] not in (None, "absolute"):
-        reason = f"its positions are {values['position_embedding_type']!r}, not absolute"
-    elif values.get("sinusoidal_pos_embds"):
-        reason = "its positions are fixed sinusoids"
-    elif values.get("embedding_size", config.hidden_size) != config.hidden_size:
-        reason = "its embeddings are projected to the hidden size of the layers"
-    if reason is not None:
-        raise ValueError(
-            f"{type(config).__name__} cannot be converted exactly: {reason}. Convertible: {', '.join(CONVERTIBLE)}. "
-            "`m3bert fit` makes any encoder elastic as it is."
-        )
+    positions = getattr(config, "position_embedding_type", None) or "absolute"
+    reasons = {
+        f"model type {config.model_type!r} is no BERT, or one with other embeddings or attention": (
+            config.model_type not in CONVERTIBLE
+        ),
+        "it is a decoder (is_decoder=True), but m3BERT's attention is bidirectional": (
+            getattr(config, "is_decoder", False)
+        ),
+        f"its positions are {positions!r}, not absolute": positions != "absolute",
+        "its positions are fixed sinusoids": getattr(config, "sinusoidal_pos_embds", False),
+        "its embeddings are projected to the hidden size of the layers": (
+            getattr(config, "embedding_size", config.hidden_size) != config.hidden_size
+        ),
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ValueError(
+                f"{type(config).__name__} cannot be converted exactly: {reason}. Convertible: "
+                f"{', '.join(CONVERTIBLE)}. `m3bert fit` makes any encoder elastic as it is."
+            )
 
 
 def m3bert_config(config: Any) -> M3BertConfig:
     """Return the m3BERT config of an encoder that [`refuse_unrepresentable`] accepts."""
-    if config.model_type == "distilbert":
-        family = {
-            "intermediate_size": config.hidden_dim,
-            "hidden_act": config.activation,
-            "norm_eps": 1e-12,  # hard-coded in DistilBERT
-            "embedding_dropout": config.dropout,
-            "hidden_dropout": config.dropout,
-            "attention_dropout": config.attention_dropout,
-        }
-    else:
-        family = {
-            "intermediate_size": config.intermediate_size,
-            "hidden_act": config.hidden_act,
-            "norm_eps": config.layer_norm_eps,
-            "embedding_dropout": config.hidden_dropout_prob,
-            "hidden_dropout": config.hidden_dropout_prob,
-            "attention_dropout": config.attention_probs_dropout_prob,
-        }
+    distilbert = config.model_type == "distilbert"
+    names = DISTILBERT_CONFIG if distilbert else BERT_CONFIG
+    values = {name: getattr(config, name) for name in COMMON_CONFIG}
+    values |= {ours: getattr(config, theirs) for ours, theirs in names.items()}
+    if distilbert:
+        values["norm_eps"] = DISTILBERT_EPS
     return M3BertConfig(
-        **family,
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.num_hidden_layers,
-        num_attention_heads=config.num_attention_heads,
+        **values,
+        embedding_dropout=values["hidden_dropout"],
         max_position_embeddings=config.max_position_embeddings - position_offset(config),
-        initializer_range=config.initializer_range,
         mlp_gated=False,
         norm_type="layernorm",
         norm_position="post",
@@ -187,10 +177,6 @@ def m3bert_config(config: Any) -> M3BertConfig:
         mlp_bias=True,
         matryoshka_layers=[],
         matryoshka_dims=[],
-        bos_token_id=config.bos_token_id,
-        pad_token_id=config.pad_token_id,
-        eos_token_id=config.eos_token_id,
-        tie_word_embeddings=config.tie_word_embeddings,
         name_or_path=config.name_or_path,
         converted_from=hub_id(config.name_or_path),
         native_model_type=config.model_type,
@@ -198,16 +184,7 @@ def m3bert_config(config: Any) -> M3BertConfig:
 
 
 def m3bert_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
-    """
-    Map the tensors of an encoder to m3BERT's.
-
-    Args:
-        source (`dict[str, torch.Tensor]`): State dict of the encoder, without a head.
-        config ([`~transformers.PreTrainedConfig`]): Config of the encoder.
-
-    Returns:
-        `dict[str, torch.Tensor]`: state dict of an [`M3BertModel`].
-    """
+    """State dict of an [`M3BertModel`] from that of an encoder with this config."""
     tokens = source["embeddings.word_embeddings.weight"]
     if "embeddings.token_type_embeddings.weight" in source:
         # BERT adds the token type before the position. Adding it to the token embeddings keeps this order, so the sums

@@ -19,7 +19,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,13 +85,8 @@ class Elasticity:
     def of(cls, config: Any) -> Elasticity:
         """The depths of a model with this config; none if it is not elastic."""
         values = getattr(config, "elastic", None) or {}
-        try:
-            depths = {int(depth): list(map(int, layers)) for depth, layers in values.get("depths", {}).items()}
-            exits, table, ignored = (
-                list(map(int, values.get(name, ()))) for name in ("exits", "table", "ignored_ids")
-            )
-        except (AttributeError, TypeError, ValueError) as error:
-            raise ValueError(f"elastic={values!r} is not what m3bert fit writes: {error}.") from error
+        depths = {int(depth): list(layers) for depth, layers in values.get("depths", {}).items()}
+        exits, table, ignored = (list(values.get(name, ())) for name in ("exits", "table", "ignored_ids"))
         return cls(depths, exits, table, ignored, values.get("fit"))
 
     def declare(self, config: Any, **others: Any) -> None:
@@ -111,6 +106,13 @@ class Elasticity:
         """The layers that a depth runs, counted from 1, in their order."""
         return list(self.depths.get(depth, range(1, depth + 1)))
 
+    def of_depths(self, depths: Iterable[int]) -> Elasticity:
+        """Only these depths."""
+        kept = {*depths}
+        layers = {depth: its for depth, its in self.depths.items() if depth in kept}
+        exits, table = ([depth for depth in its if depth in kept] for its in (self.exits, self.table))
+        return replace(self, depths=layers, exits=exits, table=table)
+
     def is_path(self, depth: int) -> bool:
         """Whether a depth skips layers."""
         return self.layers_of(depth) != [*range(1, depth + 1)]
@@ -125,18 +127,16 @@ class Elasticity:
         """Raise a ValueError if the depths do not fit a model of this config."""
         last = config.num_hidden_layers
         for depth, layers in self.depths.items():
-            if len(layers) != depth or layers != sorted(set(layers)) or not all(1 <= its <= last for its in layers):
+            if len(layers) != depth or layers != sorted(set(layers)) or not {*layers} <= {*range(1, last + 1)}:
                 raise ValueError(f"Depth {depth} must run {depth} of the layers 1..{last}, ascending, not {layers}.")
             if self.is_path(depth) and layers[-1] != last:
                 raise ValueError(f"Depth {depth} runs the layers {layers}: a path must end in the last layer, {last}.")
-        outside = [its for its in self.exits if not 0 <= its <= last]
-        if outside or not {*self.table} <= {*self.exits} or (0 in self.exits and 0 not in self.table):
+        exits, table = {*self.exits}, {*self.table}
+        if not exits <= {*range(last + 1)} or not table <= exits or 0 in exits - table or (last == 0 and not table):
             raise ValueError(
                 f"exits={list(self.exits)} must be within 0..{last}, and table={list(self.table)} among them; depth 0 "
                 "is the table."
             )
-        if last == 0 and 0 not in self.table:
-            raise ValueError("A model without layers is a static table, and this one has none.")
 
 
 def legal_layers(config: Any) -> list[int]:
@@ -166,9 +166,8 @@ def resolve_size(config: Any, output_layer: int | None = None, output_dim: int |
     ):
         value = getattr(config, name, None) if value is None else value
         value = full if value is None else value
-        if type(value) is not int or (value != full and value not in legal_values(config)):
-            legal = legal_values(config)
-            whole = legal == list(range(1, legal[-1] + 1)) and len(legal) > 1
+        if value != full and value not in (legal := legal_values(config)):
+            whole = legal == [*range(1, legal[-1] + 1)] and len(legal) > 1
             spelled = f"1..{legal[-1]}" if whole else ", ".join(map(str, legal))
             raise ValueError(f"{name}={value!r} is not available here; legal values: {spelled}.")
         chosen.append(value)
@@ -205,10 +204,7 @@ def cut_config(config: Any, depth: int) -> None:
         config.matryoshka_layers = sorted({*kept, depth}) if trained or lost or spec.is_path(depth) else []
     set_layers(config, runs)
     if getattr(config, "elastic", None) is not None:
-        mine = [depth] if depth in spec.exits else []
-        Elasticity({}, mine, [its for its in mine if its in spec.table], spec.ignored_ids, spec.fit).declare(
-            config, source_layers=runs
-        )
+        replace(spec.of_depths([depth]), depths={}).declare(config, source_layers=runs)
 
 
 def shallow_copy(module: nn.Module) -> nn.Module:
@@ -364,15 +360,7 @@ def static_vectors(
     of `input_ids` `(batch, tokens)`, without padding and ignored tokens; zero for a text without others. In a
     flattened row of texts with the cumulative lengths `cu_seq_lens`, each token has that of its text,
     `(1, tokens, dim)`.
-
-    Raises:
-        ValueError: if the mask has another shape than the token ids.
     """
-    if attention_mask is not None and attention_mask.shape != input_ids.shape:
-        raise ValueError(
-            f"The static table reads a mask of shape {tuple(input_ids.shape)}, as the token ids, not "
-            f"{tuple(attention_mask.shape)}: pass static_states instead."
-        )
     rows = nn.functional.embedding(input_ids, table)
     # A mean over hundreds of tokens loses precision in float16 and bfloat16.
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
@@ -401,7 +389,7 @@ def texts_of_tokens(boundaries: torch.Tensor, tokens: int) -> torch.Tensor:
 class ElasticMixin(_Model):
     """
     Depths, exits, paths and a static table for the class of an encoder, or of an encoder with a head, in front of
-    which it stands. [`elastic_class`] makes such a class.
+    which it stands ([`elastic_class`]).
     """
 
     elastic: ElasticParts
@@ -452,7 +440,7 @@ class ElasticMixin(_Model):
 
         Raises:
             ValueError: if the size is not legal, a tensor of the encoder is missing, or the file of exits and table
-                is missing or does not belong to these weights.
+                does not belong to these weights.
         """
         name, hub = pretrained_model_name_or_path, {key: kwargs[key] for key in HUB_OPTIONS if key in kwargs}
         if isinstance(config, PretrainedConfig):
@@ -469,29 +457,20 @@ class ElasticMixin(_Model):
         spec.validate(config)
         cut = depth < config.num_hidden_layers
         config._runs = spec.layers_of(depth) if cut or not depth else None
-        kwargs["use_safetensors"] = True
-        others = kwargs.pop("ignore_mismatched_sizes", False)
-        kwargs |= {"config": config, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        kwargs |= {"config": config, "output_loading_info": True, "use_safetensors": True}
         try:
             model, info = super().from_pretrained(name, *args, **kwargs)
         except SafetensorError as error:
             raise ValueError(f"The weights in {name} cannot be read: {error}.") from error
-        if info["mismatched_keys"] and not others:  # the library's error names no tensor
-            key, stored, expected = sorted(info["mismatched_keys"])[0]
-            raise RuntimeError(
-                f"{name} has {key} of shape {tuple(stored)} instead of {tuple(expected)}. Pass "
-                "ignore_mismatched_sizes=True to initialise such tensors randomly."
-            )
         if any(parameter.is_meta for parameter in model.parameters()):
             model.tie_weights()  # transformers 5.3 leaves this out in remote code
         encoder = model.base_model
         prefix = "" if encoder is model else f"{model.base_model_prefix}."
         missing = sorted(key for key in info["missing_keys"] if key.startswith(prefix) and "pooler" not in key)
         if missing:
-            more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
             raise ValueError(
-                f"{name} is incomplete or of another architecture. Missing tensors of the encoder: "
-                f"{', '.join(missing[:3])}{more}."
+                f"{name} is incomplete or of another architecture: {len(missing)} tensors of the encoder are missing, "
+                f"such as {missing[0]}."
             )
         if cut:
             encoder._compact(config._runs, depth)
@@ -564,8 +543,7 @@ class ElasticMixin(_Model):
         rows = nn.functional.pad(old, (0, 0, 0, tokens - len(old)))  # a negative number cuts
         encoder.elastic.table = nn.Embedding.from_pretrained(rows, freeze=not table.weight.requires_grad)
         spec = Elasticity.of(encoder.config)
-        kept = [token for token in spec.ignored_ids if token < tokens]
-        Elasticity(spec.depths, spec.exits, spec.table, kept, spec.fit).declare(encoder.config)
+        replace(spec, ignored_ids=[token for token in spec.ignored_ids if token < tokens]).declare(encoder.config)
         return self.get_input_embeddings()
 
     def get_input_embeddings(self) -> Any:
@@ -635,7 +613,7 @@ class ElasticMixin(_Model):
         return output.to_tuple() if as_dict is False else output
 
     def native_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The `forward` of the native class."""
+        """As of the native class."""
         return super().forward(*args, **kwargs)
 
     def static_states(
@@ -665,17 +643,15 @@ class ElasticMixin(_Model):
         Raises:
             ValueError: if the depth reads the static table and there is no `static`.
         """
+        if depth == 0 and self.elastic.table is not None:
+            return static[..., :dim].expand(*state.shape[:-1], -1)  # type: ignore[index]
         # Not str(depth), see `refitted`.
         found: Any = next((its for name, its in self.elastic.exits.items() if int(name) == depth), None)
-        of_table = depth == 0 and self.elastic.table is not None
-        reads_table = of_table or (found is not None and bool(found.joint))
-        if reads_table and static is None:
+        if found is None:
+            return state[..., :dim]
+        if found.joint and static is None:
             raise ValueError(f"Depth {depth} reads the static table: pass static, from static_states(...).")
-        if of_table:
-            return static[..., :dim].expand(*state.shape[:-1], -1)  # type: ignore[index]
-        if found is not None:
-            return found(state, dim, static if reads_table else None)
-        return state[..., :dim]
+        return found(state, dim, static if found.joint else None)
 
     def layers_at(self, depth: int) -> list[nn.Module]:
         """The layers of a depth as they run there, with the refitted matrices of its path."""
@@ -741,8 +717,7 @@ class ElasticMixin(_Model):
             tensors |= {f"exits.{depth}.joint.weight": weight, f"exits.{depth}.joint.bias": bias}
         for depth, (_, named) in paths.items():
             tensors |= {f"paths.{depth}.{name}": tensor for name, tensor in named.items()}
-        check_parts(tensors, spec, config, "The new depths")
-        self._check_paths(tensors, spec, "The new depths")
+        self._check_parts(tensors, spec, "The new depths")
         self.elastic = ElasticParts.of(
             {name: its.detach().to(device=like.device, dtype=like.dtype, copy=True) for name, its in tensors.items()}
         )
@@ -752,13 +727,7 @@ class ElasticMixin(_Model):
     def drop_depths(self, depths: Iterable[int]) -> None:
         """Remove some depths with their exits and paths, and the static table if no other depth reads it."""
         spec, gone = Elasticity.of(self.config), {*depths}
-        kept = Elasticity(
-            {depth: layers for depth, layers in spec.depths.items() if depth not in gone},
-            [depth for depth in spec.exits if depth not in gone],
-            [depth for depth in spec.table if depth not in gone],
-            spec.ignored_ids,
-            spec.fit,
-        )
+        kept = spec.of_depths({*spec.depths, *spec.exits} - gone)
         kept.validate(self.config)
         kept.declare(self.config)
         for modules in (self.elastic.exits, self.elastic.paths):
@@ -766,17 +735,28 @@ class ElasticMixin(_Model):
                 del modules[name]
         self.elastic.table = self.elastic.table if kept.table else None
 
-    def _check_paths(self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str) -> None:
-        """Raise a ValueError if a refitted matrix is not one of its depth."""
-        shapes = {name: its.shape for name, its in self.named_parameters()}
-        for key, tensor in tensors.items():
-            if key.startswith("paths."):
-                _, depth, name = key.split(".", 2)
-                layers = spec.depths.get(int(depth))
-                if layers is not None:
-                    name = _renumbered(name, layer_list(self, self.config.num_hidden_layers)[0], layers)
-                if shapes.get(name) != tensor.shape:
-                    raise ValueError(f"{what} has {key!r} of shape {tuple(tensor.shape)}, which fits no matrix.")
+    def _check_parts(
+        self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str, *, is_cut: bool = False
+    ) -> None:
+        """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape. In a cut,
+        layers have the numbers of the path already."""
+        width = self.config.hidden_size
+        wanted: dict[str, Any] = {"table": (self.config.vocab_size, width)} if spec.table else {}
+        for depth in {*spec.exits} - {0}:
+            wanted |= {f"exits.{depth}.weight": (width, width), f"exits.{depth}.bias": (width,)}
+            if depth in spec.table:
+                wanted |= {f"exits.{depth}.joint.weight": (width, 2 * width), f"exits.{depth}.joint.bias": (width,)}
+        own = {name: its.shape for name, its in self.named_parameters()}
+        for key in [key for key in tensors if key.startswith("paths.")]:
+            _, path_depth, name = key.split(".", 2)
+            if not is_cut:
+                list_name, _ = layer_list(self, self.config.num_hidden_layers)
+                name = _renumbered(name, list_name, spec.layers_of(int(path_depth)))
+            wanted[key] = own.get(name)
+        for key, shape in wanted.items():
+            found = tensors[key].shape if key in tensors else None
+            if shape is None or found != shape:
+                raise ValueError(f"{what}: {key!r} has the shape {found}, and the model needs {shape}.")
 
     def _leave_out(self, runs: Sequence[int]) -> None:
         """Put empty modules in place of what does not run, before weights are read."""
@@ -835,18 +815,10 @@ class ElasticMixin(_Model):
                             tensors[key] = stored.get_tensor(key)
             except SafetensorError as error:
                 raise ValueError(f"{file} cannot be read; it may be incomplete: {error}.") from error
-        mine = Elasticity(
-            {d: layers for d, layers in spec.depths.items() if d in wanted},
-            [d for d in spec.exits if d in wanted],
-            [d for d in spec.table if d in wanted],
-        )
-        what = f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}"
-        check_parts(tensors, mine, self.config, what)
-        # In a cut, the layers have the numbers of the path already.
-        self._check_paths(tensors, mine if depth is None else Elasticity(), what)
+        what, is_cut = f"{name}/{EXTRAS_FOLDER}/{EXTRAS_FILE}", depth is not None
+        self._check_parts(tensors, spec.of_depths(wanted), what, is_cut=is_cut)
         like = next(self.parameters(), torch.empty(0, dtype=dtype_of(self.config)))
-        tensors = {key: its.to(device=like.device, dtype=like.dtype) for key, its in tensors.items()}
-        parts = ElasticParts.of(tensors)
+        parts = ElasticParts.of({key: its.to(device=like.device, dtype=like.dtype) for key, its in tensors.items()})
         if depth is not None and parts.refitted(depth):
             self.load_state_dict(parts.refitted(depth), strict=False)
             parts.paths = nn.ModuleDict()
@@ -871,22 +843,6 @@ def dtype_of(config: Any) -> torch.dtype:
     """Type of the weights that a config names, else float32."""
     found = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
     return getattr(torch, found.removeprefix("torch.")) if isinstance(found, str) else found
-
-
-def check_parts(tensors: Mapping[str, torch.Tensor], spec: Elasticity, config: Any, what: str) -> None:
-    """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape."""
-    width = config.hidden_size
-    wanted: dict[str, tuple[int, ...]] = {"table": (config.vocab_size, width)} if spec.table else {}
-    for depth in spec.exits:
-        if depth > 0:
-            wanted |= {f"exits.{depth}.weight": (width, width), f"exits.{depth}.bias": (width,)}
-        if depth > 0 and depth in spec.table:
-            wanted |= {f"exits.{depth}.joint.weight": (width, 2 * width), f"exits.{depth}.joint.bias": (width,)}
-    for name, shape in wanted.items():
-        if name not in tensors:
-            raise ValueError(f"{what} has no tensor {name!r}, which the depths of the config need.")
-        if tuple(tensors[name].shape) != shape:
-            raise ValueError(f"{what} has {name!r} of shape {tuple(tensors[name].shape)} instead of {shape}.")
 
 
 def weight_files(name: Any, hub: Mapping[str, Any]) -> list[str]:
@@ -1015,13 +971,13 @@ def elastic_class(native: Any, head: bool = False) -> Any:
     key = native, head
     if key not in _CLASSES:
         names = {"__module__": native.__module__, "__qualname__": native.__qualname__, "__doc__": native.__doc__}
-        forward = native.forward if head else _with_size(native.forward)
+        forward = native.forward if head else with_size(native.forward)
         _CLASSES[key] = type(native.__name__, (ElasticMixin, native), {**names, "forward": forward})
         _NATIVE[_CLASSES[key]] = key
     return _CLASSES[key]
 
 
-def _with_size(native: Any) -> Any:
+def with_size(native: Any) -> Any:
     """The `forward` of an elastic class, with the signature of the native one and the two arguments of a size."""
 
     @functools.wraps(native)

@@ -24,7 +24,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs, can_return_tuple
 
 from .configuration_m3bert import M3BertConfig
-from .modeling_elastic import ElasticMixin, texts_of_tokens
+from .modeling_elastic import ElasticMixin, texts_of_tokens, with_size
 
 
 try:
@@ -263,7 +263,36 @@ class M3BertEncoder(M3BertPreTrainedModel):
         token_type_ids: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Takes the arguments of [`M3BertModel`], and returns hidden states of all dims after all layers."""
+        r"""
+        Args:
+            input_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Token ids.
+            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
+            position_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Positions, counted from 0.
+            inputs_embeds (`torch.Tensor` of shape `(batch, tokens, hidden_size)`, *optional*): Token embeddings,
+                instead of `input_ids`.
+            token_type_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): All zeros, as BERT's tokenizer
+                returns for a single text. m3BERT has no token types.
+            output_layer (`int`, *optional*): Output layer, the number of layers that run: the first ones, or those of
+                a path. Defaults to the config's.
+            output_dim (`int`, *optional*): Number of dimensions to return. Defaults to the config's.
+            static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
+                [`~M3BertModel.static_states`], for an output layer that reads the static table. By default, it is
+                computed from `input_ids`.
+            kwargs: `output_hidden_states`, `output_attentions` (with eager attention) and `return_dict`. Flattened
+                input (several texts in one row, without padding) needs `cu_seq_lens_q`, `cu_seq_lens_k`,
+                `max_length_q` and `max_length_k`, as returned by [`~transformers.DataCollatorWithFlattening`].
+
+        Returns:
+            [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
+            output_dim)`, after the exit of the output layer if it has one. In `hidden_states`, entry 0 is the input
+            of the first layer, and entry l the raw output of the l-th layer that runs, each with all dims and before
+            any exit; the last entry is normalised. Layer 0 runs no layer and has no hidden states.
+
+        Raises:
+            ValueError: if the granularity is not legal, the input is longer than `max_position_embeddings`, both or
+                neither of `input_ids` and `inputs_embeds` are given, a token type is not 0, or the output layer reads
+                the static table and there are neither `input_ids` nor `static_states`.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Pass exactly one of input_ids and inputs_embeds.")
         if token_type_ids is not None and not torch.compiler.is_compiling() and token_type_ids.any():
@@ -336,59 +365,7 @@ class M3BertModel(ElasticMixin, M3BertEncoder):
     requested granularity. Loaded at layer 0, it is the static table and nothing else.
     """
 
-    def forward(  # type: ignore[override]
-        self,
-        input_ids: torch.LongTensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        output_layer: int | None = None,
-        output_dim: int | None = None,
-        static_states: torch.Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
-    ) -> BaseModelOutput:
-        r"""
-        Args:
-            input_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Token ids.
-            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
-            position_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): Positions, counted from 0.
-            inputs_embeds (`torch.Tensor` of shape `(batch, tokens, hidden_size)`, *optional*): Token embeddings,
-                instead of `input_ids`.
-            token_type_ids (`torch.LongTensor` of shape `(batch, tokens)`, *optional*): All zeros, as BERT's tokenizer
-                returns for a single text. m3BERT has no token types.
-            output_layer (`int`, *optional*): Output layer, the number of layers that run: the first ones, or those of
-                a path. Defaults to the config's.
-            output_dim (`int`, *optional*): Number of dimensions to return. Defaults to the config's.
-            static_states (`torch.Tensor` of shape `(batch, 1 or tokens, hidden_size)`, *optional*): Result of
-                [`~M3BertModel.static_states`], for an output layer that reads the static table. By default, it is
-                computed from `input_ids`.
-            kwargs: `output_hidden_states`, `output_attentions` (with eager attention) and `return_dict`. Flattened
-                input (several texts in one row, without padding) needs `cu_seq_lens_q`, `cu_seq_lens_k`,
-                `max_length_q` and `max_length_k`, as returned by [`~transformers.DataCollatorWithFlattening`].
-
-        Returns:
-            [`~transformers.modeling_outputs.BaseModelOutput`]: `last_hidden_state` of shape `(batch, tokens,
-            output_dim)`, after the exit of the output layer if it has one. In `hidden_states`, entry 0 is the input
-            of the first layer, and entry l the raw output of the l-th layer that runs, each with all dims and before
-            any exit; the last entry is normalised. Layer 0 runs no layer and has no hidden states.
-
-        Raises:
-            ValueError: if the granularity is not legal, the input is longer than `max_position_embeddings`, both or
-                neither of `input_ids` and `inputs_embeds` are given, a token type is not 0, or the output layer reads
-                the static table and there are neither `input_ids` nor `static_states`.
-        """
-        return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            inputs_embeds=inputs_embeds,
-            token_type_ids=token_type_ids,
-            output_layer=output_layer,
-            output_dim=output_dim,
-            static_states=static_states,
-            **kwargs,
-        )
+    forward = with_size(M3BertEncoder.forward)
 
 
 class M3BertHead(ElasticMixin, M3BertPreTrainedModel):
@@ -440,11 +417,8 @@ class M3BertForMaskedLM(M3BertHead):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
+        *,
         output_layer: int | None = None,
-        output_dim: int | None = None,
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
@@ -460,8 +434,7 @@ class M3BertForMaskedLM(M3BertHead):
             ValueError: as [`M3BertModel`], or if layer 0, a static table, is to predict tokens.
         """
         self.refuse_table(output_layer)
-        inputs = input_ids, attention_mask, position_ids, inputs_embeds, token_type_ids
-        outputs = self.model(*inputs, output_layer, output_dim, return_dict=True, **kwargs)
+        outputs = self.model(input_ids, attention_mask, output_layer=output_layer, return_dict=True, **kwargs)
         states = outputs.last_hidden_state
         if self.config.sparse_prediction and labels is not None:
             labelled = labels != -100
@@ -478,11 +451,11 @@ class M3BertForMaskedLM(M3BertHead):
 class M3BertClassifier(M3BertHead):
     """Base class of the classification heads: encoder, dropout and a [`NestedLinear`] classifier."""
 
-    def __init__(self, config: M3BertConfig, num_outputs: int):
+    def __init__(self, config: M3BertConfig, num_outputs: int | None = None):
         super().__init__(config)
         self.num_labels = config.num_labels
         self.dropout = nn.Dropout(config.classifier_dropout)
-        self.classifier = NestedLinear(config.hidden_size, num_outputs)
+        self.classifier = NestedLinear(config.hidden_size, config.num_labels if num_outputs is None else num_outputs)
         self.post_init()
 
     def classify_texts(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
@@ -510,19 +483,12 @@ class M3BertClassifier(M3BertHead):
 class M3BertForSequenceClassification(M3BertClassifier):
     """m3BERT with a classifier of texts."""
 
-    def __init__(self, config: M3BertConfig):
-        super().__init__(config, config.num_labels)
-
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        output_layer: int | None = None,
-        output_dim: int | None = None,
+        *,
         labels: torch.Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
@@ -533,8 +499,7 @@ class M3BertForSequenceClassification(M3BertClassifier):
         Returns:
             [`~transformers.modeling_outputs.SequenceClassifierOutput`]: logits of shape `(batch, num_labels)`.
         """
-        inputs = input_ids, attention_mask, position_ids, inputs_embeds, token_type_ids
-        outputs = self.model(*inputs, output_layer, output_dim, return_dict=True, **kwargs)
+        outputs = self.model(input_ids, attention_mask, return_dict=True, **kwargs)
         logits = self.classify_texts(outputs.last_hidden_state, attention_mask)
         loss = None
         if labels is not None:
@@ -547,19 +512,12 @@ class M3BertForSequenceClassification(M3BertClassifier):
 class M3BertForTokenClassification(M3BertClassifier):
     """m3BERT with a classifier of tokens."""
 
-    def __init__(self, config: M3BertConfig):
-        super().__init__(config, config.num_labels)
-
     @can_return_tuple
     def forward(
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        output_layer: int | None = None,
-        output_dim: int | None = None,
+        *,
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
@@ -570,8 +528,7 @@ class M3BertForTokenClassification(M3BertClassifier):
         Returns:
             [`~transformers.modeling_outputs.TokenClassifierOutput`]: logits of shape `(batch, tokens, num_labels)`.
         """
-        inputs = input_ids, attention_mask, position_ids, inputs_embeds, token_type_ids
-        outputs = self.model(*inputs, output_layer, output_dim, return_dict=True, **kwargs)
+        outputs = self.model(input_ids, attention_mask, return_dict=True, **kwargs)
         logits = self.classifier(self.dropout(outputs.last_hidden_state))
         loss = self.loss_function(logits, labels, self.config, **kwargs) if labels is not None else None
         return TokenClassifierOutput(
@@ -593,11 +550,7 @@ class M3BertForQuestionAnswering(M3BertHead):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        output_layer: int | None = None,
-        output_dim: int | None = None,
+        *,
         start_positions: torch.LongTensor | None = None,
         end_positions: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
@@ -610,8 +563,7 @@ class M3BertForQuestionAnswering(M3BertHead):
             [`~transformers.modeling_outputs.QuestionAnsweringModelOutput`]: start and end logits of shape `(batch,
             tokens)`.
         """
-        inputs = input_ids, attention_mask, position_ids, inputs_embeds, token_type_ids
-        outputs = self.model(*inputs, output_layer, output_dim, return_dict=True, **kwargs)
+        outputs = self.model(input_ids, attention_mask, return_dict=True, **kwargs)
         start_logits, end_logits = self.qa_outputs(self.dropout(outputs.last_hidden_state)).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
@@ -636,11 +588,7 @@ class M3BertForMultipleChoice(M3BertClassifier):
         self,
         input_ids: torch.LongTensor | None = None,
         attention_mask: torch.Tensor | None = None,
-        position_ids: torch.LongTensor | None = None,
-        inputs_embeds: torch.Tensor | None = None,
-        token_type_ids: torch.LongTensor | None = None,
-        output_layer: int | None = None,
-        output_dim: int | None = None,
+        *,
         labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> MultipleChoiceModelOutput:
@@ -651,18 +599,12 @@ class M3BertForMultipleChoice(M3BertClassifier):
         Returns:
             [`~transformers.modeling_outputs.MultipleChoiceModelOutput`]: logits of shape `(batch, choices)`.
         """
-        inputs = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "position_ids": position_ids,
-            "inputs_embeds": inputs_embeds,
-            "token_type_ids": token_type_ids,
-        }
-        given = {name: value for name, value in inputs.items() if value is not None}
-        flat = {name: value.flatten(0, 1) for name, value in given.items()}
-        outputs = self.model(**flat, output_layer=output_layer, output_dim=output_dim, return_dict=True, **kwargs)
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **kwargs}
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        flat = {name: value.flatten(0, 1) for name, value in tensors.items()}
+        outputs = self.model(**(inputs | flat), return_dict=True)
         scores = self.classify_texts(outputs.last_hidden_state, flat.get("attention_mask"))
-        logits = scores.view(next(iter(given.values())).shape[:2])
+        logits = scores.view(next(iter(tensors.values())).shape[:2])
         loss = nn.functional.cross_entropy(logits, labels) if labels is not None else None
         return MultipleChoiceModelOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions

@@ -19,24 +19,27 @@ from transformers import (
 )
 
 from .configuration_m3bert import M3BertConfig
-from .conversion_m3bert import CONVERTIBLE, OFFSET_POSITIONS, layer_tensors, position_offset
+from .conversion_m3bert import (
+    BERT_CONFIG,
+    COMMON_CONFIG,
+    CONVERTIBLE,
+    DISTILBERT_CONFIG,
+    DISTILBERT_EPS,
+    OFFSET_POSITIONS,
+    layer_tensors,
+    position_offset,
+)
 from .modeling_elastic import Elasticity
 from .modeling_m3bert import M3BertModel
 
 
-# m3BERT class -> Auto class of the native model, and the name of the head in both.
+# m3BERT class -> Auto class of the native model, and the name of the head in both. The other native heads have a dense
+# layer between the encoder and what m3BERT's heads are.
 NATIVE_CLASSES: dict[str, tuple[Any, str | None]] = {
     "M3BertModel": (AutoModel, None),
     "M3BertForTokenClassification": (AutoModelForTokenClassification, "classifier"),
     "M3BertForQuestionAnswering": (AutoModelForQuestionAnswering, "qa_outputs"),
 }
-# m3BERT class -> why no native class has its head.
-OTHER_HEADS = {
-    "M3BertForMaskedLM": "native masked-LM heads have a dense layer and a LayerNorm before the decoder",
-    "M3BertForSequenceClassification": "native text classifiers have a dense layer and a tanh before the classifier",
-    "M3BertForMultipleChoice": "native multiple-choice heads have a dense layer and a tanh before the classifier",
-}
-DISTILBERT_EPS = 1e-12  # hard-coded in DistilBERT
 
 
 def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> PreTrainedModel:
@@ -65,7 +68,8 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
         ValueError: if the model has no native equivalent. The message gives the reason.
     """
     model_type = model_type or model.config.native_model_type or "bert"
-    refuse_without_native(model, model_type)
+    if (reason := _without_native(model, model_type)) is not None:
+        raise ValueError(f"{type(model).__name__} has no native equivalent: {reason}.")
     auto_class, head = NATIVE_CLASSES[type(model).__name__]
     native = auto_class.from_config(native_config(model.config, model_type))
     native = native.to(device=model.device, dtype=model.dtype)
@@ -77,104 +81,60 @@ def convert_to_native(model: PreTrainedModel, model_type: str | None = None) -> 
     return native.train(model.training)
 
 
-def refuse_without_native(model: PreTrainedModel, model_type: str = "bert") -> None:
-    """Raise a ValueError with the reason if no encoder of a native model type equals an m3BERT."""
-    name = type(model).__name__
-    if name in OTHER_HEADS:
-        raise ValueError(
-            f"{name} has no native equivalent: {OTHER_HEADS[name]}. Load it with remote code, or export its encoder."
-        )
-    layer = model.config.resolve_granularity()[0]
-    if layer in Elasticity.of(model.config).table:
-        if layer == 0:
-            raise ValueError(
-                f"{name} has no native equivalent: its layer 0 is a static table. Export that instead: "
-                "`m3bert export --format static`."
-            )
-        if name != "M3BertModel":
-            raise ValueError(
-                f"{name} has no native equivalent: its head reads the static table. Load it with remote code, or "
-                "export its encoder."
-            )
-    if model_type not in CONVERTIBLE:
-        raise ValueError(f"model_type={model_type!r} is unknown; legal values: {', '.join(CONVERTIBLE)}.")
-    reason = without_native(model.config)
-    if reason is None and model_type == "distilbert" and model.config.norm_eps != DISTILBERT_EPS:
-        reason = f"DistilBERT's norm_eps is {DISTILBERT_EPS}, not {model.config.norm_eps}"
-    if reason is None and model_type in OFFSET_POSITIONS and model.config.pad_token_id is None:
-        reason = f"its config has no pad_token_id, after which the positions of {model_type} begin"
-    if reason is None and getattr(model.config, "quantization_config", None) is not None:
-        reason = "its weights are quantised"
-    if reason is not None:
-        raise ValueError(f"{name} has no native equivalent: {reason}. Export it to ONNX instead: `m3bert export`.")
+def _without_native(model: PreTrainedModel, model_type: str) -> str | None:
+    """Why no encoder of a native model type equals an m3BERT; `None` if one does."""
+    name, config = type(model).__name__, model.config
+    layer, table = config.resolve_granularity()[0], Elasticity.of(config).table
+    reasons = {
+        "native heads of its kind have another layer before the classifier. Load it with remote code, or export its "
+        "encoder": name not in NATIVE_CLASSES,
+        "its layer 0 is a static table. Export that instead: `m3bert export --format static`": layer == 0,
+        "its head reads the static table. Export its encoder": name != "M3BertModel" and layer in table,
+        f"model_type={model_type!r} is unknown; legal values: {', '.join(CONVERTIBLE)}": model_type not in CONVERTIBLE,
+        f"DistilBERT's norm_eps is {DISTILBERT_EPS}, not {config.norm_eps}": (
+            model_type == "distilbert" and config.norm_eps != DISTILBERT_EPS
+        ),
+        f"its config has no pad_token_id, after which the positions of {model_type} begin": (
+            model_type in OFFSET_POSITIONS and config.pad_token_id is None
+        ),
+        "its weights are quantised": getattr(config, "quantization_config", None) is not None,
+    }
+    own = next((reason for reason, applies in reasons.items() if applies), None)
+    other = without_native(config)
+    return own or (other and f"{other}. Export it to ONNX instead: `m3bert export`")
 
 
 def without_native(config: M3BertConfig) -> str | None:
     """Why no native encoder has this architecture; `None` if one has."""
-    if config.norm_position != "post":
-        return "it is pre-norm, and BERT is post-norm"
-    if config.norm_type != "layernorm":
-        return "its norm is RMSNorm, and BERT's is LayerNorm"
-    if config.mlp_gated:
-        return "its feed-forward layers are gated"
-    if config.position_embedding_type != "absolute":
-        return "its positions are rotary, and BERT's are absolute"
-    return None
+    reasons = {
+        "it is pre-norm, and BERT is post-norm": config.norm_position != "post",
+        "its norm is RMSNorm, and BERT's is LayerNorm": config.norm_type != "layernorm",
+        "its feed-forward layers are gated": config.mlp_gated,
+        "its positions are rotary, and BERT's are absolute": config.position_embedding_type != "absolute",
+    }
+    return next((reason for reason, applies in reasons.items() if applies), None)
 
 
 def native_config(config: M3BertConfig, model_type: str) -> PreTrainedConfig:
-    """
-    The config of the native encoder of an m3BERT that [`refuse_without_native`] accepts. BERT has one dropout for
-    embeddings and layers: that of the layers is taken.
-
-    Args:
-        config ([`M3BertConfig`]): Config of the m3BERT.
-        model_type (`str`): Model type of the native encoder.
-    """
-    sizes: dict[str, Any] = {
-        "hidden_size": config.hidden_size,
-        "num_hidden_layers": config.num_hidden_layers,
-        "num_attention_heads": config.num_attention_heads,
-    }
-    if model_type == "distilbert":
-        sizes = {
-            "dim": config.hidden_size,
-            "n_layers": config.num_hidden_layers,
-            "n_heads": config.num_attention_heads,
-            "hidden_dim": config.intermediate_size,
-            "activation": config.hidden_act,
-            "dropout": config.hidden_dropout,
-            "attention_dropout": config.attention_dropout,
-        }
-    else:
-        sizes |= {
-            "intermediate_size": config.intermediate_size,
-            "hidden_act": config.hidden_act,
-            "hidden_dropout_prob": config.hidden_dropout,
-            "attention_probs_dropout_prob": config.attention_dropout,
-            "layer_norm_eps": config.norm_eps,
-            # BERT's tokenizer gives the second text of a pair the type 1.
-            "type_vocab_size": 1 if model_type in OFFSET_POSITIONS else 2,
-        }
+    """The config of the native encoder of an m3BERT. BERT has one dropout for embeddings and layers: that of the
+    layers is taken."""
+    names = DISTILBERT_CONFIG if model_type == "distilbert" else BERT_CONFIG
+    values = {name: getattr(config, name) for name in COMMON_CONFIG}
+    values |= {theirs: getattr(config, ours) for ours, theirs in names.items()}
+    offset = 0
+    if model_type in OFFSET_POSITIONS:
+        offset = config.pad_token_id + 1  # type: ignore[operator]  # an integer for these model types
+    if model_type != "distilbert":
+        values["type_vocab_size"] = 1 if offset else 2  # BERT's tokenizer gives the second text of a pair the type 1
     if model_type == "electra":
-        sizes["embedding_size"] = config.hidden_size
-    offset = (config.pad_token_id or 0) + 1 if model_type in OFFSET_POSITIONS else 0
-    # Servers accept a request for fewer dims only if the config lists them.
-    served = (
-        {"is_matryoshka": True, "matryoshka_dimensions": config.matryoshka_dimensions} if config.is_matryoshka else {}
-    )
+        values["embedding_size"] = config.hidden_size
+    if config.is_matryoshka:  # servers accept a request for fewer dims only if the config lists them
+        values |= {"is_matryoshka": True, "matryoshka_dimensions": config.matryoshka_dimensions}
     return AutoConfig.for_model(
         model_type,
-        **sizes,
-        **served,
-        vocab_size=config.vocab_size,
+        **values,
         max_position_embeddings=config.max_position_embeddings + offset,
-        initializer_range=config.initializer_range,
         classifier_dropout=config.classifier_dropout,
-        bos_token_id=config.bos_token_id,
-        pad_token_id=config.pad_token_id,
-        eos_token_id=config.eos_token_id,
-        tie_word_embeddings=config.tie_word_embeddings,
         id2label=config.id2label,
         label2id=config.label2id,
         problem_type=config.problem_type,
@@ -183,17 +143,8 @@ def native_config(config: M3BertConfig, model_type: str) -> PreTrainedConfig:
 
 
 def native_weights(source: dict[str, torch.Tensor], config: Any) -> dict[str, torch.Tensor]:
-    """
-    Map the tensors of an m3BERT to those of a native encoder.
-
-    Args:
-        source (`dict[str, torch.Tensor]`): State dict of an [`M3BertModel`].
-        config ([`~transformers.PreTrainedConfig`]): Config of the native encoder.
-
-    Returns:
-        `dict[str, torch.Tensor]`: state dict of the native encoder, without a pooler. Biases that m3BERT lacks
-        are 0.
-    """
+    """State dict of a native encoder with this config, without a pooler, from that of an [`M3BertModel`]. Biases that
+    m3BERT lacks are 0."""
     tokens, positions = source["embed_tokens.weight"], source["pos_embeddings.weight"]
     weights = {
         "embeddings.word_embeddings.weight": tokens,
@@ -221,9 +172,9 @@ def identity_pooler(encoder: nn.Module) -> dict[str, torch.Tensor]:
 
 def output_map(model: M3BertModel) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """
-    What an m3BERT does to the hidden state of its last layer: the exit, if the layer has one, and truncation to the
-    output dim. Pooling by mean or by position commutes with it. The exit of a layer that reads the static table is the
-    map of its hidden state alone.
+    Map from the hidden state of the last layer of an m3BERT to its output: the exit, if the layer has one, and
+    truncation to the output dim. Pooling by mean or by position commutes with it. The exit of a layer that reads the
+    static table is the map of its hidden state alone.
 
     Args:
         model ([`M3BertModel`]): The encoder.

@@ -14,7 +14,6 @@ scores = quantizer.scores(query_embeddings, codes)  # float queries; quantizer.h
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -29,7 +28,6 @@ from transformers.configuration_utils import PreTrainedConfig
 from transformers.modeling_utils import PreTrainedModel
 
 
-logger = logging.getLogger(__name__)
 AUTO_MAP = {
     "AutoConfig": "quantization_m3bert.M3BertQuantizerConfig",
     "AutoModel": "quantization_m3bert.M3BertQuantizer",
@@ -44,24 +42,10 @@ LARGEST_SAMPLE = 65_536  # vectors that thresholds and principal components are 
 
 
 def segments(code: str, dim: int) -> list[tuple[str, int, int]]:
-    """
-    The parts of a vector that have their own number of bits.
-
-    Args:
-        code (`str`): One of [`CODES`].
-        dim (`int`): Dims of the vector.
-
-    Returns:
-        `list[tuple[str, int, int]]`: bits, first dim and end of each part. Every part but the last has an even number
-        of dims, because `0.5` takes dims in pairs.
-
-    Raises:
-        ValueError: if the code is unknown, or `dim` is below 1.
-    """
+    """Bits, first dim and end of each part of a vector that has its own number of bits. Every part but the last has an
+    even number of dims, because `0.5` takes dims in pairs. Raises a ValueError on an unknown code."""
     if code not in CODES:
         raise ValueError(f"{code!r} is not a precision of a quantizer; legal values: {', '.join(CODES)}.")
-    if dim < 1:
-        raise ValueError(f"dim={dim} must be 1 or more.")
     if code != HYBRID:
         return [(code.removeprefix("qama-"), 0, dim)]
     ends = [*(2 * round(dim * quarter / 8) for quarter in (1, 2, 3)), dim]
@@ -75,93 +59,39 @@ def stored_units(bits: str, dims: int) -> int:
 
 
 def stored_bits(code: str, dim: int) -> int:
-    """
-    Bits of a stored vector, before it is padded to whole bytes: `levels - 1` per stored number.
-
-    Raises:
-        ValueError: as [`segments`].
-    """
+    """Bits of a stored vector, before it is padded to whole bytes: `levels - 1` per stored number. Raises a ValueError
+    on an unknown code."""
     return sum((LEVELS[bits] - 1) * stored_units(bits, end - start) for bits, start, end in segments(code, dim))
 
 
 def thermometer(levels: torch.Tensor, count: int) -> torch.Tensor:
     """
-    Thermometer code of levels: level 2 of 4 is `0, 1, 1`. The Hamming distance of two codes is the difference of their
-    levels.
-
-    Args:
-        levels (`torch.Tensor` of shape `(..., units)`): Integers from 0 to `count - 1`.
-        count (`int`): Number of levels.
-
-    Returns:
-        `torch.BoolTensor` of shape `(..., units * (count - 1))`
+    Thermometer code `(..., units * (count - 1))` of levels `(..., units)`, integers below `count`: level 2 of 4 is
+    `0, 1, 1`. The Hamming distance of two codes is the difference of their levels.
     """
     above = levels.unsqueeze(-1) > torch.arange(count - 2, -1, -1, device=levels.device)
     return above.flatten(-2)
 
 
 def pack_bits(bits: torch.Tensor) -> torch.Tensor:
-    """
-    Eight bits per byte, first bit highest, as `numpy.packbits`.
-
-    Args:
-        bits (`torch.BoolTensor` of shape `(vectors, bits)`): Bits. The last byte is filled with zeros.
-
-    Returns:
-        `torch.ByteTensor` of shape `(vectors, ceil(bits / 8))`
-    """
+    """Eight bits per byte, first bit highest and the last byte filled with zeros, as `numpy.packbits`: from
+    `(vectors, bits)` to `(vectors, ceil(bits / 8))`."""
     padded = nn.functional.pad(bits.to(torch.uint8), (0, -bits.shape[-1] % 8))
     weights = torch.tensor([128, 64, 32, 16, 8, 4, 2, 1], dtype=torch.uint8, device=bits.device)
     return (padded.unflatten(-1, (-1, 8)) * weights).sum(dim=-1, dtype=torch.uint8)
 
 
 def unpack_bits(packed: torch.Tensor, count: int) -> torch.Tensor:
-    """
-    The first `count` bits of each row of [`pack_bits`].
-
-    Args:
-        packed (`torch.ByteTensor` of shape `(vectors, bytes)`): Packed bits.
-        count (`int`): Number of bits per vector.
-
-    Returns:
-        `torch.BoolTensor` of shape `(vectors, count)`
-
-    Raises:
-        ValueError: if `count` bits do not take this number of bytes.
-    """
+    """The first `count` bits `(vectors, count)` of each row of [`pack_bits`]."""
     if packed.shape[-1] != -(-count // 8):
         raise ValueError(f"{count} bits take {-(-count // 8)} bytes per vector, not {packed.shape[-1]}.")
     shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=packed.device)
     return ((packed.unsqueeze(-1) >> shifts) & 1).flatten(-2)[..., :count].bool()
 
 
-def hamming_distances(queries: torch.Tensor, documents: torch.Tensor) -> torch.Tensor:
-    """
-    Numbers of bits that differ. For large collections, use a binary index of faiss on the same bytes.
-
-    Args:
-        queries (`torch.ByteTensor` of shape `(queries, bytes)`): Packed bits.
-        documents (`torch.ByteTensor` of shape `(documents, bytes)`): Packed bits.
-
-    Returns:
-        `torch.IntTensor` of shape `(queries, documents)`
-    """
-    ones = torch.tensor([byte.bit_count() for byte in range(256)], dtype=torch.int32, device=documents.device)
-    rows = [ones[(query ^ documents).int()].sum(dim=1, dtype=torch.int32) for query in queries]
-    return torch.stack(rows) if rows else ones.new_empty(0, len(documents))
-
-
 def quantile_thresholds(numbers: torch.Tensor, levels: int) -> torch.Tensor:
-    """
-    Thresholds that divide the numbers of each dim into equally frequent levels.
-
-    Args:
-        numbers (`torch.Tensor` of shape `(vectors, dims)`): Numbers.
-        levels (`int`): Number of levels.
-
-    Returns:
-        `torch.Tensor` of shape `(levels - 1, dims)`, ascending.
-    """
+    """Thresholds `(levels - 1, dims)`, ascending, that divide the numbers of each dim `(vectors, dims)` into equally
+    frequent levels."""
     at = torch.arange(1, levels, dtype=numbers.dtype, device=numbers.device) / levels
     # torch.quantile reads at most 2^24 numbers at a time.
     parts = numbers.split(max(1, 2**24 // max(1, len(numbers))), dim=1)
@@ -169,31 +99,13 @@ def quantile_thresholds(numbers: torch.Tensor, levels: int) -> torch.Tensor:
 
 
 def levels_of(numbers: torch.Tensor, thresholds: torch.Tensor) -> torch.Tensor:
-    """
-    The level of each number: how many thresholds of its dim it is above.
-
-    Args:
-        numbers (`torch.Tensor` of shape `(vectors, dims)`): Numbers.
-        thresholds (`torch.Tensor` of shape `(levels - 1, dims)`): Thresholds per dim, ascending.
-
-    Returns:
-        `torch.LongTensor` of shape `(vectors, dims)`
-    """
+    """The level of each number `(vectors, dims)`: how many thresholds `(levels - 1, dims)` of its dim it is above."""
     return (numbers.unsqueeze(1) > thresholds).sum(dim=1)
 
 
 def level_means(numbers: torch.Tensor, levels: torch.Tensor, count: int) -> torch.Tensor:
-    """
-    Mean of the numbers at each level of each dim: the value that a stored level stands for.
-
-    Args:
-        numbers (`torch.Tensor` of shape `(vectors, dims)`): Numbers.
-        levels (`torch.LongTensor` of shape `(vectors, dims)`): Their levels.
-        count (`int`): Number of levels.
-
-    Returns:
-        `torch.Tensor` of shape `(count, dims)`; the mean of the whole dim for a level that no vector has.
-    """
+    """Mean `(count, dims)` of the numbers `(vectors, dims)` at each level of each dim: the value that a stored level
+    stands for. For a level that no vector has, the mean of the whole dim."""
     sums = numbers.new_zeros(count, numbers.shape[1]).scatter_add_(0, levels, numbers)
     sizes = numbers.new_zeros(count, numbers.shape[1]).scatter_add_(0, levels, torch.ones_like(numbers))
     return torch.where(sizes > 0, sums / sizes.clamp(min=1), numbers.mean(dim=0))
@@ -235,18 +147,10 @@ class Codes:
 
     @classmethod
     def load(cls, file: str | Path) -> Codes:
-        """
-        Read codes from a file of [`Codes.save`].
-
-        Raises:
-            ValueError: if the file has no codes.
-        """
+        """Read codes from a file of [`Codes.save`]."""
         with safe_open(file, "pt") as opened:
-            metadata = opened.metadata() or {}
-            if not {"code", "dim", "fingerprint"} <= metadata.keys() or "packed" not in opened.keys():
-                raise ValueError(f"{file} has no codes of a quantizer.")
-            packed = opened.get_tensor("packed")
-        return cls(packed, metadata["code"], int(metadata["dim"]), metadata["fingerprint"])
+            metadata = opened.metadata()
+            return cls(opened.get_tensor("packed"), metadata["code"], int(metadata["dim"]), metadata["fingerprint"])
 
 
 class M3BertQuantizerConfig(PreTrainedConfig):
@@ -290,8 +194,7 @@ class M3BertQuantizerConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         if self.skip not in SKIPS:
             raise ValueError(f"skip={self.skip!r} is unknown; legal values: {', '.join(SKIPS)}.")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum} must be in [0, 1).")
+
         if not self.dims or self.dims != sorted(set(self.dims)) or self.dims[0] < 1 or self.dims[-1] != width:
             raise ValueError(f"dims={self.dims} must ascend from 1 or more to hidden_size={width}.")
 
@@ -363,12 +266,7 @@ class M3BertQuantizer(PreTrainedModel):
 
         Returns:
             `torch.Tensor` of shape `(..., hidden_size)`, L2-normalised, in float32 or wider.
-
-        Raises:
-            ValueError: if the embeddings have another number of dims.
         """
-        if vectors.shape[-1] != self.config.hidden_size:
-            raise ValueError(f"This quantizer reads {self.config.hidden_size} dims, not {vectors.shape[-1]}.")
         with torch.autocast(vectors.device.type, enabled=False):  # thresholds are finer than half precision
             vectors = nn.functional.normalize(vectors.to(self.up.weight.dtype), dim=-1)
             transformed = self.down(nn.functional.gelu(self.up(vectors)))
@@ -380,16 +278,9 @@ class M3BertQuantizer(PreTrainedModel):
 
     def reduce(self, transformed: torch.Tensor, bits: str, start: int = 0) -> torch.Tensor:
         """
-        The numbers that are stored: the transformed dims, or weighted sums of pairs for `"0.5"` bits.
-
-        Args:
-            transformed (`torch.Tensor` of shape `(vectors, dims)`): Consecutive dims of a transformed embedding.
-            bits (`str`): Bits per dim.
-            start (`int`, *optional*, defaults to 0): Where these dims start in the embedding; even for `"0.5"`.
-
-        Returns:
-            `torch.Tensor` of shape `(vectors, units)`. The second dim of an incomplete pair counts as zero; its
-            thresholds and level means are those of the whole pair.
+        The numbers that are stored `(vectors, units)`, of consecutive transformed dims `(vectors, dims)` from `start`
+        on: these, or weighted sums of pairs for `"0.5"` bits. The second dim of an incomplete pair counts as zero; its
+        thresholds and level means are those of the whole pair.
         """
         if DIMS_PER_UNIT[bits] == 1:
             return transformed
@@ -433,9 +324,6 @@ class M3BertQuantizer(PreTrainedModel):
 
         Returns:
             `torch.Tensor` of shape `(vectors, units)`
-
-        Raises:
-            ValueError: if the code is unknown, or `dim` is not within the hidden size.
         """
         return torch.cat([numbers for _, _, numbers in self.parts(self(vectors), code, self._checked(dim))], dim=-1)
 
@@ -463,8 +351,7 @@ class M3BertQuantizer(PreTrainedModel):
         vectors = vectors.reshape(-1, vectors.shape[-1])
         if not torch.isfinite(vectors).all():
             raise ValueError("An embedding is not finite.")
-        if spare := -stored_bits(code, dim) % 8:
-            logger.info(f"{code} at {dim} dims fills whole bytes with {spare} zero bits per vector.")
+
         bits = [
             thermometer(levels_of(numbers, self.thresholds(name)[:, place]), LEVELS[name])
             for name, place, numbers in self.parts(self(vectors), code, dim)
@@ -473,10 +360,7 @@ class M3BertQuantizer(PreTrainedModel):
 
     def signs(self, codes: Codes) -> torch.Tensor:
         """
-        Stored bits as 1 and -1: the dot product of two vectors is `bits - 2 * Hamming distance`.
-
-        Returns:
-            `torch.Tensor` of shape `(vectors, bits)`
+        Stored bits as 1 and -1, `(vectors, bits)`: the dot product of two vectors is `bits - 2 * Hamming distance`.
 
         Raises:
             ValueError: if another quantizer made the codes.
@@ -486,10 +370,7 @@ class M3BertQuantizer(PreTrainedModel):
 
     def decode(self, codes: Codes) -> torch.Tensor:
         """
-        The numbers that stored levels stand for: the mean of the level in the training data.
-
-        Returns:
-            `torch.Tensor` of shape `(vectors, units)`
+        The numbers that stored levels stand for, `(vectors, units)`: the mean of the level in the training data.
 
         Raises:
             ValueError: if another quantizer made the codes.
@@ -524,27 +405,18 @@ class M3BertQuantizer(PreTrainedModel):
 
     def hamming(self, codes: Codes, others: Codes) -> torch.Tensor:
         """
-        Similarity of codes by Hamming distance: `1 - distance / bits`.
-
-        Returns:
-            `torch.Tensor` of shape `(codes, others)`
+        Similarity of codes by Hamming distance, `(codes, others)`: `1 - distance / bits`. For large collections, use a
+        binary index of faiss on the packed bytes.
 
         Raises:
             ValueError: if another quantizer made the codes, or they have different codes or dims.
         """
-        for its in (codes, others):
-            self.require_own(its)
         if (codes.code, codes.dim) != (others.code, others.dim):
             raise ValueError(f"{codes.code} at {codes.dim} dims and {others.code} at {others.dim} cannot be compared.")
-        return 1 - hamming_distances(codes.packed, others.packed) / codes.bits
+        return (1 + self.signs(codes) @ self.signs(others).T / codes.bits) / 2
 
     def require_own(self, codes: Codes) -> None:
-        """
-        Check that this quantizer made some codes.
-
-        Raises:
-            ValueError: if their fingerprint is another.
-        """
+        """Raise a ValueError if another quantizer made some codes."""
         if codes.fingerprint != self.fingerprint:
             raise ValueError(
                 f"These codes are from another quantizer ({codes.fingerprint}, this one is {self.fingerprint}): "
@@ -576,9 +448,6 @@ class M3BertQuantizer(PreTrainedModel):
 
         Args:
             vectors (`torch.Tensor` of shape `(vectors, hidden_size)`): Embeddings; need not be normalised.
-
-        Raises:
-            ValueError: as [`~M3BertQuantizer.calibrate`].
         """
         if self.skip is not None:
             vectors = vectors[:LARGEST_SAMPLE].to(self.up.weight.dtype)
@@ -603,14 +472,11 @@ class M3BertQuantizer(PreTrainedModel):
                 65,536 are read.
 
         Raises:
-            ValueError: if the embeddings are all equal, or one is not finite.
+            ValueError: if an embedding is not finite.
         """
         transformed = self(vectors[:LARGEST_SAMPLE])
         if not torch.isfinite(transformed).all():
             raise ValueError("An embedding is not finite.")
-        # Equal rows of a product may differ by rounding.
-        if (transformed - transformed[:1]).abs().max() <= 16 * torch.finfo(transformed.dtype).eps:
-            raise ValueError("The embeddings are all equal: thresholds need different ones.")
         for bits, levels in LEVELS.items():
             numbers = self.reduce(transformed, bits)
             self.thresholds(bits).copy_(quantile_thresholds(numbers, levels))
@@ -619,13 +485,8 @@ class M3BertQuantizer(PreTrainedModel):
 
     @torch.no_grad()
     def update_thresholds(self, transformed: torch.Tensor) -> None:
-        """
-        Move thresholds towards the quantiles of a batch, and level means towards the means between these:
-        `momentum * old + (1 - momentum) * new`.
-
-        Args:
-            transformed (`torch.Tensor` of shape `(vectors, hidden_size)`): Transformed embeddings of the batch.
-        """
+        """Move thresholds towards the quantiles of the transformed embeddings of a batch `(vectors, hidden_size)`, and
+        level means towards the means between these: `momentum * old + (1 - momentum) * new`."""
         for bits, levels in LEVELS.items():
             numbers = self.reduce(transformed, bits)
             thresholds = quantile_thresholds(numbers, levels)

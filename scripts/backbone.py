@@ -78,12 +78,7 @@ class BackboneArguments:
 
 
 def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any]:
-    """
-    The model and its tokenizer.
-
-    Raises:
-        ValueError: if an option is missing or unknown, or does not suit the model.
-    """
+    """The model and its tokenizer."""
     if options.transfer_vocabulary and (options.tokenizer_name is None or options.model_name_or_path is None):
         raise ValueError("--transfer_vocabulary needs --model_name_or_path and --tokenizer_name.")
     tokenizer_name = options.tokenizer_name or options.model_name_or_path
@@ -113,10 +108,8 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
             )
             transfer_vocabulary(model, own, tokenizer)
         return with_adapter(attending(model, options), options), tokenizer
-    if options.student_layers is not None:
-        raise ValueError("--student_layers needs a model to take layers from: pass --model_name_or_path.")
-    if options.peft is not None:
-        raise ValueError("--peft needs a trained model to adapt: pass --model_name_or_path.")
+    if options.student_layers is not None or options.peft is not None:
+        raise ValueError("--student_layers and --peft need a trained model: pass --model_name_or_path.")
     special = {name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")}
     config = AutoConfig.for_model("m3bert", **{"vocab_size": len(tokenizer), **special, **values})
     return attending(auto_class.from_config(config), options), tokenizer
@@ -130,13 +123,8 @@ def attending(model: Any, options: BackboneArguments) -> Any:
 
 
 def student_of(name: str, layers: str, auto_class: Any, loading: dict[str, Any]) -> Any:
-    """
-    A student of some layers of a model. If they are those of a depth of an elastic model, it is loaded at this depth,
-    with its exit. Other layers are taken from an m3BERT, to which any other encoder is converted.
-
-    Raises:
-        ValueError: if the model lacks a layer, or cannot be converted.
-    """
+    """A student of some layers of a model. If they are those of a depth of an elastic model, it is loaded at this
+    depth, with its exit. Other layers are taken from an m3BERT, to which any other encoder is converted."""
     config = load_config(name, trust_remote_code=loading["trust_remote_code"])
     chosen = layers_from(layers, config.num_hidden_layers, name)
     depth = len(chosen)

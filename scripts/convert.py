@@ -47,22 +47,8 @@ def convert(
     overwrite: bool = False,
     student_layers: str | None = None,
 ) -> M3BertModel:
-    """
-    Convert an encoder and save it with its code and tokenizer. An embedding model stays one, with its pooling,
-    projection, normalisation, prompts and quantizer.
-
-    Args:
-        source (`str`): Folder or Hub id of the encoder.
-        output_dir (`str`): Folder for the m3BERT.
-        revision (`str`, *optional*): Branch, tag or commit of the source.
-        encoder_only (`bool`, *optional*, defaults to `False`): Leave out the modules of an embedding model.
-        overwrite (`bool`, *optional*, defaults to `False`): Replace a model that the folder holds.
-        student_layers (`str`, *optional*): Make a student of some layers: see [`layers_from`].
-
-    Raises:
-        ValueError: if the encoder cannot be converted exactly, lacks one of the layers, has modules other than a known
-            pooling and one projection, or the folder holds a model that is not to be replaced.
-    """
+    """Convert an encoder and save it with its code and tokenizer. Unless `encoder_only`, an embedding model stays one,
+    with its pooling, projection, normalisation, prompts and quantizer."""
     from trainers.hub.quantizer import find_quantizer, write_quantizer
 
     check_overwriting(output_dir, MODEL_FILES, overwrite, source)
@@ -82,7 +68,7 @@ def convert(
 def converted(
     source: str, revision: str | None = None, *, encoder_only: bool = False, student_layers: str | None = None
 ) -> tuple[M3BertModel, Any]:
-    """The m3BERT of an encoder, and its tokenizer. Raises a ValueError if it cannot be converted exactly."""
+    """The m3BERT of an encoder, and its tokenizer."""
     from transformers import AutoTokenizer
 
     from modeling_m3bert import convert_to_m3bert
@@ -103,27 +89,16 @@ def converted(
 
 
 def layers_from(text: str, depth: int, name: str) -> list[int]:
-    """
-    The layers that `--student_layers` chooses: the first ones for a number, `"3"`, or those of a list, `"1,4,6"`.
-
-    Args:
-        text (`str`): The option.
-        depth (`int`): Depth of the model that has the layers.
-        name (`str`): Its name, for the message.
-
-    Raises:
-        ValueError: if the model lacks a layer, or they are not ascending.
-    """
+    """The layers that `--student_layers` chooses of a model of this depth and name: the first ones for a number,
+    `"3"`, or those of a list, `"1,4,6"`."""
     words = str(text).replace(" ", "").split(",")  # a recipe may have a number
     layers = [int(word) if word.isdecimal() else 0 for word in words]
-    if len(layers) == 1 and layers[0] <= depth:
-        layers = [*range(1, layers[0] + 1)]
-    if not layers or sorted(set(layers)) != layers or not 1 <= layers[0] <= layers[-1] <= depth:
+    if not {*layers} <= {*range(1, depth + 1)} or sorted(set(layers)) != layers:
         raise ValueError(
             f"--student_layers {text} must be within 1..{depth}, the depth of {name}: a number of first layers, or "
             "ascending layers such as 1,4,6."
         )
-    return layers
+    return layers if len(layers) > 1 else [*range(1, layers[0] + 1)]
 
 
 def for_m3bert(tokenizer: Any, model: M3BertModel) -> Any:

@@ -24,7 +24,7 @@ import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from hashlib import sha256
+from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,35 +86,20 @@ def add_exit_options(parser: ArgumentParser) -> None:
 
 
 def layers_of_depth(text: str, last: int) -> list[int]:
-    """
-    The layers of one value of `--depths`, counted from 1: `2`, `1,2,5,6` or `1-3,10-12`.
-
-    Args:
-        text (`str`): The value.
-        last (`int`): Number of layers of the model.
-
-    Raises:
-        ValueError: if it is no such list, or not of layers that a depth can run.
-    """
-    from modeling_m3bert.modeling_elastic import Elasticity
+    """The layers of one value of `--depths`, counted from 1: `2`, `1,2,5,6` or `1-3,10-12`, of a model with `last`
+    layers."""
     from trainers.exits.paths import default_path
 
-    try:
-        ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
-    except ValueError:
-        ends = [[]]
-    if not all(1 <= len(each) <= 2 for each in ends):
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise ValueError(
             f"--depths {text} is neither a number of layers nor a list of them, such as 1,2,5,6 or 1-3,6."
         )
-    if len(ends) == 1 and len(ends[0]) == 1:
-        if not 0 <= ends[0][0] < last:
+    if text.isdecimal():
+        if int(text) >= last:
             raise ValueError(f"--depths {text} must be within 0..{last - 1}: the model has {last} layers.")
-        return default_path(ends[0][0], last)
-    layers = [layer for each in ends for layer in range(each[0], each[-1] + 1)]
-    check = type("Config", (), {"num_hidden_layers": last})
-    Elasticity({len(layers): layers}).validate(check)
-    return layers
+        return default_path(int(text), last)
+    ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
+    return [layer for each in ends for layer in range(each[0], each[-1] + 1)]
 
 
 def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, list[int]]]:
@@ -123,10 +108,7 @@ def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, li
     from trainers.exits.fit import default_paths
 
     last, prefixes = encoder.config.num_hidden_layers, list(options.exit_layers or ())
-    chosen = {}
-    for text in options.depths or ():
-        layers = layers_of_depth(text, last)
-        chosen[len(layers)] = layers
+    chosen = {len(layers): layers for layers in (layers_of_depth(text, last) for text in options.depths or ())}
     if not chosen and not prefixes:
         chosen = default_paths(last)
         try:
@@ -141,20 +123,8 @@ def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, li
 def fit_to_files(
     model: Any, tokenizer: Any, files: Sequence[str], options: Namespace, *, source: str, revision: str | None = None
 ) -> ExitFit:
-    """
-    Fit the depths of an encoder to the texts in some files.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The encoder; changed in place.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
-        files (`Sequence[str]`): Data files with the texts.
-        options (`Namespace`): Values of [`add_exit_options`].
-        source (`str`): Folder or Hub id that the model comes from, for its pooling, projection and prompts.
-        revision (`str`, *optional*): Branch, tag or commit of the source.
-
-    Raises:
-        ValueError: as [`fit_exits`], or if a file cannot be read or lacks the column.
-    """
+    """Fit the depths of an encoder to the texts in some files, in place, with the options of [`add_exit_options`], and
+    the pooling, projection and prompts of its `source`."""
     from modeling_m3bert import EmbeddingSettings
     from trainers.core.dataset_checks import require_columns
     from trainers.core.device import place
@@ -230,18 +200,8 @@ def save_with_exits(
 
 
 def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
-    """
-    Copy what makes a model of a repository: its weights byte for byte, its tokenizer, the modules of
-    sentence-transformers, its code and its licence.
-
-    Args:
-        source (`str`): Folder or Hub id.
-        folder (`Path`): Folder to copy to.
-        revision (`str`, *optional*): Branch, tag or commit on the Hub.
-
-    Raises:
-        OSError: if the repository cannot be reached.
-    """
+    """Copy what makes a model of a repository: its weights byte for byte, its tokenizer, the modules of
+    sentence-transformers, its code and its licence."""
     from huggingface_hub import snapshot_download
 
     from modeling_m3bert.modeling_elastic import FOLDER
@@ -263,22 +223,17 @@ def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
 
 
 def write_repository(model: Any, source: str, folder: Path, revision: str | None = None) -> None:
-    """
-    Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs them.
-
-    Args:
-        model ([`~transformers.PreTrainedModel`]): The fitted encoder, with or without a head.
-        source (`str`): Folder or Hub id that it was loaded from.
-        folder (`Path`): Folder to write.
-        revision (`str`, *optional*): Branch, tag or commit of the source.
-    """
+    """Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs
+    them."""
     from modeling_m3bert.modeling_elastic import describe, write_parts
     from modeling_m3bert.settings_m3bert import hub_id
 
     encoder = model.base_model
     copy_source(source, folder, revision)
-    weights = sorted(folder.glob("model*.safetensors"))
-    digests = {file.name: digest_of(file) for file in weights}
+    digests = {}
+    for weights in sorted(folder.glob("model*.safetensors")):
+        with weights.open("rb") as opened:
+            digests[weights.name] = file_digest(opened, "sha256").hexdigest()
     fit = {**encoder.config.elastic["fit"], **({} if hub_id(source) is None else {"source": source})}
     fit["source_sha256"] = digests.get("model.safetensors") or digests
     write_parts(
@@ -290,15 +245,6 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     values["elastic"] = {**encoder.config.elastic, "fit": fit, **({"source_auto_map": own_code} if own_code else {})}
     file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     describe(folder, native=True)
-
-
-def digest_of(file: Path) -> str:
-    """SHA-256 of a file."""
-    digest = sha256()
-    with file.open("rb") as opened:
-        while block := opened.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def report(fit: ExitFit) -> str:

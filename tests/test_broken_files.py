@@ -20,7 +20,7 @@ def test_weights_of_another_shape_are_one_line(tiny_tokenizer, tmp_path):
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["embed_tokens.weight"] = torch.ones(3, 5)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=f"{tmp_path} cannot be loaded: .*embed_tokens.weight"), naming(tmp_path):
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be loaded: "), naming(tmp_path):
         GridEncoder.from_pretrained(tmp_path)
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from modeling_m3bert.quantization_m3bert import hamming_distances
+from modeling_m3bert.quantization_m3bert import unpack_bits
 
 
 pytest.importorskip("faiss")
@@ -63,8 +63,11 @@ def test_float_searches_find_the_highest_dot_products(collection, queries, docum
 def test_binary_searches_find_the_smallest_hamming_distances(collection, queries, documents):
     searches = collection.searches(TOP, SHORTLIST)
     codes, own = (collection.quantizer.encode(its, benchmark.CODE) for its in (queries, documents))
-    differing = ((queries.unsqueeze(1) > 0) != (documents > 0)).sum(dim=2)
-    for name, distances in {"2-bit": hamming_distances(codes.packed, own.packed), "sign": differing}.items():
+    bits, others = (unpack_bits(its.packed, its.bits) for its in (codes, own))
+    of_bits, of_signs = (
+        (one[:, None] != other).sum(dim=2) for one, other in ((bits, others), (queries > 0, documents > 0))
+    )
+    for name, distances in {"2-bit": of_bits, "sign": of_signs}.items():
         smallest = distances.sort(dim=1).values[:, :TOP].tolist()
         assert distances_of(searches[name](queries), distances) == smallest, name
 

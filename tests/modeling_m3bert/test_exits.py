@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from safetensors.torch import load_file
 from transformers import AutoModel
 
 from modeling_m3bert import (
-    M3BertConfig,
     M3BertForMaskedLM,
     M3BertForMultipleChoice,
     M3BertForQuestionAnswering,
@@ -19,7 +17,6 @@ from modeling_m3bert import (
     M3BertForTokenClassification,
     M3BertModel,
 )
-from modeling_m3bert.modeling_elastic import write_parts
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import WIDTH, affine
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
@@ -85,33 +82,6 @@ def test_a_cut_has_its_own_exit_and_no_other(tmp_path):
         for layer in (1, 4):
             expected = full(**batch, output_layer=layer, output_dim=16).last_hidden_state
             assert torch.equal(again(**batch, output_layer=layer).last_hidden_state, expected)
-
-
-def test_without_a_table_layer_0_is_no_output():
-    with pytest.raises(ValueError, match="output_layer=0 is not available here; legal values: 2, 4, 6"):
-        M3BertConfig(num_hidden_layers=6, output_layer=0)
-
-
-def test_a_checkpoint_without_exits_mentions_neither_them_nor_a_table(tmp_path, tiny_model):
-    tiny_model.save_pretrained(tmp_path)
-    names = {*json.loads((tmp_path / "config.json").read_text()), *load_file(tmp_path / "model.safetensors")}
-    assert not [name for name in names if "exit" in name or "static" in name]
-
-
-@pytest.mark.parametrize("layer", [7, -1, 0])
-def test_an_exit_of_a_layer_that_is_not_there_is_refused(layer, tiny_model):
-    with pytest.raises(ValueError, match=r"must be within 0\.\.6|must run"):
-        tiny_model.set_depths(exits=random_exits([layer]))
-
-
-def test_a_checkpoint_whose_exit_is_missing_is_refused(tmp_path):
-    with_exits().save_pretrained(tmp_path)
-    weights = load_file(tmp_path / "elastic" / "weights.safetensors")
-    del weights["exits.2.weight"]
-    write_parts(tmp_path, weights)
-    with pytest.raises(ValueError, match=r"has no tensor 'exits\.2\.weight'"):
-        AutoModel.from_pretrained(tmp_path)
-    AutoModel.from_pretrained(tmp_path, output_layer=4)  # does not read it
 
 
 def test_a_model_of_new_weights_has_no_exits():

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import itertools
 import json
 import re
@@ -121,40 +119,6 @@ def test_flattened_texts_do_not_see_each_other(tiny_model):
         torch.testing.assert_close(flattened[0], padded, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("switches", [{}, {"norm_position": "post"}], ids=["pre", "post"])
-def test_bfloat16_is_near_float32(switches):
-    model = M3BertModel(tiny_config(**switches)).eval()
-    batch = padded_batch()
-    with torch.no_grad():
-        exact = model(**batch).last_hidden_state
-        rounded = model.to(torch.bfloat16)(**batch).last_hidden_state
-    assert rounded.dtype == torch.bfloat16
-    assert (rounded.float() - exact).norm() / exact.norm() < 0.05
-
-
-def test_dropout_is_where_the_config_says(tiny_model):
-    assert tiny_model.dropout.p == 0.1
-    assert tiny_model.layers[0].dropout.p == 0.0
-    assert M3BertModel(tiny_config(hidden_dropout=0.3)).layers[0].dropout.p == 0.3
-
-
-def test_gradient_checkpointing_changes_nothing(tiny_model):
-    batch = padded_batch()
-    gradients = []
-    for checkpointing in (False, True):
-        model = copy.deepcopy(tiny_model)
-        model.dropout.p = 0.0
-        model.config.attention_dropout = 0.0
-        model.train()
-        if checkpointing:
-            model.activation_checkpointing_enable()
-            assert model.is_activation_checkpointing
-        model(**batch).last_hidden_state.square().sum().backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for plain, checkpointed in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, checkpointed)
-
-
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiled_in_one_graph_it_is_the_same(tiny_model, backend):
     batch = padded_batch()
@@ -179,14 +143,6 @@ def test_wrong_inputs_are_refused(tiny_model):
     tiny_model(ids, token_type_ids=torch.zeros_like(ids))
     with pytest.raises(ValueError, match="token_type_ids must be all zero"):
         tiny_model(ids, token_type_ids=ids)
-
-
-def test_embeddings_can_be_given_in_place_of_ids(tiny_model):
-    batch = padded_batch()
-    given = tiny_model(
-        inputs_embeds=tiny_model.embed_tokens(batch["input_ids"]), attention_mask=batch["attention_mask"]
-    )
-    torch.testing.assert_close(given.last_hidden_state, tiny_model(**batch).last_hidden_state)
 
 
 def test_masked_lm_logits_are_a_prefix_product(tiny_masked_lm):
@@ -242,16 +198,6 @@ def test_the_masked_lm_head_stays_nested_when_the_vocabulary_is_resized(tmp_path
             assert torch.equal(loaded(**batch, **granularity).logits, expected)
 
 
-def test_resizing_the_vocabulary_keeps_a_frozen_head_frozen_and_hooked(tiny_masked_lm):
-    calls = []
-    tiny_masked_lm.lm_head.register_forward_hook(lambda *_: calls.append(1))
-    tiny_masked_lm.lm_head.requires_grad_(False)
-    tiny_masked_lm.resize_token_embeddings(120)
-    assert not any(parameter.requires_grad for parameter in tiny_masked_lm.lm_head.parameters())
-    tiny_masked_lm(**padded_batch(), output_dim=8)
-    assert calls == [1]
-
-
 HEADS = [
     (M3BertForSequenceClassification, {"labels": torch.tensor([0, 2, 1, 1])}, (4, 3)),
     (M3BertForTokenClassification, {"labels": torch.randint(3, (4, 7))}, (4, 7, 3)),
@@ -284,18 +230,6 @@ def test_heads_work_and_learn_at_any_granularity(head, labels, shape, granularit
 
 INPUTS = {"input_ids", "attention_mask", "position_ids", "inputs_embeds", "token_type_ids"}
 CLASSES = [(M3BertModel, {}), (M3BertForMaskedLM, {"labels": None}), *((head, labels) for head, labels, _ in HEADS)]
-
-
-@pytest.mark.parametrize(("model_class", "labels"), CLASSES, ids=lambda value: getattr(value, "__name__", ""))
-def test_signatures_name_the_usual_arguments(model_class, labels):
-    parameters = inspect.signature(model_class.forward).parameters
-    named = [name for name, parameter in parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD]
-    own = {"static_states"} if model_class is M3BertModel else set(labels)  # heads pass it on
-    assert set(named) == {"self", *INPUTS, "output_layer", "output_dim", *own}
-    # Positional arguments mean the same for the encoder and every head.
-    shared = len(INPUTS) + 3
-    assert named[:shared] == list(inspect.signature(M3BertModel.forward).parameters)[:shared]
-    assert parameters["kwargs"].annotation == "Unpack[TransformersKwargs]"
 
 
 def batch_and_embeddings(model):
@@ -333,38 +267,12 @@ def test_every_class_returns_hidden_states_and_attentions_on_request(model_class
     assert plain.hidden_states is None and plain.attentions is None
 
 
-@pytest.mark.parametrize(("model_class", "labels"), CLASSES, ids=lambda value: getattr(value, "__name__", ""))
-def test_tuples_are_returned_by_call_and_by_config(model_class, labels):
-    model = model_class(tiny_config(num_labels=3)).eval()
-    batch, _ = batch_and_embeddings(model)
-    expected = model(**batch).to_tuple()
-    by_call = model(**batch, return_dict=False)
-    model.config.return_dict = False
-    by_config = model(**batch)
-    for outputs in (by_call, by_config):
-        assert type(outputs) is tuple
-        for actual, reference in zip(outputs, expected, strict=True):
-            torch.testing.assert_close(actual, reference)
-
-
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
 def test_sequence_classification_ignores_padding(pooling):
     model = M3BertForSequenceClassification(tiny_config(classifier_pooling=pooling)).eval()
     batch = padded_batch(lengths=(7, 3))
     alone = {name: value[1:, :3] for name, value in batch.items()}
     torch.testing.assert_close(model(**batch).logits[1:], model(**alone).logits, atol=1e-5, rtol=1e-5)
-
-
-def test_regression_and_multi_label_losses():
-    batch = padded_batch()
-    regression = M3BertForSequenceClassification(tiny_config(num_labels=1)).eval()
-    target = torch.rand(4)
-    outputs = regression(**batch, labels=target)
-    torch.testing.assert_close(outputs.loss, nn.functional.mse_loss(outputs.logits[:, 0], target))
-    multi = M3BertForSequenceClassification(tiny_config(num_labels=3)).eval()
-    targets = torch.randint(2, (4, 3)).float()
-    outputs = multi(**batch, labels=targets)
-    torch.testing.assert_close(outputs.loss, nn.functional.binary_cross_entropy_with_logits(outputs.logits, targets))
 
 
 @pytest.mark.parametrize("gated", [True, False])

@@ -64,18 +64,3 @@ def test_a_checkpoint_opens_with_every_head(tmp_path, run_bare):
             getattr(transformers, auto).from_pretrained("model", trust_remote_code=True)
         """
     )
-
-
-def test_a_model_cut_while_loading_saves_its_code_too(tmp_path, run_bare):
-    modeling_m3bert.M3BertModel(tiny_config()).save_pretrained(tmp_path / "full")
-    cut = modeling_m3bert.M3BertModel.from_pretrained(tmp_path / "full", output_layer=4, output_dim=16)
-    cut.save_pretrained(tmp_path / "cut")
-    printed = run_bare(
-        """
-        import torch
-        from transformers import AutoModel
-        model = AutoModel.from_pretrained("cut", trust_remote_code=True, output_layer=2)
-        print(len(model.layers), tuple(model(torch.ones(1, 3, dtype=torch.long)).last_hidden_state.shape))
-        """
-    )
-    assert "2 (1, 3, 16)" in printed

@@ -10,6 +10,7 @@ from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from modeling_m3bert.modeling_elastic import Elasticity
 from scripts import train
 from scripts.backbone import BackboneArguments, load_backbone
+from scripts.convert import layers_from
 from tests.conftest import tiny_config
 
 
@@ -24,38 +25,16 @@ def run(*arguments: object) -> None:
     train.main([str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--student_layers", "9"], "--student_layers 9 must be within 1..6, the depth of "),
-        (["--student_layers", "0"], "--student_layers 0 must be within 1..6, the depth of "),
-        (["--student_layers", "1,4,7"], "--student_layers 1,4,7 must be within 1..6, the depth of "),
-        (["--student_layers", "4,1"], "a number of first layers, or ascending layers such as 1,4,6"),
-        (["--student_layers", "two"], "--student_layers two must be within 1..6"),
-        ([], "A new m3BERT needs --tokenizer_name"),
-    ],
-)
-def test_a_student_that_cannot_be(text_files, minilm, options, message):
-    with pytest.raises(ValueError, match=message):
-        run(
-            "ibkd", "--teacher_name_or_path", minilm, "--train_files", text_files / "en.txt", "--output_dir",
-            text_files / "out", "--use_cpu", *options,
-        )  # fmt: skip
+@pytest.mark.parametrize("layers", ["9", "0", "1,4,7", "4,1", "two"])
+def test_a_student_that_cannot_be(layers):
+    with pytest.raises(ValueError, match=f"--student_layers {layers} must be within 1..6, the depth of m3bert"):
+        layers_from(layers, 6, "m3bert")
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--student_layers", "2"], "--student_layers needs a model to take layers from: pass --model_name_or_path"),
-        (["--peft", "lora"], "--peft needs a trained model to adapt: pass --model_name_or_path"),
-    ],
-)
-def test_a_new_model_has_no_layers_to_take_and_nothing_to_adapt(text_files, options, message):
-    with pytest.raises(ValueError, match=message):
-        run(
-            "contrastive", "--tokenizer_name", text_files / "tokenizer", "--train_files", text_files / "pairs.jsonl",
-            "--output_dir", text_files / "out", "--use_cpu", *options,
-        )  # fmt: skip
+@pytest.mark.parametrize("options", [{"student_layers": "2"}, {"peft": "lora"}], ids=str)
+def test_a_new_model_has_no_layers_to_take_and_nothing_to_adapt(tiny_checkpoint, options):
+    with pytest.raises(ValueError, match="--student_layers and --peft need a trained model"):
+        load_backbone(BackboneArguments(tokenizer_name=tiny_checkpoint, **options), AutoModel)
 
 
 def test_a_model_gets_the_attention_that_was_asked_for(tiny_checkpoint):

@@ -235,31 +235,3 @@ def test_training_goes_on_from_a_published_projection(folders, sentences, tmp_pa
         second = trainer_of("ibkd-finetuning", tmp_path / "first", sentences, tmp_path / "second", **changes)
         assert str(second.nested.objective.grid) == "2x8"
         assert torch.equal(second.projection.weight, before)
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [(torch.nn.Linear(2, 2), "Linear cannot be converted: pass a folder"), ({}, "dict cannot be converted")],
-)
-def test_what_cannot_be_converted_is_named(source, message):
-    with pytest.raises(ValueError, match=message):
-        convert_to_m3bert(source)
-
-
-@pytest.mark.parametrize(
-    ("file", "change", "message"),
-    [
-        ("modules.json", "LayerNorm", "has the modules Transformer, Pooling, LayerNorm. Supported are"),
-        ("1_Pooling/config.json", {"include_prompt": False}, "leaves prompts out of its pooling"),
-    ],
-)
-def test_modules_without_equivalent_are_refused(tmp_path, file, change, message):
-    write_modules(tmp_path, width=32, max_length=32, prompts={"query": "ask: "})
-    content = json.loads((tmp_path / file).read_text())
-    if isinstance(change, str):
-        content.append({"idx": 2, "name": "2", "path": "2", "type": f"sentence_transformers.models.{change}"})
-    else:
-        content |= change
-    (tmp_path / file).write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=message):
-        EmbeddingSettings.find(tmp_path)

@@ -75,10 +75,6 @@ class Composition(Objective):
         return sorted({layer for part in self.members.values() for layer in part.layers})
 
     @property
-    def reads_state_only(self) -> bool:
-        return any(part.reads_state_only for part in self.members.values())
-
-    @property
     def reads_token_states(self) -> bool:
         return any(part.reads_token_states for part in self.members.values())
 

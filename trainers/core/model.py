@@ -114,7 +114,6 @@ class NestedModel(nn.Module):
             self.objective.pooling,
             self.mini_batch_size,
             same_passes=is_sharded(self),
-            state_only=self.objective.reads_state_only,
         )
         if self.projection is None:
             return states

@@ -193,13 +193,8 @@ class Objective(nn.Module):
 
     @property
     def layers(self) -> list[int]:
-        """Layers whose states [`forward`] reads. If there are none, the encoder is not run."""
+        """Layers whose states [`forward`] reads ([`nested_states`]). If there are none, the encoder is not run."""
         return self.grid.layers
-
-    @property
-    def reads_state_only(self) -> bool:
-        """Whether [`forward`] also reads the state-only maps of layers that read the static table."""
-        return False
 
     @property
     def reads_token_states(self) -> bool:

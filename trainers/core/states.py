@@ -4,6 +4,9 @@ The only module that turns a backbone's outputs into nested states, prefixes and
 The *state* of a depth is the output of its last layer; in a pre-norm backbone it also passes through the model's final
 norm, at full width, and in an elastic one through the exit of the depth, if it has one. States are truncated
 afterwards, so every granularity is a prefix of one tensor.
+
+Layers are numbers. Where a depth l reads the static table, `-l` is its state without the table: the *state-only* map,
+which native exports have in place of the exit.
 """
 
 from __future__ import annotations
@@ -55,8 +58,6 @@ class NestedStates:
         layers (`dict[int, torch.Tensor]`): Layer -> state of shape `(batch, tokens, hidden_size)`.
         attention_mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
         causal (`bool`, *optional*, defaults to `False`): Whether the backbone is causal.
-        state_only (`dict[int, torch.Tensor]`, *optional*): Layer that reads the static table -> what its state-only
-            map makes of its state.
         projections (`dict[int, nn.Module]`, *optional*): Layer -> projection of its pooled embedding.
         packed (`bool`, *optional*, defaults to `False`): Whether the rows are packed, each with several texts.
     """
@@ -64,13 +65,8 @@ class NestedStates:
     layers: Mapping[int, torch.Tensor]
     attention_mask: torch.Tensor
     causal: bool = False
-    state_only: Mapping[int, torch.Tensor] = field(default_factory=dict)
     projections: Mapping[int, nn.Module] = field(default_factory=dict)
     packed: bool = False
-
-    def without_table(self) -> NestedStates:
-        """The states of the state-only maps."""
-        return replace(self, layers=self.state_only, state_only={})
 
     def projected(self, layer: int, projection: nn.Module) -> NestedStates:
         """The states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled embedding."""
@@ -137,24 +133,18 @@ class PooledStates:
     Args:
         layers (`dict[int, torch.Tensor]`): Layer -> pooled embeddings of shape `(batch, hidden_size)`.
         pooling (`str`): How the embeddings were pooled.
-        state_only (`dict[int, torch.Tensor]`, *optional*): As in [`NestedStates`], pooled.
     """
 
     layers: Mapping[int, torch.Tensor]
     pooling: Pooling
-    state_only: Mapping[int, torch.Tensor] = field(default_factory=dict)
-
-    def without_table(self) -> PooledStates:
-        """The embeddings of the state-only maps."""
-        return replace(self, layers=self.state_only, state_only={})
 
     def projected(self, layer: int, projection: nn.Module) -> PooledStates:
-        """Same as [`NestedStates.projected`]."""
+        """As [`NestedStates.projected`]."""
         return replace(self, layers={**self.layers, layer: projection(self.layers[layer])})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
-        Same as [`NestedStates.pooled`].
+        As [`NestedStates.pooled`].
 
         Raises:
             ValueError: if `pooling` is not the pooling of the embeddings.
@@ -165,7 +155,6 @@ class PooledStates:
 
 
 TextStates = NestedStates | PooledStates
-Reading = tuple[int, bool]  # a layer, and whether it is read by its state-only map
 
 
 def truncate(vectors: torch.Tensor, dim: int, normalize: bool = False) -> torch.Tensor:
@@ -215,23 +204,11 @@ def reads_table(config: EncoderConfig, layers: Iterable[int] | None = None) -> b
     return bool(table) if layers is None else not table.isdisjoint(layers)
 
 
-def state_only_layers(config: EncoderConfig, layers: Iterable[int]) -> list[int]:
-    """Those of these depths whose exit has a state-only map beside the one that reads the static table, for native
-    exports."""
+def readable(config: EncoderConfig, layers: Iterable[int]) -> list[int]:
+    """Those of these layers that a model of this config has, ascending: all but the state-only maps of depths that do
+    not read the static table."""
     table = Elasticity.of(config).table
-    return [layer for layer in layers if layer > 0 and layer in table]
-
-
-def readings(model: Any, layers: Sequence[int], state_only: bool) -> list[Reading]:
-    """The layers, and on request those that have a state-only map once more."""
-    alone = state_only_layers(unwrap_encoder(model).config, layers) if state_only else []
-    return [(layer, False) for layer in layers] + [(layer, True) for layer in alone]
-
-
-def pooled_reading(states: TextStates, reading: Reading, pooling: Pooling) -> torch.Tensor:
-    """The embeddings of a reading, `(texts, hidden_size)`."""
-    layer, alone = reading
-    return (states.without_table() if alone else states).pooled(layer, pooling)
+    return sorted({layer for layer in layers if layer >= 0 or -layer in table})
 
 
 def max_positions(config: EncoderConfig) -> int:
@@ -258,11 +235,7 @@ def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = 
 
 
 def nested_states(
-    model: nn.Module,
-    inputs: Mapping[str, torch.Tensor],
-    layers: Iterable[int],
-    state_only: bool = False,
-    exits: bool = True,
+    model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int], exits: bool = True
 ) -> NestedStates:
     """
     Run a backbone once and return its states at several depths. With flash attention, the texts are flattened into one
@@ -275,8 +248,7 @@ def nested_states(
             have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding. If it has
             `static_states` of shape `(batch, 1, hidden_size)`, depths that read the static table read these.
         layers (`Iterable[int]`): Depths to read, in 0..N. 0 is the static table, or without one the input of the first
-            layer.
-        state_only (`bool`, *optional*, defaults to `False`): Also apply the state-only maps of these depths.
+            layer. `-l` is depth l by its state-only map, if it has one.
         exits (`bool`, *optional*, defaults to `True`): Apply the exits.
 
     Returns:
@@ -285,47 +257,53 @@ def nested_states(
     Raises:
         ValueError: if a depth is outside the model, or the model cannot be read, or not with packed rows.
     """
-    encoder, layers = unwrap_encoder(model), sorted(set(layers))
-    depth = encoder.config.num_hidden_layers
-    if not layers or layers[0] < 0 or layers[-1] > depth:
-        raise ValueError(f"layers={layers} must be within 0..{depth}; 0 is the embedding layer.")
-    spec = Elasticity.of(encoder.config)
-    if not exits:
-        spec = Elasticity(spec.depths)
-    run = _run_of(encoder, inputs, spec, layers)
-    run_layers = [layer for layer in layers if layer > 0 or 0 not in spec.table]
-    raw = raw_states(encoder, run.arguments, run_layers, spec) if run_layers else {}
-    alone: dict[int, torch.Tensor] = {}
-    if state_only:
-        alone = {
-            layer: encoder.elastic.exits[str(layer)](raw[layer]) for layer in layers if layer in spec.table and layer
-        }
-    states = dict(raw)
+    encoder = unwrap_encoder(model)
+    config, layers = encoder.config, readable(encoder.config, layers)
+    depths, last = sorted({abs(layer) for layer in layers}), config.num_hidden_layers
+    if not depths or depths[-1] > last:
+        raise ValueError(f"layers={layers} must be within 0..{last}; 0 is the embedding layer.")
+    spec = Elasticity.of(config) if exits else Elasticity(Elasticity.of(config).depths)
+    inputs, first, packed = dict(inputs), first_position(config), DOCUMENTS in inputs
+    static = inputs.pop("static_states", None)
+    arguments, mask, flattened = dict(inputs), inputs.get("attention_mask"), None
+    if packed:
+        check_packable(config)
+        mask = (inputs[DOCUMENTS] > 0).long()
+    if "flash" in config._attn_implementation and mask is not None:
+        flattened = flattened_documents(inputs, first) if packed else Flattened.of(inputs, first)
+        arguments = flattened.inputs
+    elif packed:
+        causal = anatomy_of(encoder).causal
+        arguments = packed_arguments(config, inputs, first_position=first, causal=causal, dtype=encoder.dtype)
+
+    if reads_table(config, depths) and exits and static is None:
+        static = static_states(encoder, inputs, flattened)
+    elif static is not None and flattened is not None:
+        static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
+    run = [depth for depth in depths if depth > 0 or 0 not in spec.table]
+    raw = raw_states(encoder, arguments, run, spec) if run else {}
+    states = {layer: raw[layer] for layer in layers if layer in raw}
     if spec.exits:
-        like = next(iter(raw.values())) if raw else run.like_tokens
-        states = {layer: encoder.exit_state(layer, raw.get(layer, like), static=run.static) for layer in layers}
-    if run.flattened is not None:
-        states = {layer: run.flattened.padded(state) for layer, state in states.items()}
-        alone = {layer: run.flattened.padded(state) for layer, state in alone.items()}
-    mask = run.mask
+        tokens = arguments.get("input_ids")
+        tokens = arguments["inputs_embeds"][..., 0] if tokens is None else tokens
+        for layer in layers:
+            if layer < 0:
+                states[layer] = encoder.elastic.exits[str(-layer)](raw[-layer])
+            else:
+                states[layer] = encoder.exit_state(layer, raw.get(layer, tokens[..., None]), static=static)
+    if flattened is not None:
+        states = {layer: flattened.padded(state) for layer, state in states.items()}
     if mask is None:
-        first = next(iter(states.values()))
-        mask = torch.ones(first.shape[:2], dtype=torch.long, device=first.device)
-    return NestedStates(states, mask, anatomy_of(encoder).causal, alone, packed=DOCUMENTS in inputs)
+        first_state = next(iter(states.values()))
+        mask = torch.ones(first_state.shape[:2], dtype=torch.long, device=first_state.device)
+    return NestedStates(states, mask, anatomy_of(encoder).causal, packed=packed)
 
 
 def raw_states(
     encoder: Any, arguments: Mapping[str, Any], depths: Sequence[int], spec: Elasticity
 ) -> dict[int, torch.Tensor]:
-    """
-    The hidden states of several depths before any exit, after the final norm; depth 0 is the input of the first layer.
-
-    Args:
-        encoder ([`~transformers.PreTrainedModel`]): An encoder.
-        arguments (`dict`): Its arguments.
-        depths (`Sequence[int]`): Depths.
-        spec ([`Elasticity`]): Which layers they run.
-    """
+    """The hidden states of several depths before any exit, after the final norm; depth 0 is the input of the first
+    layer. `spec` says which layers they run."""
     anatomy = anatomy_of(encoder)
     norm = encoder.get_submodule(anatomy.final_norm) if anatomy.final_norm is not None else nn.Identity()
     paths = [depth for depth in depths if spec.is_path(depth)]
@@ -364,70 +342,13 @@ def _prefixes(
     return deepest, outputs, last
 
 
-@dataclass(frozen=True)
-class _Run:
-    """
-    One run of an encoder.
-
-    Args:
-        arguments (`dict[str, Any]`): Arguments of the encoder.
-        mask (`torch.Tensor`, *optional*): 1 for real tokens, `(batch, tokens)`.
-        flattened ([`Flattened`], *optional*): The texts in one row, if the encoder reads them so.
-        static (`torch.Tensor`, *optional*): Static states, in a shape that broadcasts to the token states.
-    """
-
-    arguments: dict[str, Any]
-    mask: torch.Tensor | None
-    flattened: Flattened | None
-    static: torch.Tensor | None
-
-    @property
-    def like_tokens(self) -> torch.Tensor:
-        """A tensor `(batch, tokens, 1)`, where no layer runs."""
-        tokens = self.arguments.get("input_ids")
-        return (self.arguments["inputs_embeds"][..., 0] if tokens is None else tokens)[..., None]
-
-
-def _run_of(encoder: Any, inputs: Mapping[str, torch.Tensor], spec: Elasticity, layers: Sequence[int]) -> _Run:
-    """How an encoder reads a batch. Arguments as of [`nested_states`]."""
-    config = encoder.config
-    first = first_position(config)
-    packed, mask, static = DOCUMENTS in inputs, inputs.get("attention_mask"), inputs.get("static_states")
-    inputs = {name: value for name, value in inputs.items() if name != "static_states"}
-    if packed:
-        check_packable(config)
-        mask = (inputs[DOCUMENTS] > 0).long()
-    flattened, arguments = None, dict(inputs)
-    if "flash" in config._attn_implementation and mask is not None:
-        flattened = flattened_documents(inputs, first) if packed else Flattened.of(inputs, first)
-        arguments = flattened.inputs
-    elif packed:
-        causal = anatomy_of(encoder).causal
-        arguments = packed_arguments(config, inputs, first_position=first, causal=causal, dtype=encoder.dtype)
-    if not {*spec.table}.isdisjoint(layers):
-        if static is None:
-            static = static_states(encoder, inputs, flattened, first)
-        elif flattened is not None:
-            static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
-    return _Run(arguments, mask, flattened, static)
-
-
-def static_states(
-    encoder: Any, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None, first_position: int
-) -> torch.Tensor:
-    """
-    The static states of a batch, in a shape that broadcasts to its token states.
-
-    Args:
-        encoder ([`M3BertModel`]): An encoder with a static table.
-        inputs (`Mapping[str, torch.Tensor]`): As for [`nested_states`].
-        flattened ([`Flattened`], *optional*): The same texts in one row, if the encoder reads them so.
-        first_position (`int`): Row of the position embeddings that the first token reads.
-    """
+def static_states(encoder: Any, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None) -> torch.Tensor:
+    """The static states of a batch, in a shape that broadcasts to its token states. Arguments as in
+    [`nested_states`]; `flattened` are the same texts in one row, if the encoder reads them so."""
     if "input_ids" not in inputs:
         raise ValueError("Layers that read the static table need input_ids, or static_states beside inputs_embeds.")
     if flattened is None and DOCUMENTS not in inputs:
         return encoder.static_states(inputs["input_ids"], inputs.get("attention_mask"))
-    row = flattened or flattened_documents(inputs, first_position)
+    row = flattened or flattened_documents(inputs, first_position(encoder.config))
     static = encoder.static_states(row.inputs["input_ids"], cu_seq_lens=row.inputs["cu_seq_lens_q"])
     return static if flattened is not None else row.padded(static)

@@ -7,6 +7,7 @@ Every depth of the encoder then embeds into the same space, without any training
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,15 +20,14 @@ from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.modeling_elastic import Elasticity, make_elastic
 
 from ..core.projection import Projection
-from ..core.states import Pooling, check_pooling, longest_text, max_positions
+from ..core.states import Pooling, check_pooling, longest_text
 from ..data.teacher import TeacherEmbeddings
 from ..data.token_features import check_tokenizer
 from ..data.tokenized_texts import TokenizedTexts
-from .maps import ExitMaps
 from .passes import RawStates, States, TextPasses, token_features
 from .paths import PathFit, default_path, fit_path
 from .ridge import weight_and_bias
-from .sums import LayerFit
+from .sums import ExitMaps, LayerFit
 
 
 BASES = ("last_layer", "principal")
@@ -73,16 +73,8 @@ class ExitFit:
     paths: Mapping[int, PathFit]
 
     def record(self) -> dict[str, Any]:
-        """The fit as JSON values."""
-
-        def rounded(value: Any) -> Any:
-            if isinstance(value, dict):
-                return {str(key): rounded(its) for key, its in value.items()}
-            if isinstance(value, list | tuple):
-                return [rounded(its) for its in value]
-            return float(f"{value:.4g}") if isinstance(value, float) else value
-
-        return rounded(asdict(self))
+        """The fit as JSON values, with four digits of each number."""
+        return json.loads(json.dumps(asdict(self)), parse_float=lambda text: float(f"{float(text):.4g}"))
 
 
 @torch.no_grad()
@@ -169,8 +161,8 @@ def fit_exits(
 
     Raises:
         ValueError: if the encoder cannot skip layers, a depth is outside it, the tokenizer is not the model's or
-            cannot give a static table, there are fewer texts than dims, a hidden state is not finite (the message
-            names the layer and a text, or the token), or an option is not legal.
+            cannot give a static table, there are fewer texts than dims, or a hidden state is not finite (the message
+            names the layer and a text, or the token).
     """
     encoder = model.base_model
     config, training = encoder.config, encoder.training
@@ -179,17 +171,22 @@ def fit_exits(
     pooling = pooling or settings.pooling
     if prompts is None:
         prompts = list(dict.fromkeys(settings.prompts.values())) or [""]
-    if projection is None and teacher is None:
+    check_pooling(pooling)
+    if basis not in BASES:
+        raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
+    if teacher is not None:
+        projection = None
+    elif projection is None:
         projection = Projection.of(settings.projection)
-    if projection is not None and teacher is not None:
-        raise ValueError("The exits predict a teacher or a projection of the last layer: pass one of them.")
-    routes = {depth: list(its) for depth, its in sorted((paths or {}).items())}
-    if layers is None:
-        layers = [] if routes else range(0 if static else 1, config.num_hidden_layers)
-    layers = [layer for layer in layers if layer not in routes]
-    layers, max_length = _checked(encoder, tokenizer, layers, pooling, static, basis, max_length, settings.max_length)
-    Elasticity(routes).validate(config)
     depth, width = config.num_hidden_layers, config.hidden_size
+    routes = {length: list(its) for length, its in sorted((paths or {}).items())}
+    if layers is None:
+        layers = [] if routes else range(1, depth)
+    layers = sorted({*layers, *([0] if static else [])} - {*routes, depth})
+    Elasticity(routes, layers, [0] if static else []).validate(config)
+    if static:
+        check_tokenizer(tokenizer, config.vocab_size)
+    max_length = max_length or longest_text(config, tokenizer, settings.max_length)
     stays = projection is not None and config.model_type != "m3bert"
     if stays and basis != "last_layer":
         raise ValueError("The projection of the model stays as it is, so its last layer cannot be rotated.")
@@ -272,32 +269,3 @@ def default_paths(last: int) -> dict[int, list[int]]:
     """Depths of about a third, a half and two thirds of `last` layers, with the layers of [`default_path`]."""
     depths = {max(1, round(last * share)) for share in (1 / 3, 1 / 2, 2 / 3)}
     return {depth: default_path(depth, last) for depth in sorted(depths) if depth < last}
-
-
-def _checked(
-    encoder: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    layers: Iterable[int],
-    pooling: str,
-    static: bool,
-    basis: str,
-    max_length: int | None,
-    published_length: int | None,
-) -> tuple[list[int], int]:
-    """The layers to fit and the maximum length, after all checks that need no text."""
-    check_pooling(pooling)
-    if basis not in BASES:
-        raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
-    depth, limit = encoder.config.num_hidden_layers, max_positions(encoder.config)
-    layers = sorted(set(layers))
-    if layers and not 0 <= layers[0] <= layers[-1] < depth:
-        raise ValueError(f"layers={layers} must be within 0..{depth - 1}, the layers below the last.")
-    max_length = max_length or longest_text(encoder.config, tokenizer, published_length)
-    if not 0 < max_length <= limit:
-        raise ValueError(f"max_length={max_length} must be within 1..{limit}, the model's limit.")
-    if static:
-        check_tokenizer(tokenizer, encoder.config.vocab_size)
-        layers = sorted({0, *layers})  # the table itself
-    elif 0 in layers:
-        raise ValueError("Depth 0 is the static table, which static=False leaves out: leave 0 out of the layers.")
-    return layers, max_length

@@ -34,16 +34,7 @@ States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
 
 @dataclass(frozen=True)
 class RawStates:
-    """
-    The hidden states of an encoder before any exit. Options are those of [`fit_exits`].
-
-    Args:
-        encoder ([`~transformers.PreTrainedModel`]): The encoder.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer.
-        pooling (`str`): Pooling of the hidden states of tokens.
-        batch_size (`int`): Number of texts of 128 tokens to encode at a time.
-        compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products.
-    """
+    """The hidden states of an encoder before any exit. The options are those of [`fit_exits`]."""
 
     encoder: Any
     tokenizer: PreTrainedTokenizerBase
@@ -101,15 +92,8 @@ def token_features(
 
 @dataclass(frozen=True)
 class TextPasses:
-    """
-    The passes over the texts of a fit.
-
-    Args:
-        raw ([`RawStates`]): The encoder.
-        texts ([`TokenizedTexts`]): The texts.
-        tokens ([`TokenFeatures`], *optional*): Features of the tokens, for exits that read a static table.
-        description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
-    """
+    """The passes over the texts of a fit. `tokens` are the features of the tokens, for exits that read a static table,
+    and `description` is the text before the progress bar; `None` shows no bar."""
 
     raw: RawStates
     texts: TokenizedTexts
@@ -117,7 +101,7 @@ class TextPasses:
     description: str | None
 
     def sampling(self, most: int) -> slice:
-        """Takes at most this number of texts, spread over all sources, from their groups or from the groups' rows."""
+        """The stride that keeps at most `most` texts, spread over all sources."""
         return slice(None, None, max(1, -(-len(self.texts) // most)))
 
     def sums(
@@ -129,10 +113,8 @@ class TextPasses:
         *,
         has_paths: bool,
     ) -> tuple[ExitSums, list[torch.Tensor]]:
-        """
-        What exits are fitted from, and on request the targets that [`~TextPasses.path_sums`] takes. With token
-        features, layer 0 is the static table and needs no sums; with a teacher, the last layer has an exit, too.
-        """
+        """The sums that exits are fitted from and, with paths, the targets that [`~TextPasses.path_sums`] takes. With
+        token features, layer 0 is the static table and needs no sums; with a teacher, the last layer has an exit."""
         config = self.raw.encoder.config
         depth, target_width = config.num_hidden_layers, config.hidden_size
         if projection is not None:
@@ -152,13 +134,8 @@ class TextPasses:
         return sums, sampled
 
     def path_sums(self, depths: Sequence[int], targets: Sequence[torch.Tensor]) -> ExitSums:
-        """
-        What the exits of paths are fitted from, once the paths are in the encoder.
-
-        Args:
-            depths (`Sequence[int]`): The depths that are paths.
-            targets (`Sequence[torch.Tensor]`): The targets that [`~TextPasses.sums`] has kept.
-        """
+        """The sums that the exits of paths are fitted from, once the paths are in the encoder. `targets` are those
+        that [`~TextPasses.sums`] has kept."""
         sums = self._no_sums(depths, targets[0].shape[1])
         groups = [group[self.sampling(PATH_TEXTS)] for group in self.texts]
         label = self.description and f"{self.description} of paths"
@@ -206,7 +183,7 @@ def _targets(
     projection: Projection | None,
     teacher: TeacherEmbeddings | None,
 ) -> torch.Tensor:
-    """What the exits predict, `(texts, target width)`, from the pooled hidden states of the last layer."""
+    """Targets of the exits, `(texts, target width)`, from the pooled hidden states of the last layer."""
     vectors = last.double()
     if projection is not None:
         vectors = vectors @ projection.weight.T.to(vectors)

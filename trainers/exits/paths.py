@@ -70,18 +70,9 @@ def default_path(depth: int, last: int) -> list[int]:
 def fit_path(
     raw: RawStates, texts: Sequence[Sequence[TokenizedText]], layers: Sequence[int]
 ) -> tuple[PathFit, Tensors]:
-    """
-    Refit the layers of a path before its gaps, from the bottom, each with the input that it has in the path.
-
-    Args:
-        raw ([`RawStates`]): The encoder.
-        texts (`Sequence[Sequence[TokenizedText]]`): Groups of texts.
-        layers (`Sequence[int]`): Layers of the path, counted from 1; the last one is the source's.
-
-    Returns:
-        `tuple[PathFit, dict[str, torch.Tensor]]`: the fit, and the refitted matrices by their names in the native
-        model of these layers.
-    """
+    """Refit the layers of a path (counted from 1; the last one is the source's) before its gaps, from the bottom, each
+    with the input that it has in the path. Returns the fit, and the refitted matrices by their names in the native
+    model of these layers."""
     encoder, depth = raw.encoder, raw.encoder.config.num_hidden_layers
     name, own = layer_list(encoder, depth)
     modules: list[nn.Module] = [own[layer - 1] for layer in layers]
@@ -112,7 +103,7 @@ def _rows(
     place: int,
     ends: FeedForward,
 ) -> Iterator[tuple[bool, Tensors]]:
-    """Whether some texts are held out, and of each of their tokens: g, y, and the hidden state t that is wanted."""
+    """Batches of texts: whether they are held out, and g, y and the wanted hidden state t of each token."""
     encoder, anatomy = raw.encoder, anatomy_of(raw.encoder)
     wanted = layers[place + 1] - 1
     own = layer_list(encoder, encoder.config.num_hidden_layers)[1]
@@ -139,7 +130,7 @@ def _rows(
 def _ends_of(
     encoder: Any, layers: Sequence[int], modules: list[nn.Module], layer: nn.Module, ends: FeedForward, inputs: Any
 ) -> Tensors:
-    """What the output matrix of the last of these layers reads (g), and the residual (y)."""
+    """The input of the output matrix of the last of these layers (g), and the residual (y)."""
     seen: Tensors = {}
 
     def of_output(module: nn.Module, args: Any, output: torch.Tensor) -> None:
@@ -162,14 +153,8 @@ def _ends_of(
 
 
 class _Refit:
-    """
-    Sums over tokens for the refit of one layer, and some tokens of held-out texts.
-
-    Args:
-        ends ([`FeedForward`]): How layers end.
-        layer (`nn.Module`): The layer.
-        before (`nn.Module`): The source's layer in front of the next one of the path.
-    """
+    """Sums over tokens for the refit of one layer, and some tokens of held-out texts. `before` is the source's layer
+    in front of the next one of the path."""
 
     def __init__(self, ends: FeedForward, layer: nn.Module, before: nn.Module) -> None:
         self.ends, self.layer = ends, layer
@@ -190,7 +175,7 @@ class _Refit:
         self.sums.add({"g": rows["g"], "y": rows["y"], "n": self.unnormed(rows)})
 
     def unnormed(self, rows: Tensors) -> torch.Tensor:
-        """What W has to give: t - y, or for a post-norm layer t without the weight and bias of its norm."""
+        """Targets of W: t - y, or for a post-norm layer t without the weight and bias of its norm."""
         if self.norm is None:
             return rows["t"] - rows["y"]
         weight, bias = self.norm.weight.float(), getattr(self.norm, "bias", None)

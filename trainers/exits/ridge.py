@@ -95,16 +95,8 @@ class Regression:
         return self.products[1:, 1:] / count - torch.outer(means, means)
 
     def ridge(self, penalty: float) -> torch.Tensor:
-        """
-        With centred targets and standardised inputs, the map W that minimises `mean |y - W' x|^2 + penalty |W|^2`. A
-        constant input has the weight 0.
-
-        Args:
-            penalty (`float`): Penalty above 0, as a multiple of the number of rows.
-
-        Returns:
-            `torch.Tensor` of shape `(1 + inputs, targets)`
-        """
+        """The map W `(1 + inputs, targets)` that minimises `mean |y - W' x|^2 + penalty |W|^2` for centred targets and
+        standardised inputs. A constant input has the weight 0."""
         count, covariance = self.products[0, 0], self.covariance()
         means, target_means = self.products[0, 1:] / count, self.cross_products[0] / count
         deviations = covariance.diagonal().clamp(min=0).sqrt()
@@ -120,12 +112,8 @@ class Regression:
         return torch.cat([(target_means - means @ weight)[None], weight])
 
     def ridge_through_origin(self, penalty: float) -> torch.Tensor:
-        """
-        The map W without a constant part that minimises `|y - W' x|^2 + penalty sum_j |x_j|^2 |W_j|^2`.
-
-        Returns:
-            `torch.Tensor` of shape `(1 + inputs, targets)`, whose first row is 0.
-        """
+        """The map W `(1 + inputs, targets)` that minimises `|y - W' x|^2 + penalty sum_j |x_j|^2 |W_j|^2`; its first
+        row is 0."""
         squares = self.products.diagonal()[1:]
         scales = torch.where(squares > 1e-12 * squares.max(), 1 / squares.sqrt(), 0.0)
         correlation = self.products[1:, 1:] * torch.outer(scales, scales)
@@ -136,16 +124,9 @@ class Regression:
     def match_variances(self, affine: torch.Tensor, axes: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
         """
         Undo the shrinkage of a regression. The predictions of a ridge regression vary less than the targets, most of
-        all along axes that are hard to predict, which count too little in a cosine. Along each axis, the centred
-        predictions are scaled to the variance of the targets.
-
-        Args:
-            affine (`torch.Tensor` of shape `(1 + inputs, targets)`): A map of these inputs.
-            axes (`torch.Tensor` of shape `(targets, targets)`): Orthogonal axes of the targets, as rows.
-            variances (`torch.Tensor` of shape `(targets,)`): Variance of the targets along each axis.
-
-        Returns:
-            `torch.Tensor`: a map with the same mean prediction on these rows.
+        all along axes that are hard to predict, which count too little in a cosine. Along each of the orthogonal axes
+        `(targets, targets)` in rows, the centred predictions of a map `(1 + inputs, targets)` are scaled to the
+        variances `(targets,)` of the targets.
         """
         means = self.products[0, 1:] / self.products[0, 0]
         weight = affine[1:] @ axes.T

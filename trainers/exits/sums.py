@@ -1,4 +1,4 @@
-"""What a fit of exits keeps of the texts, and the maps that follow from it."""
+"""Sums over the texts of a fit of exits, and the maps that follow from them: to the space that all depths share."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..core.parallel.ranks import rank, sum_over_ranks, world_size
+from ..core.projection import Projection
 from .ridge import Moments, Name, Regression, apply_affine, principal_axes
 
 
@@ -100,18 +101,18 @@ class ExitSums:
 
     def fit_with_table(self, layer: int, tables: Sequence[torch.Tensor]) -> Fit:
         """
-        The map from the hidden state of a layer and the static vector of the text (the mean of the table's rows) to
-        the target. A table knows the texts that it was fitted to better than others, so each fold reads a table that
-        was fitted to the other one.
+        The map from the hidden state h of a layer and the static vector t of the text to the target. A table knows the
+        texts that it was fitted to better than others, so each fold reads a table (of [`tables`]) that was fitted to
+        the other one. With the table's map t = b + phi W of the features phi,
 
-        Args:
-            layer (`int`): The layer.
-            tables (`Sequence[torch.Tensor]`): Maps from the features to the static vector, of [`tables`].
+                                     | 1  0  b |
+            [1, h, t] = [1, h, phi]  | 0  I  0 |
+                                     | 0  0  W |
         """
         width = self.rows[layer].shape[1]
         folds = []
         for fold, table in zip(self.folds, tables, strict=False):
-            reader = torch.block_diag(torch.eye(1 + width).to(table), table[1:])  # [1, h, features] -> [1, h, T]
+            reader = torch.block_diag(torch.eye(1 + width).to(table), table[1:])
             reader[0, 1 + width :] = table[0]
             folds.append(fold.regression([layer, FEATURES], TARGET).through(reader))
         static = apply_affine(tables[2], self.rows[FEATURES])
@@ -145,6 +146,71 @@ class ExitSums:
     def target_variances(self) -> torch.Tensor:
         """Variance of the targets along each of their principal axes."""
         return ((self.target_axes @ self.target_covariance) * self.target_axes).sum(dim=1)
+
+
+class ExitMaps:
+    """
+    The maps to the common space: the target's space, or its principal components, padded with zeros to the hidden
+    size. They are fitted in the target's space, so that the basis of the exits does not change them.
+
+    Args:
+        sums ([`ExitSums`]): Sums over the texts. With features of the tokens, they give the static table.
+        basis (`str`): `"last_layer"` or `"principal"`.
+        config ([`~transformers.PreTrainedConfig`]): Config of the model.
+        projection ([`Projection`], *optional*): A projection of the last layer that stays where it is. The common
+            space is then the one in front of it, and the target that behind it.
+
+    Attributes:
+        dim (`int`): Dims of the common space.
+        to_space (`torch.Tensor` of shape `(target dims, hidden_size)`): From the target's space to the common space.
+        table (`Fit`, *optional*): The map from a token's features to its row of the static table.
+        state_only (`dict[int, Fit]`): Layer -> the map from its hidden state.
+        joints (`dict[int, Fit]`): Layer below the last -> the map from its hidden state and the static vector, with a
+            static table.
+    """
+
+    def __init__(self, sums: ExitSums, basis: str, config: Any, projection: Projection | None = None) -> None:
+        self.depth, self.width = config.num_hidden_layers, config.hidden_size
+        # A model keeps as many principal axes of a target as its hidden size.
+        kept = torch.eye(len(sums.target_axes)).to(sums.target_axes)
+        if len(kept) > self.width:
+            kept = sums.target_axes[: self.width]
+        rotation = sums.target_axes[: self.width] if basis == "principal" else kept
+        self.dim = len(rotation)
+        self.to_space = torch.nn.functional.pad(rotation.T, (0, self.width - self.dim))
+        self._offset: torch.Tensor | None = None
+        behind = self.to_space.T @ kept.T  # from the common space to the target's
+        if projection is not None:
+            behind = projection.weight.detach().T.to(self.to_space)
+            self.to_space, self.dim = torch.linalg.pinv(behind), self.width
+            if projection.bias is not None:
+                self._offset = projection.bias.detach().to(self.to_space)
+        self.state_only: dict[int, Fit] = {}
+        self.joints: dict[int, Fit] = {}
+        self.table: Fit | None = None
+        if FEATURES in sums.rows:
+            table = sums.fit([FEATURES])
+            self.table = self._in_space(table)
+            # Static vectors in the target's space: from the features, and from the vectors of the model.
+            self._from_features = [affine @ kept.T for affine in sums.tables(table.report)]
+            self._from_space = behind
+
+    def add(self, sums: ExitSums) -> None:
+        """Fit the maps of the layers of these sums."""
+        for layer in sums.layers:
+            self.state_only[layer] = self._in_space(sums.fit([layer]))
+            if self.table is not None and layer < self.depth:
+                report, affine = sums.fit_with_table(layer, self._from_features)
+                state, static = affine[: 1 + self.width], affine[1 + self.width :]
+                if self._offset is not None:
+                    state[0] += self._offset @ static
+                self.joints[layer] = self._in_space(Fit(report, torch.cat([state, self._from_space @ static])))
+
+    def _in_space(self, fit: Fit) -> Fit:
+        if self._offset is None:
+            return Fit(fit.report, fit.affine @ self.to_space)
+        affine = torch.cat([fit.affine[:1] - self._offset, fit.affine[1:]])
+        return Fit(fit.report, affine @ self.to_space)
 
 
 def _quality(predicted: torch.Tensor, targets: torch.Tensor) -> tuple[float, float, float]:

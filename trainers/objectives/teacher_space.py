@@ -10,7 +10,7 @@ import torch
 from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Terms
 from ..core.parallel.ranks import same_on_all_ranks
-from ..core.states import TextStates, truncate
+from ..core.states import truncate
 from ..losses.contrastive import nested_info_nce
 from ..losses.similarity import nested_cosine_distances, nested_similarity_distillation
 from .teacher import RepresentationDistillation, TaughtTexts
@@ -91,8 +91,9 @@ class TeacherSpace(RepresentationDistillation):
         self.bank = bank  # no buffer: it belongs to the teacher's cache, and is not saved with the objective
 
     @property
-    def reads_state_only(self) -> bool:
-        return self.state_only_weight > 0
+    def layers(self) -> list[int]:
+        layers = self.grid.layers
+        return [*(-layer for layer in layers if layer > 0), *layers] if self.state_only_weight > 0 else layers
 
     def drawn(self, like: torch.Tensor) -> torch.Tensor:
         """
@@ -110,14 +111,13 @@ class TeacherSpace(RepresentationDistillation):
         drawn = self.drawn(taught.teacher)
         candidates = torch.cat([taught.all_teachers, drawn])
         ids = self.ids_with(drawn, taught) if self.loss == "contrastive" else (None, None)
-        texts: list[TextStates] = list(batch.texts.values())
-        read = [(layer, texts, "", 1.0) for layer in self.grid.layers]
-        if self.reads_state_only:
-            alone = [text.without_table() for text in texts]
-            read += [(layer, alone, "state_only", self.state_only_weight) for layer in sorted(alone[0].layers)]
+        texts = list(batch.texts.values())
+        read = [(layer, "", 1.0) for layer in self.grid.layers]
+        state_only = sorted(-layer for layer in self.layers if layer < 0 and layer in texts[0].layers)
+        read += [(-layer, "state_only", self.state_only_weight) for layer in state_only]
         terms: Terms = {}
-        for layer, states, name, weight in read:
-            students = torch.cat([text.pooled(layer, self.pooling) for text in states])
+        for key, name, weight in read:
+            students, layer = torch.cat([text.pooled(key, self.pooling) for text in texts]), abs(key)
             dims = self.grid.dims_of(layer)
             losses = taught.rows.mean(self.losses_of(students, dims, candidates, taught, ids))
             for dim, loss in zip(dims, losses, strict=True):

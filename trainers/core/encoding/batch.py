@@ -15,11 +15,9 @@ from ..states import (
     NestedStates,
     PooledStates,
     Pooling,
-    Reading,
     TextStates,
     nested_states,
-    pooled_reading,
-    readings,
+    readable,
     reads_table,
     unwrap_encoder,
 )
@@ -47,7 +45,6 @@ def column_states(
     pooling: Pooling | None = None,
     mini_batch_size: int | None = None,
     same_passes: bool = False,
-    state_only: bool = False,
 ) -> dict[str, TextStates]:
     """
     Encode the texts of all columns together, in chunks of similar length ([`chunked`]). Values and gradients are those
@@ -58,14 +55,12 @@ def column_states(
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
         columns (`Mapping[str, Mapping[str, torch.Tensor]]`): Text column -> output of the tokenizer.
-        layers (`Iterable[int]`): Layers to read.
+        layers (`Iterable[int]`): Layers to read, as in [`nested_states`].
         pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token states.
         mini_batch_size (`int`, *optional*): Cache gradients ([`cached_vectors`]), with at most as many tokens at a
             time as this number of the longest texts has. Needs `pooling`.
         same_passes (`bool`, *optional*, defaults to `False`): Make as many passes on every rank, as a sharded model
             needs: each pass exchanges its parameters.
-        state_only (`bool`, *optional*, defaults to `False`): Also read the state-only maps of these layers. Needs
-            `pooling`.
 
     Returns:
         `dict[str, TextStates]`: text column -> [`PooledStates`], or [`NestedStates`] without a pooling.
@@ -74,13 +69,13 @@ def column_states(
         ValueError: as [`nested_states`] and [`cached_vectors`], or if gradients are to be cached for rows that hold
             several texts, or for columns with different kinds of tensors.
     """
-    layers = sorted(set(layers))
+    layers = readable(unwrap_encoder(model).config, layers)
     compiled = torch.compiler.is_compiling() and mini_batch_size is None
     texts = None if compiled else TextRows.of(columns.values())
     if texts is None and mini_batch_size is not None:
         raise ValueError("Gradients can be cached for one text per row, and with the same tensors in all columns.")
     if texts is None:
-        return {name: states_of_rows(model, inputs, layers, state_only) for name, inputs in columns.items()}
+        return {name: states_of_rows(model, inputs, layers) for name, inputs in columns.items()}
     width = texts.inputs["attention_mask"].shape[1]
     cost = PassCost.on(texts.inputs["attention_mask"].device)
     if mini_batch_size is not None:
@@ -90,16 +85,15 @@ def column_states(
         chunks = merged(chunks, smallest_on_all_ranks(len(chunks), texts.inputs["attention_mask"].device))
     rows = [texts.take(chunk) for chunk in chunks]
     if mini_batch_size is not None and pooling is not None:
-        cached = cached_vectors(model, rows, layers, pooling, state_only)
-        return pooled_columns(columns, texts, chunks, {key: [value] for key, value in cached.items()}, pooling)
+        cached = cached_vectors(model, rows, layers, pooling)
+        return pooled_columns(columns, texts, chunks, {layer: [value] for layer, value in cached.items()}, pooling)
 
     if len(rows) > 1 and not texts.padded_left and "input_ids" in texts.inputs:
         encoder = unwrap_encoder(model)
         rows = with_shared_embeddings(encoder, rows, static=reads_table(encoder.config, layers))
-    states = [nested_states(model, inputs, layers, state_only) for inputs in rows]
+    states = [nested_states(model, inputs, layers) for inputs in rows]
     if pooling is not None:
-        keys = readings(model, layers, state_only)
-        vectors = {key: [pooled_reading(each, key, pooling) for each in states] for key in keys}
+        vectors = {layer: [each.pooled(layer, pooling) for each in states] for layer in layers}
         return pooled_columns(columns, texts, chunks, vectors, pooling)
     padded = {
         layer: texts.split(padded_in_row_order([each.layers[layer] for each in states], chunks, width))
@@ -115,9 +109,7 @@ def column_states(
     }
 
 
-def states_of_rows(
-    model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int], state_only: bool = False
-) -> NestedStates:
+def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int]) -> NestedStates:
     """
     The states of a column whose rows stay as they are, except that the documents of packed rows may be encoded in
     chunks of similar length.
@@ -127,7 +119,7 @@ def states_of_rows(
     """
     encoder = unwrap_encoder(model)
     if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
-        return nested_states(model, inputs, layers, state_only)
+        return nested_states(model, inputs, layers)
     check_packable(encoder.config)
     rows = OwnRows.of(inputs[DOCUMENTS])
     padding = encoder.config.pad_token_id or 0
@@ -216,16 +208,12 @@ def pooled_columns(
     columns: Columns,
     texts: TextRows,
     chunks: Sequence[Sequence[int]],
-    vectors: Mapping[Reading, Sequence[torch.Tensor]],
+    vectors: Mapping[int, Sequence[torch.Tensor]],
     pooling: Pooling,
 ) -> dict[str, TextStates]:
-    """The embeddings of each column, from those of each chunk (reading -> one tensor per chunk)."""
-    split = {key: texts.split(in_row_order(parts, chunks)) for key, parts in vectors.items()}
-
-    def of_column(index: int, state_only: bool) -> dict[int, torch.Tensor]:
-        return {layer: parts[index] for (layer, alone), parts in split.items() if alone == state_only}
-
+    """The embeddings of each column, from those of each chunk (layer -> one tensor per chunk)."""
+    split = {layer: texts.split(in_row_order(parts, chunks)) for layer, parts in vectors.items()}
     return {
-        name: PooledStates(of_column(index, False), pooling, of_column(index, True))
+        name: PooledStates({layer: parts[index] for layer, parts in split.items()}, pooling)
         for index, name in enumerate(columns)
     }

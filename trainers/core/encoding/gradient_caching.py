@@ -25,13 +25,13 @@ from torch.autograd.function import once_differentiable
 from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
-from ..states import Pooling, Reading, nested_states, pooled_reading, readings
+from ..states import Pooling, nested_states, readable, unwrap_encoder
 from .chunking import Rows
 
 
 def cached_vectors(
-    model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling, state_only: bool = False
-) -> dict[Reading, torch.Tensor]:
+    model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling
+) -> dict[int, torch.Tensor]:
     """
     Pooled states of mini-batches at several layers. Values and gradients are those of encoding all texts at once. The
     memory is that of the activations of one mini-batch; the cost is one more forward pass.
@@ -43,20 +43,19 @@ def cached_vectors(
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder. Its trainable parameters must be leaf
             tensors; sharded parameters (FSDP) are not.
         batches (`Sequence[dict[str, torch.Tensor]]`): Mini-batches: outputs of the tokenizer, one text per row.
-        layers (`Iterable[int]`): Layers to read.
+        layers (`Iterable[int]`): Layers to read, as in [`nested_states`].
         pooling (`str`): `"mean"`, `"cls"` or `"lasttoken"`.
-        state_only (`bool`, *optional*, defaults to `False`): Also read the state-only maps of these layers.
 
     Returns:
-        `dict[Reading, torch.Tensor]`: reading -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
+        `dict[int, torch.Tensor]`: layer -> embeddings `(texts, hidden_size)`, in the order of the mini-batches.
 
     Raises:
         ValueError: as [`nested_states`], or if the encoder uses re-entrant activation checkpointing.
     """
-    keys = readings(model, sorted(set(layers)), state_only)
-    encoder = _PooledEncoder(model, keys, pooling)
+    layers = readable(unwrap_encoder(model).config, layers)
+    encoder = _PooledEncoder(model, layers, pooling)
     if len(batches) == 1 or not torch.is_grad_enabled():
-        return dict(zip(keys, _concatenated(map(encoder, batches)), strict=True))
+        return dict(zip(layers, _concatenated(map(encoder, batches)), strict=True))
     # The graph of the first mini-batch shows which parameters are used; the others must not get a gradient.
     replay = _Replay(batches[0])
     with_graph = encoder(batches[0])
@@ -72,15 +71,15 @@ def cached_vectors(
         outputs = _concatenated([first, *map(encoder, batches[1:])])
     else:
         outputs = _CachedEncode.apply(encoder, batches, names, parameters, first, replay, *parameters)
-    return dict(zip(keys, outputs, strict=True))
+    return dict(zip(layers, outputs, strict=True))
 
 
 class _PooledEncoder(nn.Module):
-    """Pooled states of a mini-batch, one tensor per reading, and their backward pass."""
+    """Pooled states of a mini-batch, one tensor per layer, and their backward pass."""
 
-    def __init__(self, model: nn.Module, keys: Sequence[Reading], pooling: Pooling) -> None:
+    def __init__(self, model: nn.Module, layers: Sequence[int], pooling: Pooling) -> None:
         super().__init__()
-        self.model, self.keys, self.pooling = model, keys, pooling
+        self.model, self.layers, self.pooling = model, layers, pooling
 
     def forward(
         self, rows: Rows, replay: _Replay | None = None, grads: Sequence[torch.Tensor] = ()
@@ -93,9 +92,8 @@ class _PooledEncoder(nn.Module):
         return outputs
 
     def pooled(self, rows: Rows) -> tuple[torch.Tensor, ...]:
-        layers, state_only = {layer for layer, _ in self.keys}, any(alone for _, alone in self.keys)
-        states = nested_states(self.model, rows, layers, state_only)
-        return tuple(pooled_reading(states, key, self.pooling) for key in self.keys)
+        states = nested_states(self.model, rows, self.layers)
+        return tuple(states.pooled(layer, self.pooling) for layer in self.layers)
 
 
 class _CachedEncode(torch.autograd.Function):
