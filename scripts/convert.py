@@ -31,7 +31,7 @@ from .command import (
     run_command,
     writing_to,
 )
-from .fit import add_exit_options, report, save_with_exits
+from .fit import add_exit_options, fit_to_files, report, save_with_exits
 
 
 if TYPE_CHECKING:
@@ -129,15 +129,8 @@ def main(arguments: list[str]) -> None:
         if options.fit_exits:
             compute_of(options)  # refuses what is not there before the model is loaded
             model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
-            fit = save_with_exits(
-                model,
-                tokenizer,
-                options.output_dir,
-                options.fit_exits,
-                options,
-                source=options.source,
-                revision=options.revision,
-            )
+            fit = fit_to_files(model, tokenizer, options.fit_exits, options)
+            save_with_exits(model, tokenizer, options)
             print(report(fit))
         else:
             chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}

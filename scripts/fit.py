@@ -23,7 +23,6 @@ import re
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,15 +119,10 @@ def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, li
     return sorted({*prefixes, *first}), {depth: chosen[depth] for depth in sorted(chosen) if depth not in first}
 
 
-def fit_to_files(
-    model: Any, tokenizer: Any, files: Sequence[str], options: Namespace, *, source: str, revision: str | None = None
-) -> ExitFit:
-    """Fit the depths of an encoder to the texts in some files, in place, with the options of [`add_exit_options`], and
-    the pooling, projection and prompts of its `source`."""
-    from modeling_m3bert import EmbeddingSettings
+def fit_to_files(model: Any, tokenizer: Any, files: Sequence[str], options: Namespace) -> ExitFit:
+    """Fit the depths of an encoder to the texts in some files, in place, with the options of [`add_exit_options`]."""
     from trainers.core.dataset_checks import require_columns
     from trainers.core.device import place
-    from trainers.core.projection import Projection
     from trainers.data.files import load_files
     from trainers.data.teacher import Teacher
     from trainers.exits.fit import fit_exits
@@ -142,7 +136,6 @@ def fit_to_files(
     def texts_of(dataset: Any) -> Iterator[str]:
         return (row[options.text_column] or "" for row in dataset)
 
-    published = EmbeddingSettings.read(source, revision=revision)
     teacher = None
     if options.teacher is not None:
         every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())
@@ -155,14 +148,11 @@ def fit_to_files(
         {file_name(file): texts_of(dataset) for file, dataset in datasets.items()},
         layers=layers,
         paths=paths,
-        pooling=published.pooling,
         static=not options.no_static,
         basis=options.basis,
-        projection=Projection.of(published.projection) if teacher is None else None,
         teacher=teacher,
         teacher_name=Path(options.teacher).name if options.teacher else "teacher",
-        max_length=options.max_length or published.max_length,
-        prompts=list(dict.fromkeys(published.prompts.values())) or [""],
+        max_length=options.max_length,
         batch_size=options.batch_size,
         compute_dtype=compute.autocast_dtype,
         cache_dir=options.vocabulary_cache_dir,
@@ -173,30 +163,11 @@ def fit_to_files(
     return fit
 
 
-def save_with_exits(
-    model: Any,
-    tokenizer: Any,
-    output_dir: str,
-    files: list[str],
-    options: Namespace,
-    *,
-    source: str,
-    revision: str | None = None,
-) -> ExitFit:
-    """[`fit_to_files`], of an m3BERT, and save it with its tokenizer and modules."""
-    from modeling_m3bert import EmbeddingSettings
-    from trainers.core.states import longest_text, width_of
-
-    fit = fit_to_files(model, tokenizer, files, options, source=source, revision=revision)
-    published = EmbeddingSettings.read(source, revision=revision)
-    model.embedding_settings = None  # written below, without the projection
-    limit = longest_text(model.config, tokenizer, published.max_length)
-    settings = replace(published, projection=None, max_length=limit)  # the exits are fitted to the projection
-    with replacing_files(Path(output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
+def save_with_exits(model: Any, tokenizer: Any, options: Namespace) -> None:
+    """Save a fitted m3BERT with its tokenizer and the settings of its source."""
+    with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
-        settings.write(draft, width=width_of(model.config))
-    return fit
 
 
 def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
@@ -287,12 +258,10 @@ def main(arguments: list[str]) -> None:
         with naming(source):
             model = AutoModel.from_pretrained(source, **safetensors_only(source), **loading)
             tokenizer = AutoTokenizer.from_pretrained(source, **loading)
+        fit = fit_to_files(model, tokenizer, options.files, options)
         if model.config.model_type == "m3bert":
-            fit = save_with_exits(
-                model, tokenizer, options.output_dir, options.files, options, source=source, revision=revision
-            )
+            save_with_exits(model, tokenizer, options)
         else:
-            fit = fit_to_files(model, tokenizer, options.files, options, source=source, revision=revision)
             with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
                 write_repository(model, source, draft, revision)
     print(f"{report(fit)}\nSaved to {options.output_dir}.")

@@ -166,8 +166,7 @@ def fit_exits(
     """
     encoder = model.base_model
     config, training = encoder.config, encoder.training
-    published = EmbeddingSettings.of(encoder)
-    settings = published or EmbeddingSettings()
+    settings = EmbeddingSettings.of(encoder) or EmbeddingSettings()
     pooling = pooling or settings.pooling
     if prompts is None:
         prompts = list(dict.fromkeys(settings.prompts.values())) or [""]
@@ -259,9 +258,9 @@ def fit_exits(
     elif maps.dim < width:
         config.output_dim = maps.dim
         config.matryoshka_dims = [dim for dim in getattr(config, "matryoshka_dims", None) or [] if dim <= maps.dim]
-    if published is not None and config.model_type == "m3bert":  # the exits hold the projection now
-        longest = longest_text(config, tokenizer, published.max_length)
-        encoder.embedding_settings = replace(published, pooling=pooling, projection=None, max_length=longest)
+    if config.model_type == "m3bert":  # the exits hold the projection now
+        longest = longest_text(config, tokenizer, settings.max_length)
+        encoder.embedding_settings = replace(settings, pooling=pooling, projection=None, max_length=longest)
     return fit
 
 
