@@ -38,14 +38,9 @@ class Budget:
 @dataclass(frozen=True)
 class SearchPlan:
     """
-    A measured two-stage search, averaged over collections.
-
-    Args:
-        first_dim (`int`): Dim of the first stage, which finds the shortlist.
-        shortlist (`int`): Length of the shortlist, which is reranked with all dims.
-        products_share (`float`): Multiplications, as a share of an exact search.
-        quality (`float`): Main metric of the two-stage search.
-        exact_quality (`float`): Main metric of the exact search.
+    A measured two-stage search, averaged over collections. The first stage finds a shortlist, the second one reranks
+    it with all dims. `products_share` is its multiplications as a share of those of the exact search, whose main
+    metric is `exact_quality`.
     """
 
     first_dim: int
@@ -196,9 +191,6 @@ def deployments(results: GridResults, tasks: Iterable[str], documents: int, tole
             retrieval tasks.
         documents (`int`): Number of documents in the index.
         tolerance (`float`): Share of the exact search's quality that a two-stage search may lose.
-
-    Raises:
-        ValueError: if there are no tasks, or a task was not scored.
     """
     tasks, latency = list(tasks), results.latency
 

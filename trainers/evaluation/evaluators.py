@@ -183,18 +183,9 @@ class Retrieval(Evaluator):
         return ranking_scores(ranked, self.relevant, self.cutoffs)
 
     def two_stage_searches(self, task: str, layer: int, vectors: Vectors, dims: Sequence[int]) -> list[TwoStageSearch]:
-        """
-        Measure searches with a short prefix that are reranked with a longer one.
-
-        Args:
-            task (`str`): Name of the task.
-            layer (`int`): Layer of the vectors.
-            vectors (`dict[str, torch.Tensor]`): Embeddings of this layer at the widest of the dims.
-            dims (`Sequence[int]`): Dims of the prefixes, ascending.
-
-        Returns:
-            `list[TwoStageSearch]`: one per pair of dims and length in [`SHORTLISTS`] up to the size of the collection.
-        """
+        """Measure searches with a short prefix that are reranked with a longer one, for every pair of dims (ascending)
+        and every length in [`SHORTLISTS`] up to the size of the collection. The vectors are those of one layer at the
+        widest of the dims."""
         queries, documents = vectors["queries"], vectors["documents"]
         sizes = [size for size in SHORTLISTS if size <= len(documents)]
         searches: list[TwoStageSearch] = []
@@ -213,19 +204,8 @@ class Retrieval(Evaluator):
     def rescored_searches(
         self, task: str, size: Granularity, coded: Vectors, rescorers: Mapping[str, Callable[[], Vectors]]
     ) -> list[RescoredSearch]:
-        """
-        Measure searches that find a shortlist in a precision and rescore it.
-
-        Args:
-            task (`str`): Name of the task.
-            size ([`Granularity`]): Granularity of the codes.
-            coded (`dict[str, torch.Tensor]`): Embeddings in the precision, from [`~coding.code_vectors`].
-            rescorers (`dict[str, Callable]`): Name -> function that gives the vectors that rescore.
-
-        Returns:
-            `list[RescoredSearch]`: one per rescorer and length in [`SHORTLISTS`] up to 100 and to the size of the
-            collection.
-        """
+        """Measure searches that find a shortlist in a precision and rescore it, for every length in [`SHORTLISTS`] up
+        to 100 and to the size of the collection. `rescorers` are functions that give the vectors that rescore."""
         lengths = [length for length in SHORTLISTS if length <= min(len(coded["documents"]), LONGEST_RESCORED)]
         if not lengths or not rescorers:
             return []
@@ -241,18 +221,8 @@ class Retrieval(Evaluator):
     def asymmetric_searches(
         self, task: str, embeddings: Embed, dims: Mapping[int, Sequence[int]]
     ) -> list[AsymmetricSearch]:
-        """
-        Measure exact searches with queries and documents at different layers.
-
-        Args:
-            task (`str`): Name of the task.
-            embeddings (`Callable[[str, int], torch.Tensor]`): Name of a list of texts and layer -> its embeddings
-                `(texts, widest dim of the layer)`, not normalised.
-            dims (`dict[int, Sequence[int]]`): Layer -> its dims, ascending.
-
-        Returns:
-            `list[AsymmetricSearch]`: one per pair of layers and dim that both have.
-        """
+        """Measure exact searches with queries and documents at different layers, for every pair of layers and dim that
+        both have. `dims` maps layers to their dims, ascending."""
         queries = {layer: embeddings("queries", layer) for layer in dims}
         searches = []
         for document_layer in dims:
@@ -271,7 +241,7 @@ class Retrieval(Evaluator):
 
     def hybrid_searches(self, task: str, embeddings: Embed, dims: Mapping[int, Sequence[int]]) -> list[HybridSearch]:
         """Measure BM25 alone, and beside exact search with queries at every layer and documents at the last one, for
-        every dim that both have. The arguments are those of [`~Retrieval.asymmetric_searches`]."""
+        every dim that both have."""
         last, none = max(dims), dict.fromkeys(("query_layer", "document_layer", "dim", "fusion"))
         documents = embeddings("documents", last)
         searches = [self._measured(HybridSearch, self._bm25_ranked(), task=task, **none)]
@@ -287,14 +257,8 @@ class Retrieval(Evaluator):
         return searches
 
     def score_bm25(self, vectors: Vectors | None = None, fusion: str = "scores") -> Scores:
-        """
-        Metrics of BM25, beside exact search by embeddings if there are some.
-
-        Args:
-            vectors (`dict[str, torch.Tensor]`, *optional*): Embeddings of `queries` and `documents`, not normalised.
-            fusion (`str`, *optional*, defaults to `"scores"`): `"scores"` or `"ranks"`; see [`fuse_scores`] and
-                [`fuse_ranks`].
-        """
+        """Metrics of BM25, beside exact search by embeddings if there are some. `fusion` is `"scores"` or `"ranks"`;
+        see [`fuse_scores`] and [`fuse_ranks`]."""
         return ranking_scores(self._bm25_ranked(vectors, fusion), self.relevant, self.cutoffs)
 
     def _bm25_ranked(self, vectors: Vectors | None = None, fusion: str = "scores") -> np.ndarray:

@@ -105,8 +105,9 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
     its `experiment_kwargs`, which name layer, dim, and a precision other than float32. `output_dtypes` is the
     precision, if MTEB has a name for it."""
     g, config = granularity, unwrap_encoder(encoder.model).config
-    similarity = ScoringFunction(encoder.similarity)
+    similarity, code = ScoringFunction(encoder.similarity), {}
     if g.code != FLOAT:
+        code = {"code": g.code}
         # An index of decoded documents, which differ a little in length, compares by dot product.
         as_cosine = g.code == "binary" or CODES[g.code].learned
         similarity = ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT
@@ -118,11 +119,7 @@ def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None 
         "framework": ["PyTorch", "Transformers"],
         "similarity_fn_name": similarity,
         "use_instructions": bool(encoder.prompts),
-        "experiment_kwargs": {
-            "output_layer": g.layer,
-            "output_dim": g.dim,
-            **({} if g.code == FLOAT else {"code": g.code}),
-        },
+        "experiment_kwargs": {"output_layer": g.layer, "output_dim": g.dim} | code,
         "output_dtypes": PRECISIONS.get(g.code),
     }
     return ModelMeta.model_validate({**ModelMeta.create_empty().model_dump(), **described})
@@ -149,12 +146,8 @@ def mteb_models(
 def score_mteb(
     encoder: GridEncoder, task: AbsTask, results: GridResults, folder: Path | None = None, verbose: bool = False
 ) -> None:
-    """
-    Run a task of MTEB by MTEB's own protocol at every granularity of a grid, and add its scores to the results.
-
-    Raises:
-        ValueError: if an embedding is not finite, or a score is not defined. The message names the granularities.
-    """
+    """Run a task of MTEB by MTEB's own protocol at every granularity of a grid, and add its scores to the results. A
+    ValueError says that an embedding is not finite, or a score is not defined."""
     name, encode_once, start = task.metadata.name, EncodeOnce(encoder, folder), time.perf_counter()
     task_type = "mteb_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", task.metadata.type).lower()
     for g in encoder.grid:

@@ -326,15 +326,8 @@ class GridResults:
 
     def within(self, size: Granularity, lost_layers: Collection[int] = ()) -> GridResults:
         """
-        The results of the granularities within `size`. They also hold for a model that is truncated to `size`.
-
-        Args:
-            size ([`Granularity`]): The deepest layer and the widest dim to keep.
-            lost_layers (`Collection[int]`, *optional*): Layers to leave out. A truncated model lacks the exits of the
-                layers below its last, so their scores do not hold for it.
-
-        Returns:
-            [`GridResults`]
+        The results of the granularities within `size`: its layer and below, its dim and fewer. They also hold for a
+        model that is truncated to `size`, but not for `lost_layers`, whose exits such a model lacks.
 
         Raises:
             ValueError: if no granularity within `size` was scored.
