@@ -13,17 +13,11 @@ from transformers import EarlyStoppingCallback
 from modeling_m3bert import M3BertModel
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.evaluation_data import write_data
-from tests.trainers.tiny_run import masked_dataset, quiet_model, run_two
+from tests.trainers.tiny_run import run_two
 from trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
     Granularity,
-    IBKDConfig,
-    IBKDTrainer,
-    MIPICConfig,
-    MIPICTrainer,
-    MultigranularMLMConfig,
-    MultigranularMLMTrainer,
 )
 from trainers.evaluation import GridEncoder, GridEvaluator, as_sentence_transformer, find_tasks, load_task, score_grid
 
@@ -123,26 +117,6 @@ def test_quality_selects_where_there_is_no_loss_and_stops_early(folder, data, se
     found = [metrics["eval_stsb_6x32_spearman"] for metrics in metrics_of(trainer)]
     assert trainer.args.metric_for_best_model == "stsb_6x32_spearman" and trainer.args.greater_is_better
     assert trainer.state.best_metric == max(found) and len(found) == found.index(max(found)) + 3 < 30
-
-
-@pytest.mark.parametrize("method", ["mipic", "ibkd", "mlm"])
-def test_other_trainers_take_an_evaluator(folder, data, sentences, tmp_path, tiny_tokenizer, method):
-    options = quiet(tmp_path / "out", grid="6x8,32", per_device_train_batch_size=8, **STEPS | {"max_steps": 1})
-    texts = Dataset.from_dict({"text": sentences[:16]})
-    evaluators = [GridEvaluator(["stsb"], data=data), similarity(sentences)]
-    if method == "mipic":
-        trainer = MIPICTrainer(folder, MIPICConfig(**options), train_dataset=texts, evaluator=evaluators)
-    elif method == "ibkd":
-        args = IBKDConfig(**options, method="mse", teacher_cache_dir=str(tmp_path / "teachers"))
-        trainer = IBKDTrainer(folder, args, train_dataset=texts, teacher=str(folder), evaluator=evaluators)
-    else:
-        args = MultigranularMLMConfig(**options)
-        trainer = MultigranularMLMTrainer(
-            quiet_model(), args, tiny_tokenizer, masked_dataset().remove_columns("labels"), evaluator=evaluators
-        )
-    trainer.train()
-    (metrics,) = metrics_of(trainer)
-    assert {"eval_stsb_6x8_spearman", "eval_stsb_6x32_spearman", "eval_mine_spearman_cosine"} <= metrics.keys()
 
 
 def test_an_evaluator_changes_no_training(folder, data, sentences, tmp_path):

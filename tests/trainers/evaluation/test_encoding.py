@@ -185,15 +185,6 @@ def test_two_processes_fill_one_folder_and_the_command_one_table(encoder, senten
     torch.testing.assert_close(torch.tensor(table["layer_6"][:]), expected.layers[6], atol=1e-6, rtol=1e-6)
 
 
-def test_half_precision_on_disk_is_read_in_single(encoder, sentences):
-    single = encoder.encode(sentences[:5])
-    half = replace(encoder, dtype=torch.float16).encode(sentences[:5])
-    assert half.layers[2].dtype == torch.float16
-    vectors = half.at(Granularity(2, 8))
-    assert vectors.dtype == torch.float32
-    torch.testing.assert_close(vectors, single.at(Granularity(2, 8)), atol=2e-3, rtol=2e-3)
-
-
 def test_prompts_stand_before_texts_of_their_role(encoder, sentences):
     prompted = replace(encoder, prompts={"document": "open the file "})
     expected = encoder.encode(["open the file " + text for text in sentences[:5]]).at(GRID.full)

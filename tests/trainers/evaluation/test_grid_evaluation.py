@@ -71,25 +71,6 @@ def test_words_are_a_baseline():
     assert tfidf_scores(Retrieval(texts, [{1: 1.0}, {0: 1.0}]))["mrr@10"] == 1.0
 
 
-def test_a_grid_that_is_no_product_has_the_same_scores(encoder, data):
-    picked = Grid.parse("2x8,4x16,6x32")
-    found = evaluate_grid(replace(encoder, grid=picked), find_tasks(["stsb", "cranfield"]), data)
-    assert {score.granularity for score in found.scores} == {"2x8", "4x16", "6x32"} and not found.two_stage_searches
-    whole = evaluate_grid(replace(encoder, grid=Grid.parse("2,4,6x8,16,32")), find_tasks(["stsb", "cranfield"]), data)
-    assert_same_scores(found.scores, [score for score in whole.scores if score.granularity in map(str, picked)])
-
-
-def test_embeddings_on_disk_give_the_same_scores_and_are_read_again(encoder, data, tmp_path):
-    tasks = find_tasks(NAMES)
-    expected = evaluate_grid(encoder, tasks, data)
-    evaluate_grid(encoder, tasks, data, folder=tmp_path / "embeddings")
-    seen = count_forwards(encoder.model)
-    again = evaluate_grid(encoder, tasks, data, folder=tmp_path / "embeddings")
-    assert not seen
-    assert_same_scores(again.scores, expected.scores)
-    assert_same_scores(again.two_stage_searches, expected.two_stage_searches)
-
-
 def pairs_and_dims(results):
     return {(search.query_layer, search.document_layer, search.dim) for search in results.asymmetric_searches}
 

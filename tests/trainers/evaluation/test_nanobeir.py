@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from tests.evaluation_data import nanobeir_rows, serve_datasets, write_nanobeir
+from tests.evaluation_data import nanobeir_rows, serve_datasets
 from trainers import Grid
 from trainers.evaluation import GridEncoder, as_sentence_transformer, find_tasks, load_task, score_grid
 
@@ -33,11 +33,3 @@ def test_scores_are_those_of_the_evaluator_of_sentence_transformers(on_the_hub, 
         found = theirs(as_sentence_transformer(encoder, g))
         for name in ("ndcg@10", "mrr@10", "recall@10"):
             assert ours[g][name] == pytest.approx(found[f"NanoNFCorpus_cosine_{name}"], abs=1e-6)
-
-
-def test_copies_in_a_folder_come_first(on_the_hub, sentences, tmp_path):
-    tasks = find_tasks(["nanobeir"])
-    write_nanobeir(tmp_path, sentences)
-    assert [load_task(task, tmp_path) for task in tasks] == [load_task(task) for task in tasks]
-    write_nanobeir(tmp_path, sentences[1:])
-    assert load_task(tasks[0], tmp_path).texts["documents"] == sentences[1:31]

@@ -18,12 +18,10 @@ from tests.scripts.conftest import rows_of
 from trainers.evaluation import (
     collection_task,
     evaluate_grid,
-    exact_search,
     find_task,
     labels_task,
     load_task,
     pairs_task,
-    ranking_scores,
     score_grid,
 )
 
@@ -211,16 +209,3 @@ def test_classes_are_no_scores(monkeypatch):
     serve_datasets(monkeypatch, lambda *names, **options: Dataset.from_dict(rows, features))
     with pytest.raises(ValueError, match="user/nli: column 'label' has classes, which are no scores: yes, maybe, no"):
         pairs_task("user/nli")
-
-
-def test_recall_at_any_k_is_the_share_of_the_relevant_documents_found(encoder, data, caplog):
-    task = replace(find_task("cranfield"), recall=(3, 25, 1000))
-    evaluator = load_task(task, data)
-    assert "Task 'cranfield': recall@1000 is left out: the collection has 40 documents." in caplog.messages
-    vectors = {name: encoder.encode(texts).at(encoder.grid.full) for name, texts in evaluator.texts.items()}
-    found = evaluator.score(vectors)
-    assert list(found) == ["recall@3", "recall@25", "mrr@10", "ndcg@10", "ndcg_exp@10"]
-    ranked = exact_search(vectors["queries"], vectors["documents"], 40)
-    assert found == pytest.approx(ranking_scores(ranked, evaluator.relevant, (3, 25)))
-    only = replace(evaluator, cutoffs=(2,)).score(vectors)
-    assert list(only) == ["recall@2", "mrr@10", "ndcg@10", "ndcg_exp@10"] and only["ndcg@10"] == found["ndcg@10"]
