@@ -110,7 +110,7 @@ def test_an_encoder_with_exits_is_also_searched_between_layers(tiny_checkpoint, 
     assert "| query layer | cranfield, documents at 6 |" in (out / "tables.md").read_text()
     choose.main([str(out / "results.json"), "--documents", "1000", "--plans"])
     assert "| query layer | cranfield, documents at 6 |" in capsys.readouterr().out
-    assert len(evaluated("--asymmetric")[1].asymmetric_searches) == 12, "layer 4 has no exit"
+    assert len(evaluated("--asymmetric", "True")[1].asymmetric_searches) == 12, "layer 4 has no exit"
     assert evaluated("--asymmetric", "False")[1].asymmetric_searches == []
 
 
