@@ -229,14 +229,15 @@ def evaluate_grid(
         ValueError: if a task has no data, two tasks have one name, an embedding is not finite, a metric is undefined,
             or `unfinished` has results of other weights or another grid. The message names the task.
     """
-    tasks, by_mteb = list(tasks), {task.metadata.name: task for task in mteb_tasks}
-    names = [*(task.name for task in tasks), *by_mteb]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"Two tasks are called {twice[0]!r}: rename one, so that the results can tell them apart.")
-    evaluators = {task.name: load_task(task, data) for task in tasks}  # missing data fails before any encoding
+    by_name, by_mteb = {}, {task.metadata.name: task for task in mteb_tasks}
+    for task in tasks:
+        if task.name in by_name or task.name in by_mteb:
+            raise ValueError(f"Two tasks are called {task.name!r}: rename one, so that the results tell them apart.")
+        by_name[task.name] = task
+    evaluators = {name: load_task(task, data) for name, task in by_name.items()}  # missing data fails at once
     for mteb_task in by_mteb.values():
         mteb_task.load_data()
-    results = _without_scores(encoder, tasks, by_mteb, seed)
+    results = _without_scores(encoder, by_name.values(), by_mteb, seed)
     if unfinished is not None and unfinished.exists():
         earlier = GridResults.load(unfinished)
         if (earlier.weights, earlier.grid) != (results.weights, results.grid):
@@ -246,33 +247,27 @@ def evaluate_grid(
     if asymmetric is None:
         shared = shared_layers(unwrap_encoder(encoder.model).config)
         layers = [layer for layer in layers if layer in shared]
-    for name in names:
-        if name in results.seconds:
-            continue
+    for name in (name for name in (*by_name, *by_mteb) if name not in results.seconds):
+        start = time.perf_counter()
         try:
             if name in by_mteb:
                 from .mteb_models import score_mteb
 
-                score_mteb(encoder, by_mteb[name], results, folder / "mteb" / name if folder else None, verbose)
+                place = folder / "mteb" / name if folder else None
+                encoding = score_mteb(encoder, by_mteb[name], results, place, verbose)
             else:
-                task, start = tasks[names.index(name)], time.perf_counter()
-                evaluator = evaluators.pop(name)
-                embeddings = TaskEmbeddings(
-                    encoder, evaluator, name if verbose else None, folder / name if folder else None
-                )
-                encoded = time.perf_counter()
-                _score_task(task, evaluator, embeddings, results)
+                evaluator, place = evaluators.pop(name), folder / name if folder else None
+                embeddings = TaskEmbeddings(encoder, evaluator, name if verbose else None, place)
+                encoding = time.perf_counter() - start
+                _score_task(by_name[name], evaluator, embeddings, results)
                 if isinstance(evaluator, Retrieval):
                     _measure_searches(name, evaluator, embeddings, results, two_stages, layers, hybrid)
-                results.seconds[name] = {
-                    "encode": round(encoded - start, 2),
-                    "score": round(time.perf_counter() - encoded, 2),
-                }
         except ValueError as error:
             raise ValueError(f"Task {name!r}: {error}") from error
+        scoring = time.perf_counter() - start - encoding
+        results.seconds[name] = {"encode": round(encoding, 2), "score": round(scoring, 2)}
         if verbose:
-            seconds = results.seconds[name]
-            print(f"{name}: encoded in {seconds['encode']:.1f} s, scored in {seconds['score']:.1f} s", flush=True)
+            print(f"{name}: encoded in {encoding:.1f} s, scored in {scoring:.1f} s", flush=True)
         if unfinished is not None:
             results.save(unfinished)
     return results
@@ -327,19 +322,17 @@ def require_defined(metric: str, value: float, granularity: Granularity) -> floa
 def _score_task(task: Task, evaluator: Evaluator, embeddings: TaskEmbeddings, results: GridResults) -> None:
     """Add the scores of a task to the results."""
     split = "+".join(task.splits)
-    for g, scores in embeddings.scores().items():
-        for metric, value in scores.items():
-            require_defined(metric, value, g)
-            main = metric == evaluator.main_metric
-            results.scores.append(Score(task.name, evaluator.task_type, split, metric, main, str(g), value))
+    for g, metric, value in ((g, *each) for g, scores in embeddings.scores().items() for each in scores.items()):
+        require_defined(metric, value, g)
+        main = metric == evaluator.main_metric
+        results.scores.append(Score(task.name, evaluator.task_type, split, metric, main, str(g), value))
     results.texts[task.name] = {name: len(texts) for name, texts in evaluator.texts.items()}
     if isinstance(evaluator, Geometry):
+        variances = {
+            layer: evaluator.both(embeddings.layer(layer)).double().var(dim=0) for layer in embeddings.grid.layers
+        }
         results.variances[task.name] = {
-            str(layer): [
-                float(f"{variance:.6g}")
-                for variance in evaluator.both(embeddings.layer(layer)).double().var(dim=0).tolist()
-            ]
-            for layer in embeddings.grid.layers
+            str(layer): [float(f"{value:.6g}") for value in values.tolist()] for layer, values in variances.items()
         }
 
 

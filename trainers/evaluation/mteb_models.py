@@ -145,10 +145,10 @@ def mteb_models(
 
 def score_mteb(
     encoder: GridEncoder, task: AbsTask, results: GridResults, folder: Path | None = None, verbose: bool = False
-) -> None:
-    """Run a task of MTEB by MTEB's own protocol at every granularity of a grid, and add its scores to the results. A
-    ValueError says that an embedding is not finite, or a score is not defined."""
-    name, encode_once, start = task.metadata.name, EncodeOnce(encoder, folder), time.perf_counter()
+) -> float:
+    """Run a task of MTEB by MTEB's own protocol at every granularity of a grid, and add its scores to the results.
+    Returns the seconds that were spent on encoding."""
+    name, encode_once = task.metadata.name, EncodeOnce(encoder, folder)
     task_type = "mteb_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", task.metadata.type).lower()
     for g in encoder.grid:
         # Some tasks draw texts as they run: each granularity gets the draws of a new task.
@@ -167,9 +167,5 @@ def score_mteb(
         metric = task.metadata.main_score
         value = require_defined(metric, float(result.get_score()), g)
         results.scores.append(Score(name, task_type, "+".join(result.scores), metric, True, str(g), value))
-    seconds = time.perf_counter() - start
     results.texts[name] = {"texts": len(encode_once.texts)}
-    results.seconds[name] = {
-        "encode": round(encode_once.seconds, 2),
-        "score": round(seconds - encode_once.seconds, 2),
-    }
+    return encode_once.seconds
