@@ -81,12 +81,7 @@ def written(name: str, rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def write_examples(folder: Path) -> list[Path]:
-    """
-    Write the example files into a folder.
-
-    Raises:
-        ValueError: if a file of this name with another content is there; nothing is written then.
-    """
+    """Write the example files into a folder; a ValueError, and nothing is written, if a file of yours is there."""
     files = {folder / name: content for name, content in example_files().items()}
     for file, content in files.items():
         if file.exists() and file.read_text(encoding="utf-8") != content:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from datasets import Dataset
@@ -33,9 +34,8 @@ from .command import parse_options, run_command
 class MiningArguments:
     """Which pairs, which teacher, and which negatives."""
 
-    teacher_name_or_path: str | None = field(
-        default=None, metadata={"help": "Folder or Hub id of the teacher.", "aliases": ["--teacher"]}
-    )
+    teacher_name_or_path: str = field(metadata={"help": "Folder or Hub id of the teacher.", "aliases": ["--teacher"]})
+    files: list[str] = field(metadata={"help": "Pairs: .jsonl, .csv or .parquet files, also gzipped."})
     teacher_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the teacher."})
     teacher_pooling: str | None = field(
         default=None, metadata={"help": "Pooling of the teacher: mean, cls, lasttoken, ... Default: as published."}
@@ -47,9 +47,6 @@ class MiningArguments:
     batch_size: int = field(default=64, metadata={"help": "Texts of 128 tokens per batch; more of shorter ones."})
     query_prompt: str | None = field(default=None, metadata={"help": "Prompt for queries."})
     document_prompt: str | None = field(default=None, metadata={"help": "Prompt for candidates."})
-    files: list[str] = field(
-        default_factory=list, metadata={"help": "Pairs: .jsonl, .csv or .parquet files, also gzipped."}
-    )
     query_column: str = field(default="anchor", metadata={"help": "Column with the queries."})
     positive_column: str = field(default="positive", metadata={"help": "Column with the positives."})
     corpus_files: list[str] | None = field(default=None, metadata={"help": "Files with further candidates."})
@@ -63,7 +60,7 @@ class MiningArguments:
         default=0.05,
         metadata={"help": "Skip candidates with more than (1 - margin) times the similarity of the positive."},
     )
-    sampling: str = field(
+    sampling: Literal["top", "random"] = field(
         default="top", metadata={"help": "top: take the nearest candidates in range; random: a random sample of them."}
     )
     seed: int = field(default=0, metadata={"help": "Random seed, for --sampling random."})
@@ -71,17 +68,8 @@ class MiningArguments:
 
 
 def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: list[str] | None = None) -> Dataset:
-    """
-    The pairs with their negatives, in one column per negative.
-
-    Raises:
-        ValueError: if a column is missing, an option is out of range, or an extra is not installed.
-    """
+    """The pairs with their negatives, in one column per negative."""
     require_columns(pairs, [options.query_column, options.positive_column])
-    if options.negatives < 1:
-        raise ValueError(f"--negatives {options.negatives} must be 1 or more.")
-    if options.sampling not in ("top", "random"):
-        raise ValueError(f"--sampling {options.sampling} is unknown; legal values: top, random.")
     require_sentence_transformers("Mining")
     require_extra("faiss", "evaluation", "Mining")
     from sentence_transformers.util import mine_hard_negatives
@@ -100,7 +88,7 @@ def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: lis
             range_min=options.range_min,
             range_max=options.range_max,
             relative_margin=options.relative_margin,
-            sampling_strategy=options.sampling,  # type: ignore[arg-type]  # checked above
+            sampling_strategy=options.sampling,
             query_prompt=options.query_prompt,
             corpus_prompt=options.document_prompt,
             batch_size=options.batch_size,
@@ -112,8 +100,6 @@ def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: lis
 
 def main(arguments: list[str]) -> None:
     options, compute = parse_options((MiningArguments, ComputeArguments), __doc__, arguments)
-    if options.teacher_name_or_path is None or not options.files:
-        raise ValueError("Mining needs --teacher_name_or_path MODEL and --files FILE ...")
     teacher = Teacher(
         options.teacher_name_or_path,
         revision=options.teacher_revision,

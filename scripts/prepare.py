@@ -28,15 +28,12 @@ class PreparingArguments:
     """Which text, which tokenizer, and which rows."""
 
     files: list[str] = field(
-        default_factory=list,
         metadata={
             "help": "Folders with one folder of files per language, or files: .txt, .jsonl, .csv, .tsv or .parquet, "
             "also gzipped."
         },
     )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder or Hub id of the model to train, or of its tokenizer."}
-    )
+    tokenizer_name: str = field(metadata={"help": "Folder or Hub id of the model to train, or of its tokenizer."})
     output_dir: str = field(default="runs/prepared", metadata={"help": "Folder to write, or to go on writing."})
     text_column: str = field(default="text", metadata={"help": "Column with the documents."})
     language_column: str | None = field(
@@ -68,8 +65,6 @@ def size_table(prepared: Mapping[str, Any]) -> str:
 
 def main(arguments: list[str]) -> None:
     (options,) = parse_options((PreparingArguments,), __doc__, arguments)
-    if not options.files or options.tokenizer_name is None:
-        raise ValueError("Preparing needs --files FOLDER and --tokenizer_name MODEL.")
     from transformers import AutoTokenizer
 
     from trainers.data.preparing import prepare

@@ -94,12 +94,14 @@ def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation
     if data.language_exponent is not None and data.prepared_data is None:
         parts = [load_files([file]) for file in (data.eval_files if evaluation else data.train_files) or ()]
     else:
-        parts = [part for part in [read_data(data, evaluation=evaluation)] if part is not None]
-    if not parts:
-        return None
+        parts = [read_data(data, evaluation=evaluation)]
     tokenized = [
-        tokenize_texts(part, tokenizer, column=data.text_column, max_length=args.max_length) for part in parts
+        tokenize_texts(part, tokenizer, column=data.text_column, max_length=args.max_length)
+        for part in parts
+        if part is not None
     ]
+    if not tokenized:
+        return None
     return mix_languages(tokenized, exponent=data.language_exponent or 1.0, seed=args.seed)
 
 
@@ -111,7 +113,11 @@ def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> An
     query, document, *_ = args.columns_of(dataset)
     kept, report = clean_pairs(dataset, fields_of(query), fields_of(document), max_per_query=data.max_pairs_per_query)
     if args.process_index == 0:
-        print(f"{label}{report}")
+        left = report["rows"] - report["duplicates"] - report["over"]
+        print(
+            f"{label}Kept {left} of {report['rows']} pairs; dropped {report['duplicates']} duplicates and "
+            f"{report['over']} over the maximum number of documents per query."
+        )
     return kept
 
 

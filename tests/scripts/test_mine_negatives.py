@@ -62,8 +62,6 @@ def test_the_teacher_computes_as_asked_for(encoder_folder, pairs, tmp_path, monk
     line = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output_file", tmp_path / "out.jsonl"]
     run(*line, "--device", "cpu", "--compute_dtype", "bfloat16", "--attn_implementation", "eager")
     assert seen == {"attention": "eager", "autocast": True}
-    with pytest.raises(ValueError, match="device='abacus' is not on this machine"):
-        run(*line, "--device", "abacus")
 
 
 def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
@@ -78,21 +76,6 @@ def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
     negatives = {row["negative_1"] for row in found}
     assert negatives & set(sentences[44:48])
     assert negatives <= {*sentences[44:48], *(row["positive"] for row in pairs[1])}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ([], "Mining needs --teacher_name_or_path MODEL and --files FILE"),
-        (["--negatives", "0"], "--negatives 0 must be 1 or more"),
-        (["--sampling", "best"], "--sampling best is unknown; legal values: top, random"),
-        (["--query_column", "question"], "lacks the column.* question; it has anchor, positive"),
-    ],
-)
-def test_bad_input(encoder_folder, pairs, tmp_path, change, message):
-    named = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output_file", tmp_path / "x.jsonl"]
-    with pytest.raises(ValueError, match=message):
-        run(*(named if change else []), *change)
 
 
 def test_half_of_the_negatives_are_no_file(encoder_folder, pairs, tmp_path, monkeypatch):

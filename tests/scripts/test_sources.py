@@ -25,10 +25,5 @@ def test_local_data_is_where_the_environment_says(monkeypatch, tmp_path):
     assert sources.local_data() == sources.data_folder() == tmp_path
     monkeypatch.setenv("M3BERT_DATA", str(tmp_path / "nowhere"))
     assert sources.local_data() == tmp_path / "nowhere"
-    with pytest.raises(ValueError, match="nowhere: set the environment variable M3BERT_DATA"):
-        sources.data_folder()
     monkeypatch.delenv("M3BERT_DATA")
     assert sources.local_data() is None
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"no folder \.\./shared/data: set the environment variable M3BERT_DATA"):
-        sources.data_folder()

@@ -204,7 +204,7 @@ def memory(name: str, work: Path, deadline: float) -> Outcome:
 
 FUZZED = {
     "grids": (100_000, ("grid",)),
-    "broken checkpoints": (2_000, ("weights_that", "tensors_that")),
+    "broken checkpoints": (2_000, ("weights_that",)),
     "texts and data files": (300, ("text", "data_file")),
 }
 SEVERAL = {"grid": test_fuzz.GRIDS}  # cases per example

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +23,6 @@ from trainers import (
     SimCSETrainer,
     TeacherEmbeddings,
 )
-from trainers.hub.training_record import TrainingRecord
 
 
 PAIRS, TRIPLETS = ("query", "answer"), ("anchor", "positive", "negative")
@@ -147,7 +145,7 @@ def test_two_processes_have_rows_of_the_same_data_set_and_train_as_one(tiny_toke
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1))
     assert names_of(first) == names_of(second) == names_of(seen.batches)
     assert [one + other for one, other in zip(first, second, strict=True)] == seen.batches
-    assert_same_weights(M3BertModel.from_pretrained(tmp_path), trainer.backbone)
+    assert_same_weights(M3BertModel.from_pretrained(tmp_path), trainer.backbone, atol=1e-5)
 
 
 def test_one_data_set_without_duplicates_in_a_batch(tiny_tokenizer, tmp_path):
@@ -200,47 +198,8 @@ def test_the_teacher_embeds_the_texts_of_all_sets(tiny_tokenizer, encoder_folder
     assert len(trainer.teacher) == 26 * 2 + 17 * 3
 
 
-def test_the_record_names_the_sets(tiny_tokenizer, tmp_path):
-    trainer = contrastive_trainer(tiny_tokenizer, tmp_path, max_steps=1)
-    trainer.train()
-    trainer.save_model()
-    assert TrainingRecord.find(Path(tmp_path)).sets == {"pairs": 26, "triplets": 17}
-
-
-@pytest.mark.parametrize(
-    ("train", "changes", "message"),
-    [
-        ({}, {}, "train_dataset is a dict: pass one of its splits, of which it has none"),
-        ({"validation": 16, "test": 16}, {}, "train_dataset is a dict: pass one of its splits, 'validation', 'test'"),
-        (
-            {"a": 16, "b": 7},
-            {},
-            r"The data set 'b' \(7 rows\) is smaller than one batch \(8 rows\): lower per_device_",
-        ),
-        (
-            {"a": 16},
-            {"train_sampling_strategy": "group_by_length"},
-            "group_by_length' cannot be combined with several",
-        ),
-        ({"a": 16}, {"text_columns": ["query", "other"]}, r"lacks the column\(s\) other; it has query, answer"),
-        (
-            {"a": 16},
-            {"batch_sampler": "group_by_label"},
-            "batch_sampler='group_by_label' is unknown; legal values: batch",
-        ),
-        ({"a": 16}, {"multi_dataset_batch_sampler": "random"}, "is unknown; legal values: proportional, round_robin"),
-    ],
-)
-def test_what_several_sets_cannot_be(tiny_tokenizer, tmp_path, train, changes, message):
-    train = {name: rows and table(PAIRS, rows, 0) for name, rows in train.items()}
-    with pytest.raises(ValueError, match=message):
-        args = ContrastiveConfig(**quiet(tmp_path, grid="6x32", per_device_train_batch_size=8, **changes))
-        ContrastiveTrainer(quiet_model().model, args, tiny_tokenizer, train)
-
-
-def test_a_stream_is_no_data_set_among_several_and_repeats_its_texts(tiny_tokenizer, tmp_path):
-    stream = table(PAIRS, 16, 0).to_iterable_dataset()
-    with pytest.raises(ValueError, match="The data set 'b' is a stream, which cannot be one of several data sets"):
-        contrastive_trainer(tiny_tokenizer, tmp_path, {"a": table(PAIRS, 16, 0), "b": stream})
-    with pytest.raises(ValueError, match="batch_sampler='no_duplicates' needs a dataset, which a stream is not"):
-        contrastive_trainer(tiny_tokenizer, tmp_path, stream, batch_sampler="no_duplicates")
+def test_a_set_without_a_batch_of_its_own_is_refused(tiny_tokenizer, tmp_path):
+    """Its rows would never be read."""
+    train = {"a": table(PAIRS, 16, 0), "b": table(PAIRS, 7, 20)}
+    with pytest.raises(ValueError, match=r"The data set 'b' \(7 rows\) is smaller than one batch \(8 rows\)"):
+        contrastive_trainer(tiny_tokenizer, tmp_path, train)

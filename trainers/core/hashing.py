@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 
-def hash_of(content: str | bytes) -> int:
-    """A 63-bit hash of a text or of bytes."""
+def hash_of(content: str | bytes, bits: int = 63) -> int:
+    """A hash of a text or of bytes, as a number."""
     content = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
-    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(blake2b(content, digest_size=-(-bits // 8)).digest(), "big") >> -bits % 8
 
 
 def key_of(settings: Mapping[str, Any]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
 from ..core.encoding.packed_rows import DOCUMENTS
+from ..core.hashing import hash_of
 from .packing import DOCUMENT_LENGTHS, Frame
 from .teacher import TeacherEmbeddings
 
@@ -31,8 +31,7 @@ def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) ->
     Raises:
         ValueError: if a column joins fields and the tokenizer has no separator token.
     """
-    joined = [column for column in columns if len(fields_of(column)) > 1]
-    if joined and tokenizer.sep_token is None:
+    if tokenizer.sep_token is None and (joined := [column for column in columns if "+" in column]):
         raise ValueError(f"{joined[0]!r} needs a separator, and the tokenizer has none: pass one.")
     return tokenizer.sep_token or ""
 
@@ -74,7 +73,7 @@ class TextColumnsCollator:
 
     Raises:
         ValueError: if a column joins fields and there is no separator; on a call, if a row lacks a field, or the field
-            is not text or is empty, or if labels are not finite numbers.
+            is not text or is empty, or if a label is not finite.
     """
 
     def __init__(
@@ -93,8 +92,8 @@ class TextColumnsCollator:
         self.columns = tuple(columns)
         self.max_length = max_length
         self.separator = separator_for(self.columns, tokenizer) if separator is None else separator
-        self.views, self.teacher = views, teacher
-        self.prompts, self.max_lengths, self.label = dict(prompts), dict(max_lengths), label
+        self.views, self.teacher, self.label = views, teacher, label
+        self.prompts, self.max_lengths = dict(prompts), dict(max_lengths)
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -103,21 +102,14 @@ class TextColumnsCollator:
         return tuple(dict.fromkeys([*fields, *([self.label] if self.label else [])]))
 
     def texts(self, dataset: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-        """
-        All texts of a dataset, without prompts. A stream is read once, from its start to its end.
-
-        Raises:
-            ValueError: as [`joined_text`].
-        """
-        for row in dataset:
-            for column in self.columns:
-                yield joined_text(row, column, self.separator)
+        """All texts of a dataset, without prompts. A stream is read once, from its start to its end."""
+        return (joined_text(row, column, self.separator) for row in dataset for column in self.columns)
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         for column in self.columns:
             texts = [joined_text(row, column, self.separator) for row in rows]
-            if not all(text and not text.isspace() for text in texts):
+            if not all(map(str.strip, texts)):
                 raise ValueError(f"Column {column!r} of a row has no text.")
             encoded = self.tokenizer(
                 [self.prompts.get(column, "") + text for text in texts],
@@ -127,37 +119,22 @@ class TextColumnsCollator:
                 return_token_type_ids=False,
                 return_tensors="pt",
             )
-            encoded["text_ids"] = _text_ids(encoded["input_ids"], encoded["attention_mask"])
+            real = zip(encoded["input_ids"], encoded["attention_mask"].bool(), strict=True)
+            encoded["text_ids"] = torch.tensor([hash_of(ids[mask].numpy().tobytes()) for ids, mask in real])
             if self.teacher is not None:
                 encoded["teacher"] = self.teacher.of(texts)
             for view in range(self.views):
                 batch[column if view == 0 else f"{column} (view {view + 1})"] = encoded
         if self.label is not None:
-            batch["labels"] = self.labels(rows)
+            # (rows,), or (rows, numbers) for lists
+            labels = batch["labels"] = torch.tensor([row[self.label] for row in rows], dtype=torch.float32)
+            if not torch.isfinite(labels).all():
+                raise ValueError(f"Column {self.label!r} of a row is not a finite number.")
         return batch
-
-    def labels(self, rows: Sequence[Mapping[str, Any]]) -> torch.Tensor:
-        """The labels of rows, in float32: `(rows,)`, or `(rows, numbers)` for lists."""
-        found = [row.get(self.label or "") for row in rows]
-        try:
-            labels = torch.tensor(found, dtype=torch.float32)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"Column {self.label!r} must have a number in each row, or equally long lists of them; got "
-                f"{', '.join(map(repr, found[:3]))}."
-            ) from error
-        if not torch.isfinite(labels).all():
-            raise ValueError(f"Column {self.label!r} of a row is not a finite number.")
-        return labels
 
 
 class ColumnsCollator:
-    """
-    The collators of datasets whose columns may differ, as one. The rows of a batch are of one dataset.
-
-    Args:
-        collators (`Sequence[TextColumnsCollator]`): The collators, one or more.
-    """
+    """The collators of datasets whose columns may differ, as one. The rows of a batch are of one dataset."""
 
     def __init__(self, collators: Sequence[TextColumnsCollator]):
         self.collators = tuple(collators)
@@ -209,11 +186,9 @@ class MaskedLMCollator(DataCollatorForLanguageModeling):
     def torch_call(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         if self.key is None:
             return self._masked(rows)
-        digest = blake2b(repr(self.key).encode(), digest_size=7)
-        for row in rows:
-            digest.update(np.asarray(row["input_ids"], dtype=np.int64).tobytes())
+        drawn_for = [repr(self.key).encode(), *(np.asarray(row["input_ids"], np.int64).tobytes() for row in rows)]
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int.from_bytes(digest.digest(), "big"))
+            torch.manual_seed(hash_of(b"".join(drawn_for), bits=56))
             return self._masked(rows)
 
     def _masked(self, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -228,12 +203,3 @@ class MaskedLMCollator(DataCollatorForLanguageModeling):
             special_tokens_mask=pad_sequence(special, batch_first=True, padding_value=True),
         )
         return {"input_ids": input_ids, "labels": labels, DOCUMENTS: pad_sequence(numbers, batch_first=True)}
-
-
-def _text_ids(input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """A 63-bit hash of the real tokens of each text."""
-    digests = [
-        blake2b(ids[mask.bool()].numpy().tobytes(), digest_size=8).digest()
-        for ids, mask in zip(input_ids, attention_mask, strict=True)
-    ]
-    return torch.tensor([int.from_bytes(digest, "big") >> 1 for digest in digests], dtype=torch.long)

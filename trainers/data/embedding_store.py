@@ -105,6 +105,7 @@ class EmbeddingStore:
     @staticmethod
     def _opened(file: Path) -> np.memmap:
         try:
+            np.load(file, mmap_mode="r")  # refuses a truncated file, which "r+" fills with zeros
             return np.load(file, mmap_mode="r+")
         except Exception as error:  # a broken head raises errors of many kinds
             raise ValueError(f"{file} cannot be read ({error}): delete {file.parent}.") from error

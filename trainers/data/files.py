@@ -57,9 +57,23 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
             f"{', '.join(files) or 'No file'} cannot be read: name files of one format, which is one of "
             f"{', '.join(FORMATS)}, also with .gz."
         )
+    if streaming:
+        return IterableDataset.from_generator(_streamed, gen_kwargs={"files": list(files)})
     builder, options = found[0]
     with reading(", ".join(files)):
-        return load_dataset(builder, data_files=list(files), split="train", streaming=streaming, **options)
+        return load_dataset(builder, data_files=list(files), split="train", **options)
+
+
+def _streamed(files: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The rows of files, which are shards of a stream; an error names the file."""
+    for file in files:
+        builder, options = FORMATS[suffix_of(file)]
+        with reading(file):
+            rows = load_dataset(builder, data_files=file, split="train", streaming=True, **options)
+            # `iter` gives all rows: in a worker process, the dataset itself would only give those of that worker.
+            for columns in rows.iter(batch_size=1000):
+                for values in zip(*columns.values(), strict=True):
+                    yield dict(zip(columns, values, strict=True))
 
 
 @contextmanager

@@ -18,12 +18,7 @@ def smoothed_probabilities(sizes: Sequence[float], exponent: float = 0.7) -> lis
 
     Returns:
         `list[float]`: probabilities that sum to 1.
-
-    Raises:
-        ValueError: if a size is not positive.
     """
-    if not sizes or min(sizes) <= 0:
-        raise ValueError(f"Every language needs a size above 0; sizes={list(sizes)}.")
     powers = [(size / sum(sizes)) ** exponent for size in sizes]
     return [power / sum(powers) for power in powers]
 
@@ -40,7 +35,8 @@ def mix_languages(
         exponent (`float`, *optional*, defaults to 0.7): See [`smoothed_probabilities`].
         seed (`int`, *optional*, defaults to 0): Seed of the sampling.
         tokens (`Sequence[int]`, *optional*): Tokens of each dataset: the shares of *tokens* are then the
-            [`smoothed_probabilities`] of these. Default: the shares of rows are those of the row counts.
+            [`smoothed_probabilities`] of these, and a language whose rows are shorter is drawn more often. Default:
+            the shares of rows are those of the row counts.
 
     Returns:
         [`~datasets.Dataset`]
@@ -48,23 +44,14 @@ def mix_languages(
     if len(datasets) == 1:
         return datasets[0]
     rows = [len(dataset) for dataset in datasets]
-    probabilities = smoothed_probabilities(rows if tokens is None else tokens, exponent)
-    if tokens is not None:
-        probabilities = row_probabilities(probabilities, rows, tokens)
+    sizes = rows if tokens is None else tokens
+    weights = [
+        share * count / size
+        for share, count, size in zip(smoothed_probabilities(sizes, exponent), rows, sizes, strict=True)
+    ]
     return interleave_datasets(
-        list(datasets), probabilities=probabilities, seed=seed, stopping_strategy="all_exhausted"
+        list(datasets),
+        probabilities=[weight / sum(weights) for weight in weights],
+        seed=seed,
+        stopping_strategy="all_exhausted",
     )
-
-
-def row_probabilities(probabilities: Sequence[float], rows: Sequence[int], tokens: Sequence[int]) -> list[float]:
-    """
-    How often to draw a row of each language, so that the shares of the drawn tokens are `probabilities`: a language
-    whose rows are shorter is drawn more often.
-
-    Args:
-        probabilities (`Sequence[float]`): The share of tokens of each language.
-        rows (`Sequence[int]`): The number of rows of each language.
-        tokens (`Sequence[int]`): The number of tokens of each language.
-    """
-    weights = [share * count / size for share, count, size in zip(probabilities, rows, tokens, strict=True)]
-    return [weight / sum(weights) for weight in weights]

@@ -29,35 +29,20 @@ class Frame:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Self:
-        """
-        The frame of a tokenizer.
-
-        Raises:
-            ValueError: if the tokenizer is not a fast one, or has special tokens inside a text.
-        """
-        name = type(tokenizer).__name__
-        if not tokenizer.is_fast:
-            raise ValueError(f"{name} is not a fast tokenizer, of the library tokenizers.")
-        ids, text = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
-        for first in range(len(ids) - len(text) + 1):
-            if text and ids[first : first + len(text)] == text:
-                return cls(tuple(ids[:first]), tuple(ids[first + len(text) :]))
-        raise ValueError(f"{name} does not put its special tokens around a text.")
+        """The frame of a fast tokenizer; a ValueError if it does not put its special tokens around a text."""
+        if tokenizer.is_fast:
+            ids, text = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (True, False))
+            for first in range(len(ids) - len(text) + 1):
+                if text and ids[first : first + len(text)] == text:
+                    return cls(tuple(ids[:first]), tuple(ids[first + len(text) :]))
+        raise ValueError(f"{type(tokenizer).__name__} is no fast tokenizer with its special tokens around a text.")
 
     def __len__(self) -> int:
         """The number of special tokens of a text."""
         return len(self.begin) + len(self.end)
 
     def special_tokens(self, lengths: Sequence[int]) -> torch.Tensor:
-        """
-        Where the special tokens are in a packed row.
-
-        Args:
-            lengths (`Sequence[int]`): Tokens of each document of the row, special tokens included.
-
-        Returns:
-            `torch.BoolTensor` of shape `(sum of lengths,)`
-        """
+        """Where the special tokens are in a packed row of documents of these lengths, `(sum of lengths,)`."""
         mask = torch.zeros(sum(lengths), dtype=torch.bool)
         stop = 0
         for length in lengths:

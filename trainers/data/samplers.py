@@ -12,50 +12,36 @@ import numpy as np
 from datasets import Dataset
 from torch.utils.data import BatchSampler, DataLoader
 
+from ..core.hashing import hash_of
 from ..core.parallel.ranks import rank, world_size
-from .collators import ColumnsCollator, TextColumnsCollator, fields_of
+from .collators import ColumnsCollator, TextColumnsCollator, joined_text
 from .training_sets import NamedDatasets
 
 
 @dataclass(frozen=True)
 class Batches:
     """
-    The batches of one data set in an epoch: its rows in a random order, each in one batch at most.
+    The batches of one data set in an epoch: its rows in a random order, each in one batch at most. With `texts`, no
+    text occurs in two rows of a batch: a row with a text of its batch waits for the next one. Rows that still wait at
+    the end are left out, and a reshuffled pass fills the epoch.
 
     Args:
         rows (`int`): Number of rows.
         size (`int`): Rows per batch of all ranks.
         ranks (`int`): Number of ranks. Each has the same number of rows of a batch.
         drop_last (`bool`): Drop the last batch if it is smaller.
+        texts (`np.ndarray` of shape `(rows, columns)`, *optional*): A number for each text, equal for equal texts.
     """
 
     rows: int
     size: int
     ranks: int
     drop_last: bool
+    texts: np.ndarray | None = None
 
     def __len__(self) -> int:
         whole, rest = divmod(self.rows, self.size)
         return whole + (not self.drop_last and rest >= self.ranks)
-
-    def of_epoch(self, generator: np.random.Generator) -> Iterator[list[int]]:
-        """The batches, each with rows in a random order."""
-        order = generator.permutation(self.rows)[: self.rows - self.rows % self.size % self.ranks]
-        for batch in range(len(self)):
-            yield order[batch * self.size : (batch + 1) * self.size].tolist()
-
-
-@dataclass(frozen=True)
-class NoDuplicates(Batches):
-    """
-    [`Batches`] in which no text occurs in two rows. A row with a text of its batch waits for the next one. What still
-    waits at the end is left out, and rows of a new order take its place: the number of batches is that of [`Batches`].
-
-    Args:
-        texts (`np.ndarray` of shape `(rows, columns)`): A number for each text, equal for equal texts.
-    """
-
-    texts: np.ndarray
 
     def of_epoch(self, generator: np.random.Generator) -> Iterator[list[int]]:
         """
@@ -67,7 +53,7 @@ class NoDuplicates(Batches):
         found = 0
         while found < len(self):
             before = found
-            for batch in islice(self._pass(generator), len(self) - found):
+            for batch in islice(self._pass(generator), len(self) - before):
                 found += 1
                 yield batch
             if found == before:
@@ -83,7 +69,7 @@ class NoDuplicates(Batches):
             equal: list[int] = []
             seen: set[int] = set()
             while len(batch) < self.size and (row := waiting.popleft() if waiting else next(fresh, None)) is not None:
-                own = self.texts[row].tolist()
+                own = () if self.texts is None else self.texts[row].tolist()
                 if seen.isdisjoint(own):
                     batch.append(row)
                     seen.update(own)
@@ -118,8 +104,7 @@ class MultiDatasetBatchSampler(BatchSampler):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        counts = list(map(len, self.parts))
-        return sum(counts) if self.order == "proportional" else min(counts) * len(counts)
+        return len(self.turns())
 
     def turns(self) -> list[int]:
         """The data set of each batch of the epoch, by its index."""
@@ -158,18 +143,20 @@ def batch_loader(datasets: NamedDatasets, collator: ColumnsCollator, args: Any, 
         args ([`TextTrainingArguments`]): Training arguments.
         batch_size (`int`): Rows per batch of a rank.
     """
-    collators = [collator.of(dataset.column_names) for dataset in datasets.datasets]
+    options = {"size": batch_size * world_size(), "ranks": world_size(), "drop_last": args.dataloader_drop_last}
+    read, parts = {}, []
+    for name, dataset in datasets.named.items():
+        own = collator.of(dataset.column_names)
+        read[name] = dataset.select_columns(list(own.fields))
+        texts = text_numbers(read[name], own) if args.batch_sampler == "no_duplicates" else None
+        parts.append(Batches(len(dataset), **options, texts=texts))
     sampler = MultiDatasetBatchSampler(
-        [batches_of(*each, args, batch_size) for each in zip(datasets.datasets, collators, strict=True)],
+        parts,
         datasets.starts,
         order=args.multi_dataset_batch_sampler,
         seed=args.seed if args.data_seed is None else args.data_seed,
         rank=rank(),
     )
-    read = {
-        name: dataset.select_columns(list(own.fields))
-        for (name, dataset), own in zip(datasets.named.items(), collators, strict=True)
-    }
     return BatchLoader(
         NamedDatasets(read),
         batch_sampler=sampler,
@@ -182,27 +169,6 @@ def batch_loader(datasets: NamedDatasets, collator: ColumnsCollator, args: Any, 
     )
 
 
-def batches_of(dataset: Dataset, collator: TextColumnsCollator, args: Any, batch_size: int) -> Batches:
-    """The batches of one data set, as the training arguments ask for them."""
-    options = {"size": batch_size * world_size(), "ranks": world_size(), "drop_last": args.dataloader_drop_last}
-    if args.batch_sampler == "no_duplicates":
-        return NoDuplicates(len(dataset), **options, texts=text_numbers(dataset, collator.columns))
-    return Batches(len(dataset), **options)
-
-
-def text_numbers(dataset: Dataset, columns: Sequence[str]) -> np.ndarray:
+def text_numbers(dataset: Dataset, collator: TextColumnsCollator) -> np.ndarray:
     """A number for the text of each row in each column, equal for equal texts: hashes `(rows, columns)`."""
-    fields = list(dict.fromkeys(field for column in columns for field in fields_of(column)))
-    parts = [
-        np.array(
-            [
-                [
-                    hash(tuple(filter(None, text)))
-                    for text in zip(*(rows[field] for field in fields_of(column)), strict=True)
-                ]
-                for column in columns
-            ]
-        ).T
-        for rows in dataset.select_columns(fields).iter(batch_size=10_000)
-    ]
-    return np.concatenate(parts)
+    return np.array([[hash_of(joined_text(row, column, "\0")) for column in collator.columns] for row in dataset])

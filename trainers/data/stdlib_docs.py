@@ -29,8 +29,8 @@ class Pair(NamedTuple):
         name (`str`): Full name of the documented object.
         summary (`str`): Summary line.
         body (`str`): Text below the summary line.
-        is_clean (`bool`): Whether the pair is good enough for testing: the summary is a full sentence, the object is
-            public, and the body is long enough to distinguish it from 800 others. Other pairs are for training only.
+        is_clean (`bool`): Whether the pair is good enough for testing: a full sentence, a public object, and a body
+            that is long enough to distinguish it from 800 others.
     """
 
     module: str
@@ -40,19 +40,18 @@ class Pair(NamedTuple):
     is_clean: bool
 
 
-def split_docstring(module: str, name: str, docstring: str | None) -> Pair | None:
-    """The pair of a docstring; `None` if the summary line or the text below it is too short."""
+def docstring_pairs(module: str, name: str, docstring: str | None) -> Iterator[Pair]:
+    """The pair of a docstring; none if the summary line or the text below it is too short."""
     text = inspect.cleandoc(docstring or "")
     # Docstrings of C functions start with a signature: `dict(mapping) -> ...`.
     text = re.sub(r"\A(.*->.*\n+)+", "", text)
     first, _, rest = text.partition("\n")
     summary, body = first.strip(), " ".join(rest.split())
-    if not SHORTEST_SUMMARY <= len(summary.split()) or len(body) < SHORTEST_BODY:
-        return None
-    stands_alone = summary.endswith((".", "?", "!")) or rest.startswith("\n")
-    is_public = not re.search(r"(^|\.)_(?!_)", name)
-    is_clean = stands_alone and is_public and len(body) >= SHORTEST_TEST_BODY
-    return Pair(module, name, summary, body[:LONGEST_BODY], is_clean)
+    if SHORTEST_SUMMARY <= len(summary.split()) and len(body) >= SHORTEST_BODY:
+        stands_alone = summary.endswith((".", "?", "!")) or rest.startswith("\n")
+        is_public = not re.search(r"(^|\.)_(?!_)", name)
+        is_clean = stands_alone and is_public and len(body) >= SHORTEST_TEST_BODY
+        yield Pair(module, name, summary, body[:LONGEST_BODY], is_clean)
 
 
 @cache  # parsing the library takes seconds
@@ -74,12 +73,11 @@ def module_pairs() -> tuple[Pair, ...]:
 
 def tree_pairs(module: str, name: str, node: ast.AST) -> Iterator[Pair]:
     """Pairs from the docstrings of a syntax tree and of the classes and functions in it."""
-    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-        pair = split_docstring(module, name, ast.get_docstring(node))
-        if pair is not None:
-            yield pair
+    documented = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    if isinstance(node, (ast.Module, *documented)):
+        yield from docstring_pairs(module, name, ast.get_docstring(node))
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(child, documented):
             yield from tree_pairs(module, f"{name}.{child.name}", child)
 
 
@@ -88,10 +86,8 @@ def builtin_pairs() -> Iterator[Pair]:
     for name, thing in sorted(vars(builtins).items()):
         members = vars(thing).items() if inspect.isclass(thing) else ()
         for full_name, documented in [(name, thing), *((f"{name}.{key}", value) for key, value in members)]:
-            docstring = getattr(documented, "__doc__", None)
-            pair = split_docstring(f"builtins.{name}", full_name, docstring if isinstance(docstring, str) else None)
-            if pair is not None:
-                yield pair
+            if isinstance(docstring := getattr(documented, "__doc__", None), str):
+                yield from docstring_pairs(f"builtins.{name}", full_name, docstring)
 
 
 def topic_pairs() -> Iterator[Pair]:
@@ -104,14 +100,11 @@ def topic_pairs() -> Iterator[Pair]:
         # A heading is a line above an underline of `*`, `=`, `-` or `~`.
         parts = re.split(r"^(.+)\n[*=~-]{3,}$", text, flags=re.MULTILINE)[1:]
         for heading, section in zip(parts[::2], parts[1::2], strict=True):
-            pair = split_docstring(module, name, f"{heading}\n\n{section}")
-            if pair is not None:
-                yield pair
+            yield from docstring_pairs(module, name, f"{heading}\n\n{section}")
         for paragraph in re.split(r"\n\s*\n", text):
             sentence, stop, rest = " ".join(paragraph.split()).partition(". ")
             if stop:
-                pair = split_docstring(module, name, f"{sentence}.\n{rest}")
-                if pair is not None:
+                for pair in docstring_pairs(module, name, f"{sentence}.\n{rest}"):
                     yield pair._replace(is_clean=False)
 
 
@@ -138,7 +131,7 @@ def split_by_module(pairs: list[Pair], num_test: int = 800) -> tuple[list[Pair],
     test: list[Pair] = []
     for module in sorted(by_module, key=lambda name: zlib.crc32(name.encode())):
         if len(test) < num_test:
-            test.extend(pair for pair in by_module[module] if pair.is_clean)
+            test += [pair for pair in by_module[module] if pair.is_clean]
         else:
-            train.extend(by_module[module])
+            train += by_module[module]
     return train, test

@@ -55,6 +55,8 @@ class Teacher:
         batch_size (`int`, *optional*, defaults to 64): Number of texts to embed at a time.
         compute ([`ComputeArguments`], *optional*): Where and how it computes. Default: as sentence-transformers
             decides, in the type of the weights.
+        model ([`~sentence_transformers.SentenceTransformer`], *optional*): The model, if it is in memory. It is not
+            changed.
     """
 
     name_or_path: str
@@ -66,11 +68,14 @@ class Teacher:
     trust_remote_code: bool = False
     batch_size: int = 64
     compute: ComputeArguments | None = None
+    model: Any = None
 
     @cached_property
     def commit(self) -> str:
-        """Identifies the weights without loading them: the commit of a model on the Hub, or a digest of the files in a
-        folder."""
+        """Identifies the weights without loading them: a digest of the model or the folder, or a commit on the Hub."""
+        if self.model is not None:
+            reading = [self.model, sorted(self.model.prompts.items()), self.model.default_prompt_name]
+            return fingerprint_of([*map(str, reading), weights_fingerprint(self.model.state_dict())])
         folder = Path(self.name_or_path)
         if not folder.is_dir():
             found = extract_commit_hash(cached_file(self.name_or_path, "config.json", revision=self.revision), None)
@@ -86,23 +91,21 @@ class Teacher:
         return fingerprint_of(parts)
 
     def load(self) -> SentenceTransformer:
-        """Load the model, which needs the extra `sentence-transformers`."""
-        # The commit that the cache is made for: the branch may have moved since then.
-        revision = None if Path(self.name_or_path).is_dir() else self.commit
-        return self.with_settings(
-            require_sentence_transformers("A teacher").SentenceTransformer(
+        """Load the model with these settings, which needs the extra `sentence-transformers`."""
+        library = require_sentence_transformers("A teacher")
+        changed = self.pooling is not None or self.max_length is not None or self.compute is not None
+        model = copy.deepcopy(self.model) if changed else self.model
+        if model is None:
+            model = library.SentenceTransformer(
                 self.name_or_path,
-                revision=revision,
+                # The commit that the cache is made for: the branch may have moved since then.
+                revision=None if Path(self.name_or_path).is_dir() else self.commit,
                 trust_remote_code=self.trust_remote_code,
                 model_kwargs=safetensors_only(self.name_or_path),
                 device=None if self.compute is None else str(self.compute.torch_device),
             )
-        )
-
-    def with_settings(self, model: SentenceTransformer) -> SentenceTransformer:
-        """The model with the pooling, the length and the way to compute that the arguments name."""
         if self.pooling is not None:
-            kind = require_sentence_transformers("A teacher").sentence_transformer.modules.Pooling
+            kind = library.sentence_transformer.modules.Pooling
             for name, part in model.named_children():
                 if isinstance(part, kind):
                     model._modules[name] = kind(part.embedding_dimension, pooling_mode=self.pooling)
@@ -115,13 +118,6 @@ class Teacher:
     def autocast(self, model: SentenceTransformer) -> AbstractContextManager[None]:
         """A context in which the loaded model computes in the type that the arguments name."""
         return autocast(model.device, None if self.compute is None else self.compute.autocast_dtype)
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that the embedding of a text depends on."""
-        settings = {name: getattr(self, name) for name in ("pooling", "prompt", "max_length", "dtype")}
-        if self.compute is not None:
-            settings["compute_dtype"] = self.compute.compute_dtype
-        return {"teacher": Path(self.name_or_path).name, "commit": self.commit, **settings}
 
     def embed(self, texts: Iterable[str], cache_dir: str | Path, description: str | None = None) -> TeacherEmbeddings:
         """
@@ -143,11 +139,17 @@ class Teacher:
         """
         # Longest texts first, so that batches have little padding; ties by text, so that every run has the same order.
         texts = sorted(set(texts), key=lambda text: (-len(text), text))
-        identity = self.identity() | {"texts": len(texts), "text_fingerprint": fingerprint_of(texts)}
-        folder = Path(cache_dir) / f"{Path(self.name_or_path).name}-{key_of(identity)}"
-        manifest, model = folder / "manifest.json", None
-        if manifest.is_file():
-            width = json.loads(manifest.read_text(encoding="utf-8")).get("width")
+        name = Path(self.name_or_path).name
+        identity = {
+            "teacher": name,
+            **{setting: getattr(self, setting) for setting in ("commit", "pooling", "prompt", "max_length", "dtype")},
+            "compute_dtype": None if self.compute is None else self.compute.compute_dtype,
+            "texts": len(texts),
+            "text_fingerprint": fingerprint_of(texts),
+        }
+        folder, model = Path(cache_dir) / f"{name}-{key_of(identity)}", None
+        if (folder / "manifest.json").is_file():
+            width = json.loads((folder / "manifest.json").read_text(encoding="utf-8")).get("width")
         else:
             model = self.load()
             width = model.encode(texts[-1:], show_progress_bar=False).shape[1]
@@ -160,22 +162,16 @@ class Teacher:
             if missing and model is None:
                 model = self.load()
             quiet = description is None or rank() > 0
-            for batch in tqdm(missing, desc=description, unit=f" x {ROWS_OF_A_BATCH:,} texts", disable=quiet):
+            for batch in tqdm(missing, description, unit=f" x {ROWS_OF_A_BATCH:,} texts", disable=quiet, leave=False):
                 rows = texts[batches[batch].start : batches[batch].stop]
                 store.write(batch, {"embeddings": self._encode(model, rows)})
             return TeacherEmbeddings(texts, store.read()["embeddings"])
 
     def _encode(self, model: Any, texts: list[str]) -> torch.Tensor:
         """Embeddings `(texts, width)` in the dtype of the cache. Raises a ValueError if one is not finite."""
+        options = {"batch_size": self.batch_size, "show_progress_bar": False, "convert_to_tensor": True}
         with self.autocast(model):
-            vectors = model.encode(
-                texts,
-                prompt=self.prompt or None,
-                batch_size=self.batch_size,
-                show_progress_bar=False,
-                convert_to_tensor=True,
-            )
-        vectors = vectors.to("cpu", DTYPES[self.dtype])
+            vectors = model.encode(texts, prompt=self.prompt or None, **options).to("cpu", DTYPES[self.dtype])
         wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
         if len(wrong):
             raise ValueError(
@@ -183,29 +179,6 @@ class Teacher:
                 f"{self.dtype}, for example of {texts[int(wrong[0])][:80]!r}."
             )
         return vectors
-
-
-@dataclass(frozen=True)
-class LoadedTeacher(Teacher):
-    """
-    A [`Teacher`] that is in memory.
-
-    Args:
-        model ([`~sentence_transformers.SentenceTransformer`]): The teacher. It is not changed.
-    """
-
-    model: Any = None
-
-    @cached_property
-    def commit(self) -> str:
-        """A digest of the weights and of how texts are read."""
-        reading = [self.model, sorted(self.model.prompts.items()), self.model.default_prompt_name]
-        return fingerprint_of([*map(str, reading), weights_fingerprint(self.model.state_dict())])
-
-    def load(self) -> SentenceTransformer:
-        """The model, or a copy of it if settings change it."""
-        changed = self.pooling is not None or self.max_length is not None or self.compute is not None
-        return self.with_settings(copy.deepcopy(self.model)) if changed else self.model
 
 
 def teacher_from(given: Any, **settings: Any) -> Teacher:
@@ -216,7 +189,7 @@ def teacher_from(given: Any, **settings: Any) -> Teacher:
     if isinstance(given, str | os.PathLike):
         return Teacher(str(given), **settings)
     name = getattr(getattr(given.transformers_model, "config", None), "name_or_path", "")
-    return LoadedTeacher(name_or_path=name or "teacher", model=given, **settings)
+    return Teacher(name or "teacher", model=given, **settings)
 
 
 class TeacherEmbeddings:
@@ -282,15 +255,9 @@ class TeacherEmbeddings:
 
     def principal_components(self, dim: int) -> torch.Tensor:
         """
-        The first principal components of the embeddings, to which HPD compresses its teacher
-        ([2203.07687](https://huggingface.co/papers/2203.07687)). From 80,000 embeddings on, they are computed from an
-        evenly spaced sample of at least 40,000.
-
-        Args:
-            dim (`int`): Number of components, at most the hidden size.
-
-        Returns:
-            `torch.Tensor` of shape `(dim, width)`: orthonormal rows, by descending variance.
+        The first principal components of the embeddings `(dim, width)`, orthonormal and by descending variance, to
+        which HPD compresses its teacher ([2203.07687](https://huggingface.co/papers/2203.07687)). From 80,000
+        embeddings on, they are computed from an evenly spaced sample of at least 40,000.
         """
         step = max(1, len(self) // ROWS_OF_A_FIT)
         covariance = torch.cov(torch.from_numpy(self.vectors[::step].astype(np.float64)).T)

@@ -20,9 +20,7 @@ TEXTS_AT_ONCE = 1024  # sorted by length when they are encoded, so that a batch 
 
 
 class TokenizedText(NamedTuple):
-    """
-    A text of a source, and its token ids with the prompt and special tokens.
-    """
+    """A text of a source, and its token ids with the prompt and special tokens."""
 
     source: str
     text: str
@@ -61,15 +59,16 @@ class TokenizedTexts:
             remaining = (text for text in texts if text.strip())
             while chunk := list(islice(remaining, TEXTS_AT_ONCE * world_size())):
                 fingerprint_of(chunk, digest)
-                start, own = self.counts[source], range(rank(), len(chunk), world_size())
+                start, own = self.counts[source], chunk[rank() :: world_size()]
                 self.counts[source] += len(chunk)
                 if not own:
                     continue
-                prompted = [prompts[(start + row) % len(prompts)] + chunk[row] for row in own]
-                ids = tokenizer(prompted, truncation=True, max_length=max_length, return_attention_mask=False)
-                for row, its in zip(own, ids["input_ids"], strict=True):
-                    self._file.write(json.dumps(TokenizedText(source, chunk[row], its)) + "\n")
-                every = torch.tensor(list(chain(*ids["input_ids"])), dtype=torch.long)
+                turns = range(start + rank(), start + len(chunk), world_size())
+                prompted = [prompts[turn % len(prompts)] + text for turn, text in zip(turns, own, strict=True)]
+                found = tokenizer(prompted, truncation=True, max_length=max_length, return_attention_mask=False)
+                for text, ids in zip(own, found["input_ids"], strict=True):
+                    self._file.write(json.dumps(TokenizedText(source, text, ids)) + "\n")
+                every = torch.tensor(list(chain(*found["input_ids"])), dtype=torch.long)
                 self._token_counts += torch.bincount(every, minlength=len(tokenizer))
         self.fingerprint = digest.hexdigest()
 

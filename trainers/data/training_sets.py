@@ -11,7 +11,6 @@ from torch.utils.data import ConcatDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..core.dataset_checks import require_one_batch
-from ..core.streams.stream import Stream, streamed
 from .collators import TextColumnsCollator
 from .files import require_texts
 
@@ -42,27 +41,16 @@ class NamedDatasets(ConcatDataset):
         return self.datasets[own].__getitems__([row - self.starts[own] for row in rows])
 
 
-def training_data(given: Any, args: Any) -> Any:
+def training_data(data: Any, args: Any) -> Any:
     """
-    What a trainer trains on: [`NamedDatasets`] for several data sets, and for one whose batches are without
-    duplicates; a [`Stream`] or a dataset otherwise.
-
-    Args:
-        given ([`~datasets.Dataset`], stream or `dict`, *optional*): What the user passes.
-        args ([`TextTrainingArguments`]): Training arguments.
+    What a trainer trains on: [`NamedDatasets`] for a `dict` of data sets, and for one whose batches are without
+    duplicates; any other dataset as it is.
 
     Raises:
-        ValueError: if an argument does not apply to the data, or one of several data sets is smaller than one batch
-            and smaller batches are dropped.
+        ValueError: if one of several data sets is smaller than one batch and smaller batches are dropped.
     """
-    data = streamed(given)
     if data is None or (not isinstance(data, dict) and args.batch_sampler == "batch_sampler"):
         return data
-    if isinstance(data, Stream):
-        raise ValueError(f"batch_sampler={args.batch_sampler!r} needs a dataset, which a stream is not.")
-    if args.train_sampling_strategy != "random":
-        what = "several data sets" if isinstance(data, dict) else f"batch_sampler={args.batch_sampler!r}"
-        raise ValueError(f"train_sampling_strategy={args.train_sampling_strategy!r} cannot be combined with {what}.")
     named = data if isinstance(data, dict) else {"train": data}
     for name, dataset in named.items():
         require_one_batch(dataset, args, f"The data set {name!r}")
@@ -70,8 +58,8 @@ def training_data(given: Any, args: Any) -> Any:
 
 
 def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:
-    """The datasets of a run, in groups that are read by the same columns: those of [`NamedDatasets`] and all beside
-    them alone, otherwise all together."""
+    """The datasets of a run, in groups that are read by the same columns: all together, or with [`NamedDatasets`] one
+    group per training or evaluation set."""
     evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     trained = train_dataset.datasets if isinstance(train_dataset, NamedDatasets) else [train_dataset]
     datasets = [dataset for dataset in (*trained, *evaluated) if dataset is not None]

@@ -63,11 +63,12 @@ BROKEN = {
 }
 
 
+@pytest.mark.parametrize("streaming", [False, True])
 @pytest.mark.parametrize("name", list(BROKEN))
-def test_a_broken_file_is_named(tmp_path, name):
+def test_a_broken_file_is_named(tmp_path, name, streaming):
     (tmp_path / name).write_bytes(BROKEN[name])
     with pytest.raises(ValueError, match=name) as refused:
-        load_files([str(tmp_path / name)])
+        list(load_files([str(tmp_path / name)], streaming=streaming))
     assert "\n" not in str(refused.value)
 
 

@@ -53,5 +53,5 @@ def test_a_slow_tokenizer_is_refused():
     class Slow:
         is_fast = False
 
-    with pytest.raises(ValueError, match="Slow is not a fast tokenizer"):
+    with pytest.raises(ValueError, match="Slow is no fast tokenizer"):
         Frame.of(Slow())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from datasets import Dataset
 
-from trainers.data.samplers import Batches, MultiDatasetBatchSampler, NoDuplicates, text_numbers
+from trainers.data.samplers import Batches, MultiDatasetBatchSampler, text_numbers
 from trainers.data.training_sets import NamedDatasets
 
 
@@ -53,9 +54,9 @@ def test_an_epoch_depends_on_its_number_and_the_seed_alone(order):
     first, again, other = sampler(order), sampler(order), sampler(order, seed=1)
     epochs = []
     for epoch in (0, 1):
-        first.set_epoch(epoch)
+        first.epoch = epoch
         epochs.append(list(first))
-    again.set_epoch(1)
+    again.epoch = 1
     assert list(again) == epochs[1] != epochs[0] != list(other)
 
 
@@ -77,6 +78,10 @@ def test_a_rest_that_is_smaller_than_the_number_of_ranks_is_no_batch():
     assert len(ranks[0]) == 2
 
 
+def numbers(dataset: Dataset, *columns: str) -> np.ndarray:
+    return text_numbers(dataset, SimpleNamespace(columns=columns))
+
+
 @pytest.fixture
 def repeating() -> Dataset:
     """Forty rows with twelve queries; a title and a text are joined, and a text is the query of another row."""
@@ -89,8 +94,8 @@ def repeating() -> Dataset:
 
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_no_text_is_in_two_rows_of_a_batch(repeating, drop_last):
-    texts = text_numbers(repeating, ["query", "title+text"])
-    part = NoDuplicates(40, 8, 2, drop_last, texts)
+    texts = numbers(repeating, "query", "title+text")
+    part = Batches(40, 8, 2, drop_last, texts)
     used = Counter()
     for seed in range(20):
         batches = list(part.of_epoch(np.random.default_rng(seed)))
@@ -109,15 +114,15 @@ def test_no_text_is_in_two_rows_of_a_batch(repeating, drop_last):
 
 
 def test_without_repeated_texts_each_row_is_used_once():
-    texts = text_numbers(Dataset.from_dict({"text": [f"text {row}" for row in range(30)]}), ["text"])
-    batches = list(NoDuplicates(30, 4, 1, drop_last=False, texts=texts).of_epoch(np.random.default_rng(0)))
+    texts = numbers(Dataset.from_dict({"text": [f"text {row}" for row in range(30)]}), "text")
+    batches = list(Batches(30, 4, 1, drop_last=False, texts=texts).of_epoch(np.random.default_rng(0)))
     assert sorted(chain(*batches)) == list(range(30))
 
 
 def test_too_few_different_texts_are_refused():
-    texts = text_numbers(Dataset.from_dict({"text": ["a", "b"] * 8}), ["text"])
+    texts = numbers(Dataset.from_dict({"text": ["a", "b"] * 8}), "text")
     with pytest.raises(ValueError, match="no_duplicates' finds no 4 rows without equal texts: lower per_device"):
-        next(NoDuplicates(16, 4, 1, drop_last=True, texts=texts).of_epoch(np.random.default_rng(0)))
+        next(Batches(16, 4, 1, drop_last=True, texts=texts).of_epoch(np.random.default_rng(0)))
 
 
 def test_rows_of_several_data_sets_are_read_together():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.data.stdlib_docs import split_by_module, split_docstring, stdlib_pairs
+from trainers.data.stdlib_docs import docstring_pairs, split_by_module, stdlib_pairs
 
 
 def test_the_pairs_are_many_and_each_is_there_once():
@@ -39,12 +39,11 @@ def test_no_module_is_in_both_parts():
     ],
 )
 def test_docstrings_are_split_at_their_summary(docstring, expected):
-    pair = split_docstring("module", "name", docstring)
+    pair = next(docstring_pairs("module", "name", docstring), None)
     assert (pair and (pair.summary, pair.is_clean)) == expected
 
 
 @pytest.mark.parametrize(("name", "public"), [("a.b", True), ("a._b", False), ("_a.b", False), ("a.__b__", True)])
 def test_private_names_are_not_measured_by(name, public):
-    pair = split_docstring("module", name, "Join two paths.\n\n" + "word " * 40)
-    assert pair is not None
+    (pair,) = docstring_pairs("module", name, "Join two paths.\n\n" + "word " * 40)
     assert pair.is_clean == public

@@ -22,6 +22,7 @@ from trainers.hub.training_record import (
     RECORD_FILE,
     TrainingRecord,
     changed_settings,
+    file_name,
     hub_datasets,
     hub_id,
     origin_of,
@@ -201,3 +202,8 @@ def test_no_setting_of_an_objective_counts_as_bookkeeping():
     configs = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]
     own = {field.name for config in configs for field in fields(config)} - common
     assert {name for name in own if BOOKKEEPING.fullmatch(name)} == {"grid", "teacher_cache_dir"}
+
+
+def test_a_signature_in_a_url_is_not_recorded():
+    assert file_name("https://host/pairs.jsonl?signature=secret") == "pairs.jsonl"
+    assert file_name("data/what?.jsonl") == "what?.jsonl"
