@@ -51,12 +51,11 @@ TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt"),
     *("vocab.json", "merges.txt", "*.model", "*.jinja"),
 )
-# What is published of a checkpoint, beside its code and modules in folders of other names: no pickles, no optimizer
-# state, no data.
+# What is published of a checkpoint beside its code and modules: no pickles, no optimizer state, no data.
 PUBLISHED = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors"),
     *("model-*-of-*.safetensors", f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", RECORD_FILE),
-    *(MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE, "[0-9]_[A-Z]*/config.json", "[0-9]_[A-Z]*/model.safetensors"),
+    *(MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE),
     *(f"{QUANTIZER_FOLDER}/{name}" for name in ("config.json", "model.safetensors", RECORD_FILE)),
     *(*TOKENIZER_FILES, *LICENSES),
 )
@@ -277,14 +276,7 @@ class Checkpoint:
 
     def files(self) -> list[str]:
         """The files that are published, as in [`files_of`]."""
-        return files_of(self.folder, (*self.code(), *self.module_files()))
-
-    def module_files(self) -> set[str]:
-        """Files of the modules of sentence-transformers, whatever their folders are called."""
-        file = self.folder / MODULES_FILE
-        paths = [module.get("path") for module in read_json(file, list)] if file.is_file() else []
-        names = ("config.json", "model.safetensors")
-        return {f"{path.rstrip('/')}/{name}" for path in paths if path not in (None, "", ".") for name in names}
+        return files_of(self.folder, self.code())
 
     def encoder_code(self) -> set[str]:
         """Python files that the config of the encoder names."""
@@ -324,12 +316,17 @@ def sha256_of(file: Path) -> str:
 
 def files_of(folder: Path, more: Iterable[str] = ()) -> list[str]:
     """
-    The files of a folder that are published: [`PUBLISHED`], and `more`.
+    The files of a folder that are published: [`PUBLISHED`], those of its modules for sentence-transformers, and
+    `more`.
 
     Raises:
         ValueError: if one is a link to a file outside of the folder.
     """
     names = {path.relative_to(folder).as_posix() for pattern in PUBLISHED for path in folder.glob(pattern)}
+    modules = read_json(folder / MODULES_FILE, list) if (folder / MODULES_FILE).is_file() else []
+    for module in modules:
+        if module["path"] not in ("", "."):
+            names |= {f"{module['path']}/{name}" for name in ("config.json", "model.safetensors")}
     found = sorted(name for name in names.union(more) if (folder / name).is_file())
     for name in found:
         if not (folder / name).resolve().is_relative_to(folder.resolve()):

@@ -253,16 +253,9 @@ class PublishingTrainer(NestedTrainer):
         tags: str | list[str] | None = None,
         finetuned_from: str | None = None,
         dataset: str | list[str] | None = None,
-        tasks: str | list[str] | None = None,
-        dataset_tags: str | list[str] | None = None,
-        model_name: str | None = None,
-        dataset_args: Any = None,
     ) -> tuple[Options, GridResults | None]:
-        """Turn the arguments of transformers for a card into ours. Names of data sets are Hub ids, and tasks become
-        tags; `model_name` and `dataset_args` are not needed."""
-        languages, more_tags, task_tags, datasets = (
-            (value,) if isinstance(value, str) else tuple(value or ())
-            for value in (language, tags, tasks, dataset_tags or dataset)
+        """Turn the arguments of transformers for a card into ours. Names of data sets are Hub ids."""
+        languages, more_tags, datasets = (
+            (value,) if isinstance(value, str) else tuple(value or ()) for value in (language, tags, dataset)
         )
-        statements = Statements(license, languages, datasets, finetuned_from, (*more_tags, *task_tags))
-        return Options(statements=statements), results
+        return Options(statements=Statements(license, languages, datasets, finetuned_from, more_tags)), results
