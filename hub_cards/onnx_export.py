@@ -126,8 +126,8 @@ def export_onnx(encoder: GridEncoder, granularity: Granularity, file: Path, *, n
 
 
 def _as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
-    """A copy of an encoder, ready for export: one granularity, no roles, in float32 on the CPU, and with eager
-    attention, which gives no NaN for an empty text."""
+    """A copy of an encoder, ready for export: one granularity, no roles, not normalised, in float32 on the CPU, and
+    with eager attention, which gives no NaN for an empty text."""
     model, projection = copy.deepcopy((encoder.model, encoder.projection))
     model = model.to("cpu", torch.float32).eval()
     unwrap_encoder(model).set_attn_implementation("eager")
@@ -137,6 +137,7 @@ def _as_exported(encoder: GridEncoder, granularity: Granularity) -> GridEncoder:
         grid=Grid((granularity,)),
         prompts={},
         max_lengths={},
+        normalize=False,  # the graph may not normalise
         dtype=torch.float32,
         compute_dtype=None,
         projection=projection and projection.to("cpu", torch.float32),
