@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from importlib import import_module
 
 
@@ -13,7 +12,6 @@ COMMANDS = {
     "fit": ("fit", "make any encoder elastic: fewer layers and a look-up in its own space, without training"),
     "convert": ("convert", "convert a BERT-family encoder to an m3BERT, exactly"),
     "train": ("train", "train an encoder with one of the methods, or with an objective of your own"),
-    "check": ("check", "check an objective of your own on a tiny model"),
     "prepare": ("prepare", "tokenise and pack text for masked-LM training, by language"),
     "recipes": ("recipes", "list the recipes for `train --config NAME`, or print one"),
     "mine": ("mine_negatives", "find hard negatives for pairs with a teacher model"),
@@ -28,14 +26,6 @@ COMMANDS = {
     "example_data": ("example_data", "write small example files to try the commands with"),
     "paper_corpus": ("paper_corpus", "write the training corpus of MIPIC and MIC"),
     "quickstart": ("quickstart", "convert, fit exits, train, evaluate and query a real encoder (5 to 10 minutes)"),
-}
-# What went -> what to use instead. A key is a command, or a command and an option, such as "train --option".
-GONE = {
-    "average": "load the weights of the checkpoints with safetensors, and average them",
-    "launchers": "start `m3bert train` with torchrun, accelerate or srun; docs/scale.md has the lines",
-    "pipeline": "write the commands into a shell script; docs/pretrain.md has one that can be interrupted",
-    "scaling": "use `python -m benchmarks.plan` in a checkout; docs/scaling.md says what it assumes",
-    "tokenizer": "train a tokenizer with the package tokenizers; docs/pretrain.md has the lines",
 }
 
 
@@ -72,12 +62,6 @@ def main(arguments: list[str] | None = None) -> None:
 
         print(__version__)
         return
-    if name == "fit_exits":
-        warnings.warn("`m3bert fit_exits` is now `m3bert fit`.", FutureWarning, stacklevel=2)
-        name = "fit"
-    for words in (name, *(f"{name} {option.partition('=')[0]}" for option in options)):
-        if words in GONE:
-            sys.exit(f"error: `m3bert {words}` is no longer there: {GONE[words]}.")
     if name not in COMMANDS:
         sys.exit(f"error: unknown command {name!r}; commands: {', '.join(COMMANDS)}.")
     for library in ("torchao", "torch.utils._pytree"):  # which talk about themselves while transformers imports them

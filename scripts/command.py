@@ -8,7 +8,6 @@ import os
 import re
 import sys
 import textwrap
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,19 +26,6 @@ MODEL_FILES = (
     "config_sentence_transformers.json", "1_Pooling", "[2-9]_Dense", "[2-9]_Normalize", "quantizer",
     "training.json",
 )  # fmt: skip
-# Earlier name of an option -> its name in the commands that have it.
-RENAMED = {
-    "--base": ["--model_name_or_path"],
-    "--collection": ["--retrieval"],
-    "--engine": ["--vector_store"],
-    "--granularities": ["--granularity"],
-    "--k": ["--top_k"],
-    "--kind": ["--index_type"],
-    "--labels": ["--classification"],
-    "--labels_columns": ["--classification_columns"],
-    "--output": ["--output_dir", "--output_file"],
-    "--texts": ["--files"],
-}
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
 
 
@@ -73,7 +59,7 @@ class ArgumentParser(argparse.ArgumentParser):
     """Refuses unknown options as [`refuse_unknown`] does."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, rest = self.parse_known_args(with_present_options(self, args), namespace)
+        options, rest = self.parse_known_args(args, namespace)
         refuse_unknown(self, rest)
         return options
 
@@ -81,18 +67,6 @@ class ArgumentParser(argparse.ArgumentParser):
 def argument_parser(description: str | None) -> ArgumentParser:
     """An empty parser whose help begins with a description."""
     return ArgumentParser(description=description, formatter_class=HelpFormatter)
-
-
-def with_present_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> list[str]:
-    """Arguments in which the options of [`RENAMED`] have their present names, with one warning for each."""
-    found, known = list(sys.argv[1:] if arguments is None else arguments), parser._option_string_actions
-    for place, argument in enumerate(found):
-        earlier, equals, value = argument.partition("=")
-        present = next((name for name in RENAMED.get(earlier, ()) if name in known and earlier not in known), None)
-        if present is not None:
-            found[place] = f"{present}{equals}{value}"
-            warnings.warn(f"{earlier} is now {present}; the next version refuses it.", FutureWarning, stacklevel=2)
-    return found
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
@@ -178,7 +152,6 @@ def read_options(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
     Raises:
         ValueError: as [`refuse_unknown`], or if a dataclass refuses a value.
     """
-    arguments = with_present_options(parser, arguments)
     *found, rest = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
     refuse_unknown(parser, rest)
     return tuple(found)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from importlib import import_module
-from importlib.metadata import entry_points, version
+from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
 
-from m3bert.cli import COMMANDS, GONE, main
+from m3bert.cli import COMMANDS, main
 from tests.snippets import read
 
 
@@ -79,32 +78,10 @@ def test_help_lists_every_command(capsys):
         assert listed == list(COMMANDS)
 
 
-def test_the_version_is_printed(capsys):
-    for option in ("--version", "-V"):
-        main([option])
-        assert capsys.readouterr().out.strip() == version("m3bert")
-
-
 def test_an_unknown_command_is_one_line():
     with pytest.raises(SystemExit) as end:
         main(["fly"])
     assert end.value.code == f"error: unknown command 'fly'; commands: {', '.join(COMMANDS)}."
-
-
-@pytest.mark.parametrize("words", GONE)
-def test_what_went_is_refused_in_one_line_that_says_what_to_use(words):
-    assert words.split()[0] not in COMMANDS or " --" in words
-    with pytest.raises(SystemExit) as end:
-        main([*words.split(), "value"])
-    assert end.value.code == f"error: `m3bert {words}` is no longer there: {GONE[words]}."
-    assert all((ROOT / page).is_file() for page in re.findall(r"docs/\w+\.md", GONE[words]))
-
-
-def test_an_option_that_went_is_refused_in_every_form(monkeypatch):
-    monkeypatch.setitem(GONE, "train --shards", "use --fsdp")
-    for options in (["--shards", "true"], ["--shards=true"], ["--grid", "4x8", "--shards"]):
-        with pytest.raises(SystemExit, match="^error: `m3bert train --shards` is no longer there: use --fsdp.$"):
-            main(["train", "contrastive", *options])
 
 
 def test_the_documentation_explains_every_command():
@@ -188,14 +165,6 @@ def test_libraries_do_not_talk_before_a_command_does():
     done = process("-m", "m3bert", "evaluate", "--list_tasks")
     assert done.returncode == 0 and done.stdout.startswith("tasks: ")
     assert done.stderr == ""
-
-
-def test_a_reader_that_stops_reading_is_no_error():
-    command = f"{sys.executable} -m m3bert recipes mipic_bert | true"
-    done = subprocess.run(
-        ["bash", "-c", f"set -o pipefail; {command}"], cwd=ROOT, capture_output=True, text=True, env=dict(os.environ)
-    )
-    assert done.returncode == 0 and done.stderr == ""
 
 
 def test_a_checkout_runs_the_same_modules():

@@ -8,18 +8,13 @@ from dataclasses import dataclass, field
 import pytest
 
 from scripts import (
-    choose,
     evaluate,
     export,
-    fit,
     index,
-    mine_negatives,
     quickstart,
-    search,
     train,
 )
 from scripts.command import (
-    RENAMED,
     add_compute_options,
     argument_parser,
     compute_of,
@@ -92,27 +87,6 @@ def test_the_model_has_the_same_option_everywhere(main, words):
     for option in ("--model", "--model_name_or_path"):
         with pytest.raises(ValueError, match=r"^unknown option --nothing\."):
             main([*words, option, "runs/model", "--nothing", "1"])
-
-
-@pytest.mark.parametrize(
-    "main, arguments",
-    [
-        (choose.main, ["results.json", "--documents", "9", "--output", "plan.json"]),
-        (index.main, ["plan.json", "--engine", "faiss", "--kind", "flat", "--output", "runs/index"]),
-        (search.main, ["runs/index", "question", "--k=3"]),
-        (evaluate.main, ["--collection", "a", "--labels", "b", "--labels_columns", "text", "label"]),
-        (export.main, ["--granularities", "2x8"]),
-        (fit.main, ["model", "out", "--texts", "texts.txt"]),
-        (mine_negatives.main, ["--files", "pairs.jsonl", "--output", "triplets.jsonl"]),
-        (quickstart.main, ["--base", "model"]),
-    ],
-)
-def test_an_earlier_name_of_an_option_is_read_with_one_warning(main, arguments):
-    """As the present name: the command refuses what follows, and not the option."""
-    earlier = [word.partition("=")[0] for word in arguments if word.partition("=")[0] in RENAMED]
-    with pytest.warns(FutureWarning) as warned, pytest.raises(ValueError, match=r"^unknown option --nothing\."):
-        main([*arguments, "--nothing"])
-    assert [str(one.message).split()[0] for one in warned if one.category is FutureWarning] == earlier
 
 
 @pytest.mark.parametrize(
