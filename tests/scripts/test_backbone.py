@@ -10,7 +10,6 @@ from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from modeling_m3bert.modeling_elastic import Elasticity
 from scripts import train
 from scripts.backbone import BackboneArguments, load_backbone
-from scripts.convert import layers_from
 from tests.conftest import tiny_config
 
 
@@ -23,18 +22,6 @@ TINY_MIPIC = [
 
 def run(*arguments: object) -> None:
     train.main([str(argument) for argument in arguments])
-
-
-@pytest.mark.parametrize("layers", ["9", "0", "1,4,7", "4,1", "two"])
-def test_a_student_that_cannot_be(layers):
-    with pytest.raises(ValueError, match=f"--student_layers {layers} must be within 1..6, the depth of m3bert"):
-        layers_from(layers, 6, "m3bert")
-
-
-@pytest.mark.parametrize("options", [{"student_layers": "2"}, {"peft": "lora"}], ids=str)
-def test_a_new_model_has_no_layers_to_take_and_nothing_to_adapt(tiny_checkpoint, options):
-    with pytest.raises(ValueError, match="--student_layers and --peft need a trained model"):
-        load_backbone(BackboneArguments(tokenizer_name=tiny_checkpoint, **options), AutoModel)
 
 
 def test_a_model_gets_the_attention_that_was_asked_for(tiny_checkpoint):
@@ -75,13 +62,6 @@ def test_a_student_starts_with_the_layers_that_were_chosen(tiny_checkpoint, enco
     options = BackboneArguments(model_name_or_path=str(encoder_folder), student_layers=2)
     model, _ = load_backbone(options, AutoModel)
     assert len(model.layers) == 2 and model.config.name_or_path == str(encoder_folder)
-
-
-def test_a_head_of_another_family_is_not_converted(text_files, encoder_folder, tiny_tokenizer):
-    M3BertForMaskedLM(tiny_config()).save_pretrained(text_files / "mlm")
-    arguments = ["--train_files", text_files / "en.txt", "--output_dir", text_files / "out", "--use_cpu"]
-    with pytest.raises(ValueError, match="--student_layers cannot convert a model with a head"):
-        run("multigranular-mlm", "--model_name_or_path", encoder_folder, "--student_layers", 1, *arguments)
 
 
 def test_a_backbone_without_dropout_gets_some(text_files, quick_options):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,12 +17,11 @@ import torch
 
 from modeling_m3bert import M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
 from scripts import demo, quickstart
-from scripts.demo import Corpus, DemoArguments, answer, kept_corpus, load, main, own_corpus
+from scripts.demo import Corpus, DemoArguments, answer, kept_corpus, load, own_corpus
 from scripts.encoder import EncoderArguments
 from tests.conftest import tiny_config
 from tests.modeling_m3bert.static_models import give_table
 from trainers import Granularity, Grid
-from trainers.core.codes import CODES
 from trainers.data.stdlib_docs import Pair
 from trainers.evaluation import GridEncoder
 from trainers.evaluation.precision import Setting
@@ -91,39 +89,6 @@ def test_both_sides_show_what_a_naive_search_finds(encoder, corpus, code):
     assert len(re.findall('<li class="shared">', html)) == 2 * len(shared)
 
 
-def test_costs_are_shown(encoder, corpus):
-    html = answer(encoder, corpus, QUERY, Setting(Granularity(2, 8, "int8")))
-    count = len(corpus.texts)
-    chosen, full = text_of(side(html, "chosen")), text_of(side(html, "full"))
-    assert "2 layers, 8 dims, int8 (8 bits)" in chosen and "6 layers, 32 dims, float32 (32 bits)" in full
-    assert f"vector 8 bytes all {count} {8 * count + 2 * 4 * 8} bytes" in chosen
-    assert f"vector 128 bytes all {count} {128 * count:,} bytes" in full
-    for section in (chosen, full):
-        assert re.search(r"encode \d+\.\d ms search \d+\.\d\d ms", section)
-    assert f"{(8 * count + 64) / (128 * count):.1%} of its bytes" in text_of(html)
-
-
-def test_dims_that_do_not_fill_bytes_are_explained(encoder, corpus):
-    note = "12 dims do not fill whole bytes: 4 bits per vector are unused."
-    assert note in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "binary")))
-    assert "vector 2 bytes" in text_of(answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "binary"))))
-    assert note not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 12, "int8")))
-    assert "whole bytes" not in answer(encoder, corpus, QUERY, Setting(Granularity(4, 8, "binary")))
-
-
-@pytest.mark.parametrize("code", ["float32", "int8", "binary"])
-def test_one_document_is_found(encoder, code):
-    html = answer(encoder, own_corpus(encoder, "\n open a file \n"), QUERY, Setting(Granularity(4, 12, code)))
-    assert "1 of the 1 documents" in text_of(html)
-    for name, expected in (("chosen", code), ("full", "float32")):
-        ((score, line),) = hits(side(html, name))
-        g = Granularity(4, 12) if name == "chosen" else GRID.full
-        cosine = naive_scores(
-            encoder, QUERY, ["open a file"], Setting(replace(g, code="binary" if expected == "binary" else "float32"))
-        )[0]
-        assert line == "line 2" and score == pytest.approx(cosine, abs=0.02)
-
-
 def test_lines_count_once_and_keep_their_numbers(encoder):
     found = own_corpus(encoder, "\nopen a file\n\n  open a file\nread a list\nopen a file")
     assert found.texts == ["open a file", "read a list"] and found.names == ["line 2", "line 5"]
@@ -144,21 +109,6 @@ def test_texts_are_shown_as_they_are_not_run(encoder):
     assert "<script>" not in html and "&lt;script&gt;alert(1)&lt;/script&gt; &amp; a list" in html
 
 
-def test_what_is_missing_is_said(encoder, corpus):
-    with pytest.raises(ValueError, match="There is no query"):
-        answer(encoder, corpus, " \n", Setting(Granularity(4, 12, "int8")))
-    with pytest.raises(ValueError, match="There are no texts: enter some"):
-        own_corpus(encoder, " \n\n")
-    with pytest.raises(ValueError, match="1,001 lines are too many: this page takes 1,000 at most"):
-        own_corpus(encoder, "\n".join(f"line {number}" for number in range(1001)))
-    with pytest.raises(ValueError, match="1,000,001 characters are too many: this page takes 1,000,000 at most"):
-        own_corpus(encoder, "a" * 1_000_001)
-    with pytest.raises(ValueError, match="A query of 10,001 characters is too long: this page takes 10,000 at most"):
-        answer(encoder, corpus, "a" * 10_001, Setting(Granularity(4, 12, "int8")))
-    with pytest.raises(ValueError, match="4x16 is not among the encoded granularities"):
-        answer(encoder, corpus, QUERY, Setting(Granularity(4, 16, "int8")))
-
-
 def test_a_run_of_the_quickstart_is_read(sentences, tmp_path, monkeypatch):
     full = Grid.parse("6x8,12,32")
     monkeypatch.setattr(quickstart, "FULL", full.full)
@@ -170,26 +120,6 @@ def test_a_run_of_the_quickstart_is_read(sentences, tmp_path, monkeypatch):
     assert torch.equal(found.embeddings.at(full.full), vectors)
     with pytest.raises(ValueError, match="has no vectors at 2x8, 6x64"):
         kept_corpus(tmp_path, Grid.parse("2x8,6x8,6x64"))
-
-
-def test_without_a_run_the_quickstart_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="run `m3bert quickstart`, or pass --model_name_or_path HUB_ID"):
-        load(EncoderArguments())
-
-
-def test_a_grid_that_was_named_gets_the_full_size(tmp_path, tiny_tokenizer, monkeypatch, corpus):
-    M3BertModel(tiny_config()).save_pretrained(tmp_path)
-    tiny_tokenizer.save_pretrained(tmp_path)
-    monkeypatch.setattr(demo, "library_corpus", lambda encoder: corpus)
-    found, _ = load(EncoderArguments(model_name_or_path=str(tmp_path), grid="2x8,4x16"))
-    assert str(found.grid) == "2x8,4x16,6x32"
-
-
-def test_missing_gradio_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(ValueError, match=r"pip install 'm3bert\[demo\]'"):
-        main(["--model_name_or_path", "user/model"])
 
 
 # --- A model with exits -----------------------------------------------------------------------------------------
@@ -263,17 +193,6 @@ def test_codes_of_a_quantizer_find_what_its_hamming_distances_find(with_quantize
     said = text_of(html)
     assert "6 layers, 12 dims, qama-2 (3 bits)" in said and "vector 5 bytes" in said
     assert "12 dims do not fill whole bytes: 4 bits per vector are unused." in said  # 36 bits in 5 bytes
-
-
-def test_codes_of_a_quantizer_are_offered_only_with_one(encoder, with_quantizer):
-    plain, all_codes = ([code.name for code in demo.codes_of(one)] for one in (encoder, with_quantizer))
-    assert plain == ["float32", "float16", "int8", "int4", "binary"]
-    assert all_codes == list(CODES)
-
-
-def test_a_layer_that_the_quantizer_does_not_read_is_said(with_quantizer, corpus):
-    with pytest.raises(ValueError, match="2x32@qama-1: the quantizer is for embeddings of layer 6"):
-        answer(with_quantizer, corpus, QUERY, Setting(Granularity(2, 32, "qama-1")))
 
 
 def test_a_model_is_loaded_with_its_quantizer(tmp_path, with_quantizer, tiny_tokenizer, monkeypatch, corpus):
@@ -406,21 +325,6 @@ def test_a_reader_changes_the_depth_of_the_query_in_a_browser(with_exits, senten
         for name in ("chosen", "full"):
             assert hits(side(html, name)) == hits(side(expected, name))
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
-
-
-@pytest.mark.slow
-def test_what_is_missing_is_a_line_on_the_page(page):
-    shown(page, "Chosen", "Full size")
-    page.get_by_label("My own texts").check()
-    page.locator("#compare").click()
-    page.get_by_text("There are no texts: enter some, one per line.").wait_for()
-    page.locator("#texts textarea").fill("open a file")
-    page.locator("#query textarea, #query input").fill("")
-    page.locator("#compare").click()
-    page.get_by_text("There is no query: enter one.").wait_for()
-    assert page.locator("#result h3").count() == 0, (
-        "results of another query would stand there as if they were its own"
-    )
 
 
 def test_a_single_size_can_be_looked_at(tiny_model, tiny_tokenizer):

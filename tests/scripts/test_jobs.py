@@ -7,14 +7,9 @@ import re
 import runpy
 import sys
 import tomllib
-from importlib.metadata import distribution
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
-from m3bert import cli
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -45,22 +40,6 @@ def test_the_inline_metadata_fits_the_project():
     (needed,) = map(Requirement, metadata["dependencies"])
     assert needed.name == project["name"] and needed.extras <= set(project["optional-dependencies"])
     assert metadata["tool"]["hf-jobs"]["secrets"] == ["HF_TOKEN"]
-
-
-def test_the_name_of_the_script_hides_no_package():
-    """The folder of a script is searched first for modules: `evaluate.py` would hide the library `evaluate`."""
-    needed = map(Requirement, distribution("m3bert").requires or [])
-    assert canonicalize_name(SCRIPT.stem) not in {canonicalize_name(requirement.name) for requirement in needed}
-
-
-def test_help_is_that_of_the_command(capsys):
-    arguments, shown = ["train", "contrastive", "--help"], []
-    for call in (lambda: run(*arguments), lambda: cli.main(arguments)):
-        with pytest.raises(SystemExit) as end:
-            call()
-        assert not end.value.code
-        shown.append(capsys.readouterr().out)
-    assert shown[0] == shown[1] and "--output_dir" in shown[0]
 
 
 def test_train_evaluate_and_embed_run_one_after_the_other(tmp_path, monkeypatch, encoder_folder, sentences):

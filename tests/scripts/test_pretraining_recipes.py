@@ -12,10 +12,10 @@ import pytest
 import yaml
 
 from modeling_m3bert import M3BertConfig, M3BertModel
-from scripts import recipes, train
+from scripts import recipes
 from tests.conftest import tiny_config
 from tests.scripts.test_recipes import BACKBONES, args_of, logged, run
-from trainers import DistillationConfig, Granularity, Grid
+from trainers import DistillationConfig, Granularity
 
 
 STAGES = {
@@ -58,7 +58,6 @@ BASELINES = {"baseline_simcse": ("simcse", "bert")} | {
 }
 MRL_ONLY = {"mipic_mrl_only": "mipic_bert", "mic_mrl_only": "mic_bert"}
 OVERLAYS = {*TABLE_2, *TABLES_1_AND_3, *SWITCHES, *TABLE_5, *MRL_ONLY, "m3bert_architecture", "baseline_of_mic"}
-NAMES = {*STAGES, *BASELINES, *FINE_TUNING} | {f"ablations/{name}" for name in OVERLAYS}
 
 # What an overlay for "any ... recipe" is tried on.
 ANY = {"MIPIC": "mipic_bert", "MIC": "mic_bert", "IBKD": "ibkd_sts", "baseline": "baseline_espresso_bert"}
@@ -106,20 +105,6 @@ def test_a_recipe_fits_its_encoder(tmp_path, name):
     assert len(keys) == len(set(keys)), "of an option that is given twice, YAML keeps the last"
 
 
-@pytest.mark.parametrize(
-    ("name", "changes", "message"),
-    [
-        ("m3bert_stage1", {"grid": "4,13x32"}, "13"),
-        ("m3bert_matryoshka_distillation", {"pairs": "12x768>5x64"}, "5x64"),
-        ("ablations/m3bert_standard_4x32", {"grid": "8x32"}, "8"),  # of a model of four layers
-        ("mipic_bert", {"pic": "{chain: '2x16,14x32'}"}, "14"),
-    ],
-)
-def test_a_recipe_that_does_not_fit_is_noticed(tmp_path, name, changes, message):
-    with pytest.raises(ValueError, match=message):
-        check(tmp_path, stack_of(name), **changes)
-
-
 @pytest.mark.parametrize("name", list(STAGES))
 def test_stages_have_the_values_of_the_paper(tmp_path, name):
     grid, rate, batch, options = PAPER[name]
@@ -147,44 +132,6 @@ def test_fine_tuning_on_public_data_has_the_values_of_the_paper(tmp_path):
     assert len(args.text_columns) == 2 and len(args.grid_for(M3BertConfig())) == 1
 
 
-@pytest.mark.parametrize("below", sorted(FINE_TUNING))
-@pytest.mark.parametrize("name", list(TABLES_1_AND_3))
-def test_granularities_of_fine_tuning(tmp_path, below, name):
-    before, after = (check(tmp_path, [below, *more]) for more in ([], [f"ablations/{name}"]))
-    changed = {key for key, value in after.to_dict().items() if before.to_dict()[key] != value}
-    assert changed - {"logging_dir"} <= {"grid"}
-    assert str(after.grid_for(M3BertConfig())) == TABLES_1_AND_3[name]
-
-
-@pytest.mark.parametrize("name", list(TABLE_2))
-def test_standard_pretraining_changes_what_it_says(tmp_path, name):
-    before, after = (check(tmp_path, stack) for stack in (["m3bert_stage1"], stack_of(f"ablations/{name}")))
-    changed = {key for key, value in after.to_dict().items() if before.to_dict()[key] != value}
-    assert {key: getattr(after, key) for key in changed - {"logging_dir"}} == TABLE_2[name]
-    if "standard" in name:
-        assert config_of(stack_of(f"ablations/{name}")).num_hidden_layers == 4
-
-
-@pytest.mark.parametrize("name", list(SWITCHES))
-def test_switches_of_the_architecture(tmp_path, name):
-    base = config_of(["m3bert_finetune_pairs", "ablations/m3bert_architecture"]).to_dict()
-    changed = config_of(stack_of(f"ablations/{name}")).to_dict()
-    assert {key: value for key, value in changed.items() if base[key] != value} == SWITCHES[name]
-    assert base["num_hidden_layers"] == 4
-    assert check(tmp_path, stack_of(f"ablations/{name}")).grid == "4x64"
-
-
-@pytest.mark.parametrize("name", list(TABLE_5))
-def test_rows_of_the_table_of_distillation(tmp_path, name):
-    method, below, pairs = TABLE_5[name]
-    args = check(tmp_path, [below, f"ablations/{name}"])
-    assert method_of(below) == method and args.max_steps == 50_000 and args.lr_scheduler_type == "constant"
-    if pairs is not None:
-        found = Grid.parse(args.grid).pairs(args.pairs)
-        assert len(found) == pairs
-        assert {teacher for _, teacher in found} == {Granularity(12, 768 if pairs == 11 else 64)}
-
-
 @pytest.mark.parametrize("name", list(BASELINES))
 def test_baselines_have_the_settings_of_the_papers(tmp_path, name):
     method, backbone = BASELINES[name]
@@ -198,13 +145,6 @@ def test_baselines_have_the_settings_of_the_papers(tmp_path, name):
     assert len(grid.layers) == (1 if method == "simcse" else BACKBONES[backbone].num_hidden_layers)
     other = check(tmp_path, [name, "ablations/baseline_of_mic"])
     assert (other.per_device_train_batch_size, other.pooling) == (32, "mean")
-
-
-@pytest.mark.parametrize("name", list(MRL_ONLY))
-def test_mrl_alone_is_what_is_left(tmp_path, name):
-    args = check(tmp_path, [MRL_ONLY[name], f"ablations/{name}"])
-    objective = args.build_objective(args.grid_for(BACKBONES["bert"]))
-    assert list(objective.members) == ["mrl"] and objective.weights == {"mrl": 1.0}
 
 
 @pytest.mark.slow
@@ -233,9 +173,3 @@ def test_a_recipe_of_m3bert_trains_a_new_model(real_files, quick_options, name):
     assert entry["tokens_per_second"] > 0 and "mfu" not in entry
     layers = 12 if name == "m3bert_stage1" else 4
     assert M3BertModel.from_pretrained(real_files / "out").config.num_hidden_layers == layers
-
-
-def test_the_methods_of_headers_exist():
-    for name in recipes.recipe_names():
-        if "/" not in name:
-            train.method_of(method_of(name))

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from transformers import AutoTokenizer, BertConfig, ModernBertConfig, Qwen3Config, XLMRobertaConfig
+from transformers import AutoTokenizer, BertConfig, Qwen3Config, XLMRobertaConfig
 
-from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
+from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
 from scripts import recipes, train
-from trainers import QAMA, Composition
+from trainers import Composition
 from trainers.hub.quantizer import find_quantizer
-from trainers.losses.quantization import level_weights
 
 
 def run(*arguments: object) -> None:
@@ -145,37 +144,6 @@ def test_every_recipe_is_tested():
     assert set(recipes.recipe_names()) == tested
 
 
-@pytest.mark.parametrize("name", recipes.recipe_names())
-def test_a_recipe_says_what_it_is_and_how_to_run_it(name):
-    file = recipes.find_recipe(name)
-    first, *lines = file.read_text().splitlines()
-    assert first.startswith("# ") and first.endswith(".") and not (lines and lines[0].startswith("# "))
-    options = yaml.safe_load(file.read_text())
-    assert "output_dir" not in options, "where to write is the user's to say"
-    if "/" in name:
-        assert first.startswith("# On top of ")
-    else:
-        assert f"--config {name} " in file.read_text()
-    for named in (word for line in lines for word in line.split() if "--config" in line):
-        if named in ("mipic_bert", "mic_bert") or named.startswith(
-            ("ablations/", "studied/", "ibkd_", "m3bert_", "qama", "baseline_")
-        ):
-            recipes.find_recipe(named)
-
-
-def test_the_command_lists_all_and_prints_one(capsys):
-    recipes.main([])
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == recipes.recipe_names()
-    assert "MIC for BERT-base (2605.29987, Table 4 and appendix D)" in next(
-        line for line in lines if "mic_bert " in line
-    )
-    recipes.main(["ablations/mic_scr_only"])
-    assert capsys.readouterr().out == recipes.find_recipe("ablations/mic_scr_only").read_text()
-    with pytest.raises(ValueError, match="^poetry is neither a recipe nor a file; recipes: baseline_espresso_bert, "):
-        recipes.main(["poetry"])
-
-
 @pytest.mark.parametrize("recipe", FIRST_RECIPES)
 def test_a_recipe_runs(real_files, capsys, quick_options, recipe):
     method, file, grid, term = FIRST_RECIPES[recipe]
@@ -230,31 +198,6 @@ def test_recipes_of_mic_are_the_papers(tmp_path, backbone):
     assert args.unsupervised and args.per_device_train_batch_size == 32 and args.num_train_epochs == 5
 
 
-@pytest.mark.parametrize("ablation", list(ABLATIONS))
-def test_ablations_go_over_a_recipe(tmp_path, ablation):
-    recipe, expected = ABLATIONS[ablation]
-    _, parts, weights = parts_of(tmp_path, "bert", recipe, f"ablations/{ablation}")
-    _, whole, whole_weights = parts_of(tmp_path, "bert", recipe)
-    assert set(parts) == expected and weights.items() <= whole_weights.items()
-    if "layer" in ablation:
-        assert parts["scr"].layers == parts["sir"].layers == ([1] if "first" in ablation else [12])
-        assert (parts["scr"].threshold, parts["sir"].scale) == (0.1, 2.0), "other arguments stay"
-    if "full_width" in ablation:
-        assert parts["pic"].grid.dims == [768] and parts["pic"].grid.layers == whole["pic"].grid.layers
-        assert parts["pic"].temperature == 0.05
-
-
-@pytest.mark.parametrize("studied", list(STUDIED))
-def test_what_was_studied_goes_over_a_recipe(tmp_path, studied):
-    recipe, expected = STUDIED[studied]
-    args, parts, weights = parts_of(tmp_path, "bert", recipe, f"studied/{studied}")
-    assert weights == expected and args.pooling == "mean"
-    (layers,) = {tuple(parts[name].layers) for name in ("sia", "scr", "sir") if name in parts}
-    assert layers == (12,)
-    assert parts["pic"].detach_target and parts["pic"].pooling == "mean"
-    assert "sia" not in parts or not parts["sia"].projections, "of SIA, CKA alone"
-
-
 # Sizes of the tiny model in place of the published one's.
 TINY = {
     "mipic": ["--grid", "6x8,32", "--sia", "{layers: [2, 6], token_shares: [0.2]}", "--pic", "{chain: '2x8,6x32'}"],
@@ -286,27 +229,6 @@ def test_recipes_of_ibkd_are_the_papers(tmp_path, recipe):
     found = (args.learning_rate, args.per_device_train_batch_size, args.num_train_epochs, args.temperature, args.beta)
     assert found == IBKD_PAPER[recipe]
     assert args.hsic == IBKD_HSIC
-
-
-@pytest.mark.parametrize("overlay", list(IBKD_OVERLAYS))
-def test_overlays_of_ibkd_change_what_they_say(tmp_path, overlay):
-    before, after = ibkd_args(tmp_path, "ibkd_sts"), ibkd_args(tmp_path, "ibkd_sts", overlay)
-    changed = {name for name, value in after.to_dict().items() if before.to_dict()[name] != value}
-    assert changed - {"logging_dir"} == IBKD_OVERLAYS[overlay].keys()
-    assert {name: getattr(after, name) for name in IBKD_OVERLAYS[overlay]} == IBKD_OVERLAYS[overlay]
-
-
-@pytest.mark.parametrize("recipe", ["ibkd_sts_finetuning", "ibkd_retrieval_finetuning"])
-@pytest.mark.parametrize("overlay", list(IBKD_FINETUNING_OVERLAYS))
-def test_overlays_of_the_second_stage_of_ibkd(tmp_path, overlay, recipe):
-    """Table 4 in both stages: CKD and the kernels; and the negatives of Eq. 10."""
-    expected, parts = IBKD_FINETUNING_OVERLAYS[overlay]
-    before, after = ibkd_args(tmp_path, recipe), ibkd_args(tmp_path, recipe, overlay)
-    changed = {name for name, value in after.to_dict().items() if before.to_dict()[name] != value}
-    assert {name: getattr(after, name) for name in changed - {"logging_dir"}} == expected
-    objective = after.build_objective(after.grid_for(BertConfig()))
-    assert list(objective.members) == parts
-    assert objective.members["contrastive"].own_negatives == (overlay == "ablations/ibkd_own_negatives")
 
 
 @pytest.mark.slow
@@ -393,28 +315,6 @@ def test_the_values_of_qama_are_the_papers(tmp_path):
     assert args.frozen and args.optim.startswith("adamw") and args.weight_decay > 0 and args.warmup_steps > 0
 
 
-def test_the_weights_of_qama_released_are_the_released_codes(tmp_path):
-    args = args_of(tmp_path, "qama", "qama_released")
-    grid = args.grid_for(BACKBONES["released"])
-    config = M3BertQuantizerConfig(hidden_size=384, dims=grid.dims, layers=[12], **args.quantizer_config)
-    objective = QAMA(grid, quantizer=M3BertQuantizer(config), **args.objective_arguments(QAMA))
-    assert {g.dim: objective.level_weight(g) for g in grid} == pytest.approx(level_weights(grid.dims), rel=1e-4)
-    assert (args.num_train_epochs, args.learning_rate, args.per_device_train_batch_size) == (1, 1e-4, 2048)
-    # 0.01 x 0.01 for orthogonality; 0.01 at each of five dims for the others.
-    weights = objective.weights
-    assert weights["orthogonality"] / args.per_device_train_batch_size == pytest.approx(1e-4)
-    assert weights["quantization"] == pytest.approx(5 * 0.01) and weights["bottleneck"] == 0
-    assert weights["variance"] * 384 == pytest.approx(5 * 0.01, rel=0.01)
-    assert [weights[name] for name in ("sim", "kl", "rank", "contrast")] == [1, 1, 1, 0.01]
-
-
-def test_the_transform_for_modernbert_is_32_times_as_wide(tmp_path):
-    args = args_of(tmp_path, "qama", "qama_paper", "ablations/qama_modernbert")
-    expected = {**QAMA_PAPER, "quantizer_config": {**QAMA_PAPER["quantizer_config"], "intermediate_size": 32 * 768}}
-    assert {name: getattr(args, name) for name in expected} == expected
-    assert {384, 192} < set(args.grid_for(ModernBertConfig()).dims)
-
-
 def qama_run(real_files: Path, options: list[str], *names: str) -> tuple[Path, set[str]]:
     """Folder of a run on pairs, and the terms that it logged."""
     output = real_files / "-".join(name.rpartition("/")[2] for name in names)
@@ -436,20 +336,3 @@ def test_a_recipe_of_qama_trains(real_files, quick_options, recipe):
     quantizer = find_quantizer(str(output))
     assert quantizer.config.dims == [8, 16, 32] and quantizer.calibrated
     assert quantizer.config.skip == ("none" if recipe == "qama_paper" else "identity")
-
-
-@pytest.mark.slow
-def test_the_steps_of_the_ablation_of_qama_add_their_terms(real_files, quick_options):
-    pytest.importorskip("sentence_transformers")
-    for step, expected in QAMA_STEPS.items():
-        trained = step != "qama_thresholds_only"
-        options = quick_options(max_steps=1) if trained else ["--use_cpu"]
-        output, terms = qama_run(real_files, options, "qama", f"ablations/{step}")
-        assert {term.split("_")[1] for term in terms} == expected, step
-        similarities = {term.rpartition("_")[2] for term in terms if term.startswith("qama_sim")}
-        nested = {"6x8", "6x16", "6x32"} if "contrast" in expected else {"6x32"}
-        assert similarities == (nested if trained else set()), step
-        if not trained:  # thresholds of the embeddings themselves
-            vectors = torch.randn(9, 32)
-            found = find_quantizer(str(output))(vectors)
-            torch.testing.assert_close(found, torch.nn.functional.normalize(vectors, dim=1))

@@ -8,27 +8,22 @@ import re
 import subprocess
 import sys
 import time
-import tomllib
 import urllib.request
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from huggingface_hub import SpaceCard
-from huggingface_hub.errors import HFValidationError
 
 from modeling_m3bert import M3BertModel
 from scripts import demo
 from scripts.demo import main
-from scripts.encoder import EncoderArguments
-from scripts.space import REQUIREMENTS, write_space
 from tests.conftest import tiny_config
 from tests.scripts.test_demo import free_port, hits, text_of
 
 
 pytest.importorskip("sentence_transformers", reason="vectors in 8 bits or 1 need sentence-transformers")
 pytest.importorskip("gradio", reason="the page needs gradio")
-ROOT = Path(__file__).resolve().parents[2]
 STARTED_SECONDS = 300
 
 
@@ -78,60 +73,6 @@ def test_a_space_requires_what_its_code_imports(space):
     known_as = {name: {as_in_an_index(found) for found in distributions[name]} for name in imported - own - optional}
     assert not {name for name, found in known_as.items() if not required & found}
     assert all(re.fullmatch(r"[\d.]+", pin) for _, pin in pins), "a local build is in no index"
-
-
-def distribution_of(requirement: str) -> tuple[str, list[str]]:
-    """Name and extras of a requirement."""
-    name, extras = re.fullmatch(r"([\w-]+)(?:\[(.*?)\])?.*", requirement).groups()
-    return as_in_an_index(name), extras.split(",") if extras else []
-
-
-def test_a_space_requires_what_the_extra_demo_installs(space):
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    found, waiting = set(), [*project["dependencies"], *project["optional-dependencies"]["demo"]]
-    while waiting:
-        name, extras = distribution_of(waiting.pop())
-        if name != "m3bert":
-            found.add(name)
-        waiting += [part for extra in extras for part in project["optional-dependencies"][extra]]
-    assert found == set(REQUIREMENTS) and len(REQUIREMENTS) == len(found)
-
-
-@pytest.mark.slow
-def test_a_space_can_be_written_from_an_installed_package(space, tmp_path):
-    """And by a Space itself: nothing is looked for in a checkout."""
-    code = f"""
-import sys
-sys.path.insert(0, {str(space)!r})
-from m3bert.commands import demo
-assert demo.__file__.startswith({str(space)!r})
-demo.main(["--model_name_or_path", "user/tiny", "--query_prompt", "find ", "--space", "again"])
-"""
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    files = [
-        {f.relative_to(folder): f.read_bytes() for f in folder.rglob("*") if f.is_file() and f.suffix != ".pyc"}
-        for folder in (space, tmp_path / "again")
-    ]
-    assert files[0] == files[1]
-
-
-@pytest.mark.parametrize("model", [None, "."])
-def test_a_space_needs_a_published_model(tmp_path, model):
-    with pytest.raises(ValueError, match="A Space loads its model from the Hub: pass --model_name_or_path user/model"):
-        write_space(tmp_path / "space", EncoderArguments(model_name_or_path=model))
-    assert not (tmp_path / "space").exists()
-
-
-def test_a_space_overwrites_nothing(tmp_path):
-    (tmp_path / "README.md").write_text("mine")
-    with pytest.raises(ValueError, match="is not empty"):
-        write_space(tmp_path, EncoderArguments(model_name_or_path="user/model"))
-    with pytest.raises(HFValidationError):
-        write_space(tmp_path / "space", EncoderArguments(model_name_or_path="not/an/id"))
-    assert [file.name for file in tmp_path.iterdir()] == ["README.md"]
 
 
 # The project's packages that the folder has no copy of stay hidden, also where they are installed.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,11 +18,9 @@ from peft import PeftModel
 from hub_cards.publication import Options, write_card
 from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
-from scripts.backbone import BackboneArguments
 from tests.conftest import padded_batch, tiny_config
 from tests.evaluation_data import serve_datasets
 from tests.scripts.conftest import ROOT
-from trainers import ContrastiveConfig
 from trainers.hub.quantizer import find_quantizer
 from trainers.hub.training_record import TrainingRecord
 
@@ -45,22 +41,6 @@ def logged(output_dir: Path) -> list[dict]:
 def model_config() -> dict[str, int]:
     names = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     return {name: getattr(tiny_config(), name) for name in names}
-
-
-def test_help_begins_with_the_method_and_fits_on_two_screens(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "120")
-    shown = {}
-    for extra in ((), ("--all",)):
-        with pytest.raises(SystemExit):
-            run("mipic", "--help", *extra)
-        shown[extra] = capsys.readouterr().out
-    brief, full = shown.values()
-    assert len(brief.splitlines()) <= 120
-    titles = re.findall(r"^(\S.*):$", brief, re.MULTILINE)
-    assert titles[1] == "Parameters of MIPICConfig" and titles[-1].startswith("Training (TrainingArguments")
-    assert titles.index("Parameters that control the negatives") < titles.index("The model") < titles.index("The data")
-    short, long = ({*re.findall(r"^  (--\w+)", text, re.MULTILINE)} for text in (brief, full))
-    assert short < long and "--adam_beta1" in long
 
 
 def test_masked_lm_of_a_new_model_in_two_languages(text_files, quick_options):
@@ -290,27 +270,6 @@ def test_a_config_of_ones_own_may_extend_a_method(text_files):
     assert issubclass(config, IBKDConfig) and trainer is IBKDTrainer
 
 
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        ("FOLDER/yours.py:AlignmentConfig", "yours.py does not exist."),
-        ("FOLDER/mine.py:Config", "mine.py has no class 'Config'; its classes: Alignment, AlignmentConfig, Deepest"),
-        ("FOLDER/mine.py:", "mine.py has no class ''; its classes: Alignment, "),
-        ("FOLDER/mine.py:OWN", "mine.py has no class 'OWN'"),
-        (
-            "FOLDER/mine.py:Stranger",
-            "Stranger in .*mine.py must derive from EmbeddingConfig or MultigranularMLMConfig",
-        ),
-        ("FOLDER/mine.py", "mine.py' is not a method; methods: multigranular-mlm, .*, or path/to/mine.py:MyConfig."),
-        ("contrastiv", "'contrastiv' is not a method; methods: multigranular-mlm, matryoshka-distillation, contr"),
-    ],
-)
-def test_what_is_no_method_is_said_in_one_line(own_file, method, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        run(method.replace("FOLDER", str(own_file.parent)), "--output_dir", own_file.parent / "out")
-    assert "\n" not in str(caught.value)
-
-
 def options_of(method: str, *arguments: object) -> tuple:
     return train.parse(train.method_of(method)[0], [str(argument) for argument in arguments])
 
@@ -334,117 +293,6 @@ def test_a_recipe_is_a_name_or_a_file(tmp_path):
     _, data, args = options_of("contrastive", *names, "--output_dir", tmp_path, "--bf16", "false", "--use_cpu")
     assert args.max_length == 77 and args.text_columns == ["query", "positive", "negative"]
     assert not data.train_files
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("temprature: 0.1", "--config has unknown options: temprature."),
-        ("[1, 2]", "--config .*bad.yaml must map options to values."),
-        ("a: b: c", "--config .*bad.yaml is not YAML: mapping values are not allowed"),
-        (
-            None,
-            "--config .*bad.yaml is neither a recipe nor a file; recipes: baseline_.*, qama, .*, ablations/ibkd_ckd",
-        ),
-    ],
-)
-def test_a_bad_recipe_is_said_in_one_line(tmp_path, content, message):
-    if content is not None:
-        (tmp_path / "bad.yaml").write_text(content)
-    with pytest.raises(ValueError, match=message) as caught:
-        options_of("contrastive", "--config", tmp_path / "bad.yaml", "--output_dir", tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (["contrastive", "--output_dir", "OUT"], "Training needs --train_files or --dataset_name"),
-        (["contrastive", "FILES", "pairs.jsonl", "--dataset_name", "a/b"], "--train_files and --dataset_name exclude"),
-        (["contrastive", "FILES", "pairs.jsonl", "--dataset_config", "a"], "--dataset_config needs --dataset_name"),
-        (["contrastive", "FILES", "pairs.jsonl", "--eval_split", "dev"], "--eval_split needs --dataset_name"),
-        (
-            ["contrastive", "DATA", "data", "--eval_files", "a", "--eval_split", "b"],
-            "--eval_files and --eval_split excl",
-        ),
-        (
-            ["contrastive", "DATA", "data", "--split", "dev"],
-            'data cannot be read: Unknown split "dev"',
-        ),
-        (
-            ["contrastive", "DATA", "data", "--dataset_config", "x"],
-            "data cannot be read: BuilderConfig 'x'",
-        ),
-        (["contrastive", "DATA", "data", "--text_columns", "query", "reply"], "column(s) reply; it has query, answer"),
-        (["multigranular-mlm", "DATA", "data"], "lacks the column(s) text; it has query, answer"),
-        (["multigranular-mlm", "DATA", "data", "--language_exponent", "0.7"], "--language_exponent takes every file"),
-        (["contrastive", "FILES", "pairs.jsonl", "--query_max_length", "0"], "query_max_length=0 must be 1 or more"),
-        (["simcse", "FILES", "en.txt", "--document_prompt", "a"], "document_prompt has no effect: all texts are quer"),
-        (["contrastive", "FILES", "en.txt"], "needs two text columns or more; found: text"),
-        (["contrastive", "FILES", "empty.jsonl"], "empty.jsonl cannot be read"),
-        (["contrastive", "FILES", "nothing.jsonl.gz"], "nothing.jsonl.gz"),
-        (["contrastive", "FILES", "notes.pdf"], "notes.pdf .*\\.txt, \\.jsonl"),
-        (["contrastive", "FILES", "en.txt", "FOLDER/pairs.jsonl"], "name files of one format"),
-        (["contrastive", "FILES", "pairs.jsonl", "--grid", "2,9x8"], "outside of it: 9x8"),
-        (["contrastive", "FILES", "pairs.jsonl", "--text_columns", "query", "reply"], "lacks the column(s) reply"),
-        (["contrastive", "FILES", "pairs.jsonl", "--per_device_train_batch_size", "1"], "without negatives"),
-        (["contrastive", "FILES", "pairs.jsonl", "--peft", "prefix"], "--peft prefix is unknown; legal values: lora"),
-        (["contrastive", "FILES", "pairs.jsonl", "--mini_batch_size", "0"], "mini_batch_size=0 must be 1 or more"),
-        (["contrastive", "FILES", "pairs.jsonl", "--grid", "2,6x8,64"], "outside of it: 2x64, 6x64"),
-        (["contrastive", "FILES", "pairs.jsonl", "--streaming"], "max_steps has to be specified"),
-        (["contrastive", "FILES", "pairs.jsonl", "--clean_pairs", "--max_pairs_per_query", "0"], "query 0 must be 1"),
-        (["contrastive", "FILES", "pairs.jsonl", "--language_exponent", "0.7"], "--language_exponent is for masked"),
-        (
-            ["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--merge_adapter", "--push_to_hub"],
-            "--merge_adapter excludes --push_to_hub",
-        ),
-        (
-            ["contrastive", "FILES", "pairs.jsonl", "--peft", "lora", "--student_layers", "2"],
-            "--student_layers makes a new base model",
-        ),
-        (["contrastive", "FILES", "pairs.jsonl", "--model_config", "5"], "--model_config='5' must be a mapping"),
-        (["simcse", "FILES", "pairs.jsonl"], "takes one text column; found: query, answer"),
-        (["simcse", "FILES", "en.txt", "--clean_pairs"], "--clean_pairs is for pairs; this method trains on single"),
-        (["multigranular-mlm", "FILES", "en.txt", "--streaming"], "max_steps has to be specified"),
-        (
-            ["multigranular-mlm", "FILES", "en.txt", "--streaming", "--language_exponent", "0.7"],
-            "--language_exponent needs the sizes",
-        ),
-        (["contrastive", "FILES", "pairs.jsonl", "--max_pairs_per_query", "2"], "needs --clean_pairs"),
-        (["contrastive", "FILES", "pairs.jsonl", "--merge_adapter"], "needs an adapter: pass --peft lora"),
-        (["contrastive", "FILES", "pairs.jsonl", "--fully_shard", "true"], "--fully_shard is gone: pass --fsdp"),
-        (["contrastive", "FILES", "pairs.jsonl", "--fsdp"], "fsdp needs GPUs: on a CPU"),
-        (["espresso", "FILES", "pairs.jsonl", "--grid", "2,4x8,16"], "needs the full size 6x32"),
-        (["2dmse", "FILES", "pairs.jsonl", "--grid", "6x8,32"], "2DMSE needs .*layers x .*dims"),
-        (["starbucks", "FILES", "pairs.jsonl", "--grid", "2,6x8,32"], "sizes whose layer and dim increase together"),
-        (["starbucks", "FILES", "pairs.jsonl", "--per_device_train_batch_size", "1"], "without negatives"),
-        (["multigranular-mlm", "FILES", "pairs.jsonl"], "lacks the column(s) text; it has query, answer"),
-        (["multigranular-mlm", "FILES", "empty.txt"], "empty.txt cannot be read"),
-        (["contrastive", "FILES", "broken.jsonl"], "broken.jsonl cannot be read: "),
-        (["multigranular-mlm", "FILES", "a=FOLDER/en.txt"], "--train_files NAME=FILE is for embedding models"),
-        (["contrastive", "FILES", "a=FOLDER/pairs.jsonl", "--streaming"], "The data set 'a' is a stream"),
-        (["contrastive", "FILES", "train=FOLDER/pairs.jsonl"], "pass one of its splits, 'train'"),
-    ],
-)
-def test_what_is_wrong_is_said_in_one_line(text_files, tiny_checkpoint, change, message):
-    for name in ("empty.jsonl", "empty.txt", "notes.pdf"):
-        (text_files / name).write_text("")
-    (text_files / "nothing.jsonl.gz").write_bytes(gzip.compress(b""))
-    (text_files / "broken.jsonl").write_text('{"query": "a", "ans')
-    (text_files / "data").mkdir()
-    (text_files / "data" / "train.jsonl").write_text((text_files / "pairs.jsonl").read_text())
-    options = {"FILES": "--train_files", "DATA": "--dataset_name"}
-    arguments: list[str] = []
-    for word in change:
-        if word in options:
-            arguments += ["--model_name_or_path", tiny_checkpoint, "--output_dir", "OUT", "--use_cpu", options[word]]
-        else:
-            in_folder = arguments[-1:] in ([option] for option in options.values()) and "/" not in word
-            arguments.append(f"FOLDER/{word}" if in_folder else word)
-    arguments = [word.replace("FOLDER", str(text_files)).replace("OUT", str(text_files / "out")) for word in arguments]
-    with pytest.raises(ValueError, match=re.sub(r"([()])", r"\\\1", message)) as caught:
-        run(*arguments)
-    assert "\n" not in str(caught.value)
 
 
 def test_streamed_pairs_are_cleaned_before_training(text_files, tiny_checkpoint, quick_options, capsys):
@@ -561,13 +409,6 @@ def test_prompts_and_lengths_of_roles_train_and_are_saved(text_files, tiny_check
     assert record["settings"]["query_max_length"] == 6 and record["settings"]["document_prompt"] == "read "
 
 
-def test_the_command_prints_an_error_and_no_traceback(run_module):
-    done = run_module("scripts.train", "nothing")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: 'nothing' is not a method; methods: multigranular-mlm, ")
-    assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
-
-
 def test_the_checkpoint_to_resume_from(tmp_path):
     """The last complete one in the order of steps; `auto` starts anew without one."""
 
@@ -583,11 +424,3 @@ def test_the_checkpoint_to_resume_from(tmp_path):
         (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
     (tmp_path / "checkpoint-200").mkdir()  # being written
     assert found("true") == found("auto") == str(tmp_path / "checkpoint-100")
-
-
-def test_an_adapter_is_not_merged_in_shards(quiet_arguments, tmp_path):
-    args = ContrastiveConfig(**quiet_arguments(tmp_path))
-    args.fsdp = True  # refused on a CPU when it is passed
-    backbone, data = BackboneArguments(peft="lora", merge_adapter=True), train.DataArguments(["pairs.jsonl"])
-    with pytest.raises(ValueError, match="--merge_adapter excludes --fsdp"):
-        train.check_options(backbone, data, args)
