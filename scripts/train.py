@@ -129,8 +129,6 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     recipe, arguments = with_command_line(read_recipes(known.config), arguments)
     brief = "--all" not in arguments
     arguments = [argument for argument in arguments if argument != "--all"]
-    if "fully_shard" in recipe or any(argument.partition("=")[0] == "--fully_shard" for argument in arguments):
-        raise ValueError("--fully_shard is gone: pass --fsdp.")
     parser = HfArgumentParser(
         (BackboneArguments, DataArguments, config_class),
         usage="%(prog)s METHOD [options]",
@@ -202,50 +200,35 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
     Raises:
         ValueError: names the option and what it needs.
     """
-    from trainers.data.files import files_by_name
-
     embeds = isinstance(args, trainers.TextTrainingArguments)
     sources = [name for name in ("train_files", "dataset_name", "prepared_data") if getattr(data, name)]
-    if data.prepared_data is not None and embeds:
-        raise ValueError("--prepared_data is for masked LMs only.")
-    if not sources:
-        raise ValueError(f"Training needs --train_files or --dataset_name{'' if embeds else ' or --prepared_data'}.")
-    if len(sources) > 1:
-        raise ValueError(f"--{' and --'.join(sources)} exclude each other: pass one of them.")
-    for option in ("train_files", "eval_files"):
-        if not embeds and files_by_name(getattr(data, option) or ()):
-            raise ValueError(f"--{option} NAME=FILE is for embedding models; a masked LM takes files without names.")
-    if data.eval_files and data.eval_split is not None:
-        raise ValueError("--eval_files and --eval_split exclude each other: pass one of them.")
-    for option in ("dataset_config", "eval_split"):
-        if getattr(data, option) is not None and data.dataset_name is None:
-            raise ValueError(f"--{option} needs --dataset_name.")
-    if backbone.merge_adapter and backbone.peft is None:
-        raise ValueError("--merge_adapter needs an adapter: pass --peft lora.")
-    if backbone.merge_adapter and args.fsdp:
+    if len(sources) != 1:
         raise ValueError(
-            "--merge_adapter excludes --fsdp, whose parameters are divided among processes: save the adapter, "
-            "then merge it in one process (PeftModel.from_pretrained(...).merge_and_unload())."
+            "Training needs one of --train_files, --dataset_name and, for masked LMs, --prepared_data; "
+            f"got {', '.join(f'--{name}' for name in sources) or 'none'}."
         )
-    if backbone.merge_adapter and args.push_to_hub:
-        raise ValueError("--merge_adapter excludes --push_to_hub: use `m3bert push` after training.")
-    if backbone.peft is not None and not backbone.merge_adapter:
-        for option in ("student_layers", "transfer_vocabulary"):
-            if getattr(backbone, option):
-                raise ValueError(f"--{option} makes a new base model, which an adapter alone needs: --merge_adapter.")
-    if data.max_pairs_per_query is not None and not data.clean_pairs:
-        raise ValueError("--max_pairs_per_query needs --clean_pairs.")
-    if data.max_pairs_per_query is not None and data.max_pairs_per_query < 1:
-        raise ValueError(f"--max_pairs_per_query {data.max_pairs_per_query} must be 1 or more.")
     single = not embeds or args.views > 1 or isinstance(args, trainers.DistillationConfig)
-    if data.clean_pairs and single:
-        raise ValueError("--clean_pairs is for pairs; this method trains on single texts.")
-    if data.streaming and data.language_exponent is not None:
-        raise ValueError("--language_exponent needs the sizes of the languages, which --streaming does not know.")
-    if data.language_exponent is not None and embeds:
-        raise ValueError("--language_exponent is for masked LMs only.")
-    if data.language_exponent is not None and data.dataset_name is not None:
-        raise ValueError("--language_exponent takes every file of --train_files as one language, not --dataset_name.")
+    adapter_alone = backbone.peft is not None and not backbone.merge_adapter
+    without_effect = {
+        "--prepared_data is for masked LMs only": embeds and data.prepared_data,
+        "--eval_files and --eval_split exclude each other": data.eval_files and data.eval_split,
+        "--dataset_config and --eval_split need --dataset_name": (data.dataset_config or data.eval_split)
+        and data.dataset_name is None,
+        "--merge_adapter needs --peft lora": backbone.merge_adapter and backbone.peft is None,
+        "--merge_adapter excludes --fsdp and --push_to_hub: save the adapter, and merge or push it after training": (
+            backbone.merge_adapter and (args.fsdp or args.push_to_hub)
+        ),
+        "--student_layers and --transfer_vocabulary make a new base model, which an adapter needs: --merge_adapter": (
+            adapter_alone and (backbone.student_layers or backbone.transfer_vocabulary)
+        ),
+        "--max_pairs_per_query needs --clean_pairs": data.max_pairs_per_query is not None and not data.clean_pairs,
+        "--clean_pairs is for pairs": data.clean_pairs and single,
+        "--language_exponent is for files of masked LMs that are not streamed": data.language_exponent is not None
+        and (embeds or data.streaming or data.dataset_name is not None),
+    }
+    for message, found in without_effect.items():
+        if found:
+            raise ValueError(f"{message}.")
 
 
 def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:
