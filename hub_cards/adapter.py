@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
-from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-
-from safetensors import safe_open
 
 import modeling_m3bert
 from modeling_m3bert import EmbeddingSettings
@@ -21,15 +17,10 @@ from trainers.core.durable import replace_text
 from trainers.core.granularity import Grid
 from trainers.hub.training_record import TrainingRecord
 
-from .card import PIPELINES, POOLING_CODE, TEMPLATE, link_to, merged_card, papers_of, training_data
+from .card import TRUST, described, merged_card, training_values
 from .checkpoint import files_of, head_of
 from .metadata import Statements
-from .tables import parts_table, settings_table
 from .upload import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD
-
-
-ADAPTER_TEMPLATE = Path(__file__).with_name("adapter.md")
-SHARED = "<!-- section: training -->"  # from here on, an adapter has the sections of other cards
 
 
 def is_adapter(folder: Path) -> bool:
@@ -47,15 +38,13 @@ class Adapter:
         base_model (`str`, *optional*): Hub id of its base model. Default: that of its config.
 
     Raises:
-        ValueError: if the weights are missing or cannot be read, or the base model is not on the Hub.
+        ValueError: if the weights cannot be read, or the base model is not on the Hub.
     """
 
     folder: Path
     base_model: str | None = None
 
     def __post_init__(self) -> None:
-        if not (self.folder / ADAPTER_WEIGHTS).is_file():
-            raise ValueError(f"{self.folder} lacks {ADAPTER_WEIGHTS}.")
         check_weights(self.folder / ADAPTER_WEIGHTS)
         if not self.base:
             raise ValueError(
@@ -75,7 +64,7 @@ class Adapter:
 
     @property
     def base_class(self) -> str:
-        """Name of the class of the base model, as far as the config knows it."""
+        """Name of the class of the base model; empty if unknown."""
         return (self.config.get("auto_mapping") or {}).get("base_model_class", "")
 
     @property
@@ -87,22 +76,6 @@ class Adapter:
     def head(self) -> str:
         """Name of the Auto class that loads the base model."""
         return head_of(self.base_class) or "AutoModel"
-
-    @cached_property
-    def parameters(self) -> int:
-        """Number of its parameters."""
-        with safe_open(self.folder / ADAPTER_WEIGHTS, "pt") as weights:
-            return sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())
-
-    @cached_property
-    def record(self) -> TrainingRecord | None:
-        """The record of its training, if there is one."""
-        return TrainingRecord.find(self.folder)
-
-    @property
-    def grid(self) -> Grid | None:
-        """The granularities that it was trained at; `None` if unknown."""
-        return Grid.parse(self.record.grid) if self.record is not None else None
 
     @property
     def embeds(self) -> bool:
@@ -136,80 +109,31 @@ def export_adapter(
     for name in files_of(adapter.folder, more=(ADAPTER_CONFIG, ADAPTER_WEIGHTS)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(adapter.folder / name, folder / name)
-    config = json.dumps(adapter.published_config(), indent=2) + "\n"
-    (folder / ADAPTER_CONFIG).write_text(config, encoding="utf-8")
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(adapter.published_config(), indent=2) + "\n", encoding="utf-8")
     write_adapter_card(adapter, folder, repo_id, said, previous)
 
 
 def write_adapter_card(
     adapter: Adapter, folder: Path, repo_id: str, said: Statements, previous: str | None = None
 ) -> None:
-    """Write the card of an adapter into a folder. The arguments are those of [`export_adapter`]."""
-    name = repo_id.split("/")[-1]
-    template = ADAPTER_TEMPLATE.read_text(encoding="utf-8")
-    shared = TEMPLATE.read_text(encoding="utf-8").partition(SHARED)
-    values = {"name": name, "repo": repo_id, **context(adapter, said)}
-    card = merged_card(template + shared[1] + shared[2], values, metadata(adapter, said), name, previous=previous)
+    """Write the card of an adapter into a folder; see [`export_adapter`]."""
+    record, settings = TrainingRecord.find(adapter.folder), EmbeddingSettings.read(adapter.folder)
+    grid = Grid.parse(record.grid) if record is not None else None
+    values = training_values(record, said, *([papers.M3BERT] if adapter.elastic else []))
+    values |= {
+        "adapter": adapter,
+        "grid": grid,
+        "plain": adapter.embeds and settings.projection is None,  # `AutoModel` returns what precedes a projection
+        "pooling": settings.pooling,
+        "prompts": {role: prompt for role, prompt in settings.prompts.items() if prompt},
+        "trust": TRUST if adapter.elastic else "",
+        "origin": f"[{adapter.base}](https://huggingface.co/{adapter.base})",
+        "max_length": None,
+    }
+    tags = ["sentence-transformers", "feature-extraction"] if adapter.embeds else []
+    tags += ["matryoshka"] if grid is not None and len(grid) > 1 else []
+    tags += [f"base_model:adapter:{adapter.base}", adapter.config["peft_type"].lower(), "transformers"]
+    data = described(record, said, adapter.head, tags)
+    data |= {"library_name": "peft", "base_model": adapter.base, "base_model_relation": "adapter"}
+    card = merged_card("adapter.md", repo_id, values, data, previous=previous)
     replace_text(folder / CARD, str(card))
-
-
-def datasets_of(adapter: Adapter, said: Statements) -> list[str]:
-    """Hub ids of the training data."""
-    return list(dict.fromkeys([*(adapter.record.datasets if adapter.record else ()), *said.datasets]))
-
-
-def metadata(adapter: Adapter, said: Statements) -> dict[str, Any]:
-    """The metadata of the card by the keys of the Hub."""
-    record, grid = adapter.record, adapter.grid
-    tags = [f"base_model:adapter:{adapter.base}", adapter.config["peft_type"].lower(), "transformers"]
-    tags += [tag for tag in (record.tags if record else ()) if tag != "matryoshka"]
-    tags += ["sentence-transformers", "feature-extraction"] if adapter.embeds else []
-    tags += ["matryoshka"] if grid is not None and len(grid.granularities) > 1 else []
-    tags += ["generated_from_trainer"] if record else []
-    similar = record is not None and "sentence-similarity" in record.tags
-    return {
-        "language": list(said.languages),
-        "license": said.license,
-        "library_name": "peft",
-        "pipeline_tag": "sentence-similarity" if similar else PIPELINES[adapter.head],
-        "tags": list(dict.fromkeys([*tags, *said.tags])),
-        "base_model": adapter.base,
-        "base_model_relation": "adapter",
-        "datasets": datasets_of(adapter, said),
-    }
-
-
-def context(adapter: Adapter, said: Statements) -> dict[str, Any]:
-    """The variables of the template."""
-    record, grid, settings = adapter.record, adapter.grid, EmbeddingSettings.read(adapter.folder)
-    plain = adapter.embeds and settings.projection is None  # `AutoModel` returns what precedes a projection
-    roles: Collection[str] = ("query", "document")
-    limits = [f"Only these granularities were trained: `{grid}`."] if grid is not None else []
-    limits += (
-        [f"It was trained on texts of up to {record.settings['max_length']} tokens."]
-        if (record is not None and "max_length" in record.settings)
-        else []
-    )
-    return {
-        "kind": {"LORA": "LoRA"}.get(adapter.config["peft_type"], adapter.config["peft_type"]),
-        "base": adapter.base,
-        "parameters": adapter.parameters,
-        "grid": str(grid) if grid is not None else None,
-        "small": grid.granularities[0] if grid is not None and adapter.elastic and plain else None,
-        "layers": grid.layers if grid is not None else None,
-        "dims": grid.dims if grid is not None else None,
-        "head": adapter.head,
-        "trust": ", trust_remote_code=True" if adapter.elastic else "",
-        "embeds": adapter.embeds,
-        "pooling_code": POOLING_CODE[settings.pooling].strip("\n") if plain else None,
-        "prompts": {role: settings.prompts[role] for role in roles if settings.prompts.get(role)},
-        "record": record,
-        "parts": parts_table(record.parts) if record else None,
-        "several": record is not None and len(record.parts) > 1,
-        "data": training_data(record, datasets_of(adapter, said)) if record else None,
-        "origin": link_to(adapter.base),
-        "settings": settings_table(record.settings) if record else None,
-        "limits": [*limits, "It was not evaluated, as far as this card knows."],
-        "gaps": ["quality, at any granularity", "speed", "bias, and harm that its use may cause"],
-        "citations": papers_of(record, [papers.M3BERT.citation] if adapter.elastic else []),
-    }

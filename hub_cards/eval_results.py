@@ -30,31 +30,25 @@ def eval_results(results: GridResults, full: Granularity, repo_id: str) -> list[
     Returns:
         `list[EvalResultEntry]`: One entry per task, the value in percent as in MTEB.
     """
-    settings, full = results.settings, full.size
-    notes = [f"full size {full}"]
+    settings, by_mteb = results.settings, results.settings.get("mteb", {})
+    notes = [f"full size {full.size}"]
     notes += [f"{name} {settings[name]}" for name in ("pooling", "max_length", "max_lengths") if settings.get(name)]
     notes += ["with prompts"] if settings.get("prompts") else []
-    by_mteb = results.settings.get("mteb", {})
     entries: dict[tuple[str, str], EvalResultEntry] = {}
-    for score in results.scores:
-        if not score.main or score.granularity != str(full):
+    for score in (score for score in results.scores if score.main and score.granularity == str(full.size)):
+        hub, mteb = TASKS[score.task].hub if score.task in TASKS else None, by_mteb.get(score.task)
+        key = (mteb["dataset"], score.task) if mteb else (hub.path, hub.benchmark) if hub and hub.benchmark else None
+        if key is None or (key in entries and not mteb):
             continue
-        hub = TASKS[score.task].hub if score.task in TASKS else None
-        if score.task in by_mteb:
-            dataset, benchmark, scored = by_mteb[score.task]["dataset"], score.task, "by mteb"
-        elif hub is not None and hub.benchmark is not None and (hub.path, hub.benchmark) not in entries:
-            dataset, benchmark, scored = hub.path, hub.benchmark, "by m3bert evaluate"
-        else:
-            continue
-        entries[dataset, benchmark] = EvalResultEntry(
-            dataset_id=dataset,
-            task_id=benchmark,
-            dataset_revision=by_mteb.get(score.task, {}).get("revision"),
+        entries[key] = EvalResultEntry(
+            dataset_id=key[0],
+            task_id=key[1],
+            dataset_revision=mteb.get("revision") if mteb else None,
             value=round(100 * score.value, 4),
             date=results.date,
             source_url=f"https://huggingface.co/{repo_id}/blob/main/{RESULTS}",
             source_name="All scores",
-            notes=", ".join([*notes, f"scored {scored}"]),
+            notes=", ".join([*notes, f"scored by {'mteb' if mteb else 'm3bert evaluate'}"]),
         )
     return list(entries.values())
 

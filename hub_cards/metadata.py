@@ -23,10 +23,7 @@ TASK_TYPES = {
     "retrieval": "text-retrieval",
     "bitext": "translation",
 }
-# Keys that a person may have written. They stay unless the new card has a value for them.
-STATED = ("license", "license_name", "license_link", "language", "datasets", "base_model", "base_model_relation")
-# Keys that are generated anew. Their old values are dropped.
-GENERATED = ("model-index", "tags", "pipeline_tag", "library_name")
+GENERATED = ("model-index", "tags", "pipeline_tag", "library_name")  # keys whose old values are dropped
 # Generated tags. Stale ones are removed; all other tags of an old card stay.
 OWN_TAGS = (
     "matryoshka",
@@ -65,11 +62,8 @@ def evaluations(results: GridResults) -> list[EvalResult]:
     """
     found = []
     for score in results.scores:
-        mteb = results.settings.get("mteb", {}).get(score.task)
-        if not score.main or (mteb is None and score.task_type not in TASK_TYPES):
-            continue
-        granularity = Granularity.parse(score.granularity)
-        if granularity.code != FLOAT:
+        mteb, g = results.settings.get("mteb", {}).get(score.task), Granularity.parse(score.granularity)
+        if not score.main or g.code != FLOAT or (mteb is None and score.task_type not in TASK_TYPES):
             continue
         hub = TASKS[score.task].hub if score.task in TASKS else None
         found.append(
@@ -82,21 +76,19 @@ def evaluations(results: GridResults) -> list[EvalResult]:
                 dataset_split=score.split,
                 dataset_revision=mteb["revision"] if mteb else None,
                 metric_type=score.metric,
-                metric_name=f"{score.metric} at {granularity}",
+                metric_name=f"{score.metric} at {g}",
                 metric_value=round(score.value, 6),
-                metric_args={"layer": granularity.layer, "dim": granularity.dim},
+                metric_args={"layer": g.layer, "dim": g.dim},
             )
         )
     return found
 
 
 def kept(metadata: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
-    """New metadata, with what a person added to the old: unknown keys, statements without a new value, tags."""
-    theirs = {key: value for key, value in old.items() if key not in (*GENERATED, *STATED)}
-    stated = {key: old[key] for key in STATED if key in old}
+    """New metadata, with what a person added to the old: keys without a new value, and tags."""
+    theirs = {key: value for key, value in old.items() if key not in GENERATED}
     their_tags = [tag for tag in old.get("tags") or [] if tag not in OWN_TAGS]
-    tags = dict.fromkeys([*metadata.get("tags", []), *their_tags])
-    return {**theirs, **stated, **metadata, "tags": list(tags)}
+    return {**theirs, **metadata, "tags": list(dict.fromkeys([*metadata.get("tags", []), *their_tags]))}
 
 
 def card_data(values: dict[str, Any], name: str, results: GridResults | None) -> ModelCardData:
@@ -110,6 +102,4 @@ def card_data(values: dict[str, Any], name: str, results: GridResults | None) ->
     """
     given = {key: value for key, value in values.items() if value}
     scores = evaluations(results) if results is not None else []
-    if not scores:
-        return ModelCardData(**given)
-    return ModelCardData(**given, model_name=name, eval_results=scores)
+    return ModelCardData(**given, model_name=name, eval_results=scores) if scores else ModelCardData(**given)

@@ -29,7 +29,6 @@ from trainers.hub.quantizer import QUANTIZER_FOLDER
 from .adapter import Adapter, export_adapter, is_adapter, write_adapter_card
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint
-from .codes import without_learned_codes
 from .eval_results import eval_results, write_eval_results
 from .figures import draw_all
 from .metadata import Statements
@@ -170,7 +169,8 @@ def _lay_out_encoder(
         elif full.layer < checkpoint.full.layer:
             lost = {*checkpoint.depths.exits} - {full.layer}
         results = results_of(checkpoint, results, repo_id).within(full, lost)
-        results = without_learned_codes(results) if loses_quantizer else results
+        if loses_quantizer:
+            results = results.only(g for g in results.granularities if not CODES[g.code].learned)
     if is_native:
         export_native(checkpoint, folder, options.granularity)
     else:

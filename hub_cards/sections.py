@@ -14,18 +14,16 @@ sections always belongs to a person.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from hashlib import blake2b
+from typing import NamedTuple
 
 
 END = "<!-- end of section -->"
-SECTION = re.compile(rf"<!-- section: (?P<name>[\w-]+) (?P<digest>\w+) -->\n(?P<text>.*?){END}\n?", re.DOTALL)
-TEMPLATE_START = re.compile(r"^<!-- section: (?P<name>[\w-]+) -->\n", re.MULTILINE)
+SECTION = re.compile(rf"<!-- section: ([\w-]+) (\w+) -->\n(.*?){END}\n?", re.DOTALL)
+START = re.compile(r"^<!-- section: ([\w-]+) -->\n", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """
     A part of a card.
 
@@ -41,7 +39,7 @@ class Section:
 
     @property
     def edited(self) -> bool:
-        """Whether a person changed it."""
+        """Whether a person wrote or changed it."""
         return self.digest != digest_of(self.text)
 
     def __str__(self) -> str:
@@ -55,33 +53,20 @@ def digest_of(text: str) -> str:
     return blake2b(text.strip().encode(), digest_size=6).hexdigest()
 
 
-def generated(template: str, render: Callable[[str], str]) -> list[Section]:
-    """
-    The sections of a template, rendered. Each starts with its comment and ends where the next one starts. A section
-    without text is left out.
-
-    Args:
-        template (`str`): The template.
-        render (`Callable`): Renders the text of one section.
-    """
-    _, *parts = TEMPLATE_START.split(template)
-    names, texts = parts[::2], [f"{render(part).strip()}\n" for part in parts[1::2]]
-    return [Section(text, name, digest_of(text)) for name, text in zip(names, texts, strict=True) if text.strip()]
+def generated(rendered: str) -> list[Section]:
+    """The sections of a rendered template. Each begins with `<!-- section: name -->`. Empty ones are left out."""
+    _, *parts = START.split(rendered)
+    texts = [f"{text.strip()}\n" for text in parts[1::2]]
+    return [Section(text, name, digest_of(text)) for name, text in zip(parts[::2], texts, strict=True) if text.strip()]
 
 
 def parse(text: str) -> list[Section]:
     """The sections of a card and the text between them, in order."""
-    text = text.replace("\r\n", "\n")  # some editors save cards this way
-    found, position = [], 0
-    for match in SECTION.finditer(text):
-        found += _between(text[position : match.start()])
-        found.append(Section(match["text"], match["name"], match["digest"]))
-        position = match.end()
-    return [*found, *_between(text[position:])]
-
-
-def _between(text: str) -> list[Section]:
-    return [Section(f"{text.strip()}\n")] if text.strip() else []
+    between, *rest = SECTION.split(text.replace("\r\n", "\n"))  # some editors save cards this way
+    found = [Section(between)]
+    for name, digest, inner, after in zip(rest[::4], rest[1::4], rest[2::4], rest[3::4], strict=True):
+        found += [Section(inner, name, digest), Section(after)]
+    return [s if s.name else Section(f"{s.text.strip()}\n") for s in found if s.name or s.text.strip()]
 
 
 def merge(new: list[Section], old: list[Section]) -> list[Section]:
@@ -92,22 +77,17 @@ def merge(new: list[Section], old: list[Section]) -> list[Section]:
     Args:
         new (`list[Section]`): The generated sections of the new card.
         old (`list[Section]`): The sections of the old card.
-
-    Returns:
-        `list[Section]`
     """
     fresh = {section.name: section for section in new}
-    merged = []
-    for section in old:
-        if section.name is None or section.edited:
-            merged.append(section)
-        elif section.name in fresh:
-            merged.append(fresh[section.name])
-    for index, section in enumerate(new):
+    merged = [s if s.edited else fresh[s.name] for s in old if s.edited or s.name in fresh]
+    place = 0  # after the section that precedes in the new card
+    for section in new:
         names = [member.name for member in merged]
-        if section.name not in names:
-            before = next((s.name for s in reversed(new[:index]) if s.name in names), None)
-            merged.insert(names.index(before) + 1 if before is not None else 0, section)
+        if section.name in names:
+            place = names.index(section.name) + 1
+        else:
+            merged.insert(place, section)
+            place += 1
     return merged
 
 

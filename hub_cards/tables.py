@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -10,18 +13,7 @@ from trainers.core.codes import CODES, FLOAT, bytes_per_vector
 from trainers.core.granularity import Granularity
 from trainers.evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
 
-from .task_words import SCORED, about_task, tasks_counted, texts_counted, title_of
-
-
-CODE_NOTE = (
-    "The tables above are for vectors in float32. Here, each column is a precision: how the numbers of a vector are "
-    "stored. In brackets: the share of the quality in float32 at the same size, and bytes (B) per vector."
-)
-
-RESCORED_NOTE = (
-    "In brackets: the share of exact search in float32, and the bytes (B) per vector of all that is kept. By `codes` "
-    "compares the query in float32 with the codes that found the documents."
-)
+from .task_words import SCORED, about_task, tasks_counted, title_of
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
@@ -48,45 +40,36 @@ def sizes_in(results: GridResults) -> list[Granularity]:
 
 def tasks_table(results: GridResults) -> str:
     """One row per task: its type, its main metric in words, how many texts it has, and what they are."""
-
     metrics = {score.task: score.metric for score in results.scores if score.main}
-
-    def row(task: str, task_type: str) -> list[str]:
-        return [
-            f"`{task}`",
-            title_of(task_type),
-            SCORED.get(metrics[task], metrics[task]),
-            texts_counted(results.texts.get(task, {})),
-            about_task(results, task),
-        ]
-
-    rows = [row(task, task_type) for task_type in results.task_types() for task in results.tasks(task_type)]
+    rows = []
+    for task_type in results.task_types():
+        for task in results.tasks(task_type):
+            texts = results.texts.get(task, {})
+            counted = ", ".join(f"{number:,} {name}" for name, number in texts.items() if name != "sentence2")
+            counted = counted.replace("sentence1", "pairs")
+            score = SCORED.get(metrics[task], metrics[task])
+            rows.append([f"`{task}`", title_of(task_type), score, counted, about_task(results, task)])
     return markdown(["task", "type", "score", "texts", "what it is"], rows, words=5)
 
 
 def task_type_table(results: GridResults) -> str:
     """One row per size in float32: the mean of each task type in percent, bytes per vector, and ms per query."""
-    task_types = results.judged_task_types()
-    quality = {task_type: results.quality(results.tasks(task_type)) for task_type in task_types}
-    counted = [f"{task_type} ({tasks_counted(results, task_type)})" for task_type in task_types]
-    header = ["granularity", *counted, "bytes per vector", *(["ms per query"] if results.latency else [])]
-
-    def row(g: Granularity) -> list[str]:
-        cells = [str(g), *(percent(quality[task_type][g]) for task_type in task_types)]
-        cells.append(str(bytes_per_vector(g.code, g.dim)))
-        return [*cells, f"{results.latency.of(g):.1f}"] if results.latency else cells
-
-    return markdown(header, map(row, sizes_in(results)))
+    latency, judged = results.latency, results.judged_task_types()
+    header = ["granularity", *(f"{task_type} ({tasks_counted(results, task_type)})" for task_type in judged)]
+    means = [results.quality(results.tasks(task_type)) for task_type in judged]
+    rows = []
+    for g in sizes_in(results):
+        row = [str(g), *(percent(quality[g]) for quality in means), str(bytes_per_vector(g.code, g.dim))]
+        rows.append([*row, *([f"{latency.of(g):.1f}"] if latency else [])])
+    return markdown([*header, "bytes per vector", *(["ms per query"] if latency else [])], rows)
 
 
 def task_table(results: GridResults, task_type: str) -> str:
     """One row per size in float32, one column per task of a type: its main metric, in percent if that is a quality."""
     quality = {task: results.quality([task]) for task in results.tasks(task_type)}
     spell = percent if task_type in results.judged_task_types() else "{:.3f}".format
-    return markdown(
-        ["granularity", *quality],
-        ([str(g), *(spell(values[g]) for values in quality.values())] for g in sizes_in(results)),
-    )
+    rows = ([str(g), *(spell(values[g]) for values in quality.values())] for g in sizes_in(results))
+    return markdown(["granularity", *quality], rows)
 
 
 def code_table(results: GridResults, task_type: str) -> str:
@@ -95,20 +78,13 @@ def code_table(results: GridResults, task_type: str) -> str:
     of that in float32 and the bytes per vector. Precisions that were not measured at a size stay blank.
     """
     quality, codes = results.quality(results.tasks(task_type)), results.granularities.codes[::-1]  # most bits first
-
-    def cell(g: Granularity) -> str:
-        if g not in quality:
-            return ""
-        exact = None if g.code == FLOAT else quality.get(g.size)
-        return _with_cost(quality[g], exact, bytes_per_vector(g.code, g.dim))
-
-    return markdown(
-        ["size", *codes],
-        (
-            [str(size), *(cell(Granularity(size.layer, size.dim, code)) for code in codes)]
-            for size in results.granularities.sizes
-        ),
-    )
+    rows = []
+    for size in results.granularities.sizes:
+        coded = [replace(size, code=code) for code in codes]
+        exact = quality.get(size)
+        costs = [(g, None if g.code == FLOAT else exact, bytes_per_vector(g.code, g.dim)) for g in coded]
+        rows.append([str(size), *(_with_cost(quality.get(g), whole, kept) for g, whole, kept in costs)])
+    return markdown(["size", *codes], rows)
 
 
 def rescored_table(results: GridResults, size: Granularity) -> str:
@@ -119,42 +95,29 @@ def rescored_table(results: GridResults, size: Granularity) -> str:
     longest that was measured on every collection. What was not measured stays blank.
     """
     searches = [search for search in results.rescored_searches if search.granularity.size == size]
-    longest: dict[str, int] = {}
-    for search in searches:
-        longest[search.task] = max(search.shortlist, longest.get(search.task, 0))
-    tasks, shortlist = list(longest), min(longest.values())
     documents = {search.task: f"{search.documents:,}" for search in searches}
-    values = {
-        (search.task, search.code, search.rescore): search.value
-        for search in searches
-        if search.shortlist == shortlist
-    }
-    codes, rescorers = (
-        [name for name in names if name in {key[place] for key in values}]
-        for place, names in ((1, CODES), (2, RESCORERS))
-    )
+    tasks, codes, rescorers = [*documents], {s.code for s in searches}, {s.rescore for s in searches}
+    shortlist = min(max(s.shortlist for s in searches if s.task == task) for task in tasks)
     groups = {task: [task] for task in tasks} | ({f"mean of {len(tasks)}": tasks} if len(tasks) > 1 else {})
-
-    def row(name: str, group: Sequence[str], code: str) -> list[str]:
-        quality, coded = results.quality(group), Granularity(size.layer, size.dim, code)
-        found = [(quality.get(coded), bytes_per_vector(code, size.dim))]
-        for rescore in rescorers:
-            known = [values[task, code, rescore] for task in group if (task, code, rescore) in values]
-            found.append((mean(known) if len(known) == len(group) else None, rescored_bytes(coded, rescore)))
-        cells = ["" if value is None else _with_cost(value, quality.get(size), kept) for value, kept in found]
-        return [name, documents.get(name, ""), code, *cells]
-
-    return markdown(
-        ["collection", "documents", "precision", "alone", *(f"{shortlist} rescored by {r}" for r in rescorers)],
-        (row(name, group, code) for name, group in groups.items() for code in codes),
-        words=1,
-    )
+    shown = [name for name in RESCORERS if name in rescorers]
+    rows = []
+    for name, group in groups.items():
+        quality, rescored = results.quality(group), results.rescored_quality(group)
+        for code in (code for code in CODES if code in codes):
+            g = replace(size, code=code)
+            found = [(quality.get(g), bytes_per_vector(code, g.dim))]
+            found += [(rescored.get((g, by, shortlist)), rescored_bytes(g, by)) for by in shown]
+            cells = (_with_cost(value, quality.get(size), kept) for value, kept in found)
+            rows.append([name, documents.get(name, ""), code, *cells])
+    header = ["collection", "documents", "precision", "alone", *(f"{shortlist} rescored by {by}" for by in shown)]
+    return markdown(header, rows)
 
 
-def _with_cost(quality: float, exact: float | None, size: int) -> str:
+def _with_cost(quality: float | None, exact: float | None, size: int) -> str:
     """A quality in percent, its share of that in float32 (if known), and bytes per vector: `53.0 (98.5%, 144 B)`."""
-    known = [] if exact is None else [f"{share(quality, exact)}%"]
-    return f"{percent(quality)} ({', '.join([*known, f'{size} B'])})"
+    if quality is None:
+        return ""
+    return f"{percent(quality)} ({'' if exact is None else f'{share(quality, exact)}%, '}{size} B)"
 
 
 def rescored_size(results: GridResults) -> Granularity:
@@ -167,27 +130,21 @@ def two_stage_table(results: GridResults, granularity: Granularity) -> str:
     The measured searches in two stages whose second stage uses `granularity`: one row per collection, first dim and
     shortlist length. Multiplications and quality are also given as shares of those of the exact search.
     """
-    searches = [
-        search
-        for search in results.two_stage_searches
-        if (search.layer, search.second_dim) == (granularity.layer, granularity.dim)
+    rows = [
+        [
+            *(s.task, f"{s.documents:,}", str(s.first_dim), str(s.shortlist), percent(s.products_share)),
+            *(percent(s.value), share(s.value, results.quality([s.task])[granularity])),
+        ]
+        for s in results.two_stage_searches
+        if (s.layer, s.second_dim) == (granularity.layer, granularity.dim)
     ]
-    exact = {task: results.quality([task])[granularity] for task in dict.fromkeys(search.task for search in searches)}
-    return markdown(
-        ["collection", "documents", "first dim", "shortlist", "multiplications, %", "quality", "of exact, %"],
-        (
-            [
-                search.task,
-                f"{search.documents:,}",
-                str(search.first_dim),
-                str(search.shortlist),
-                percent(search.products_share),
-                percent(search.value),
-                share(search.value, exact[search.task]),
-            ]
-            for search in searches
-        ),
-    )
+    header = ["collection", "documents", "first dim", "shortlist", "multiplications, %", "quality", "of exact, %"]
+    return markdown(header, rows)
+
+
+def asymmetric_dim(results: GridResults) -> int:
+    """The widest dim with searches whose queries and documents are at different layers; 0 without such searches."""
+    return max((search.dim for search in results.asymmetric_searches), default=0)
 
 
 def asymmetric_table(results: GridResults, dim: int) -> str:
@@ -196,66 +153,43 @@ def asymmetric_table(results: GridResults, dim: int) -> str:
     and at the layer of the query, and ms per query if latency was measured. In the last row these are one search.
 
     Args:
-        results ([`GridResults`]): Results of an evaluation.
+        results ([`GridResults`]): Results with searches with asymmetric encoders at this dim.
         dim (`int`): Dim of queries and documents.
-
-    Returns:
-        `str`: the table.
-
-    Raises:
-        ValueError: if there is no search with asymmetric encoders at this dim.
     """
-    searches = [search for search in results.asymmetric_searches if search.dim == dim]
-    if not searches:
-        measured = ", ".join(map(str, sorted({search.dim for search in results.asymmetric_searches})))
-        raise ValueError(f"No queries at other layers were measured at {dim} dims; measured: {measured or 'none'}.")
+    searches, latency = [search for search in results.asymmetric_searches if search.dim == dim], results.latency
     last = max(search.document_layer for search in searches)
     values = {(search.task, search.query_layer): search.value for search in searches if search.document_layer == last}
-    tasks = list(dict.fromkeys(task for task, _ in values))
-    same = {task: results.quality([task]) for task in tasks}
-    header = [
-        "query layer",
-        *(f"{task}, {place}" for task in tasks for place in (f"documents at {last}", "same layer")),
-    ]
-
-    def row(layer: int) -> list[str]:
-        g = Granularity(layer, dim)
-        cells = [str(layer)]
-        for task in tasks:
-            cells += [percent(values.get((task, layer), same[task][g])), percent(same[task][g])]
-        return [*cells, f"{results.latency.of(g):.1f}"] if results.latency else cells
-
-    layers = sorted({layer for _, layer in values} | {last})
-    return markdown([*header, *(["ms per query"] if results.latency else [])], map(row, layers))
+    same = {task: results.quality([task]) for task, _ in values}
+    rows = []
+    for g in (Granularity(layer, dim) for layer in sorted({layer for _, layer in values} | {last})):
+        row = [str(g.layer)]
+        for task, quality in same.items():
+            row += [percent(values.get((task, g.layer), quality[g])), percent(quality[g])]
+        rows.append([*row, *([f"{latency.of(g):.1f}"] if latency else [])])
+    header = [f"{task}, {place}" for task in same for place in (f"documents at {last}", "same layer")]
+    return markdown(["query layer", *header, *(["ms per query"] if latency else [])], rows)
 
 
 def hybrid_table(results: GridResults) -> str:
     """
     One row per layer of the queries: the main metric in percent, mean over the retrieval tasks, of exact search with
-    documents at the last layer, alone and with BM25 beside it. The last row is BM25 alone.
-
-    Args:
-        results ([`GridResults`]): Results with hybrid searches, which are shown at the widest dim.
-
-    Returns:
-        `str`: the table.
+    documents at the last layer, alone and with BM25 beside it, at the widest dim. The last row is BM25 alone. Empty
+    without searches that have both.
     """
     searches = results.hybrid_searches
-    dim = max(search.dim for search in searches if search.dim is not None)
+    if not any(search.dim for search in searches):
+        return ""
+    full = max((Granularity(s.document_layer or 0, s.dim) for s in searches if s.dim), key=lambda g: g.dim)
     values: dict[tuple[int | None, str | None], list[float]] = {}
     for search in searches:
-        if search.dim in (dim, None):
+        if search.dim in (full.dim, None):
             values.setdefault((search.query_layer, search.fusion), []).append(search.value)
-    tasks = list(dict.fromkeys(search.task for search in searches))
-    last = max(search.document_layer for search in searches if search.document_layer is not None)
-    alone = {
-        layer: value for (g, layer), value in results.asymmetric_quality(tasks).items() if g == Granularity(last, dim)
-    }
-    alone[last] = results.quality(tasks)[Granularity(last, dim)]
+    tasks = {search.task for search in searches}
+    alone = {layer: value for (g, layer), value in results.asymmetric_quality(tasks).items() if g == full}
+    alone[full.layer] = results.quality(tasks)[full]
     rows = [
         [
-            f"{layer}x{dim}",
-            percent(alone[layer]) if layer in alone else "",
+            *(f"{layer}x{full.dim}", percent(alone[layer]) if layer in alone else ""),
             *(percent(mean(values[layer, fusion])) for fusion in ("scores", "ranks")),
         ]
         for layer in sorted({layer for layer, _ in values if layer is not None})
@@ -264,45 +198,26 @@ def hybrid_table(results: GridResults) -> str:
     return markdown(["queries", "embeddings", "with BM25, by scores", "with BM25, by ranks"], rows)
 
 
-def latency_note(latency: Latency) -> str:
-    """What the times of a latency are, for the text below a table of them."""
-    return (
-        f"ms per query: encoding in torch and exact search among {latency.documents:,} documents (threads: "
-        f"{latency.threads}). Each time is {latency.statistic}."
-    )
-
-
 def engine_table(latency: Latency, layers: Collection[int]) -> str:
-    """
-    One row per layer, one column per runtime: milliseconds to encode one query.
-
-    Args:
-        latency ([`Latency`]): A latency.
-        layers (`Collection[int]`): Rows, as far as another runtime than torch was measured at them.
-
-    Returns:
-        `str`: the table; empty if it has no row.
-    """
-    measured = {
-        layer: latency.encode_ms_by_engine(layer) for layer in sorted(layers) if str(layer) in latency.encode_ms
-    }
-    rows = {layer: times for layer, times in measured.items() if len(times) > 1}
-    if not rows:
-        return ""
+    """One row per layer at which another runtime than torch was measured, one column per runtime: milliseconds to
+    encode one query. Empty if there is no row."""
+    times = {layer: latency.encode_ms_by_engine(layer) for layer in sorted(layers) if str(layer) in latency.encode_ms}
     engines = ["torch", *latency.engine_ms]
-    return markdown(
-        ["layer", *engines],
-        (
-            [str(layer), *(f"{times[name]:.2f}" if name in times else "" for name in engines)]
-            for layer, times in rows.items()
-        ),
-    )
+    rows = [
+        [str(layer), *(f"{found[name]:.2f}" if name in found else "" for name in engines)]
+        for layer, found in times.items()
+        if len(found) > 1
+    ]
+    return markdown(["layer", *engines], rows) if rows else ""
 
 
 def latency_report(latency: Latency, layers: Collection[int]) -> str:
-    """[`latency_note`], and [`engine_table`] if another runtime than torch was measured at one of the layers."""
+    """The conditions of a latency, and [`engine_table`]."""
     engines = engine_table(latency, layers)
-    return latency_note(latency) + (f"\n\nms to encode one query:\n\n{engines}" if engines else "")
+    return (
+        f"ms per query: encoding in torch and exact search among {latency.documents:,} documents (threads: "
+        f"{latency.threads}). Each time is {latency.statistic}."
+    ) + (f"\n\nms to encode one query:\n\n{engines}" if engines else "")
 
 
 def comparison_table(
@@ -312,16 +227,13 @@ def comparison_table(
     baselines: Mapping[str, Mapping[str, float]],
 ) -> str:
     """
-    Several encoders or ways to search on one task: one row per granularity, one column per search.
+    Several encoders or ways to search on one task: one row per granularity, one column per search, in percent.
 
     Args:
         searches (`dict[str, dict[Granularity, dict[str, float]]]`): Heading -> granularity -> metric -> value.
         metrics (`Sequence[str]`): Metrics of a cell.
         latency ([`Latency`]): Latency of one query.
         baselines (`dict[str, dict[str, float]]`): Name of a row without granularities -> metric -> value.
-
-    Returns:
-        `str`: the table in Markdown, with values in percent.
     """
 
     def cell(scores: Mapping[str, float]) -> str:
@@ -337,77 +249,35 @@ def comparison_table(
 
 def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:
     """One row per part of the training loss: its name, its weight where there are several, equation and papers."""
-    weights = ["weight"] if len(parts) > 1 else []
-    rows = [
-        [
-            part["name"],
-            *(f"{part['weight']:g}" for _ in weights),
-            part["equation"] or "not on record",
-            ", ".join(f"[{paper['title']}]({address_of(paper)})" for paper in part["papers"]) or "none",
+    weighted = len(parts) > 1
+    rows = []
+    for part in parts:
+        # Older records name the arXiv identifier of a paper only.
+        links = [
+            (paper["title"], paper.get("link") or f"https://huggingface.co/papers/{paper['id']}")
+            for paper in part["papers"]
         ]
-        for part in parts
-    ]
-    header = ["loss", *weights, "what it computes", "papers"]
+        papers = ", ".join(f"[{title}]({link})" for title, link in links) or "none"
+        weight = [f"{part['weight']:g}"] if weighted else []
+        rows.append([part["name"], *weight, part["equation"] or "not on record", papers])
+    header = ["loss", *(["weight"] if weighted else []), "what it computes", "papers"]
     return markdown(header, rows, words=len(header))
 
 
-def address_of(paper: Mapping[str, str]) -> str:
-    """Address of a recorded paper. Older records name its arXiv identifier only."""
-    return paper.get("link") or f"https://huggingface.co/papers/{paper['id']}"
+def key_table(values: Mapping[str, Any], key: str, value: str) -> str:
+    """One row per key and value; `key` and `value` are the header."""
+    return markdown([key, value], ([f"`{name}`", f"`{found}`"] for name, found in values.items()), words=2)
 
 
-def settings_table(settings: Mapping[str, Any]) -> str:
-    """One row per setting of a run."""
-    rows = ([f"`{name}`", f"`{value}`"] for name, value in settings.items())
-    return markdown(["setting", "value"], rows, words=2)
+def render(template: str, **values: Any) -> str:
+    """Fill in a template in the folder of this file. It finds the tables of this module under `tables`."""
+    import jinja2  # not at the top: the command that chooses a granularity answers at once
 
-
-def digest_table(digests: Mapping[str, str]) -> str:
-    """One row per Python file: its name and its SHA-256."""
-    return markdown(["file", "SHA-256"], ([f"`{name}`", f"`{digest}`"] for name, digest in digests.items()), words=2)
-
-
-def has_codes(results: GridResults) -> bool:
-    """Whether another precision than float32 was measured."""
-    return results.granularities.codes != [FLOAT]
+    options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), **options)
+    return environment.get_template(template).render(tables=sys.modules[__name__], **values)
 
 
 def report(results: GridResults) -> str:
     """All tables of an evaluation, below a summary of the run."""
-    settings = ", ".join(f"{name} {value}" for name, value in results.settings.items() if value)
-    parts = [
-        f"# {results.model} over {results.grid}",
-        f"{results.date}, {results.machine}, seed {results.seed}; {settings}. "
-        f"{len(results.tasks())} tasks, {len(results.scores)} scores. Numbers in percent.",
-        "## Tasks",
-        tasks_table(results),
-        "## Means per task type",
-        task_type_table(results),
-    ]
-    if results.latency is not None:
-        parts.append(latency_note(results.latency))
-        if engines := engine_table(results.latency, results.granularities.layers):
-            parts += ["## Milliseconds to encode one query, by runtime", engines]
-    for task_type in results.task_types():
-        parts += [f"## {task_type} ({results.main_metric(task_type)})", task_table(results, task_type)]
-    if has_codes(results):
-        parts += ["## Bits", CODE_NOTE]
-        for task_type in results.judged_task_types():
-            heading = f"### {task_type} ({results.main_metric(task_type)}) by precision"
-            parts += [heading, code_table(results, task_type)]
-    if results.rescored_searches:
-        size = rescored_size(results)
-        parts += [
-            f"## Search at a precision, with rescoring, {size}",
-            RESCORED_NOTE,
-            rescored_table(results, size),
-        ]
-    if results.two_stage_searches:
-        full = results.granularities.full
-        parts += [f"## Search in two stages, the second with {full}", two_stage_table(results, full)]
-    if results.asymmetric_searches:
-        dim = max(search.dim for search in results.asymmetric_searches)
-        parts += [f"## Queries at one layer, documents at another, {dim} dims", asymmetric_table(results, dim)]
-    if results.hybrid_searches:
-        parts += ["## BM25 beside embeddings, documents at the last layer", hybrid_table(results)]
-    return "\n\n".join(parts) + "\n"
+    return render("report.md", results=results).strip() + "\n"

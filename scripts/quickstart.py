@@ -28,7 +28,7 @@ from datasets import Dataset
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from hub_cards.figures import draw_comparison
+from hub_cards.figures import draw_curves
 from hub_cards.onnx_export import missing_packages
 from hub_cards.onnx_latency import onnx_engines
 from hub_cards.tables import comparison_table, latency_report
@@ -177,9 +177,12 @@ def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], basel
     if not latency.engine_ms:
         table += f" onnxruntime needs {', '.join(missing_packages())}: pip install 'm3bert[onnx]'."
     (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    draw_comparison(
-        searches, "recall@10", {name: baselines[name] for name in ("TF-IDF", "BM25")}, folder / "recall.png"
-    )
+    panels = {
+        f"{title}: recall@10 (%)": [(f"layer {g.layer}", 4 * g.dim, 100 * its[g]["recall@10"]) for g in sorted(its)]
+        for title, its in searches.items()
+    }
+    lines = {name: 100 * baselines[name]["recall@10"] for name in ("TF-IDF", "BM25")}
+    draw_curves(panels, "bytes per vector", folder / "recall.png", lines, sharey=True)
     stages = ", ".join(f"{stage} {took:.0f} s" for stage, took in settings["seconds"].items())
     print(f"\nRecall@10 / MRR@10 in percent of {settings['test_pairs']} held-out texts ({stages}):\n\n{table}\n")
     print(f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}.")

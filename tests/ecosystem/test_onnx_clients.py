@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hub_cards.card import TEMPLATE
 from hub_cards.checkpoint import Checkpoint
 from hub_cards.onnx_export import PACKAGES
 from scripts import export
@@ -124,7 +123,7 @@ def test_the_examples_in_javascript_run(exported, run_in_node, tmp_path):
     (tmp_path / "user" / "model").symlink_to(exported)
     page, template = (
         (ROOT / "docs" / "publish.md").read_text(),
-        TEMPLATE.read_text().replace("{{ repo }}", "user/model"),
+        (ROOT / "hub_cards" / "template.md").read_text().replace("{{ repo }}", "user/model"),
     )
     examples = [code for text in (page, template) for code in re.findall(r"```javascript\n(.*?)```", text, re.DOTALL)]
     local = f'env.allowRemoteModels = false; env.localModelPath = "{tmp_path}";'

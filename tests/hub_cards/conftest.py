@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase, set_seed
 
-from hub_cards import costs
 from tests.published import contrastive_trainer, evaluated
 from trainers import Grid
 from trainers.core.codes import CODES
 from trainers.evaluation import GridResults, Latency, Score, TwoStageSearch
 from trainers.evaluation.results import RescoredSearch
-
-
-@pytest.fixture(scope="session", autouse=True)
-def operations_counted_once() -> Iterator[None]:
-    """Most cards of these tests are of one architecture: its operations are counted once per process."""
-    count, known = costs._counts, {}
-
-    def remembered(config: Any, layers: int, dims: Iterable[int]) -> dict[int, costs.Cost]:
-        key = (config.to_json_string(use_diff=False), layers, tuple(sorted(dims)))
-        if key not in known:
-            known[key] = count(config, layers, dims)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(costs, "_counts", remembered)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from transformers import BertConfig, BertModel
 
-from hub_cards.costs import codes_shown, costs, tokens_counted
+from hub_cards.costs import costs, tokens_counted
 from modeling_m3bert import M3BertModel
 from modeling_m3bert.auto_m3bert import load_config, load_model
 from tests.conftest import tiny_config
@@ -47,19 +46,6 @@ def test_a_depth_counts_what_it_reads_and_only_the_rows_that_are_computed(tiny_t
             assert operations == 2 * width * g.dim
         if g.layer == 4:  # the static vector is made and mapped once per text of 64 tokens
             assert operations == 2 * width * g.dim + 2 * width + 2 * width * g.dim // 64
-
-
-@pytest.mark.parametrize("code, expected", [("float32", 32), ("int8", 8), ("qama-2", 3), ("binary", 1)])
-def test_bytes_per_vector(code, expected):
-    (cost,) = costs(tiny_config(), [Granularity(2, 8)]).values()
-    assert cost.vector_bytes(code) == expected
-
-
-def test_codes_that_every_size_has_are_listed(coded):
-    assert codes_shown(None) == ["float32", "int8", "binary"]
-    assert codes_shown(coded) == ["float32", "int8", "binary"], "codes of a quantizer belong to some sizes only"
-    coded.grid = "6x8,16@float16,int4"
-    assert codes_shown(coded) == ["float32", "float16", "int8", "int4", "binary"]
 
 
 def test_a_layer_costs_the_same_whether_it_was_trained_or_not():

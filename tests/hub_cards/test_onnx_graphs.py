@@ -95,7 +95,6 @@ def test_what_float16_cannot_compute_is_refused(encoder, tmp_path):
 
 
 def test_the_card_has_the_loss_of_each_graph(run):
-    pytest.importorskip("jinja2", reason="needs the extra publish")
     assert graph_table(REPORT).splitlines()[2:] == [
         "| `onnx/model.onnx` | 6x32 | float32 | 90.3 |  |  | 82.03 |",
         "| `onnx/model_quantized.onnx` | 6x32 | int8 | 22.8 | 0.9916 | 0.9848 | 82.01 |",
