@@ -95,17 +95,7 @@ class Adapter:
 def export_adapter(
     adapter: Adapter, folder: Path, repo_id: str, said: Statements, previous: str | None = None
 ) -> None:
-    """
-    Write the files of an adapter to publish, and its card.
-
-    Args:
-        adapter ([`Adapter`]): The adapter.
-        folder (`Path`): An empty folder for the files.
-        repo_id (`str`): The repository, `user/model`.
-        said ([`Statements`]): What a person adds to the card.
-        previous (`str`, *optional*): The card on the Hub, whose edits are kept. The README in the adapter's folder is
-            one that peft wrote.
-    """
+    """Write the files of an adapter into an empty folder, with a card that keeps the edits of the previous one."""
     for name in files_of(adapter.folder, more=(ADAPTER_CONFIG, ADAPTER_WEIGHTS)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(adapter.folder / name, folder / name)

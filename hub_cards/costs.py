@@ -97,7 +97,7 @@ def _cost(config: Any, modules: nn.ModuleDict, g: Granularity) -> Cost:
         if "model" in modules:
             modules["model"](input_ids=ids)
         if "table" in modules:
-            static = static_vectors(modules["table"].weight[:, : width if g.layer else read], (), ids)
+            static = static_vectors(modules["table"].get_parameter("weight")[:, : width if g.layer else read], (), ids)
         if "exit" in modules:
             modules["exit"](torch.empty(1, tokens, width, device="meta"), read, static)
     parameters = sum(parameter.numel() for parameter in modules.parameters())

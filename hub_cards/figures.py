@@ -46,16 +46,7 @@ def save(figure: Figure, file: Path) -> None:
 def draw_heat_maps(
     panels: Mapping[str, np.ndarray], rows: Sequence[int], columns: Sequence[int], labels: tuple[str, str], file: Path
 ) -> None:
-    """
-    One matrix of percentages per panel, with its numbers in the cells. NaN stays blank.
-
-    Args:
-        panels (`dict[str, np.ndarray]`): Title -> matrix of shape `(rows, columns)`; the first row is at the bottom.
-        rows (`Sequence[int]`): Names of the rows.
-        columns (`Sequence[int]`): Names of the columns.
-        labels (`tuple[str, str]`): What rows and columns are.
-        file (`Path`): PNG file to write.
-    """
+    """One matrix of percentages per title, the first row at the bottom, with its numbers in the cells."""
     figure, drawn = panels_of(panels, max(4.2, 1.6 + 0.7 * len(columns)), 1.6 + 0.5 * len(rows))
     for axes, cells in zip(drawn, panels.values(), strict=True):
         axes.imshow(cells, cmap="viridis", aspect="auto", origin="lower")
@@ -77,16 +68,8 @@ def draw_curves(
     baselines: Mapping[str, float] | None = None,
     **options: Any,
 ) -> None:
-    """
-    Quality against a cost. Costs that differ by a factor of 4 or more have a logarithmic axis.
-
-    Args:
-        panels (`dict[str, list[tuple[str, float, float]]]`): Title -> curve, cost and percent of each point.
-        cost (`str`): What the costs are.
-        file (`Path`): PNG file to write.
-        baselines (`dict[str, float]`, *optional*): Name of a horizontal line -> percent.
-        options: Of `Figure.subplots`.
-    """
+    """Per title: curve, cost and percent of each point; baselines are horizontal lines. Costs that differ by a factor
+    of 4 or more have a logarithmic axis."""
     colors = require_extra("matplotlib", "publish", "A figure").colormaps["viridis"]
     figure, drawn = panels_of(panels, 4.4, 3.6, **options)
     names = list(dict.fromkeys(name for points in panels.values() for name, *_ in points))
@@ -154,16 +137,8 @@ def draw_asymmetric_searches(results: GridResults, file: Path) -> None:
 
 
 def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, file: Path) -> None:
-    """
-    Variance of every dim over texts, divided by the mean variance (MIC, Figure 1). Dashed lines mark the ends of
-    prefixes.
-
-    Args:
-        spectrum (`Sequence[float]`): Variance of each dim.
-        dims (`Sequence[int]`): Lengths of the prefixes.
-        title (`str`): Title of the figure.
-        file (`Path`): PNG file to write.
-    """
+    """Variance of every dim over texts, divided by the mean variance (MIC, Figure 1). Dashed lines are the ends of the
+    prefixes of these dims."""
     figure, (axes,) = panels_of([title], 8, 3)
     axes.bar(range(1, len(spectrum) + 1), np.divide(spectrum, np.mean(spectrum)), width=1.0)
     for dim in dims:
@@ -174,16 +149,8 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
 
 
 def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: str, file: Path) -> None:
-    """
-    Correlations between the dims of a prefix and the dims after it (MIC, Figure 2). The scale is always -1 to 1, so
-    that figures of two encoders can be compared.
-
-    Args:
-        correlation (`np.ndarray` of shape `(width, width)`): Correlations between all dims.
-        dim (`int`): Length of the prefix, below the hidden size.
-        title (`str`): Title of the figure.
-        file (`Path`): PNG file to write.
-    """
+    """Correlations between the first `dim` dims and those after them, of the square matrix of all (MIC, Figure 2). The
+    scale is always -1 to 1, so that figures of two encoders can be compared."""
     width, block = len(correlation), correlation[:dim, dim:]
     heading = f"{title}: mean |correlation| {abs(block).mean():.3f}"
     figure, (axes,) = panels_of([heading], 8, min(6.5, 1.6 + 5.6 * dim / (width - dim)))

@@ -92,14 +92,7 @@ def kept(metadata: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
 
 
 def card_data(values: dict[str, Any], name: str, results: GridResults | None) -> ModelCardData:
-    """
-    The metadata of a card.
-
-    Args:
-        values (`dict`): Keys of the Hub's specification with their values; empty values and `None` are left out.
-        name (`str`): Name of the model in the results.
-        results ([`GridResults`], *optional*): Results of its evaluation.
-    """
+    """The metadata of a card: keys of the Hub with their values, except empty ones, and the results of this model."""
     given = {key: value for key, value in values.items() if value}
     scores = evaluations(results) if results is not None else []
     return ModelCardData(**given, model_name=name, eval_results=scores) if scores else ModelCardData(**given)

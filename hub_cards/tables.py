@@ -148,14 +148,8 @@ def asymmetric_dim(results: GridResults) -> int:
 
 
 def asymmetric_table(results: GridResults, dim: int) -> str:
-    """
-    One row per query layer: the main metric of each retrieval task in percent, with the documents at the last layer
-    and at the layer of the query, and ms per query if latency was measured. In the last row these are one search.
-
-    Args:
-        results ([`GridResults`]): Results with searches with asymmetric encoders at this dim.
-        dim (`int`): Dim of queries and documents.
-    """
+    """One row per query layer: the main metric of each retrieval task in percent, with the documents at the last layer
+    and at the layer of the query, and ms per query if latency was measured. In the last row these are one search."""
     searches, latency = [search for search in results.asymmetric_searches if search.dim == dim], results.latency
     last = max(search.document_layer for search in searches)
     values = {(search.task, search.query_layer): search.value for search in searches if search.document_layer == last}
@@ -226,15 +220,8 @@ def comparison_table(
     latency: Latency,
     baselines: Mapping[str, Mapping[str, float]],
 ) -> str:
-    """
-    Several encoders or ways to search on one task: one row per granularity, one column per search, in percent.
-
-    Args:
-        searches (`dict[str, dict[Granularity, dict[str, float]]]`): Heading -> granularity -> metric -> value.
-        metrics (`Sequence[str]`): Metrics of a cell.
-        latency ([`Latency`]): Latency of one query.
-        baselines (`dict[str, dict[str, float]]`): Name of a row without granularities -> metric -> value.
-    """
+    """Several encoders or ways to search (heading -> granularity -> metric -> value) on one task, in percent: one row
+    per granularity, one column per search, and a row per baseline, which has no granularities."""
 
     def cell(scores: Mapping[str, float]) -> str:
         return " / ".join(percent(scores[metric]) for metric in metrics)
@@ -273,7 +260,7 @@ def render(template: str, **values: Any) -> str:
     """Fill in a template in the folder of this file. It finds the tables of this module under `tables`."""
     import jinja2  # not at the top: the command that chooses a granularity answers at once
 
-    options = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
+    options: dict[str, Any] = {"undefined": jinja2.StrictUndefined, "trim_blocks": True, "lstrip_blocks": True}
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), **options)
     return environment.get_template(template).render(tables=sys.modules[__name__], **values)
 
