@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
-from huggingface_hub import ModelCard
+from huggingface_hub import ModelCard, ModelCardData
 
 from modeling_m3bert.modeling_elastic import legal_dims, legal_layers
 from trainers.core import papers
@@ -20,7 +20,7 @@ from . import tables
 from .checkpoint import Checkpoint
 from .costs import CODES_SHOWN, cost_table, costs, tokens_counted
 from .exits import exit_values, in_words
-from .metadata import Statements, card_data, kept
+from .metadata import Statements, evaluations, kept
 from .native_export import SERVED_TYPES
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
@@ -110,14 +110,17 @@ def merged_card(
     known = {"name": name, "repo": repo_id, "in_words": in_words, "qama": papers.QAMA}
     known |= {"all_codes": CODES.values(), "bytes_per_vector": bytes_per_vector}
     sections = generated(tables.render(template, **known, **values))
-    data = card_data(described, name, results)
+    given = {key: value for key, value in described.items() if value}
+    if results is not None and (scores := evaluations(results)):
+        given |= {"model_name": name, "eval_results": scores}
+    data = ModelCardData(**given)
     if previous is not None:
         try:
             old = ModelCard(previous)
         except (yaml.YAMLError, TypeError) as error:
             raise ValueError("The metadata of the existing card is not valid YAML: fix it first.") from error
         sections = merge(sections, parse(old.text))
-        data = type(data)(**kept(data.to_dict(), old.data.to_dict()))
+        data = ModelCardData(**kept(data.to_dict(), old.data.to_dict()))
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{join(sections)}")
 
 

@@ -148,19 +148,6 @@ def draw_variances(spectrum: Sequence[float], dims: Sequence[int], title: str, f
     save(figure, file)
 
 
-def draw_prefix_residual_correlation(correlation: np.ndarray, dim: int, title: str, file: Path) -> None:
-    """Correlations between the first `dim` dims and those after them, of the square matrix of all (MIC, Figure 2). The
-    scale is always -1 to 1, so that figures of two encoders can be compared."""
-    width, block = len(correlation), correlation[:dim, dim:]
-    heading = f"{title}: mean |correlation| {abs(block).mean():.3f}"
-    figure, (axes,) = panels_of([heading], 8, min(6.5, 1.6 + 5.6 * dim / (width - dim)))
-    extent = (dim + 0.5, width + 0.5, dim + 0.5, 0.5)
-    image = axes.imshow(block, cmap="RdBu_r", vmin=-1, vmax=1, aspect="auto", interpolation="nearest", extent=extent)
-    axes.set(xlabel=f"dims after the prefix ({dim + 1} to {width})", ylabel=f"dims of the prefix (1 to {dim})")
-    figure.colorbar(image, label="correlation over texts")
-    save(figure, file)
-
-
 def draw_all(results: GridResults, folder: Path) -> list[Path]:
     """Draw every figure that there is data for, as PNG files in a folder; returns the files."""
     files: list[Path] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from huggingface_hub import EvalResult, ModelCardData
+from huggingface_hub import EvalResult
 
 from trainers.core.codes import FLOAT
 from trainers.core.granularity import Granularity
@@ -89,10 +89,3 @@ def kept(metadata: dict[str, Any], old: dict[str, Any]) -> dict[str, Any]:
     theirs = {key: value for key, value in old.items() if key not in GENERATED}
     their_tags = [tag for tag in old.get("tags") or [] if tag not in OWN_TAGS]
     return {**theirs, **metadata, "tags": list(dict.fromkeys([*metadata.get("tags", []), *their_tags]))}
-
-
-def card_data(values: dict[str, Any], name: str, results: GridResults | None) -> ModelCardData:
-    """The metadata of a card: keys of the Hub with their values, except empty ones, and the results of this model."""
-    given = {key: value for key, value in values.items() if value}
-    scores = evaluations(results) if results is not None else []
-    return ModelCardData(**given, model_name=name, eval_results=scores) if scores else ModelCardData(**given)

@@ -70,14 +70,8 @@ def parse(text: str) -> list[Section]:
 
 
 def merge(new: list[Section], old: list[Section]) -> list[Section]:
-    """
-    Merge a new card into an old one. What a person wrote or edited stays where it is; the rest is replaced. A section
-    that the old card lacks is put after its predecessor in the new card.
-
-    Args:
-        new (`list[Section]`): The generated sections of the new card.
-        old (`list[Section]`): The sections of the old card.
-    """
+    """Merge a new card into an old one. What a person wrote or edited stays where it is; the rest is replaced. A
+    section that the old card lacks is put after its predecessor in the new card."""
     fresh = {section.name: section for section in new}
     merged = [s if s.edited else fresh[s.name] for s in old if s.edited or s.name in fresh]
     place = 0  # after the section that precedes in the new card

@@ -120,11 +120,6 @@ def _with_cost(quality: float | None, exact: float | None, size: int) -> str:
     return f"{percent(quality)} ({'' if exact is None else f'{share(quality, exact)}%, '}{size} B)"
 
 
-def rescored_size(results: GridResults) -> Granularity:
-    """The largest size with searches in a precision whose shortlist is rescored."""
-    return max(search.granularity.size for search in results.rescored_searches)
-
-
 def two_stage_table(results: GridResults, granularity: Granularity) -> str:
     """
     The measured searches in two stages whose second stage uses `granularity`: one row per collection, first dim and
@@ -140,11 +135,6 @@ def two_stage_table(results: GridResults, granularity: Granularity) -> str:
     ]
     header = ["collection", "documents", "first dim", "shortlist", "multiplications, %", "quality", "of exact, %"]
     return markdown(header, rows)
-
-
-def asymmetric_dim(results: GridResults) -> int:
-    """The widest dim with searches whose queries and documents are at different layers; 0 without such searches."""
-    return max((search.dim for search in results.asymmetric_searches), default=0)
 
 
 def asymmetric_table(results: GridResults, dim: int) -> str:
@@ -212,26 +202,6 @@ def latency_report(latency: Latency, layers: Collection[int]) -> str:
         f"ms per query: encoding in torch and exact search among {latency.documents:,} documents (threads: "
         f"{latency.threads}). Each time is {latency.statistic}."
     ) + (f"\n\nms to encode one query:\n\n{engines}" if engines else "")
-
-
-def comparison_table(
-    searches: Mapping[str, Mapping[Granularity, Mapping[str, float]]],
-    metrics: Sequence[str],
-    latency: Latency,
-    baselines: Mapping[str, Mapping[str, float]],
-) -> str:
-    """Several encoders or ways to search (heading -> granularity -> metric -> value) on one task, in percent: one row
-    per granularity, one column per search, and a row per baseline, which has no granularities."""
-
-    def cell(scores: Mapping[str, float]) -> str:
-        return " / ".join(percent(scores[metric]) for metric in metrics)
-
-    rows = [
-        [str(g), *(cell(found[g]) for found in searches.values()), f"{latency.of(g):.1f}", str(4 * g.dim)]
-        for g in next(iter(searches.values()))
-    ]
-    rows += [[name, *[cell(scores)] * len(searches), "", ""] for name, scores in baselines.items()]
-    return markdown(["granularity", *searches, "ms per query", "bytes per vector"], rows)
 
 
 def parts_table(parts: Sequence[Mapping[str, Any]]) -> str:

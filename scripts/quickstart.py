@@ -31,7 +31,7 @@ from transformers import AutoModel, AutoTokenizer, set_seed
 from hub_cards.figures import draw_curves
 from hub_cards.onnx_export import missing_packages
 from hub_cards.onnx_latency import onnx_engines
-from hub_cards.tables import comparison_table, latency_report
+from hub_cards.tables import latency_report, markdown, percent
 from trainers import (
     Composition,
     Contrastive,
@@ -172,7 +172,15 @@ def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], basel
     headings = {"untouched": "converted", "exits_asymmetric": f"exits, documents at layer {FULL.layer}"}
     headings |= {"trained_asymmetric": f"trained, documents at layer {FULL.layer}"}
     searches = {headings.get(name, name): its for name, its in scores.items()}
-    table = comparison_table(searches, ("recall@10", "mrr@10"), latency, baselines)
+
+    def cell(found: dict[str, float]) -> str:
+        return f"{percent(found['recall@10'])} / {percent(found['mrr@10'])}"
+
+    rows = [
+        [str(g), *(cell(its[g]) for its in searches.values()), f"{latency.of(g):.1f}", str(4 * g.dim)] for g in GRID
+    ]
+    rows += [[name, *[cell(found)] * len(searches), "", ""] for name, found in baselines.items()]
+    table = markdown(["granularity", *searches, "ms per query", "bytes per vector"], rows)
     table += f"\n\n{latency_report(latency, GRID.layers)}"
     if not latency.engine_ms:
         table += f" onnxruntime needs {', '.join(missing_packages())}: pip install 'm3bert[onnx]'."

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from hub_cards.figures import draw_all, draw_asymmetric_searches, draw_curves, draw_prefix_residual_correlation
+from hub_cards.figures import draw_all, draw_asymmetric_searches, draw_curves
 from trainers import Granularity, Grid
 from trainers.core.codes import bytes_per_vector
 from trainers.evaluation import AsymmetricSearch, Score
@@ -87,15 +87,6 @@ def test_pairs_of_layers_are_cells_and_what_was_not_measured_is_blank(results, t
     draw_asymmetric_searches(results, tmp_path / "asymmetric.png")
     cells = drawn["asymmetric"].axes[0].images[0].get_array().filled(np.nan)
     np.testing.assert_allclose(cells, [[20, np.nan, 2], [np.nan, 40, 4], [np.nan, 50, 60]])
-
-
-@pytest.mark.parametrize("dim", [1, 16, 31])
-def test_correlations_of_any_prefix_are_drawn(tmp_path, dim):
-    correlation = np.corrcoef(np.random.default_rng(0).normal(size=(32, 100)))
-    file = tmp_path / "figures" / "correlation.png"
-    draw_prefix_residual_correlation(correlation, dim, "layer 6", file)
-    height, width = imread(file).shape[:2]
-    assert 0.15 < height / width < 1
 
 
 def test_baselines_are_horizontal_lines(tmp_path, drawn):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hub_cards.metadata import card_data, evaluations, kept
+from hub_cards.metadata import evaluations, kept
 
 
 def test_every_main_score_of_a_known_task_type_is_a_result(results):
@@ -33,12 +33,6 @@ def test_data_of_ones_own_on_the_hub_is_named_by_its_id(results):
     assert evaluations(results)[0].dataset_type == "mine"
     results.settings["own_data"] = {"mine": "user/mine"}
     assert evaluations(results)[0].dataset_type == "user/mine"
-
-
-def test_empty_values_are_left_out(results):
-    values = {"license": None, "language": [], "tags": ["a"]}
-    assert card_data(values, "model", None).to_dict() == {"tags": ["a"]}
-    assert card_data(values, "model", results).to_dict()["model-index"][0]["name"] == "model"
 
 
 def test_keys_of_a_person_stay_and_generated_ones_are_replaced():

@@ -11,7 +11,6 @@ import pytest
 from hub_cards.tables import (
     asymmetric_table,
     code_table,
-    comparison_table,
     engine_table,
     hybrid_table,
     markdown,
@@ -86,17 +85,6 @@ def test_engines_are_beside_torch_at_the_layers_that_they_were_measured_at(resul
         "| 2 | 2.00 | 1.00 |  |",
         "| 6 | 5.00 | 2.50 | 1.25 |",
     ]
-
-
-def test_searches_are_compared_at_every_granularity_and_with_a_baseline(results):
-    scores = {g: {"recall@10": g.dim / 100, "mrr@10": g.layer / 100} for g in results.granularities}
-    searches, baselines = {"one": scores, "another": scores}, {"TF-IDF": {"recall@10": 1.0, "mrr@10": 0.125}}
-    lines = comparison_table(searches, ("recall@10", "mrr@10"), results.latency, baselines).splitlines()
-    assert lines[0] == "| granularity | one | another | ms per query | bytes per vector |"
-    for g, line in zip(results.granularities, lines[2:], strict=False):
-        cell = f"{g.dim:.1f} / {g.layer:.1f}"
-        assert line == f"| {g} | {cell} | {cell} | {results.latency.of(g):.1f} | {4 * g.dim} |"
-    assert lines[-1] == "| TF-IDF | 100.0 / 12.5 | 100.0 / 12.5 |  |  |"
 
 
 def test_a_report_has_the_tables_of_what_was_measured(results, coded):
