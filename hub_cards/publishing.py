@@ -162,7 +162,7 @@ class PublishingTrainer(NestedTrainer):
         """
         Save the model and publish it, as the command `push` does: weights, remote code, tokenizer, modules of
         sentence-transformers, and a card generated from this trainer and an evaluation. Nothing else in `output_dir`
-        is uploaded. Needs the extra `publish`.
+        is uploaded.
 
         Args:
             commit_message (`str`, *optional*): Commit message.
@@ -233,7 +233,7 @@ class PublishingTrainer(NestedTrainer):
     def create_model_card(self, model_name: str | None = None, **kwargs: Any) -> None:
         """
         Write the card that [`~PublishingTrainer.push_to_hub`] publishes to `README.md` in `output_dir`, where the
-        model was saved. Needs the extra `publish`.
+        model was saved.
 
         Args:
             model_name (`str`, *optional*): Name of the model. Default: `hub_model_id`, then the name of `output_dir`.
