@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 import time
@@ -312,20 +311,12 @@ def _without_scores(
     )
 
 
-def require_defined(metric: str, value: float, granularity: Granularity) -> float:
-    """The value of a metric. A ValueError says that it is not defined."""
-    if not math.isfinite(value):
-        raise ValueError(f"{metric} is not defined at {granularity}: its embeddings or gold labels may all be equal.")
-    return value
-
-
 def _score_task(task: Task, evaluator: Evaluator, embeddings: TaskEmbeddings, results: GridResults) -> None:
     """Add the scores of a task to the results."""
     split = "+".join(task.splits)
     for g, metric, value in ((g, *each) for g, scores in embeddings.scores().items() for each in scores.items()):
-        require_defined(metric, value, g)
         main = metric == evaluator.main_metric
-        results.scores.append(Score(task.name, evaluator.task_type, split, metric, main, str(g), value))
+        results.add(Score(task.name, evaluator.task_type, split, metric, main, str(g), value))
     results.texts[task.name] = {name: len(texts) for name, texts in evaluator.texts.items()}
     if isinstance(evaluator, Geometry):
         variances = {

@@ -32,7 +32,6 @@ from ..core.states import unwrap_encoder
 from .coding import Coder
 from .embeddings import GridEmbeddings
 from .encoding import GridEncoder
-from .grid_evaluation import require_defined
 from .results import GridResults, Score
 
 
@@ -165,7 +164,7 @@ def score_mteb(
         )
         (result,) = found.task_results
         metric = task.metadata.main_score
-        value = require_defined(metric, float(result.get_score()), g)
-        results.scores.append(Score(name, task_type, "+".join(result.scores), metric, True, str(g), value))
+        value = float(result.get_score())
+        results.add(Score(name, task_type, "+".join(result.scores), metric, True, str(g), value))
     results.texts[name] = {"texts": len(encode_once.texts)}
     return encode_once.seconds

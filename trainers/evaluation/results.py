@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field, replace
@@ -318,6 +319,13 @@ class GridResults:
         if outside := [name for name in named if re.search(r"^\.|[/\\\0]", name)]:
             raise ValueError(f"{file} has the task {outside[0]!r}, which cannot be a part of the name of a figure.")
         return results
+
+    def add(self, score: Score) -> None:
+        """Add a score. A ValueError says that its metric is not defined."""
+        if not math.isfinite(score.value):
+            where = f"{score.metric} is not defined at {score.granularity}"
+            raise ValueError(f"{where}: its embeddings or gold labels may all be equal.")
+        self.scores.append(score)
 
     @property
     def granularities(self) -> Grid:
