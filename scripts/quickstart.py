@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import time
 from dataclasses import asdict, replace
@@ -25,7 +23,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, set_seed
 
 from hub_cards.figures import draw_curves
@@ -51,6 +49,7 @@ from trainers.evaluation import (
     TASKS,
     GridEmbeddings,
     GridEncoder,
+    exact_search,
     load_task,
     measure_latency,
     run_facts,
@@ -69,6 +68,7 @@ MAX_LENGTH = 128  # tokens per held-out text
 SHORT_LENGTH = 64  # tokens per text in the fit, in training and in the index
 BATCH_SIZE = 64
 OUTPUT_DIR = Path("runs/quickstart")
+FOUND = 3  # documents that answer a question
 QUESTIONS = [
     "measure how long a small piece of code takes",
     "delete a folder and everything in it",
@@ -152,12 +152,18 @@ def write_index(pairs: list[Pair], vectors: torch.Tensor, folder: Path) -> None:
 
 
 def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
-    """Ask in another process that has the checkpoint and transformers, but not this project."""
-    environment = {**os.environ, "HF_MODULES_CACHE": str(folder.resolve() / "modules")}
-    script = Path(__file__).with_name("ask.py")
-    line = [sys.executable, "-I", str(script), str(folder), *questions, f"--device={compute.torch_device}"]
-    if code := subprocess.run(line, env=environment).returncode:
-        sys.exit(code)  # it has printed why
+    """Print the nearest documents to questions at several depths, which all search the one index."""
+    if not (folder / "index.safetensors").is_file():
+        raise ValueError(f"{folder} holds no finished run: run `m3bert quickstart` first.")
+    documents = [json.loads(line) for line in (folder / "documents.jsonl").read_text(encoding="utf-8").splitlines()]
+    (vectors,) = load_file(folder / "index.safetensors").values()
+    encoder = GridEncoder.from_pretrained(str(folder / "model"), grid=f"0,2,{FULL.layer}x{FULL.dim}", compute=compute)
+    encoded = encoder.encode(questions)
+    found = {str(g): exact_search(encoded.at(g), vectors, FOUND) for g in encoder.grid}
+    for number, question in enumerate(questions):
+        rows = zip(*(rows[number].tolist() for rows in found.values()), strict=True)
+        names = [[documents[row]["name"] for row in rank] for rank in rows]
+        print(f"\n{question}\n\n{markdown(list(found), names, words=len(found))}")
 
 
 def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], baselines: Any, latency: Any) -> None:
@@ -264,7 +270,7 @@ def run(options: argparse.Namespace) -> None:
     settings |= {"steps": 0 if options.fast else options.steps}
     settings |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
     report(folder, settings, scores, baselines, latency)
-    print("Questions at several depths against one index, by a process that has transformers but not this project:")
+    print("Questions at several depths against one index:")
     ask(folder, QUESTIONS, compute)
     where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
     print(f"\nAsk your own: m3bert quickstart --query '...'{where}")
