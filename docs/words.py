@@ -51,7 +51,7 @@ ALLOWED = {
     ("hub_cards/checkpoint.py", "state of the training run"): "a file of the trainer",
     ("trainers/exit_distillation.py", "state-only maps"): "the name of `--state_only_weight`",
     ("trainers/objectives/teacher_space.py", "state-only maps"): "the name of `state_only_weight`",
-    ("trainers/index/store.py", "state"): "a table of SQLite",
+    ("trainers/index/index.py", "FROM state"): "a table of SQLite",
     ("trainers/losses/__init__.py", "model, trainer or state"): "state of a program",
     ("scripts/quickstart.py", "lines of a given width"): "a question to the documentation of Python",
 }

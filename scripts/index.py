@@ -5,22 +5,19 @@ Build an index from the plan of `m3bert choose --output_file plan.json`, in one 
     m3bert index runs/index --add new.jsonl
     m3bert index runs/index --delete doc-17 doc-18
 
-To continue an interrupted run, start it again. `m3bert search runs/index "a question"` searches the index.
+An interrupted run starts again from its first document. `m3bert search runs/index "a question"` searches the index.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from trainers.data.collators import separator_for
 from trainers.evaluation import GridEncoder
-from trainers.index import ENGINES, Corpus, Index, Plan, Target
-from trainers.index.engine import find_engine
-from trainers.index.example import example
-from trainers.index.layout import KINDS
-from trainers.index.manifest import read_manifest
+from trainers.index import ENGINES, Corpus, Index, Plan
+from trainers.index.engine import KINDS, find_engine
+from trainers.index.index import read_manifest
 
 from .command import parse_options, run_command
 from .encoder import EncoderArguments, load_as
@@ -43,9 +40,6 @@ class IndexArguments:
         metadata={"help": f"{', '.join(KINDS)}: compare all vectors, or those of near clusters, or follow a graph."},
     )
     url: str | None = field(default=None, metadata={"help": "Address of a Qdrant server. Default: in the folder."})
-    hybrid: bool = field(
-        default=False, metadata={"help": "Also index the words of documents, for `m3bert search --hybrid`."}
-    )
     text_column: str = field(
         default="text",
         metadata={"help": "Column with the text; title+text joins two columns with the separator, as in training."},
@@ -61,19 +55,12 @@ class IndexArguments:
 
 
 def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
-    """
-    Build the index of a plan, or continue to.
-
-    Raises:
-        ValueError: if an option is missing, or as [`Index.build`].
-    """
-    for name in ("files", "vector_store", "output_dir"):
-        if not getattr(options, name):
-            raise ValueError(f"Building an index needs --{name}.")
+    """Build the index of a plan. ValueError if an option is missing, or as [`Index.build`]."""
+    if not options.files or options.vector_store is None or options.output_dir is None:
+        raise ValueError("Building an index needs --files, --vector_store and --output_dir.")
     plan = Plan.load(file)
-    assert options.vector_store is not None and options.output_dir is not None  # by the loop above
     find_engine(options.vector_store).library()
-    encoding.model_name_or_path = encoding.model_name_or_path or plan.model or default_base()
+    name = encoding.model_name_or_path = encoding.model_name_or_path or plan.model or default_base()
     encoder = load_as(encoding, plan.encoder, plan.grid())
     corpus = Corpus(
         options.files,
@@ -82,13 +69,13 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
         options.metadata_columns,
         separator_for([options.text_column], encoder.tokenizer),
     )
-    target = Target(options.output_dir, options.vector_store, options.index_type, options.url, options.hybrid)
-    name = encoding.model_name_or_path
     model = str(Path(name).resolve()) if Path(name).is_dir() else name
-    with Index.build(target, plan, encoder, corpus, model=model, verbose=True) as index:
+    with Index.build(
+        options.output_dir, options.vector_store, plan, encoder, corpus,
+        kind=options.index_type, url=options.url, model=model, verbose=True,
+    ) as index:  # fmt: skip
         print(summary(index))
         print(f'Search it: m3bert search {index.folder} "your question"')
-        print(f"Without m3bert:\n\n{example(index)}")
 
 
 def summary(index: Index) -> str:
@@ -104,12 +91,7 @@ def summary(index: Index) -> str:
 
 
 def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
-    """
-    Delete documents from an index, then add some.
-
-    Raises:
-        ValueError: if there is nothing to do, or as [`Index.add`] and [`Index.delete`].
-    """
+    """Delete documents from an index, then add some. Raises as [`Index.add`] and [`Index.delete`]."""
     if options.delete:
         with Index.open(folder) as index:
             index.delete(options.delete)
@@ -125,7 +107,7 @@ def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) ->
 
 def encoder_of(folder: Path, encoding: EncoderArguments) -> GridEncoder:
     """The encoder of an index, from where the index was told, unless the options name another place."""
-    manifest: dict[str, Any] = read_manifest(folder)
+    manifest = read_manifest(folder)
     encoding.model_name_or_path = encoding.model_name_or_path or manifest["model"]
     return load_as(encoding, manifest["encoder"], Plan.from_dict(manifest["plan"]).grid())
 
@@ -136,16 +118,8 @@ def main(arguments: list[str]) -> None:
         "help": "plan.json of `m3bert choose --output_file`; or the folder of an index, to change it",
     }
     options, encoding, place = parse_options((IndexArguments, EncoderArguments), __doc__, arguments, plan=plan)
-    if encoding.grid:
-        raise ValueError("--grid: an index has the granularity of its plan.")
-    if place.plan.is_dir():
-        if not options.add and not options.delete:
-            raise ValueError(f"Nothing to do for {place.plan}: pass --add FILE ... or --delete ID ...")
-        if options.files or options.vector_store or options.output_dir:
-            raise ValueError("--files, --vector_store and --output_dir are for building an index from a plan.")
+    if options.add or options.delete:
         change(place.plan, encoding, options)
-    elif options.add or options.delete:
-        raise ValueError(f"--add and --delete need the folder of an index, and {place.plan} is no folder.")
     else:
         build(place.plan, encoding, options)
 

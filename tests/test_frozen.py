@@ -24,7 +24,7 @@ from tests.static_checkpoints import save_static
 from trainers import Granularity, Grid
 from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks
 from trainers.evaluation.results import GridResults
-from trainers.index import Corpus, Index, Plan, Target
+from trainers.index import Corpus, Index, Plan
 
 
 FOLDER = Path(__file__).with_name("frozen")
@@ -77,7 +77,7 @@ def write(scratch: Path) -> None:
     corpus = scratch / "corpus.jsonl"
     corpus.write_text("".join(json.dumps({"id": f"d{row}", "text": text}) + "\n" for row, text in enumerate(TEXTS)))
     plan = Plan(Granularity(6, 32), first_dim=8, shortlist=20)
-    Index.build(Target(FOLDER / "index", "faiss"), plan, plan_encoder(), Corpus([str(corpus)], id_column="id")).close()
+    Index.build(FOLDER / "index", "faiss", plan, plan_encoder(), Corpus([str(corpus)], id_column="id")).close()
     expected = {"quality": quality_of(results), "hits": hits_of(FOLDER / "index")}
     (FOLDER / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
 

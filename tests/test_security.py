@@ -32,7 +32,7 @@ from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks
 from trainers.exits.fit import fit_exits
 from trainers.hub.quantizer import find_quantizer
 from trainers.index.corpus import Corpus
-from trainers.index.index import Index, Target
+from trainers.index.index import Index
 from trainers.index.plan import Plan
 
 
@@ -102,7 +102,7 @@ def test_no_pickle_is_read_where_models_are_loaded_trained_evaluated_indexed_and
     Teacher(str(model)).embed(sentences[:4], tmp_path / "cache")
     corpus = Corpus([str(data / "cranfield" / "corpus.jsonl.gz")], id_column="id")
     plan = Plan(Granularity(6, 8))
-    index = Index.build(Target(tmp_path / "index", "faiss"), plan, encoder, corpus)
+    index = Index.build(tmp_path / "index", "faiss", plan, encoder, corpus)
     index.close()
     assert Index.open(tmp_path / "index", encoder).search(sentences[:1])
     fit_exits(AutoModel.from_pretrained(model), tiny_tokenizer, sentences, layers=[2])

@@ -17,7 +17,7 @@ from tests import warm_processes
 from tests.conftest import quiet
 from trainers import Granularity, Teacher
 from trainers.evaluation import GridEncoder
-from trainers.index import Corpus, Index, Plan, Target
+from trainers.index import Corpus, Index, Plan
 
 
 ROOT = Path(__file__).parents[1]
@@ -58,13 +58,13 @@ except ValueError as error:
 INDEX = """
 from trainers import Granularity
 from trainers.evaluation import GridEncoder
-from trainers.index import Corpus, Index, Plan, Target, index
+from trainers.index import Corpus, Index, Plan, index
 index.CHUNK, index.embedded = 16, slowly(index.embedded)
 plan = Plan(Granularity(6, 32))
 encoder = GridEncoder.from_pretrained(folder / "model", grid=plan.grid())
 begin()
 try:
-    Index.build(Target(folder / "out", "faiss"), plan, encoder, Corpus([str(folder / "text.txt")], "text")).close()
+    Index.build(folder / "out", "faiss", plan, encoder, Corpus([str(folder / "text.txt")], "text")).close()
 except ValueError as error:
     print("REFUSED", error)
 """
@@ -132,7 +132,7 @@ def test_an_index_has_one_writer(folder, sentences):
     with Index.open(folder / "out", encoder) as index:
         hits = index.search(sentences, len(sentences))
     assert all(len({hit.id for hit in found}) == len(sentences) for found in hits)
-    with Index.build(Target(folder / "out", "faiss"), plan, encoder, Corpus([str(folder / "text.txt")], "text")):
+    with Index.build(folder / "out", "faiss", plan, encoder, Corpus([str(folder / "text.txt")], "text")):
         pass
 
 

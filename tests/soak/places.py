@@ -25,7 +25,7 @@ from scripts.command import one_line
 from tests.conftest import WORDS, tiny_config, word_tokenizer
 from trainers import Granularity, Teacher
 from trainers.evaluation import GridEncoder
-from trainers.index import Corpus, Index, Plan, Target
+from trainers.index import Corpus, Index, Plan
 
 from .processes import REFUSALS
 
@@ -141,7 +141,7 @@ def read_card(folder: Path) -> int:
 def write_index(folder: Path, version: int) -> None:
     plan = Plan(Granularity(6, 32), first_dim=8, shortlist=10)
     encoder = GridEncoder.from_pretrained("model0", grid=plan.grid())
-    Index.build(Target(folder, "faiss", "flat"), plan, encoder, Corpus(["pairs.jsonl"], "anchor", "id")).close()
+    Index.build(folder, "faiss", plan, encoder, Corpus(["pairs.jsonl"], "anchor", "id")).close()
 
 
 def read_index(folder: Path) -> int:
@@ -196,10 +196,6 @@ PLACES: dict[str, Place] = {
     "a card": Place(lambda folder, v: write_card(folder, "user/name", Options(statements=STATEMENTS[v])), read_card),
     "a publication (--dry_run)": Place(write_publication, read_card),
     "an index": Place(write_index, read_index, None),
-    "a part of a folder of embeddings": Place(
-        lambda folder, v: write_parts(folder, v, "--shard", "0/1"),
-        lambda folder: read_parquet(folder / "pairs.parquet"), None,
-    ),
     "embeddings as a Parquet file": Place(
         lambda folder, v: write_parts(folder, v, "--format", "parquet"),
         lambda folder: read_parquet(folder / "embeddings.parquet"), None,

@@ -1,9 +1,9 @@
 """Indexes of documents in vector stores that people run, built from the plan of `m3bert choose`."""
 
 from .corpus import Corpus
-from .engine import ENGINES
-from .index import Hit, Index, Target
+from .engine import ENGINES, Hit
+from .index import Index
 from .plan import Plan
 
 
-__all__ = ["ENGINES", "Corpus", "Hit", "Index", "Plan", "Target"]
+__all__ = ["ENGINES", "Corpus", "Hit", "Index", "Plan"]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import islice
+from types import NoneType
 from typing import Any
 
 from ..core.streams.stream import UNREADABLE
@@ -14,8 +13,8 @@ from ..data.collators import fields_of, joined_text
 from ..data.files import load_files
 
 
-TYPES: dict[type, str] = {bool: "boolean", int: "integer", float: "number", str: "text"}
-RESERVED = ("key", "id", "text")
+# Types of metadata columns that documents can be filtered by.
+TYPES: dict[str, Any] = {"boolean": bool, "integer": int, "number": float, "text": str}
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Document:
         place (`str`): File and row, for error messages.
         id (`str`, *optional*): Its id; `None` if the files have none.
         text (`str`): Text to embed.
-        metadata (`dict[str, Any]`): The other columns.
+        metadata (`dict[str, Any]`): The other columns, as JSON has them.
     """
 
     place: str
@@ -47,7 +46,7 @@ class Corpus:
         id_column (`str`, *optional*, defaults to `"id"`): Column with the ids. If the files do not have it, documents
             are numbered.
         metadata_columns (`Sequence[str]`, *optional*): Columns to keep. Default: all others.
-        separator (`str`, *optional*): What joins two columns: see [`separator_for`].
+        separator (`str`, *optional*): Text between joined columns: see [`separator_for`].
     """
 
     files: Sequence[str]
@@ -65,8 +64,15 @@ class Corpus:
                 file and row.
         """
         for file in self.files:
-            for number, row in enumerate(_rows(file), start=1):
-                yield self._document(row, f"{file}, row {number}")
+            rows = load_files([file], streaming=True)
+            try:
+                for number, row in enumerate(rows, start=1):
+                    yield self._document(row, f"{file}, row {number}")
+            except UNREADABLE as error:
+                if str(error).startswith(f"{file}, row "):
+                    raise
+                reason = " ".join(str(error.__cause__ or error).split())
+                raise ValueError(f"Cannot read {file}: {reason}") from error
 
     def _document(self, row: dict[str, Any], place: str) -> Document:
         try:
@@ -75,85 +81,28 @@ class Corpus:
             raise ValueError(f"{place}: {error}") from error
         if not text.strip():
             raise ValueError(f"{place}: the document has no text in the column {self.text_column}.")
-        taken = {*fields_of(self.text_column), self.id_column}
         columns = self.metadata_columns
         if columns is None:
-            columns = [name for name in row if name not in taken]
+            columns = [name for name in row if name not in {*fields_of(self.text_column), self.id_column}]
         if missing := [name for name in columns if name not in row]:
             raise ValueError(f"{place}: the row has no column {missing[0]!r}; it has {', '.join(row)}.")
-        if reserved := [name for name in columns if name in RESERVED or '"' in name]:
-            raise ValueError(
-                f"{place}: a metadata column cannot be called {reserved[0]!r}; rename it, or leave it out with "
-                "--metadata_columns."
-            )
         id_ = row.get(self.id_column)
         if id_ is None and self.id_column in row:
             raise ValueError(f"{place}: the document has no id in the column {self.id_column}.")
         metadata = {name: None if row[name] != row[name] else row[name] for name in columns}  # JSON has no NaN
-        return Document(place, None if id_ is None else str(id_), text, metadata)
-
-
-def digest_of(before: str, document: Document) -> str:
-    """A digest of a document and of all before it, whose digest is `before`."""
-    content = json.dumps([before, document.id, document.text], ensure_ascii=False)
-    return blake2b(content.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-
-
-def chunks(documents: Iterator[Document], size: int) -> Iterator[list[Document]]:
-    """Documents in lists of `size`; the last one may be shorter."""
-    while chunk := list(islice(documents, size)):
-        yield chunk
+        return Document(place, None if id_ is None else str(id_), text, json.loads(json.dumps(metadata, default=str)))
 
 
 def column_types(documents: Sequence[Document]) -> dict[str, str]:
-    """
-    The types of the metadata columns of some documents: `"text"`, `"integer"`, `"number"`, `"boolean"`, or `"json"`
-    for everything else. A column without a value is text.
-    """
-    found: dict[str, set[str]] = {}
-    for document in documents:
-        for name, value in document.metadata.items():
-            kinds = found.setdefault(name, set())
-            if value is not None:
-                kinds.add(_type(value))
-    return {name: _common(kinds) for name, kinds in found.items()}
+    """The types of the metadata columns of some documents: one of [`TYPES`], or `"json"` for everything else."""
+    found = {}
+    for name in documents[0].metadata:
+        kinds = {type(document.metadata.get(name)) for document in documents} - {NoneType}
+        kinds -= {int} if kinds == {int, float} else set()
+        found[name] = next((kind for kind, its in TYPES.items() if kinds == {its}), "json")
+    return found
 
 
-def require_types(document: Document, columns: Mapping[str, str]) -> None:
-    """Check that a document has the metadata columns of an index. ValueError: names file, row and column."""
-    if document.metadata.keys() != columns.keys():
-        raise ValueError(
-            f"{document.place}: the metadata columns are {', '.join(document.metadata) or 'none'}, and the index has "
-            f"{', '.join(columns) or 'none'}."
-        )
-    for name, value in document.metadata.items():
-        wanted = columns[name]
-        if value is not None and wanted != "json" and not is_of_type(value, wanted):
-            raise ValueError(f"{document.place}: the column {name!r} has {value!r}, and the index has {wanted} there.")
-
-
-def is_of_type(value: Any, wanted: str) -> bool:
+def is_of_type(value: Any, kind: str) -> bool:
     """Whether a column of a type may have a value. An integer is a number, too."""
-    kind = _type(value)
-    return kind == wanted or (kind, wanted) == ("integer", "number")
-
-
-def _type(value: Any) -> str:
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:  # which no engine stores as a number
-        return "json"
-    return TYPES.get(type(value), "json")
-
-
-def _common(kinds: set[str]) -> str:
-    if len(kinds) <= 1:
-        return next(iter(kinds), "text")
-    return "number" if kinds == {"integer", "number"} else "json"
-
-
-def _rows(file: str) -> Iterator[dict[str, Any]]:
-    rows = load_files([file], streaming=True)
-    try:
-        yield from rows
-    except UNREADABLE as error:
-        reason = " ".join(str(error.__cause__ or error).split())
-        raise ValueError(f"Cannot read {file}: {reason}") from error
+    return type(value) is TYPES.get(kind) or (type(value) is int and kind == "number")

@@ -1,70 +1,41 @@
-"""An index of documents in one vector store: build it, add to it, delete from it, and search it."""
+"""
+An index of documents in one vector store: build it, add to it, delete from it, and search it.
+
+The file `index.json` of its folder says how it was built. While documents are added, it says that the index is not
+finished; what a killed process had added is removed by the next addition.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import reduce
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ..core.durable import only_writer
+from ..core.durable import only_writer, replace_text
+from ..core.states import unwrap_encoder
+from ..core.typed import read_object
 from ..evaluation.encoding import GridEncoder
-from ..evaluation.hybrid import CANDIDATES, Ranking, fused_by_scores
-from .corpus import Corpus, Document, chunks, digest_of, is_of_type, require_types
-from .engine import Engine, find_engine
-from .layout import Layout
-from .manifest import CHUNK, MANIFEST, begin, embedded, read_manifest
+from .corpus import Corpus, Document, column_types, is_of_type
+from .engine import Batch, Engine, Hit, Layout, find_engine
 from .plan import Plan, encoder_identity, require_same_encoder
-from .store import Batch, Store, Where
 
 
-# How far a corpus was read: key of its first document, number of rows, and their digest.
-NOTHING_READ = '{"first": 0, "rows": 0, "digest": ""}'
-
-
-@dataclass(frozen=True)
-class Hit:
-    """
-    A document that was found.
-
-    Args:
-        id (`str`): Its id.
-        score (`float`): Its score: the cosine with the query, or what its precision makes of it.
-        text (`str`, *optional*): Its text.
-        metadata (`dict[str, Any]`): Its metadata.
-    """
-
-    id: str
-    score: float
-    text: str | None
-    metadata: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Target:
-    """
-    Where an index is built.
-
-    Args:
-        folder (`Path`): Folder of the index.
-        engine (`str`): One of [`~index.engine.ENGINES`].
-        kind (`str`, *optional*): One of [`~index.layout.KINDS`]. Default: the first one that the vector store has.
-        url (`str`, *optional*): Address of the server, for a vector store that is one.
-        words (`bool`, *optional*, defaults to `False`): Whether to index the words of documents, for hybrid search.
-    """
-
-    folder: Path
-    engine: str
-    kind: str | None = None
-    url: str | None = None
-    words: bool = False
+SCHEMA_VERSION = 3
+IN_SQLITE = 2  # the version that kept the progress of an index in `documents.sqlite`, for all vector stores
+MANIFEST = "index.json"
+CHUNK = 2048  # documents that are encoded, and then written, together
+SAMPLE = 5  # chunks at the beginning that codes are fitted to
 
 
 class Index:
@@ -83,31 +54,29 @@ class Index:
     ```
     """
 
-    def __init__(self, folder: Path, manifest: Mapping[str, Any], encoder: GridEncoder | None = None):
+    def __init__(self, folder: Path, manifest: dict[str, Any], encoder: GridEncoder | None = None):
         self.folder, self.manifest, self.encoder = folder, manifest, encoder
         self.plan = Plan.from_dict(manifest["plan"])
         self.layout = Layout.from_dict(manifest["layout"], encoder.quantizer if encoder is not None else None)
-        self.store = Store(folder, self.layout)
-        try:
-            self.engine: Engine = find_engine(manifest["engine"])(folder, self.layout, self.store)
-        except BaseException:
-            self.store.close()
-            raise
+        self.engine: Engine = find_engine(manifest["engine"])(folder, self.layout)
 
     @classmethod
     def build(
-        cls, target: Target, plan: Plan, encoder: GridEncoder, corpus: Corpus, *, model: str | None = None,
-        verbose: bool = False
+        cls, folder: Path, engine: str, plan: Plan, encoder: GridEncoder, corpus: Corpus, *, kind: str | None = None,
+        url: str | None = None, model: str | None = None, verbose: bool = False
     ) -> Index:  # fmt: skip
         """
-        Embed the documents of a corpus, and build the index from their vectors. The same call continues an interrupted
-        build: what was embedded is in the folder, and no text is embedded twice.
+        Embed the documents of a corpus, and build the index from their vectors. If the folder has this index already,
+        it is opened; an interrupted build starts again.
 
         Args:
-            target ([`Target`]): Folder and vector store.
+            folder (`Path`): Folder of the index.
+            engine (`str`): Vector store: one of [`~index.engine.ENGINES`].
             plan ([`Plan`]): What to store, and how to search.
             encoder ([`GridEncoder`]): Encoder with the grid of the plan.
             corpus ([`Corpus`]): Documents.
+            kind (`str`, *optional*): One of [`~index.engine.KINDS`]. Default: the first one that the vector store has.
+            url (`str`, *optional*): Address of a Qdrant server.
             model (`str`, *optional*): Hub id or folder of the encoder, for those who search. Default: where it was
                 loaded from.
             verbose (`bool`, *optional*, defaults to `False`): Whether to show progress.
@@ -118,38 +87,28 @@ class Index:
         Raises:
             OSError: if a file cannot be read or written.
             ValueError: if the encoder is not that of the plan, the vector store does not have its precisions, a
-                document has no text or its id is not new, the folder holds another index or other files, or the rows
-                that an interrupted build read have changed. New rows after them are indexed, too. Also if another
-                process writes to the folder.
+                document has no text or its id is not new, the folder holds another index or other files, or another
+                process writes to it.
         """
-        identity = encoder_identity(encoder)
-        require_same_encoder(plan.encoder, identity, "The plan")
-        file = target.folder / MANIFEST
         settings = {
-            "engine": target.engine,
+            "engine": engine,
             "plan": json.loads(json.dumps(plan.to_dict())),
-            "encoder": identity,
-            "kind": target.kind or find_engine(target.engine).kinds[0],
-            "url": target.url,
+            "encoder": encoder_identity(encoder),
+            "kind": kind or find_engine(engine).kinds[0],
+            "url": url,
         }
-        with only_writer(target.folder):
-            if not file.is_file():
-                begin(target.folder, settings, plan, encoder, corpus, model)
-            manifest = read_manifest(target.folder)
+        require_same_encoder(plan.encoder, settings["encoder"], "The plan")
+        with only_writer(folder):
+            manifest = read_manifest(folder) if (folder / MANIFEST).is_file() else {}
             for name, value in settings.items():
-                if manifest[name] != value:
-                    raise ValueError(
-                        f"{target.folder} holds an index with another {name}; choose another --output_dir, or delete "
-                        "it."
-                    )
-            index = cls(target.folder, manifest, encoder)
+                if manifest.get(name, value) != value:
+                    raise ValueError(f"{folder} holds an index with another {name}; choose another folder.")
+            if not manifest.get("next_key"):
+                manifest = _begin(folder, manifest, settings, plan, encoder, corpus, model)
+            index = cls(folder, manifest, encoder)
             try:
-                if target.words and index.store.words is None and not index.store.next_key:
-                    index.store.index_words()
-                if target.words != (index.store.words is not None):
-                    raise ValueError(f"{target.folder} holds an index {'without' if target.words else 'with'} words.")
-                if index.pending is not None:
-                    index._read(corpus, verbose)
+                if not manifest["next_key"]:
+                    index._add(corpus, verbose)
             except BaseException:
                 index.close()
                 raise
@@ -158,32 +117,26 @@ class Index:
     @classmethod
     def open(cls, folder: Path, encoder: GridEncoder | None = None) -> Index:
         """
-        Open a finished index.
+        Open an index.
 
         Args:
             folder (`Path`): Folder of the index.
             encoder ([`GridEncoder`], *optional*): Encoder of queries, and of new documents.
 
         Raises:
-            ValueError: if the folder holds no index, the index is not finished, or it was built with another model.
+            ValueError: if the folder holds no index, or it was built with another model.
         """
         manifest = read_manifest(folder)
         if encoder is not None:
             require_same_encoder(manifest["encoder"], encoder_identity(encoder), f"The index {folder}")
         return cls(folder, manifest, encoder)
 
-    @property
-    def pending(self) -> dict[str, Any] | None:
-        """How many rows of a corpus were read, and their digest; `None` if no corpus is being read."""
-        return json.loads(self.store.state("pending") or NOTHING_READ)
-
     def __len__(self) -> int:
-        return len(self.store)
+        return len(self.engine)
 
     def close(self) -> None:
         """Give back files and connections."""
         self.engine.close()
-        self.store.close()
 
     def __enter__(self) -> Index:
         return self
@@ -193,19 +146,21 @@ class Index:
 
     def add(self, corpus: Corpus, *, verbose: bool = False) -> int:
         """
-        Add documents, whose ids must be new. If it was interrupted, the same call continues it.
+        Add documents, whose ids must be new. After an interrupted addition, the index cannot be searched until another
+        one ends, which begins without the documents of the first.
 
         Returns:
-            `int`: number of documents that were added by this call.
+            `int`: number of documents that were added.
 
         Raises:
             OSError: if a file cannot be read or written.
             ValueError: as [`Index.build`].
         """
         with only_writer(self.folder):
-            before = len(self)
-            self._read(corpus, verbose)
-            return len(self) - before
+            self.manifest = read_manifest(self.folder)
+            first = self.manifest["next_key"]
+            self._add(corpus, verbose)
+            return self.manifest["next_key"] - first
 
     def delete(self, ids: Sequence[str]) -> None:
         """
@@ -217,16 +172,12 @@ class Index:
         """
         with only_writer(self.folder):
             self._require_finished()
-            keys = self.store.keys_of(ids)
-            if missing := [id_ for id_ in ids if id_ not in keys]:
+            known = self.engine.known(ids)
+            if missing := [id_ for id_ in ids if id_ not in known]:
                 raise ValueError(f"{self.folder} has no document {missing[0]!r}.")
-            numbers = np.array(sorted(keys.values()), dtype=np.int64)
-            self.engine.delete(numbers)
-            self.store.delete(numbers)
+            self.engine.delete(ids)
 
-    def search(
-        self, queries: Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None, *, hybrid: bool = False
-    ) -> list[list[Hit]]:
+    def search(self, queries: Sequence[str], k: int = 10, where: Mapping[str, Any] | None = None) -> list[list[Hit]]:
         """
         Find documents.
 
@@ -235,130 +186,129 @@ class Index:
             k (`int`, *optional*, defaults to 10): Number of documents to find per query.
             where (`dict[str, Any]`, *optional*): Metadata that documents must have: column -> a value, or a list of
                 values of which they must have one.
-            hybrid (`bool`, *optional*, defaults to `False`): Whether to search by words (BM25), too, and to fuse the
-                scores of both ([`fuse_scores`]). The index needs words.
 
         Returns:
             `list[list[Hit]]`: documents per query, best first.
 
         Raises:
-            ValueError: if the index has no encoder, is not finished or lacks words that are needed, or a column is
-                unknown.
+            ValueError: if the index is not finished, or a column is unknown or of another type.
         """
-        if hybrid and self.store.words is None:
-            raise ValueError(f"{self.folder} has no words to search by: build it with --hybrid.")
-        if self.encoder is None:
-            raise ValueError("Searching needs an encoder: open the index with one.")
-        embeddings = self.encoder.encode(list(queries), role="query").require_finite()
-        vectors = embeddings.widest(self.plan.query.layer)
-        if not hybrid:
-            return self.search_vectors(vectors, k, where)
-        depth = max(k, CANDIDATES)
-        near = self.search_vectors(vectors, depth, where)
-        allowed = self._allowed(where)
-        return [self._fused(query, hits, allowed, k) for query, hits in zip(queries, near, strict=True)]
-
-    def _allowed(self, where: Mapping[str, Any] | None) -> set[int] | None:
-        """Keys of the documents with this metadata; `None` if all have it."""
-        filters = self._filters(where or {})
-        return {*self.store.keys_where(filters).tolist()} if filters else None
-
-    def _fused(self, query: str, near: list[Hit], allowed: set[int] | None, k: int) -> list[Hit]:
-        """The documents near a query and those with its words, by the sum of their standardised scores."""
-        assert self.store.words is not None
-        found = self.store.words.search(query, CANDIDATES if allowed is None else len(self))
-        found = [(key, score) for key, score in found if allowed is None or key in allowed][:CANDIDATES]
-        if not found or not near:
-            return near[:k]
-        keys = self.store.keys_of([hit.id for hit in near])
-        by_vectors = Ranking(np.array([[hit.score for hit in near]]), np.array([[keys[hit.id] for hit in near]]))
-        by_words = Ranking(np.array([[score for _, score in found]]), np.array([[key for key, _ in found]]))
-        fused = fused_by_scores(by_vectors, by_words, k)
-        documents = self.store.documents(fused.rows[0])
-        return [
-            Hit(documents[key][0], score, *documents[key][1:])
-            for score, key in zip(fused.scores[0].tolist(), fused.rows[0].tolist(), strict=True)
-        ]
-
-    def search_vectors(
-        self, queries: torch.Tensor, k: int = 10, where: Mapping[str, Any] | None = None
-    ) -> list[list[Hit]]:
-        """
-        [`Index.search`] by embeddings of queries `(queries, width)` at their layer; at all dims if the index has a
-        learned precision.
-        """
+        assert self.encoder is not None, "open the index with an encoder"
         self._require_finished()
-        if k < 1:
-            raise ValueError(f"k={k} must be 1 or more.")
-        filters = self._filters(where or {})
+        filters = {}
+        for name, wanted in (where or {}).items():
+            filters[name] = wanted if isinstance(wanted, list | tuple) else [wanted]
+            kind = self.layout.columns.get(name, "json")
+            if kind == "json" or not all(is_of_type(value, kind) for value in filters[name]):
+                raise ValueError(f"Cannot filter by {name}={wanted!r}; columns: {dict(self.layout.columns)}.")
         if not all(filters.values()):  # a column of which no value passes
             return [[] for _ in queries]
-        scores, keys = self.engine.search(queries, k, filters)
-        documents = self.store.documents(np.unique(keys[keys >= 0]))
-        return [
-            [Hit(documents[key][0], score, *documents[key][1:]) for score, key in zip(*row, strict=True) if key >= 0]
-            for row in zip(scores.tolist(), keys.tolist(), strict=True)
-        ]
-
-    def _filters(self, where: Mapping[str, Any]) -> Where:
-        """The values of filters as lists, checked."""
-        legal = {name: kind for name, kind in self.layout.columns.items() if kind != "json"}
-        filters = {}
-        for name, wanted in where.items():
-            if name not in legal:
-                raise ValueError(f"Cannot filter by {name!r}; columns of the index: {', '.join(legal) or 'none'}.")
-            filters[name] = list(wanted) if isinstance(wanted, list | tuple) else [wanted]
-            for value in filters[name]:
-                if not is_of_type(value, legal[name]):
-                    raise ValueError(f"Cannot filter by {name}={value!r}: the column has the type {legal[name]}.")
-        return filters
+        embeddings = self.encoder.encode(list(queries), role="query").require_finite()
+        return self.engine.search(embeddings.widest(self.plan.query.layer), k, filters)
 
     def _require_finished(self) -> None:
-        if self.pending is not None:
+        if not read_manifest(self.folder)["finished"]:  # which another process may have changed
             raise ValueError(f"The index {self.folder} is not finished: run the command that was interrupted again.")
 
-    def _read(self, corpus: Corpus, verbose: bool) -> None:
-        """Embed the rows of a corpus that were not embedded yet, then make all of them searchable."""
-        if self.encoder is None:
-            raise ValueError("Adding documents needs an encoder: open the index with one.")
-        pending = self.pending or {"first": self.store.next_key, "rows": 0, "digest": ""}
-        documents, rows, digest = corpus.documents(), pending["rows"], ""
-        for document in islice(documents, rows):
-            digest = digest_of(digest, document)
-        if digest != pending["digest"]:
-            raise ValueError(
-                f"{self.folder} is half built, and the first {rows:,} rows of {', '.join(corpus.files)} are not those "
-                "that it was built from. Pass the same files in the same order, or delete the index and start again."
-            )
-        with tqdm(desc="Indexing", unit=" documents", initial=rows, disable=not verbose, leave=False) as bar:
-            for chunk in chunks(documents, CHUNK):
-                batch = self._batch(chunk)
-                digest = reduce(digest_of, chunk, digest)
-                rows += len(chunk)
-                self.store.add(batch, {"pending": json.dumps({**pending, "rows": rows, "digest": digest})})
-                bar.update(len(chunk))
-        if not rows:
+    def _add(self, corpus: Corpus, verbose: bool) -> None:
+        self._note(finished=False)
+        first = self.manifest["next_key"]
+        self.engine.truncate(first)
+        with tqdm(desc="Indexing", unit=" documents", disable=not verbose, leave=False) as bar:
+            self.engine.add(self._batches(corpus, bar))
+        if self.manifest["next_key"] == first:
             raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
-        self.engine.add(self.store.keys(pending["first"]))
-        self.store.set_state(pending="null")
+        self._note(finished=True)
 
-    def _batch(self, chunk: Sequence[Document]) -> Batch:
-        """Embed some documents. They are checked before."""
-        assert self.encoder is not None
-        first = self.store.next_key
-        ids = [str(first + row) if document.id is None else document.id for row, document in enumerate(chunk)]
-        taken = set(self.store.keys_of(ids))
-        for id_, document in zip(ids, chunk, strict=True):
-            if id_ in taken:
-                raise ValueError(f"{document.place}: the id {id_!r} is that of an earlier document.")
-            taken.add(id_)
-            require_types(document, self.layout.columns)
-        vectors = embedded(self.encoder, self.plan, chunk)
-        return Batch(
-            np.arange(first, first + len(chunk), dtype=np.int64),
-            ids,
-            [document.text for document in chunk],
-            [document.metadata for document in chunk],
-            self.layout.first.pack(vectors),
-            None if self.layout.second is None else self.layout.second.pack(vectors),
-        )
+    def _note(self, **changes: Any) -> None:
+        self.manifest.update(changes)
+        _write(self.folder, self.manifest)
+
+    def _batches(self, corpus: Corpus, bar: tqdm) -> Iterator[Batch]:
+        """The documents of a corpus in chunks, with their vectors. Documents without an id get their key as one. The
+        next key moves in memory; [`~Index._note`] writes it at the end."""
+        assert self.encoder is not None, "open the index with an encoder"
+        documents = replace(corpus, metadata_columns=self.manifest["corpus"]["metadata_columns"]).documents()
+        first, seen = self.manifest["next_key"], set()
+        while chunk := list(islice(documents, CHUNK)):
+            keys = np.arange(len(chunk), dtype=np.int64) + self.manifest["next_key"]
+            ids = [str(key) if document.id is None else document.id for key, document in zip(keys, chunk, strict=True)]
+            known = self.engine.known(ids) if first else set()
+            for id_, document in zip(ids, chunk, strict=True):
+                if id_ in known or id_ in seen:
+                    raise ValueError(f"{document.place}: the id {id_!r} is that of an earlier document.")
+                seen.add(id_)
+            vectors = embedded(self.encoder, self.plan, chunk)
+            named = [Document(row.place, id_, row.text, row.metadata) for id_, row in zip(ids, chunk, strict=True)]
+            yield Batch(keys, named, *(coder.pack(vectors) for coder in self.layout.coders.values()))
+            self.manifest["next_key"] += len(chunk)
+            bar.update(len(chunk))
+
+
+def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> torch.Tensor:
+    """Embeddings of documents at their layer, as wide as the plan needs. ValueError if one is not finite."""
+    vectors = encoder.encode([document.text for document in chunk], role="document").widest(plan.documents.layer)
+    finite = torch.isfinite(vectors).all(dim=1)
+    if not finite.all():
+        raise ValueError(f"{chunk[int((~finite).nonzero()[0])].place}: the embedding is not finite.")
+    return vectors
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """
+    What an index says of itself in `index.json`.
+
+    Raises:
+        ValueError: if the folder holds no index, or one of another version.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
+    manifest = read_object(folder / MANIFEST)
+    if manifest.get("schema_version") not in (SCHEMA_VERSION, IN_SQLITE):
+        raise ValueError(f"{folder / MANIFEST} is of another version of m3bert: build the index again.")
+    if "finished" not in manifest:
+        with closing(sqlite3.connect(folder / "documents.sqlite")) as database:
+            state = dict(database.execute("SELECT name, value FROM state"))
+        pending = json.loads(state.get("pending", '{"first": 0}'))  # where an interrupted addition began
+        manifest |= {"next_key": pending["first"] if pending else int(state["next_key"]), "finished": not pending}
+        manifest["layout"]["collection"] = state.get("collection")
+    return manifest
+
+
+def _write(folder: Path, manifest: Mapping[str, Any]) -> None:
+    replace_text(folder / MANIFEST, json.dumps(manifest, indent=1, ensure_ascii=False) + "\n")
+
+
+def _begin(
+    folder: Path, before: Mapping[str, Any], settings: Mapping[str, Any], plan: Plan, encoder: GridEncoder,
+    corpus: Corpus, model: str | None,
+) -> dict[str, Any]:  # fmt: skip
+    """The manifest of a new index. Its layout needs the first documents. `before` is that of an interrupted build."""
+    others = sorted(path.name for path in folder.iterdir()) if folder.is_dir() and not before else []
+    if others and others != [f"{MANIFEST}.draft"]:
+        raise ValueError(f"{folder} is not empty and holds no index ({others[0]}): choose another folder.")
+    documents = list(islice(corpus.documents(), SAMPLE * CHUNK))
+    if not documents:
+        raise ValueError(f"There is no document in {', '.join(corpus.files)}.")
+    options = {"kind": settings["kind"], "url": settings["url"], "columns": column_types(documents)}
+    if settings["url"]:
+        name = f"{re.sub(r'[^A-Za-z0-9_-]+', '-', folder.resolve().name)}-{uuid4().hex[:8]}"
+        options["collection"] = before["layout"]["collection"] if before else name
+    sample = torch.zeros(1, encoder.full_width)
+    find_engine(settings["engine"]).require(plan.layout(encoder, sample, **options))
+    if plan.needs_sample:
+        chunks = (documents[start : start + CHUNK] for start in range(0, len(documents), CHUNK))
+        sample = torch.cat([embedded(encoder, plan, chunk) for chunk in chunks])
+    columns = {name: getattr(corpus, name) for name in ("text_column", "id_column", "separator")}
+    manifest = {
+        "schema_version": SCHEMA_VERSION,
+        **settings,
+        "model": model or unwrap_encoder(encoder.model).config.name_or_path,
+        "layout": plan.layout(encoder, sample, **options).to_dict(),
+        "corpus": {**columns, "metadata_columns": list(documents[0].metadata)},
+        "next_key": 0,
+        "finished": False,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder, manifest)
+    return manifest

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import torch
 
 from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from trainers.evaluation.coding import Coder
-from trainers.index.engine import Engine, find_engine
-from trainers.index.layout import Layout
-from trainers.index.store import Batch, Store
+from trainers.index.corpus import Document
+from trainers.index.engine import Batch, Engine, Hit, Layout, find_engine
 
 
 WIDTH = 64
@@ -54,11 +54,8 @@ class Collection:
         vectors = self.vectors[list(rows)]
         return Batch(
             np.array(rows, dtype=np.int64),
-            [f"id-{row}" for row in rows],
-            [f"text of {row}" for row in rows],
-            [self.metadata(row) for row in rows],
-            layout.first.pack(vectors),
-            None if layout.second is None else layout.second.pack(vectors),
+            [Document("", f"id-{row}", f"text of {row}", self.metadata(row)) for row in rows],
+            *(coder.pack(vectors) for coder in layout.coders.values()),
         )
 
 
@@ -82,30 +79,37 @@ def make_layout(collection: Collection, text: str, kind: str = "flat", url: str 
         int(rest[0]) if rest else None,
         kind,
         url,
+        None if url is None else f"test-{uuid4()}",
         COLUMNS,
     )
 
 
 def opened(folder: Path, layout: Layout, name: str) -> Engine:
-    """An engine over the store of a folder. Closing the engine closes the store, too."""
     folder.mkdir(parents=True, exist_ok=True)
-    engine = find_engine(name)(folder, layout, Store(folder, layout))
-    close = engine.close
-    engine.close = lambda: (close(), engine.store.close())
-    return engine
+    return find_engine(name)(folder, layout)
 
 
-def add(engine: Engine, collection: Collection, rows: range, *, search: bool = True) -> None:
-    """Store rows of the collection, and make them searchable."""
-    for start in range(rows.start, rows.stop, 128):
-        engine.store.add(collection.batch(engine.layout, range(start, min(start + 128, rows.stop))), {})
-    if search:
-        engine.add(engine.store.keys(rows.start))
+def add(engine: Engine, collection: Collection, rows: range) -> None:
+    """Add rows of the collection, in batches. A row 0 begins the index."""
+    if rows.start == 0:
+        engine.truncate(0)
+    engine.add(
+        collection.batch(engine.layout, range(start, min(start + 128, rows.stop)))
+        for start in range(rows.start, rows.stop, 128)
+    )
 
 
 def delete(engine: Engine, keys: Sequence[int]) -> None:
-    engine.delete(np.array(keys))
-    engine.store.delete(np.array(keys))
+    engine.delete([f"id-{key}" for key in keys])
+
+
+def numbers(hits: list[list[Hit]], k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Scores and rows of hits as arrays of `k` columns; -inf and -1 where there is none."""
+    scores, keys = np.full((len(hits), k), -np.inf, np.float32), np.full((len(hits), k), -1)
+    for row, found in enumerate(hits):
+        scores[row, : len(found)] = [hit.score for hit in found]
+        keys[row, : len(found)] = [int(hit.id.removeprefix("id-")) for hit in found]
+    return scores, keys
 
 
 def first_scores(layout: Layout, collection: Collection) -> np.ndarray:
@@ -127,8 +131,7 @@ def final_scores(layout: Layout, collection: Collection) -> np.ndarray:
 def check_exact(
     layout: Layout,
     collection: Collection,
-    scores: np.ndarray,
-    keys: np.ndarray,
+    hits: list[list[Hit]],
     k: int,
     kept: Sequence[int] | None = None,
 ) -> None:
@@ -136,11 +139,12 @@ def check_exact(
     Check the result of an exact search of the rows `kept` (keys are rows). Documents with equal scores may come in any
     order.
     """
+    scores, keys = numbers(hits, k)
     rows = np.arange(len(collection.vectors)) if kept is None else np.array(kept, dtype=int)
     first, final = first_scores(layout, collection)[:, rows], final_scores(layout, collection)[:, rows]
     place = {int(row): index for index, row in enumerate(rows)}
     found = min(k, len(rows))
-    assert scores.shape == keys.shape == (len(collection.queries), k)
+    assert len(hits) == len(collection.queries) and max(map(len, hits)) <= k
     assert (keys[:, found:] == -1).all() and np.isneginf(scores[:, found:]).all()
     if not found:
         return

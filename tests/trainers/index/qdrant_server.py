@@ -19,14 +19,12 @@ class QdrantServer:
         url (`str`): Its address.
         requests (`list[tuple[str, str, Any]]`): Method, path and body of every request.
         keys (`set[str | None]`): API keys that requests had.
-        statuses (`list[str]`): What the next requests for a collection say of its status; then `"green"`.
     """
 
     def __init__(self) -> None:
         self.client, self.lock = QdrantClient(":memory:"), Lock()
         self.requests: list[tuple[str, str, Any]] = []
         self.keys: set[str | None] = set()
-        self.statuses: list[str] = []
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler(self))
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         Thread(target=self._server.serve_forever, daemon=True).start()
@@ -43,10 +41,7 @@ class QdrantServer:
             case "GET", "exists":
                 return {"exists": client.collection_exists(name)}
             case "GET", "":
-                status = self.statuses.pop(0) if self.statuses else "green"
-                return client.get_collection(name).model_dump(mode="json") | {"status": status}
-            case "PATCH", "":
-                return models.UpdateCollection(**body) is not None
+                return client.get_collection(name).model_dump(mode="json")
             case "DELETE", "":
                 return client.delete_collection(name)
             case "PUT", "":
@@ -57,7 +52,12 @@ class QdrantServer:
             case "PUT", "points":
                 return _done(client.upsert(name, models.PointsList(**body).points))
             case "POST", "points/delete":
-                return _done(client.delete(name, models.PointIdsList(**body)))
+                return _done(client.delete(name, models.FilterSelector(**body)))
+            case "POST", "points/count":
+                return {"count": client.count(name).count}
+            case "POST", "points/scroll":
+                points, _ = client.scroll(name, models.Filter(**body["filter"]), limit=body["limit"])
+                return {"points": [point.model_dump(mode="json") for point in points], "next_page_offset": None}
             case "POST", "points/query":
                 return client.query_points(name, **_query(body)).model_dump(mode="json")
         raise ValueError(f"{method} {path}")

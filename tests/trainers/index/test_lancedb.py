@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-import numpy as np
 import pytest
 
-from tests.trainers.index.collection import Collection, add, check_exact, delete, make_layout, opened
+from tests.trainers.index.collection import Collection, add, check_exact, delete, make_layout, numbers, opened
 
 
 pytestmark = pytest.mark.skipif(find_spec("lancedb") is None, reason="needs lancedb, whose import takes seconds")
@@ -37,7 +36,7 @@ def test_an_index_finds_nearly_all_and_takes_up_changes(tmp_path, collection, te
             add(one, collection, rows)
             delete(one, range(rows.start, rows.stop, 7))
         for where in (None, {"topic": ["the sea's"]}):
-            expected, scores = (one.search(collection.queries, 10, where)[0] for one in (flat, engine))
+            expected, scores = (numbers(one.search(collection.queries, 10, where), 10)[0] for one in (flat, engine))
             assert (scores >= expected[:, -1:] - 1e-5).mean() >= 0.98
     (index,) = engine._table.list_indices()
     assert engine._table.index_stats(index.name).num_unindexed_rows == 0
@@ -46,12 +45,12 @@ def test_an_index_finds_nearly_all_and_takes_up_changes(tmp_path, collection, te
 
 
 def test_a_table_holds_documents_once_and_in_few_files(tmp_path, collection):
-    """Also after the same documents were added again, as after a kill."""
+    """Also after documents were added again, as after a kill."""
     engine = opened(tmp_path, make_layout(collection, "64@float32"), "lancedb")
     for start in range(0, 1200, 200):
         add(engine, collection, range(start, start + 200))
-    for _ in range(2):
-        engine.add(engine.store.keys(1000))
+    engine.truncate(1000)
+    add(engine, collection, range(1000, 1200))
     delete(engine, range(50))
     assert engine._table.count_rows() == 1150
     assert len(list((tmp_path / "lancedb" / "documents.lance" / "data").iterdir())) <= 3
@@ -68,7 +67,7 @@ def test_a_table_that_is_open_elsewhere_is_read_again(tmp_path, collection):
     reader.search(collection.queries, 10)
     delete(engine, range(50))
     add(engine, collection, range(100, 1200))
-    check_exact(layout, collection, *reader.search(collection.queries, 10), 10, range(50, 1200))
+    check_exact(layout, collection, reader.search(collection.queries, 10), 10, range(50, 1200))
     for one in (engine, reader):
         one.close()
 
@@ -80,6 +79,6 @@ def test_errors_of_the_disk_name_the_folder(tmp_path, collection, monkeypatch):
         raise RuntimeError("lance error: LanceError(IO): No space left on device (os error 28), /root/x.rs:1\nmore")
 
     monkeypatch.setattr(engine._table, "optimize", full)
-    with pytest.raises(OSError, match=r"lancedb cannot be written: .*No space left on device \(os error 28\)$"):
-        engine.delete(np.arange(3))
+    with pytest.raises(OSError, match=r"lancedb cannot be written: No space left on device"):
+        delete(engine, range(3))
     engine.close()

@@ -37,72 +37,40 @@ def plan_of(results: GridResults, **limits) -> Plan:
     return Plan.of(choice, results, ["cranfield"], 1000)
 
 
-def test_an_exact_search():
+def test_a_plan_is_what_was_chosen(tmp_path):
     plan = plan_of(results_of())
     assert plan.documents == plan.query == Granularity(6, 32) and plan.shortlist is None
     assert (plan.model, plan.revision, plan.encoder["weights"]) == ("user/model", "abc", "1234")
     assert (plan.quality, plan.tasks, plan.vectors, plan.memory_gb) == (0.5, ("cranfield",), 1000, 1000 * 128 / 1e9)
-    assert plan.explanation.startswith("Deploy 6x32")
-
-
-def test_two_stages():
-    search = TwoStageSearch("cranfield", 500, 6, 8, 32, 50, 0.3, "ndcg@10", 0.499)
-    plan = plan_of(results_of(two_stage_searches=[search]))
+    two_stages = TwoStageSearch("cranfield", 500, 6, 8, 32, 50, 0.3, "ndcg@10", 0.499)
+    plan = plan_of(results_of(two_stage_searches=[two_stages]))
     assert (plan.first_dim, plan.shortlist, plan.rescore, plan.quality) == (8, 50, None, 0.499)
-
-
-def test_codes_that_are_scored_again():
-    search = RescoredSearch("cranfield", 500, 6, 32, "binary", "int8", 100, "ndcg@10", 0.49)
-    plan = plan_of(results_of(rescored_searches=[search]), memory_gb=1000 * 40 / 1e9)
+    plan = plan_of(results_of(asymmetric_searches=[AsymmetricSearch("cranfield", 500, 2, 6, 32, "ndcg@10", 0.9)]))
+    assert (str(plan.documents), str(plan.query), str(plan.grid())) == ("6x32", "2x32", "2,6x32")
+    rescored = RescoredSearch("cranfield", 500, 6, 32, "binary", "int8", 100, "ndcg@10", 0.49)
+    plan = plan_of(results_of(rescored_searches=[rescored]), memory_gb=1000 * 40 / 1e9)
     assert str(plan.documents) == "6x32@binary" and plan.needs_sample
     assert (plan.first_dim, plan.rescore, plan.shortlist) == (None, "int8", 100)
-
-
-def test_queries_at_another_layer():
-    results = results_of(asymmetric_searches=[AsymmetricSearch("cranfield", 500, 2, 6, 32, "ndcg@10", 0.9)])
-    plan = plan_of(results)
-    assert (str(plan.documents), str(plan.query), str(plan.grid())) == ("6x32", "2x32", "2,6x32")
-
-
-def test_what_is_saved_is_loaded(tmp_path):
-    search = RescoredSearch("cranfield", 500, 6, 32, "binary", "int8", 100, "ndcg@10", 0.49)
-    plan = plan_of(results_of(rescored_searches=[search]), memory_gb=1000 * 40 / 1e9)
     plan.save(tmp_path / "new" / "plan.json")
     assert Plan.load(tmp_path / "new" / "plan.json") == plan
-
-
-def test_only_the_granularity_is_needed(tmp_path):
-    (tmp_path / "plan.json").write_text('{"documents": "4x16@int8"}')
-    assert Plan.load(tmp_path / "plan.json") == Plan(Granularity(4, 16, "int8"))
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ("{", "JSON"),
-        ("[]", "a JSON object"),
-        ({"layers": 4}, "it has no granularity `documents`"),
-        ({"documents": "big"}, "big"),
+        ({"layers": 4}, "documents"),
         ({"documents": "4x16", "shortlists": 3}, "unknown field.* 'shortlists'"),
         ({"documents": "4x16", "schema_version": 9}, "schema version 9; this version of m3bert reads 1"),
         ({"documents": "4x16", "shortlist": 10}, "shortlist if it has first_dim or rescore"),
         ({"documents": "4x16", "first_dim": 8}, "shortlist if it has first_dim or rescore"),
-        ({"documents": "4x16", "first_dim": 16, "shortlist": 10}, r"first_dim=16 must be within 1..15"),
-        ({"documents": "4x16@binary", "first_dim": 8, "shortlist": 10}, "first_dim is for documents in float32"),
-        (
-            {"documents": "4x16@binary", "rescore": "int4", "shortlist": 10},
-            "rescore='int4' is unknown; legal values: c",
-        ),
-        ({"documents": "4x16@binary", "rescore": "int8", "shortlist": 0}, "shortlist=0 must be a number above 0"),
-        ({"documents": "4x16", "query_layer": "two"}, "query_layer must be of type int, and is 'two'"),
+        ({"documents": "4x16", "first_dim": 8, "rescore": "int8", "shortlist": 9}, "but not both"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, reason):
     file = tmp_path / "plan.json"
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(ValueError, match=rf"plan\.json is not .*{reason}") as error:
+    file.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"plan\.json is not .*{reason}"):
         Plan.load(file)
-    assert "\n" not in str(error.value)
 
 
 def test_the_encoder_of_the_plan_is_accepted_and_another_is_not(encoder, tiny_model, tiny_tokenizer):
@@ -113,11 +81,11 @@ def test_the_encoder_of_the_plan_is_accepted_and_another_is_not(encoder, tiny_mo
 
     check(encoder)
     other = GridEncoder(tiny_model, tiny_tokenizer, encoder.grid, pooling="cls", prompts=encoder.prompts)
-    with pytest.raises(ValueError, match="The plan is for pooling 'mean', and this encoder has 'cls'"):
+    with pytest.raises(ValueError, match="The plan is of another encoder: pooling 'mean', not 'cls'"):
         check(other)
     with torch.no_grad():
         tiny_model.layers[0].mlp.down_proj.weight += 1e-3
-    with pytest.raises(ValueError, match="The plan is of another model: its weights have the digest"):
+    with pytest.raises(ValueError, match="The plan is of another encoder: weights "):
         check(encoder)
 
 

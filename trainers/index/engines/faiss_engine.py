@@ -1,7 +1,8 @@
-"""faiss: an index in one file, which faiss opens without this package."""
+"""faiss: an index in one file, with ids, texts and metadata in SQLite."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,8 @@ import torch
 from ...core.codes import CODES, FLOAT
 from ...core.durable import replacing, writing
 from ...evaluation.coding import Coder, PackedIndex, faiss_index
-from ..engine import Engine, filled
-from ..layout import Layout
-from ..store import BATCH, Store, Where
-from .lines import FOUND, bits_lines, cosine_of_bits, score_lines, stored_lines
+from ..engine import Batch, Engine, Hit, Layout, Where, rescored
+from .store import Store
 
 
 LINKS, BREADTH = 32, 200  # M and efConstruction of a graph
@@ -22,13 +21,16 @@ CLUSTERS, PER_CLUSTER, PER_CENTRE = 4096, 16, 256  # most clusters, least docume
 # A search reads so many clusters, or one of 16 if these are more, or follows so many candidates of a graph.
 PROBES = 64
 CANDIDATES = 256
+SHORTLIST = 10  # documents for which an index that other programs open takes its shortlist
+BATCH = 2048  # documents that faiss gets at once
 
 
 class FaissEngine(Engine):
     """
     An index in the file `index.faiss`: an `IndexIDMap2` of the keys over vectors that are compared one by one
     (`flat`), in clusters (`ivf`) or in a graph (`hnsw`). Numbers whose shortlist is scored by float32 are an
-    `IndexRefine`. Any other shortlist is scored by the vectors of the store.
+    `IndexRefine`. Any other shortlist is scored by the vectors of the [`~index.engines.store.Store`], which also has
+    the documents.
 
     A search maps the file into memory; a change reads it, and writes it anew. Deleting fills the index again from the
     vectors of the store: faiss cannot remove from a graph or an `IndexRefine`. Clusters stay those of the first build.
@@ -41,41 +43,55 @@ class FaissEngine(Engine):
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
 
-    def __init__(self, folder: Path, layout: Layout, store: Store):
-        super().__init__(folder, layout, store)
+    def __init__(self, folder: Path, layout: Layout):
+        super().__init__(folder, layout)
         self._faiss, self._file = self.library(), folder / "index.faiss"
         # The code that an `IndexRefine` scores a shortlist by.
         self._refine = layout.second
         if layout.first.symmetric or self._refine is None or self._refine.code != FLOAT:
             self._refine = None
         self._index = self._read(self._faiss.IO_FLAG_MMAP_IFC)
+        self.store = Store(folder, layout)
 
     def close(self) -> None:
         self._index = None
+        self.store.close()
 
-    def add(self, keys: np.ndarray) -> None:
-        index = self._read()
-        if index is None:
-            index = self._empty(keys)
-        elif len(known := self._keys(index)) and known.max() >= keys[0]:  # the file is replaced with all or none
-            return
-        self._fill(index, keys)
-        self._save(index)
+    def __len__(self) -> int:
+        return len(self.store)
 
-    def delete(self, keys: np.ndarray) -> None:
-        index = self._read()
-        if index is None or not len(gone := np.intersect1d(self._keys(index), keys)):
-            return
-        rest = np.setdiff1d(self._keys(index), gone)
-        index.reset()  # which keeps clusters
-        self._fill(index, rest)
-        self._save(index)
+    def truncate(self, first: int) -> None:
+        if first == 0:
+            self._index = None
+            self._file.unlink(missing_ok=True)
+        elif (index := self._read()) is not None:
+            self._remove(index, self._keys(index)[self._keys(index) >= first])
+        self.store.truncate(first)
 
-    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def add(self, batches: Iterable[Batch]) -> None:
+        first = None
+        for batch in batches:
+            first = int(batch.keys[0]) if first is None else first
+            self.store.add(batch)
+        if first is not None:
+            keys = self.store.keys(first)
+            index = self._read() or self._empty(keys)
+            self._fill(index, keys)
+            self._save(index)
+
+    def delete(self, ids: Sequence[str]) -> None:
+        keys = np.array(list(self.store.keys_of(ids).values()), dtype=np.int64)
+        self._remove(self._read(), keys)
+        self.store.delete(keys)
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        return set(self.store.keys_of(ids))
+
+    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> list[list[Hit]]:
         layout, count = self.layout, max(k, self.layout.shortlist or 0)
         allowed = self.store.keys_where(where) if where else None
         if self._index is None or not self._index.ntotal or (allowed is not None and not len(allowed)):
-            return filled(np.empty((len(queries), 0)), np.empty((len(queries), 0)), k)
+            return [[] for _ in queries]
         if allowed is not None:
             packed = PackedIndex.of(layout.first, self.store.vectors("first")[allowed])
             scores, rows = packed.search(queries, count)
@@ -83,40 +99,31 @@ class FaissEngine(Engine):
         elif self._refine is not None:
             params = self._faiss.IndexRefineSearchParameters(k_factor=k_factor(count, k))
             scores, keys = self._index.search(self._refine.float_queries(queries).numpy(), k, params=params)
-            return filled(scores, keys, k)
         else:
             scores, keys = PackedIndex(self._index, layout.first).search(queries, count)
-        if self.rescorer is not None:
-            return self.scored_again(queries, keys, k, self.rescorer)
-        return filled(scores, keys, k)
+        again = layout.rescorer if self._refine is None or allowed is not None else None
+        return [self._hits(*found, k, again) for found in zip(queries, scores, keys, strict=True)]
 
-    def example(self) -> list[str]:
-        folder, first = self.folder.resolve(), self.layout.first
-        read = "read_index_binary" if first.symmetric else "read_index"
-        lines = [f"index = faiss.{read}({str(folder / 'index.faiss')!r})"]
-        rescorer = self.rescorer if self._refine is None else None
-        count = FOUND if rescorer is None else max(FOUND, self.layout.shortlist or 0)
-        if first.symmetric:
-            lines += [*bits_lines(first), f"(distances,), (keys,) = index.search(bits[None], {count})"]
-            if rescorer is None:
-                lines.append(f"scores = {cosine_of_bits(first, 'distances')}")
-        else:
-            lines += [
-                f"vector = query[None, :{(self._refine or first).dim}].copy()",
-                "faiss.normalize_L2(vector)",
-                f"(scores,), (keys,) = index.search(vector, {count})",
-            ]
-        if rescorer is not None:
-            name, coder = rescorer
-            lines += ["keys = keys[keys >= 0]", *stored_lines(coder, folder, name), *score_lines(coder, folder)]
-            lines += [f"best = scores.argsort()[::-1][:{FOUND}]", "keys, scores = keys[best], scores[best]"]
+    def _hits(self, query: torch.Tensor, scores: np.ndarray, keys: np.ndarray, k: int, again: str | None) -> list[Hit]:
+        """The best `k` of the keys that one query found, where -1 is none; scored by other vectors if `again` names
+        some."""
+        scores, keys = scores[keys >= 0], keys[keys >= 0]
+        if again is not None:
+            scores = rescored(self.layout.coders[again], query, self.store.vectors(again)[keys])
+            order = np.argsort(-scores, kind="stable")
+            scores, keys = scores[order], keys[order]
+        documents = self.store.documents(keys[:k])
         return [
-            *lines,
-            f"documents = sqlite3.connect({str(folder / 'documents.sqlite')!r})",
-            "one = 'SELECT id FROM documents WHERE key = ?'",
-            "ids = [documents.execute(one, [key]).fetchone()[0] for key in keys.tolist() if key >= 0]",
-            "found = list(zip(ids, scores.tolist()))",
+            Hit(documents[key][0], score, *documents[key][1:])
+            for score, key in zip(scores[:k].tolist(), keys[:k].tolist(), strict=True)
         ]
+
+    def _remove(self, index: Any, keys: np.ndarray) -> None:
+        rest = np.setdiff1d(self._keys(index), keys)
+        if len(rest) < index.ntotal:
+            index.reset()  # which keeps clusters
+            self._fill(index, rest)
+            self._save(index)
 
     def _read(self, flags: int = 0) -> Any:
         """The index, in memory unless the flags say otherwise; `None` before the first document."""
@@ -143,7 +150,7 @@ class FaissEngine(Engine):
             index.hnsw.efSearch = max(CANDIDATES, 2 * (layout.shortlist or 0))
         if self._refine is not None:
             index = faiss.IndexRefine(self._wider(index, self._refine.dim), faiss_index(self._refine))
-            index.k_factor = k_factor(layout.shortlist or 0, FOUND)
+            index.k_factor = k_factor(layout.shortlist or 0, SHORTLIST)
         return (faiss.IndexBinaryIDMap2 if layout.first.symmetric else faiss.IndexIDMap2)(index)
 
     def _clusters(self, keys: np.ndarray) -> Any:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,23 +14,14 @@ import pyarrow as pa
 import torch
 
 from ...core.codes import CODES, FLOAT, bytes_per_vector, stored_bits
+from ...core.durable import writing
 from ...evaluation.coding import Coder
-from ..engine import Engine, filled
-from ..layout import Layout
-from ..store import Batch, Store, Where
-from .lines import FOUND, bits_lines, cosine_of_bits, score_lines, unit_line
+from ..engine import Batch, Engine, Hit, Layout, Where, rescored
 
 
 TABLE = "documents"
-# Type of a metadata column -> type in the table. LanceDB has no type for JSON.
-TYPES = {
-    "text": pa.string(),
-    "integer": pa.int64(),
-    "number": pa.float64(),
-    "boolean": pa.bool_(),
-    "json": pa.string(),
-}
-AT_ONCE = 1000  # keys in one condition
+# Type of a metadata column -> type in the table. All others are text with JSON.
+TYPES = {"integer": pa.int64(), "number": pa.float64(), "boolean": pa.bool_(), "text": pa.string()}
 # A search reads so many clusters, or follows so many candidates of a graph.
 PROBES = 32
 CANDIDATES = 400
@@ -59,45 +49,92 @@ class LanceDBEngine(Engine):
     second_codes = (FLOAT, "int8")
     kinds = ("flat", "ivf", "hnsw")
 
-    def __init__(self, folder: Path, layout: Layout, store: Store):
-        super().__init__(folder, layout, store)
+    def __init__(self, folder: Path, layout: Layout):
+        super().__init__(folder, layout)
         self._place = folder.resolve() / "lancedb"
         self._metric = "hamming" if layout.first.symmetric else "dot"
-        with self._writing():
-            database = self.library().connect(self._place, read_consistency_interval=timedelta(0))
-            self._table: Any = database.create_table(TABLE, schema=table_schema(layout), exist_ok=True)
+        self._rounds = layout.first.code == "float16" and layout.shortlist is None
+        self._rescorer = "first" if self._rounds else layout.rescorer
+        self._schema = table_schema(layout)
+        with writing(str(self._place)):
+            self._database = self.library().connect(self._place, read_consistency_interval=timedelta(0))
+            self._table: Any = self._database.create_table(TABLE, schema=self._schema, exist_ok=True)
 
     @classmethod
     def require(cls, layout: Layout) -> None:
         super().require(layout)
         if layout.first.symmetric and layout.kind == "hnsw":
-            raise ValueError(f"--index_type hnsw: the vector store lancedb has flat, ivf for {layout.first.code}.")
+            raise ValueError(
+                f"The vector store lancedb has no index type hnsw for {layout.first.code}; it has flat, ivf."
+            )
 
     def close(self) -> None:
         self._table = None
 
-    @property
-    def rescorer(self) -> tuple[str, Coder] | None:
-        first = self.layout.first
-        return ("first", first) if first.code == "float16" and self.layout.shortlist is None else super().rescorer
+    def __len__(self) -> int:
+        return self._table.count_rows()
 
-    def add(self, keys: np.ndarray) -> None:
-        schema = self._table.schema
-        rows = (table_rows(batch, self.layout, schema) for batch in self.store.batches(keys))
-        with self._writing():
-            self._table.delete(f"key >= {keys[0]}")  # what a killed process had put there
-            self._table.add(pa.RecordBatchReader.from_batches(schema, rows))
+    def truncate(self, first: int) -> None:
+        with writing(str(self._place)):
+            if first == 0:
+                self._table = self._database.create_table(TABLE, schema=self._schema, mode="overwrite")
+            else:
+                self._table.delete(f"key >= {first}")
+
+    def add(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
+            rows = pa.Table.from_batches([self._rows(batch)])
+            with writing(str(self._place)):
+                self._table.add(rows)
+        with writing(str(self._place)):
             if self.layout.kind != "flat" and not self._table.list_indices():
                 kinds = self.library().index
                 kind = kinds.IvfFlat if self.layout.kind == "ivf" else kinds.HnswSq
                 self._table.create_index("first", config=kind(distance_type=self._metric))
             self._tidy()
 
-    def delete(self, keys: np.ndarray) -> None:
-        with self._writing():
-            for start in range(0, len(keys), AT_ONCE):
-                self._table.delete(f"key IN ({', '.join(map(str, keys[start : start + AT_ONCE]))})")
+    def delete(self, ids: Sequence[str]) -> None:
+        with writing(str(self._place)):
+            self._table.delete(condition({"id": ids}))
             self._tidy()
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        return set(self._table.search().where(condition({"id": ids})).select(["id"]).to_arrow()["id"].to_pylist())
+
+    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> list[list[Hit]]:
+        first = self.layout.first
+        vectors = first.pack(queries) if first.symmetric else first.float_queries(queries).numpy()
+        return [self._nearest(query, vector, k, where) for query, vector in zip(queries, vectors, strict=True)]
+
+    def _nearest(self, query: torch.Tensor, vector: np.ndarray, k: int, where: Where | None) -> list[Hit]:
+        layout, first = self.layout, self.layout.first
+        length = 2 * k + 50 if self._rounds else max(k, layout.shortlist or 0)
+        search = self._table.search(vector, vector_column_name="first").distance_type(self._metric).limit(length)
+        if layout.kind == "ivf":
+            search = search.nprobes(PROBES)
+        if layout.kind == "hnsw":
+            search = search.ef(max(CANDIDATES, 4 * length)).refine_factor(2)
+        if where:
+            search = search.where(condition({f"metadata.`{_quoted(name)}`": values for name, values in where.items()}))
+        names = [name for name in self._schema.names if name not in layout.coders or name == self._rescorer]
+        rows = search.select([*names, "_distance"]).to_arrow()
+        distances = rows["_distance"].to_numpy()
+        scores = 1 - (2 * distances / stored_bits(first.code, first.dim) if first.symmetric else distances)
+        if self._rescorer is not None and len(rows):
+            stored = np.stack(rows[self._rescorer].to_numpy()).view(np.uint8)
+            scores = rescored(layout.coders[self._rescorer], query, stored)
+        best = np.argsort(-scores, kind="stable")[:k]
+        found = rows.select(["id", "text", *(["metadata"] if layout.columns else [])]).take(best).to_pylist()
+        return [
+            Hit(row["id"], score, row["text"], self._metadata(row.get("metadata", {})))
+            for score, row in zip(scores[best].tolist(), found, strict=True)
+        ]
+
+    def _metadata(self, row: dict[str, Any]) -> dict[str, Any]:
+        kinds = self.layout.columns
+        return {
+            name: value if value is None or kinds[name] in TYPES else json.loads(value) for name, value in row.items()
+        }
 
     def _tidy(self) -> None:
         """Let the index take up new rows, join small files, and delete those of older versions."""
@@ -105,110 +142,38 @@ class LanceDBEngine(Engine):
             simplefilter("ignore", UserWarning)  # that nobody can search an older version any more
             self._table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
 
-    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> tuple[np.ndarray, np.ndarray]:
-        first, settings = self.layout.first, self._settings(k)
-        vectors = first.pack(queries) if first.symmetric else first.float_queries(queries).numpy()
-        passing = condition(where) if where else None
-        found = [self._nearest(vector, settings, passing) for vector in vectors]
-        scores, keys = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        if self.rescorer is not None:
-            return self.scored_again(queries, keys, k, self.rescorer)
-        return filled(scores, keys, k)
-
-    def _nearest(
-        self, vector: np.ndarray, settings: dict[str, int], passing: str | None
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The first stage of one query."""
-        search = self._table.search(vector, vector_column_name="first").distance_type(self._metric)
-        for method, argument in settings.items():
-            search = getattr(search, method)(argument)
-        if passing is not None:
-            search = search.where(passing)
-        rows, first = search.select(["key", "_distance"]).to_arrow(), self.layout.first
-        distances = rows["_distance"].to_numpy()[None]
-        scores = 1 - (2 * distances / stored_bits(first.code, first.dim) if first.symmetric else distances)
-        return filled(scores, rows["key"].to_numpy()[None], settings["limit"])
-
-    def _settings(self, k: int) -> dict[str, int]:
-        """Methods of a search, and what they are called with."""
-        length = max(k, self.layout.shortlist or 0)
-        if self.rescorer is not None and self.layout.shortlist is None:
-            length = 2 * k + 50
-        settings = {"limit": length}
-        if self.layout.kind == "ivf":
-            settings["nprobes"] = PROBES
-        if self.layout.kind == "hnsw":
-            settings |= {"ef": max(CANDIDATES, 4 * length), "refine_factor": 2}
-        return settings
-
-    def example(self) -> list[str]:
-        coder, symmetric = self.layout.first, self.layout.first.symmetric
-        calls = "".join(f".{method}({argument})" for method, argument in self._settings(FOUND).items())
-        lines = [
-            f"table = lancedb.connect({str(self._place)!r}).open_table({TABLE!r})",
-            *(bits_lines(coder) if symmetric else [unit_line(coder)]),
-            f'search = table.search({"bits" if symmetric else "unit"}, vector_column_name="first")',
-            f'search = search.distance_type("{self._metric}"){calls}',
-        ]
-        if self.rescorer is None:
-            score = cosine_of_bits(coder, "distances") if symmetric else "1 - distances"
-            return [
-                *lines,
-                'hits = search.select(["id", "_distance"]).to_arrow()',
-                'distances = hits["_distance"].to_numpy()',
-                f'found = list(zip(hits["id"].to_pylist(), ({score}).tolist()))',
-            ]
-        column, coder = self.rescorer
-        return [
-            *lines,
-            f'hits = search.select(["id", "{column}", "_distance"]).to_arrow()',
-            f'stored = np.stack(hits["{column}"].to_numpy())',
-            *score_lines(coder, self.folder.resolve()),
-            f"best = scores.argsort()[::-1][:{FOUND}]",
-            'found = list(zip(hits["id"].take(best).to_pylist(), scores[best].tolist()))',
-        ]
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, RuntimeError) as error:  # LanceDB's are of RuntimeError, also for a full disk
-            reason = str(error).splitlines()[0].partition(", /")[0]  # without a place in the source
-            raise OSError(f"{self._place} cannot be written: {reason}") from error
+    def _rows(self, batch: Batch) -> pa.RecordBatch:
+        """Documents as rows."""
+        columns: dict[str, Any] = {
+            "key": batch.keys,
+            "id": [document.id for document in batch.documents],
+            "text": [document.text for document in batch.documents],
+            "metadata": [
+                {name: _stored(document.metadata[name], kind) for name, kind in self.layout.columns.items()}
+                for document in batch.documents
+            ],
+        }
+        for name, coder in self.layout.coders.items():
+            columns[name] = _vectors(coder, getattr(batch, name))
+        arrays = [pa.array(columns[field.name], type=field.type) for field in self._schema]
+        return pa.record_batch(arrays, schema=self._schema)
 
 
 def table_schema(layout: Layout) -> pa.Schema:
     """Columns of the table."""
     fields = [("key", pa.int64()), ("id", pa.string()), ("text", pa.string())]
     if layout.columns:
-        fields.append(("metadata", pa.struct([(name, TYPES[kind]) for name, kind in layout.columns.items()])))
-    for name, coder in (("first", layout.first), ("second", layout.second)):
-        if coder is not None:
-            none = np.empty((0, bytes_per_vector(coder.code, coder.dim)), dtype=np.uint8)
-            fields.append((name, _vectors(coder, none).type))
+        columns = [(name, TYPES.get(kind, pa.string())) for name, kind in layout.columns.items()]
+        fields.append(("metadata", pa.struct(columns)))
+    for name, coder in layout.coders.items():
+        none = np.empty((0, bytes_per_vector(coder.code, coder.dim)), dtype=np.uint8)
+        fields.append((name, _vectors(coder, none).type))
     return pa.schema(fields)
 
 
-def table_rows(batch: Batch, layout: Layout, schema: pa.Schema) -> pa.RecordBatch:
-    """Documents as rows."""
-    columns: dict[str, Any] = {"key": batch.keys, "id": batch.ids, "text": batch.texts}
-    columns["first"] = _vectors(layout.first, batch.first)
-    if layout.second is not None:
-        assert batch.second is not None
-        columns["second"] = _vectors(layout.second, batch.second)
-    if layout.columns:
-        rows = [{name: _stored(row[name], kind) for name, kind in layout.columns.items()} for row in batch.metadata]
-        columns["metadata"] = pa.array(rows, type=schema.field("metadata").type)
-    return pa.record_batch([columns[name] for name in schema.names], schema=schema)
-
-
 def condition(where: Where) -> str:
-    """The condition that documents have certain metadata."""
-    parts = []
-    for column, values in where.items():
-        name, literals = column.replace("`", "``"), ", ".join(map(_literal, values))
-        parts.append(f"metadata.`{name}` IN ({literals})")
-    return " AND ".join(parts)
+    """The condition that each column has one of its values."""
+    return " AND ".join(f"{name} IN ({', '.join(map(_literal, values))})" for name, values in where.items())
 
 
 def _vectors(coder: Coder, packed: np.ndarray) -> pa.FixedSizeListArray:
@@ -217,9 +182,11 @@ def _vectors(coder: Coder, packed: np.ndarray) -> pa.FixedSizeListArray:
 
 
 def _stored(value: Any, kind: str) -> Any:
-    if value is None or kind != "json":
-        return value
-    return json.dumps(value, ensure_ascii=False, default=str)
+    return value if value is None or kind in TYPES else json.dumps(value, ensure_ascii=False)
+
+
+def _quoted(column: str) -> str:
+    return column.replace("`", "``")
 
 
 def _literal(value: Any) -> str:

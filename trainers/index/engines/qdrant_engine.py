@@ -5,24 +5,18 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...core.codes import FLOAT
-from ..engine import Engine, filled
-from ..layout import Layout
-from ..store import Batch, Store, Where
-from .lines import FOUND, unit_line
+from ..engine import Batch, Engine, Hit, Layout, Where
 
 
 POINTS_AT_ONCE = 128  # in one request; a server takes 32 MB
-KEYS_AT_ONCE = 1000
 TIMEOUT = 600  # seconds; an exact search of many documents takes long
 CANDIDATES = 256  # of a graph, that a search follows at least
 # Code -> type of the numbers on a server.
@@ -33,19 +27,20 @@ INDEXES = {"text": "keyword", "integer": "integer", "number": "float", "boolean"
 
 class QdrantEngine(Engine):
     """
-    A collection of Qdrant with the named vectors `first` and `second`, and the payload `id`, `text` and `metadata`.
-    The id of a point is the key. Vectors are compared by dot product. The second stage is a query with `prefetch`.
+    A collection of Qdrant with the named vectors `first` and `second`, and the payload `key`, `id`, `text` and
+    `metadata`. The id of a point is the key. Vectors are compared by dot product. The second stage is a query with
+    `prefetch`.
 
     Without a `url`, the collection is in the folder `qdrant`. This is Qdrant's local mode, for tests: it holds all
     vectors in memory, as float32, and compares every one of them, for any precision. Only one process can open it.
 
     On a server, vectors are on its disk. `flat` compares all of them. `hnsw` searches a graph, which is in memory with
     the vectors in 8 bits (`int8`) or in 1 bit (`binary`); Qdrant makes these beside the vectors on the disk, which are
-    the decoded ones: float32 for `int8`, 1 and -1 in float16 for `binary`. A server rounds a query to the type of the
-    vectors, so that scores of `float16` differ in the fourth digit.
+    the decoded ones: float32 for `int8`, 1 and -1 in float16 for `binary`. Documents are found at once, and faster
+    after the server has put them into its graph. It rounds a query to the type of the vectors, so that scores of
+    `float16` differ in the fourth digit.
 
-    The key of the server's API is read from the variable `QDRANT_API_KEY` of the environment, and kept nowhere. The
-    collection is called as the folder was when the index was made.
+    The key of the server's API is read from the variable `QDRANT_API_KEY` of the environment, and kept nowhere.
     """
 
     name = "qdrant"
@@ -54,122 +49,101 @@ class QdrantEngine(Engine):
     second_codes = (FLOAT,)
     kinds = ("flat", "hnsw")
 
-    def __init__(self, folder: Path, layout: Layout, store: Store):
-        super().__init__(folder, layout, store)
+    def __init__(self, folder: Path, layout: Layout):
+        super().__init__(folder, layout)
         self._models = self.library().models
-        self._place = folder.resolve() / "qdrant"
-        self._where = layout.url or str(self._place)  # for error messages
-        self._client = self._opened()
-        try:
-            with self._reported():
-                self._collection = self._named()
-                if not self._client.collection_exists(self._collection):
-                    self._create()
-        except BaseException:
-            self.close()
-            raise
+        place = str(folder.resolve() / "qdrant")
+        self._where = layout.url or place  # for error messages
+        self._collection = layout.collection or "documents"
+        options: dict[str, Any] = {"path": place}
+        if layout.url is not None:
+            options = {"url": layout.url, "api_key": os.environ.get("QDRANT_API_KEY"), "timeout": TIMEOUT}
+        with self._reported():
+            self._client = self.library().QdrantClient(**options)
 
     @classmethod
     def require(cls, layout: Layout) -> None:
         super().require(layout)
         if layout.kind == "hnsw" and layout.url is None:
-            raise ValueError(
-                "--index_type hnsw: the vector store qdrant has it on a server (--url); a folder has flat."
-            )
+            raise ValueError("The vector store qdrant has the index type hnsw on a server (--url); a folder has flat.")
 
     def close(self) -> None:
         self._client.close()
 
-    def _opened(self) -> Any:
-        client = self.library().QdrantClient
-        if self.layout.url is not None:
-            return client(url=self.layout.url, api_key=os.environ.get("QDRANT_API_KEY"), timeout=TIMEOUT)
-        try:
-            with self._reported():
-                return client(path=str(self._place))
-        except RuntimeError as error:  # of the lock
-            raise ValueError(
-                f"{self._place} is open already, and Qdrant opens a folder only once: close it there, or use a server "
-                "(--url)."
-            ) from error
+    def __len__(self) -> int:
+        with self._reported():
+            return self._client.count(self._collection).count
 
-    def _named(self) -> str:
-        """The collection of this index."""
-        if self.layout.url is None:
-            return "documents"
-        if known := self.store.state("collection"):
-            return known
-        name = re.sub(r"[^A-Za-z0-9_-]+", "-", self.folder.resolve().name)
-        if self._client.collection_exists(name):
-            raise ValueError(
-                f"{self.layout.url} has a collection {name!r} of another index: delete it there, or give --output_dir "
-                "another name."
-            )
-        self.store.set_state(collection=name)
-        return name
+    def truncate(self, first: int) -> None:
+        with self._reported():
+            if first == 0:
+                self._client.delete_collection(self._collection)
+                self._create()
+            else:
+                later = self._models.FieldCondition(key="key", range=self._models.Range(gte=first))
+                self._client.delete(self._collection, self._models.Filter(must=[later]), wait=True)
 
     def _create(self) -> None:
         self._client.create_collection(
             self._collection, vectors_config=collection_vectors(self._models, self.layout), on_disk_payload=True
         )
-        if self.layout.url is None:  # local mode has no such indexes
-            return
-        for column, kind in self.layout.columns.items():
-            if kind in INDEXES:
-                self._client.create_payload_index(self._collection, column_path(column), INDEXES[kind], wait=True)
+        if self.layout.url is not None:  # local mode has no such indexes
+            columns = {column_path(name): INDEXES.get(kind) for name, kind in self.layout.columns.items()}
+            for path, kind in {"key": "integer", "id": "keyword", **columns}.items():
+                if kind is not None:
+                    self._client.create_payload_index(self._collection, path, kind, wait=True)
 
-    def add(self, keys: np.ndarray) -> None:
-        """Points that are there already are replaced. A server is waited for until it has made its graphs."""
-        for batch in self.store.batches(keys):
+    def add(self, batches: Iterable[Batch]) -> None:
+        for batch in batches:
             points = self._points(batch)
             for start in range(0, len(points), POINTS_AT_ONCE):
                 with self._reported():
                     self._client.upsert(self._collection, points[start : start + POINTS_AT_ONCE], wait=True)
-        with self._reported():
-            while (status := self._client.get_collection(self._collection).status) != "green":
-                if status == "red":
-                    raise OSError("the collection has the status red: see the log of the server")
-                if status == "grey":  # paused since the server started, until a change
-                    self._client.update_collection(
-                        self._collection, optimizers_config=self._models.OptimizersConfigDiff()
-                    )
-                time.sleep(0.5)
 
     def _points(self, batch: Batch) -> list[Any]:
-        vectors = {"first": self.layout.first.decode(batch.first).tolist()}
-        if self.layout.second is not None:
-            assert batch.second is not None
-            vectors["second"] = self.layout.second.decode(batch.second).tolist()
+        coders = self.layout.coders
+        vectors = {name: coder.decode(getattr(batch, name)).tolist() for name, coder in coders.items()}
         return [
             self._models.PointStruct(
                 id=key,
                 vector={name: numbers[row] for name, numbers in vectors.items()},
-                payload={"id": batch.ids[row], "text": batch.texts[row], "metadata": batch.metadata[row]},
+                payload={"key": key, "id": document.id, "text": document.text, "metadata": document.metadata},
             )
-            for row, key in enumerate(batch.keys.tolist())
+            for row, (key, document) in enumerate(zip(batch.keys.tolist(), batch.documents, strict=True))
         ]
 
-    def delete(self, keys: np.ndarray) -> None:
-        for start in range(0, len(keys), KEYS_AT_ONCE):
-            points = self._models.PointIdsList(points=keys[start : start + KEYS_AT_ONCE].tolist())
-            with self._reported():
-                self._client.delete(self._collection, points, wait=True)
+    def delete(self, ids: Sequence[str]) -> None:
+        with self._reported():
+            self._client.delete(self._collection, self._any_of(ids), wait=True)
 
-    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> tuple[np.ndarray, np.ndarray]:
-        first, final = self.layout.first.queries(queries), None
-        if self.rescorer is not None:
-            final = self.rescorer[1].float_queries(queries)
+    def known(self, ids: Sequence[str]) -> set[str]:
+        with self._reported():
+            points, _ = self._client.scroll(self._collection, self._any_of(ids), limit=len(ids), with_payload=["id"])
+        return {point.payload["id"] for point in points}
+
+    def _any_of(self, ids: Sequence[str]) -> Any:
+        condition = self._models.FieldCondition(key="id", match=self._models.MatchAny(any=list(ids)))
+        return self._models.Filter(must=[condition])
+
+    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> list[list[Hit]]:
+        layout = self.layout
+        first, final = layout.first.queries(queries), None
+        if layout.rescorer is not None:
+            final = layout.coders[layout.rescorer].float_queries(queries)
         passing = matching(self._models, where) if where else None
-        scores, keys = np.zeros((len(first), k), np.float32), np.full((len(first), k), -1)
+        # Without a shortlist, bits are compared as 1 and -1.
+        scale = layout.first.dim if final is None and layout.first.symmetric else 1
+        hits = []
         for row, query in enumerate(first.tolist()):
             request = self._request(query, None if final is None else final[row].tolist(), k, passing)
             with self._reported():
                 points = self._client.query_points(self._collection, limit=k, timeout=TIMEOUT, **request).points
-            scores[row, : len(points)] = [point.score for point in points]
-            keys[row, : len(points)] = [point.id for point in points]
-        if final is None and self.layout.first.symmetric:
-            scores /= self.layout.first.dim
-        return filled(scores, keys, k)
+            hits.append([self._hit(point.payload, point.score / scale) for point in points])
+        return hits
+
+    @staticmethod
+    def _hit(payload: dict[str, Any], score: float) -> Hit:
+        return Hit(payload["id"], score, payload["text"], payload["metadata"])
 
     def _request(self, first: list[float], final: list[float] | None, k: int, passing: Any) -> dict[str, Any]:
         """Arguments of `query_points`."""
@@ -177,71 +151,42 @@ class QdrantEngine(Engine):
         settings = exact = None
         if self.layout.url is not None:  # local mode has no settings
             settings, exact = models.SearchParams(**stage_settings(self.layout, k)), models.SearchParams(exact=True)
-        if final is None or self.rescorer is None:
+        if final is None:
             return {"query": first, "using": "first", "query_filter": passing, "search_params": settings}
         length = max(k, self.layout.shortlist or 0)
         prefetch = models.Prefetch(query=first, using="first", limit=length, filter=passing, params=settings)
-        return {"prefetch": prefetch, "query": final, "using": self.rescorer[0], "search_params": exact}
-
-    def example(self) -> list[str]:
-        layout, coder = self.layout, self.layout.first
-        if layout.url is None:
-            lines = [f"client = QdrantClient(path={str(self._place)!r})"]
-        else:
-            lines = [f'client = QdrantClient({layout.url!r}, api_key=os.environ.get("QDRANT_API_KEY"))']
-        signs = f"first = np.where(query[:{coder.dim}] > 0, 1.0, -1.0)"
-        lines.append(signs if coder.symmetric else unit_line(coder, "first"))
-        calls = ", ".join(f"{name}={value!r}" for name, value in stage_settings(layout, FOUND).items())
-        params = f"params=models.SearchParams({calls})"
-        score = "point.score"
-        if self.rescorer is None:
-            query = f'query=first.tolist(), using="first"{f", search_{params}" if layout.url else ""}'
-            score += f" / {coder.dim}" if coder.symmetric else ""
-        else:
-            column, second = self.rescorer
-            length = max(FOUND, layout.shortlist or 0)
-            stage = f'query=first.tolist(), using="first", limit={length}{f", {params}" if layout.url else ""}'
-            lines += [f"shortlist = models.Prefetch({stage})", unit_line(second, column)]
-            exact = ", search_params=models.SearchParams(exact=True)" if layout.url else ""
-            query = f'prefetch=shortlist, query={column}.tolist(), using="{column}"{exact}'
-        return [
-            *lines,
-            f"hits = client.query_points({self._collection!r}, {query}, limit={FOUND})",
-            f'found = [(point.payload["id"], {score}) for point in hits.points]',
-            "client.close()",
-        ]
+        return {"prefetch": prefetch, "query": final, "using": self.layout.rescorer, "search_params": exact}
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
-        """Errors of the disk and of a server as one line."""
+        """Errors of the disk, of its lock and of a server as one line."""
         from qdrant_client.http.exceptions import ApiException
 
         try:
             yield
-        except (sqlite3.Error, ApiException, OSError) as error:
+        except (sqlite3.Error, ApiException, OSError, RuntimeError) as error:
             raise OSError(f"Qdrant, {self._where}: {' '.join(str(error).split())}") from error
 
 
 def collection_vectors(models: Any, layout: Layout) -> dict[str, Any]:
     """The named vectors of the collection, by `qdrant_client.models`. Only the first ones have a graph."""
-    plain, vectors = models.HnswConfigDiff(m=0), {}
     quantizations = {  # codes that a server makes of vectors, and keeps in memory
         "binary": models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True)),
         "int8": models.ScalarQuantization(
             scalar=models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
         ),
     }
-    for name, coder in (("first", layout.first), ("second", layout.second)):
-        if coder is not None:
-            searched = name == "first" and layout.kind == "hnsw"
-            vectors[name] = models.VectorParams(
-                size=coder.dim,
-                distance=models.Distance.DOT,
-                datatype=DATATYPES[coder.code],
-                on_disk=True,
-                hnsw_config=None if searched else plain,
-                quantization_config=quantizations.get(coder.code) if searched else None,
-            )
+    vectors = {}
+    for name, coder in layout.coders.items():
+        searched = name == "first" and layout.kind == "hnsw"
+        vectors[name] = models.VectorParams(
+            size=coder.dim,
+            distance=models.Distance.DOT,
+            datatype=DATATYPES[coder.code],
+            on_disk=True,
+            hnsw_config=None if searched else models.HnswConfigDiff(m=0),
+            quantization_config=quantizations.get(coder.code) if searched else None,
+        )
     return vectors
 
 
@@ -266,15 +211,15 @@ def column_path(column: str) -> str:
 
 def matching(models: Any, where: Where) -> Any:
     """The filter for documents with certain metadata."""
+
+    def condition(path: str, value: Any) -> Any:
+        if isinstance(value, str | bool):
+            return models.FieldCondition(key=path, match=models.MatchValue(value=value))
+        return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))  # MatchValue takes no floats
+
     return models.Filter(
         must=[
-            models.Filter(should=[_condition(models, column_path(column), value) for value in values])
+            models.Filter(should=[condition(column_path(column), value) for value in values])
             for column, values in where.items()
         ]
     )
-
-
-def _condition(models: Any, path: str, value: Any) -> Any:
-    if isinstance(value, str | bool):
-        return models.FieldCondition(key=path, match=models.MatchValue(value=value))
-    return models.FieldCondition(key=path, range=models.Range(gte=value, lte=value))  # MatchValue takes no floats
