@@ -29,12 +29,11 @@ from benchmarks.reproduction.study import commit
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
 from trainers.evaluation import Retrieval
-from trainers.evaluation.embeddings import ROWS_AT_ONCE
 from trainers.evaluation.evaluators import Evaluator
 from trainers.evaluation.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
 from trainers.evaluation.latency import seconds_in_turn
 from trainers.evaluation.metrics import ranking_scores
-from trainers.evaluation.search import search_blocks
+from trainers.evaluation.search import nearest
 
 
 RESULTS = Path(__file__).with_name("results")
@@ -59,7 +58,7 @@ def score(evaluator: Evaluator, vectors: dict[str, torch.Tensor]) -> float:
 
 def search(vectors: dict[str, torch.Tensor]) -> Ranking:
     """The best documents of each query by cosine."""
-    return Ranking(*search_blocks(vectors["queries"], lambda: vectors["documents"].split(ROWS_AT_ONCE), CANDIDATES))
+    return Ranking(*nearest(vectors["queries"], vectors["documents"], CANDIDATES))
 
 
 def retrieval_rows(evaluator: Retrieval, found: dict[str, dict[str, torch.Tensor]]) -> dict[str, float]:

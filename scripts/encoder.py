@@ -19,8 +19,8 @@ from .sources import default_base
 
 
 @dataclass
-class ReadingArguments:
-    """Which encoder, and how it reads texts."""
+class EncoderArguments(ComputeArguments):
+    """Which encoder, how it reads texts, and how it computes."""
 
     model_name_or_path: str | None = field(
         default=None,
@@ -64,20 +64,12 @@ class ReadingArguments:
     )
 
 
-@dataclass
-class EncoderArguments(ComputeArguments, ReadingArguments):
-    """Which encoder, how it reads texts, and how it computes. In a help text, the fields of the last base come
-    first."""
-
-
 def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32) -> GridEncoder:
     """
     Load the encoder that the options name, onto its device.
 
     Raises:
-        ValueError: if the default encoder is not installed, the model does not have the grid, the length or the
-            attention, a precision needs a quantizer that it does not have, or no pooling was given and the published
-            one is not supported.
+        ValueError: if the default encoder is not installed, or as [`GridEncoder.from_pretrained`].
     """
     prompts: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}
@@ -99,18 +91,10 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
 
 
 def load_as(arguments: EncoderArguments, reading: Mapping[str, Any], grid: Grid) -> GridEncoder:
-    """
-    Load the encoder that the options name, with the pooling, prompts and lengths that were recorded. Options that were
-    given count more.
-
-    Args:
-        arguments ([`EncoderArguments`]): The options.
-        reading (`dict[str, Any]`): What was recorded, as [`~index.plan.encoder_identity`]; may be empty.
-        grid ([`Grid`]): What to encode.
-
-    Raises:
-        ValueError: as [`load_encoder`].
-    """
+    """[`load_encoder`] with the grid of a plan, and with what was recorded of pooling, prompts and lengths (as
+    [`~index.plan.encoder_identity`]). Options that were given count more. ValueError if they have a grid."""
+    if arguments.grid:
+        raise ValueError("--grid: an index has the granularity of its plan.")
     prompts, lengths = reading.get("prompts"), reading.get("max_lengths") or {}
     recorded = {"pooling": reading.get("pooling"), "max_length": reading.get("max_length")}
     for role in ("query", "document"):

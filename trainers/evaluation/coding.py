@@ -66,20 +66,15 @@ class Coder:
             quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
 
         Raises:
-            ValueError: if there are no embeddings, the precision is unknown or needs a quantizer, `dim` is not within
-                the dims, or the quantizer reads another number of dims.
+            ValueError: if the precision is unknown or needs a quantizer, or `dim` is not within the dims.
         """
         width = vectors.shape[1]
         dim = width if dim is None else dim
         if not 0 < dim <= width:
             raise ValueError(f"dim={dim} must be within 1..{width}, the dims of the embeddings.")
-        if not len(vectors):
-            raise ValueError("There is no document to search.")
         if code_of(code).learned:
             if quantizer is None:
                 raise ValueError(f"The precision {code} needs a quantizer, and there is none.")
-            if quantizer.config.hidden_size != width:
-                raise ValueError(f"The quantizer reads {quantizer.config.hidden_size} dims, not {width}.")
             return cls(code, dim, quantizer=quantizer)
         if code not in RANGED:
             return cls(code, dim)
@@ -101,9 +96,6 @@ class Coder:
 
         Returns:
             `np.ndarray` of shape `(vectors, bytes_per_vector)`, uint8
-
-        Raises:
-            ValueError: if the precision needs faiss or sentence-transformers, which is not installed.
         """
         blocks = (vectors[start : start + ROWS_AT_ONCE] for start in range(0, len(vectors), ROWS_AT_ONCE))
         return np.concatenate([self._pack(block) for block in blocks])
@@ -194,23 +186,9 @@ class PackedIndex:
         dim: int | None = None,
         quantizer: M3BertQuantizer | None = None,
     ) -> PackedIndex:
-        """
-        Build an index. `int8` and `binary` use [`~sentence_transformers.quantize_embeddings`], with the range of each
-        dim over the documents; `int4` is that of faiss.
-
-        Args:
-            vectors (`torch.Tensor` of shape `(documents, width)`): Embeddings; need not be normalised.
-            code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
-            dim (`int`, *optional*): Leading dims to keep. Default: all.
-            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`. It reads the hidden
-                size.
-
-        Returns:
-            [`PackedIndex`]
-
-        Raises:
-            ValueError: as [`Coder.fit`], or if faiss or sentence-transformers is not installed.
-        """
+        """Build an index of embeddings; the arguments are those of [`Coder.fit`]. `int8` and `binary` use
+        [`~sentence_transformers.quantize_embeddings`], with the range of each dim over the documents; `int4` is that
+        of faiss."""
         coder = Coder.fit(vectors, code, dim, quantizer)
         return cls.of(coder, coder.pack(vectors))
 
@@ -264,9 +242,6 @@ def faiss_index(coder: Coder, arrangement: str = "") -> Any:
         coder ([`Coder`]): The precision.
         arrangement (`str`, *optional*, defaults to `""`): How `faiss.index_factory` calls their arrangement:
             `"HNSW32"` is a graph, `"IVF64"` are clusters, which must still be trained. Default: one by one.
-
-    Raises:
-        ValueError: if faiss is not installed.
     """
     faiss = require_extra("faiss", "evaluation", "An index of packed vectors")
     if coder.symmetric:
@@ -332,18 +307,8 @@ def code_vectors(
 
 
 def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int) -> None:
-    """
-    Check that the precisions of a grid can be made.
-
-    Args:
-        quantizer ([`M3BertQuantizer`], *optional*): Quantizer of the encoder.
-        grid ([`Grid`]): Granularities, with precisions.
-        width (`int`): Dims of the encoder's embeddings.
-
-    Raises:
-        ValueError: if a granularity has a precision `qama-*`, and there is no quantizer, or one for other layers or
-            dims. The message names the granularities.
-    """
+    """Check that the precisions `qama-*` of a grid can be made of embeddings of `width` dims. ValueError: names the
+    granularities for which there is no quantizer, or one for other layers or dims."""
     learned = [member for member in grid if code_of(member.code).learned]
     if not learned:
         return
@@ -354,9 +319,11 @@ def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int)
         raise ValueError(
             f"{named}: the quantizer reads {quantizer.config.hidden_size} dims, and the embeddings have {width}."
         )
-    its = quantizer.config.layers
-    if other := [str(member) for member in learned if its and member.layer not in its]:
-        raise ValueError(f"{', '.join(other)}: the quantizer is for embeddings of layer {', '.join(map(str, its))}.")
+    layers = quantizer.config.layers
+    if other := [str(member) for member in learned if layers and member.layer not in layers]:
+        raise ValueError(
+            f"{', '.join(other)}: the quantizer is for embeddings of layer {', '.join(map(str, layers))}."
+        )
 
 
 def _unit(vectors: torch.Tensor, dim: int) -> torch.Tensor:

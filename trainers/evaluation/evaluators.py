@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
@@ -22,7 +22,6 @@ from ..core.columns import Role
 from ..core.extras import require_extra
 from ..core.granularity import Granularity
 from ..core.states import truncate
-from .embeddings import ROWS_AT_ONCE
 from .geometry import geometry_scores
 from .hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search
 from .metrics import (
@@ -35,7 +34,7 @@ from .metrics import (
     uniformity,
 )
 from .results import AsymmetricSearch, HybridSearch, RescoredSearch, TwoStageSearch
-from .search import SHORTLISTS, exact_search, products_share, rerank, search_blocks
+from .search import SHORTLISTS, exact_search, nearest, products_share, rerank
 
 
 if TYPE_CHECKING:
@@ -264,8 +263,7 @@ class Retrieval(Evaluator):
     def _bm25_ranked(self, vectors: Vectors | None = None, fusion: str = "scores") -> np.ndarray:
         if vectors is None:
             return self._words.rows[:, : self._depth]
-        blocks = partial(vectors["documents"].split, ROWS_AT_ONCE)
-        found = Ranking(*search_blocks(vectors["queries"], blocks, CANDIDATES))
+        found = Ranking(*nearest(vectors["queries"], vectors["documents"], CANDIDATES))
         return FUSIONS[fusion](found, self._words, self._depth)
 
     def _measured(self, kind: type[Search], ranked: np.ndarray, **fields: Any) -> Search:

@@ -7,17 +7,22 @@ score or the last rank that the other gave.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-
-from .words import Words
 
 
 CANDIDATES = 1000  # documents per query that each search gives
 BM25_WEIGHT = 0.5  # a round value; benchmarks/static_peers.py compares others
 RANK_CONSTANT = 60
+# Frequent words of English (those of Lucene): a query searches all others.
+STOP_WORDS = frozenset(
+    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this "
+    "to was will with".split()
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,9 @@ class Ranking:
 
 def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDIDATES) -> Ranking:
     """
-    Search documents by BM25 over their words ([`Words`]).
+    Search documents by BM25 (k1 1.2, b 0.75) over their words, with the full-text search of SQLite. Words are compared
+    in lower case and without accents and English endings (Porter's stemmer). A word that the query repeats counts as
+    often.
 
     Args:
         queries (`Sequence[str]`): Queries.
@@ -46,19 +53,22 @@ def bm25_search(queries: Sequence[str], documents: Sequence[str], k: int = CANDI
 
     Returns:
         [`Ranking`]
-
-    Raises:
-        ValueError: if SQLite has no full-text search.
     """
-    words, k = Words(), min(k, len(documents))
-    words.add(enumerate(documents))
+    database, k = sqlite3.connect(":memory:"), min(k, len(documents))
+    database.execute("CREATE VIRTUAL TABLE words USING fts5(text, content='', tokenize='porter unicode61')")
+    database.executemany("INSERT INTO words(rowid, text) VALUES (?, ?)", enumerate(documents))
     rows, scores = np.empty((len(queries), k), np.int64), np.zeros((len(queries), k))
-    for query, text in enumerate(queries):
-        found = words.search(text, k)
+    for number, query in enumerate(queries):
+        words = [word for word in re.findall(r"\w+", query.lower()) if word not in STOP_WORDS]
+        any_of = " OR ".join(f'"{word}"' for word in words) or '""'
+        found = database.execute(
+            "SELECT rowid, -rank FROM words WHERE words MATCH ? ORDER BY rank, rowid LIMIT ?", (any_of, k)
+        ).fetchall()
         keys = [key for key, _ in found]
         others = np.setdiff1d(np.arange(k), keys)  # the first ones that were not found are among the first k
-        rows[query] = [*keys, *others[: k - len(keys)]]
-        scores[query, : len(keys)] = [score for _, score in found]
+        rows[number] = [*keys, *others[: k - len(keys)]]
+        scores[number, : len(keys)] = [score for _, score in found]
+    database.close()
     return Ranking(scores, rows)
 
 
@@ -76,16 +86,16 @@ def fuse_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WE
     Returns:
         `np.ndarray` of shape `(queries, k)`: rows of documents, best first; fewer if fewer were found for some query.
     """
-    return fused_by_scores(first, second, k, weight).rows
 
+    def standardised(scores: np.ndarray) -> np.ndarray:
+        return (scores - scores.mean()) / (scores.std() or 1.0)
 
-def fused_by_scores(first: Ranking, second: Ranking, k: int, weight: float = BM25_WEIGHT) -> Ranking:
-    """As [`fuse_scores`], with the fused scores."""
-    found = [
-        (rows, _standardised(one) + weight * _standardised(other))
-        for rows, one, other in _unions(first.rows, first.scores, second.rows, second.scores)
-    ]
-    return _best(found, k)
+    found = []
+    for query in range(len(first.rows)):
+        rows = np.union1d(first.rows[query], second.rows[query])
+        one, other = (_values(rows, side.rows[query], side.scores[query]) for side in (first, second))
+        found.append(_best(rows, standardised(one) + weight * standardised(other), k))
+    return _stacked(found)
 
 
 def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_CONSTANT) -> np.ndarray:
@@ -93,38 +103,28 @@ def fuse_ranks(first: Ranking, second: Ranking, k: int, constant: float = RANK_C
     Fuse two searches by `1 / (constant + rank)` summed over both (reciprocal rank fusion). Arguments and result are
     those of [`fuse_scores`].
     """
-    values = [
-        np.broadcast_to(1 / (constant + 1 + np.arange(its.rows.shape[1])), its.rows.shape) for its in (first, second)
-    ]
-    found = [(rows, one + other) for rows, one, other in _unions(first.rows, values[0], second.rows, values[1])]
-    return _best(found, k).rows
+    found = []
+    for query in range(len(first.rows)):
+        rows, sides = np.union1d(first.rows[query], second.rows[query]), (first.rows[query], second.rows[query])
+        one, other = (_values(rows, side, 1 / (constant + 1 + np.arange(len(side)))) for side in sides)
+        found.append(_best(rows, one + other, k))
+    return _stacked(found)
 
 
 FUSIONS = {"scores": fuse_scores, "ranks": fuse_ranks}
 
 
-def _unions(
-    first_rows: np.ndarray, first: np.ndarray, second_rows: np.ndarray, second: np.ndarray
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Per query: the documents that either search found, in ascending order, and their values in both."""
-    for query in range(len(first_rows)):
-        rows = np.union1d(first_rows[query], second_rows[query])
-        values = []
-        for its_rows, its in ((first_rows[query], first[query]), (second_rows[query], second[query])):
-            of_all = np.full(len(rows), its[-1])
-            of_all[np.searchsorted(rows, its_rows)] = its
-            values.append(of_all)
-        yield rows, values[0], values[1]
+def _values(rows: np.ndarray, found: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The values of sorted rows in a search of one query; rows that it did not find have the last value."""
+    everywhere = np.full(len(rows), values[-1])
+    everywhere[np.searchsorted(rows, found)] = values
+    return everywhere
 
 
-def _standardised(scores: np.ndarray) -> np.ndarray:
-    """Mean 0 and deviation 1; equal scores become 0."""
-    return (scores - scores.mean()) / (scores.std() or 1.0)
+def _best(rows: np.ndarray, values: np.ndarray, k: int) -> np.ndarray:
+    """The rows with the highest values. Of equal values, the first rows."""
+    return rows[np.argsort(-values, kind="stable")[:k]]
 
 
-def _best(found: list[tuple[np.ndarray, np.ndarray]], k: int) -> Ranking:
-    """The best `k` rows of each query. Of equal values, the first rows."""
-    k = min([k, *(len(rows) for rows, _ in found)])
-    orders = [np.argsort(-values, kind="stable")[:k] for _, values in found]
-    scores = np.stack([values[order] for (_, values), order in zip(found, orders, strict=True)])
-    return Ranking(scores, np.stack([rows[order] for (rows, _), order in zip(found, orders, strict=True)]))
+def _stacked(found: Sequence[np.ndarray]) -> np.ndarray:
+    return np.stack([rows[: min(map(len, found))] for rows in found])

@@ -84,37 +84,22 @@ def search_at(
         `list[Search]`: one result per setting.
 
     Raises:
-        ValueError: if a size is not in the grid, a precision needs a quantizer that the encoder does not have, or an
-            embedding is not finite.
+        ValueError: if a precision needs a quantizer that the encoder does not have, or an embedding is not finite.
     """
-    sizes = documents.grid.sizes
-    for g in (setting.granularity for setting in settings):
-        if Granularity(g.layer, g.dim) not in sizes.granularities:
-            raise ValueError(f"{g.layer}x{g.dim} is not among the encoded granularities {sizes}.")
-    indexes = [
-        PackedIndex.pack(documents.widest(g.layer), g.code, g.dim, encoder.quantizer)
-        for g in (setting.granularity for setting in settings)
-    ]
-    encodings = [partial(_encoded, encoder, query, setting.query) for setting in settings]
-    queries = [encoding() for encoding in encodings]
-    searches = [partial(index.search, vector, k) for index, vector in zip(indexes, queries, strict=True)]
+
+    def encoded(granularity: Granularity) -> torch.Tensor:
+        alone = replace(encoder, grid=Grid((granularity,)))
+        return alone.encode([query], role="query").require_finite().widest(granularity.layer)
+
+    stored = [setting.granularity for setting in settings]
+    indexes = [PackedIndex.pack(documents.widest(g.layer), g.code, g.dim, encoder.quantizer) for g in stored]
+    encodings = [partial(encoded, setting.query) for setting in settings]
+    searches = [partial(index.search, encode(), k) for index, encode in zip(indexes, encodings, strict=True)]
     encode_seconds = seconds_in_turn(dict(enumerate(encodings)), rounds)
     search_seconds = seconds_in_turn(dict(enumerate(searches)), rounds)
-    found = [search() for search in searches]
-    return [
-        Search(
-            setting,
-            found[turn][1][0].tolist(),
-            found[turn][0][0].tolist(),
-            1000 * encode_seconds[turn],
-            1000 * search_seconds[turn],
-            indexes[turn].bytes_per_vector,
-            indexes[turn].nbytes,
-        )
-        for turn, setting in enumerate(settings)
-    ]
-
-
-def _encoded(encoder: GridEncoder, query: str, granularity: Granularity) -> torch.Tensor:
-    alone = replace(encoder, grid=Grid((granularity,)))
-    return alone.encode([query], role="query").require_finite().widest(granularity.layer)
+    found = []
+    for turn, (setting, index, search) in enumerate(zip(settings, indexes, searches, strict=True)):
+        (scores,), (rows,) = search()
+        times = 1000 * encode_seconds[turn], 1000 * search_seconds[turn]
+        found.append(Search(setting, rows.tolist(), scores.tolist(), *times, index.bytes_per_vector, index.nbytes))
+    return found

@@ -49,12 +49,6 @@ def test_the_query_runs_no_layer_beyond_the_chosen_one(encoder, sentences):
     assert [ran.count(number) for number in range(1, 7)] == [2 * turns, 2 * turns, turns, turns, 0, 0]
 
 
-def test_a_size_outside_the_grid_of_the_documents_is_refused(encoder, sentences):
-    documents = encoder.encode(sentences)
-    with pytest.raises(ValueError, match="6x4 is not among the encoded granularities 2,4,6x8,16,32"):
-        search_at(encoder, documents, "read the file", [Setting(Granularity.parse("6x4@binary"))], rounds=1)
-
-
 def test_a_query_that_is_not_finite_is_refused(encoder, sentences):
     documents = encoder.encode(sentences)
     with torch.no_grad():
@@ -75,7 +69,3 @@ def test_a_learned_code_is_searched_with_the_quantizer_of_the_encoder(encoder, s
     best = quantizer.hamming(codes, other)[0].sort(descending=True).values[:4]
     assert result.scores == pytest.approx((2 * best - 1).tolist(), abs=1e-6)
     assert result.bytes_per_vector == 6
-    with pytest.raises(ValueError, match=r"4x16@qama-2: these precisions need a quantizer, and the encoder has none"):
-        replace(coded, quantizer=None)
-    with pytest.raises(ValueError, match=r"2x16@qama-2: the quantizer is for embeddings of layer 4"):
-        replace(coded, grid=Grid.parse("2,4x16@qama-2,int8"))

@@ -62,38 +62,22 @@ def test_ranking_scores_equal_trec_evals():
     assert scores["recall@10"] == pytest.approx(np.mean([query["recall_10"] for query in theirs]), abs=1e-9)
 
 
-@pytest.fixture(params=["faiss", "torch"])
-def engine(request, monkeypatch) -> str:
-    """Each of the two engines of an exact search, whatever is installed."""
-    if request.param == "faiss":
+@pytest.mark.parametrize("engine", ["faiss", "torch"])
+def test_both_engines_find_the_nearest(monkeypatch, engine):
+    if engine == "faiss":
         pytest.importorskip("faiss")
-    monkeypatch.setattr(ExactIndex, "engine", request.param)
-    return request.param
-
-
-@pytest.mark.parametrize("rows_at_once", [7, 1000])
-@pytest.mark.parametrize("k", [1, 5, 23, 100])
-def test_both_engines_find_the_same(monkeypatch, rows_at_once, k):
-    """Rows and cosines, in blocks of documents or all at once, also where fewer documents than k are there."""
-    pytest.importorskip("faiss")
-    monkeypatch.setattr(search, "ROWS_AT_ONCE", rows_at_once)
+    monkeypatch.setattr(ExactIndex, "engine", engine)
     documents, queries = torch.randn(23, 12) * torch.rand(23, 1), torch.randn(6, 12)
-    found = {}
-    for engine in ("faiss", "torch"):
-        monkeypatch.setattr(ExactIndex, "engine", engine)
-        found[engine] = ExactIndex(documents).search(queries, k)
-    (cosines, rows), (own_cosines, own_rows) = found["faiss"], found["torch"]
-    assert own_rows.shape == (6, min(k, 23)) and (own_rows == rows).all()
-    np.testing.assert_allclose(own_cosines, cosines, atol=1e-6)
-    assert own_cosines.dtype == cosines.dtype and own_rows.dtype == rows.dtype
+    cosines, rows = ExactIndex(documents).search(queries, 5)
     expected = torch.nn.functional.cosine_similarity(queries[:, None], documents[None], dim=2)
-    np.testing.assert_allclose(own_cosines, np.take_along_axis(expected.numpy(), own_rows, axis=1), atol=1e-6)
+    assert (rows == expected.argsort(dim=1, descending=True)[:, :5].numpy()).all()
+    np.testing.assert_allclose(cosines, np.take_along_axis(expected.numpy(), rows, axis=1), atol=1e-6)
 
 
-def test_half_precision_and_zeros_can_be_searched(engine):
+def test_half_precision_and_zeros_can_be_searched():
     documents = torch.cat([torch.zeros(1, 8), torch.eye(8)]).half()
-    cosines, rows = ExactIndex(documents).search(torch.eye(8)[2:3], 2)
-    assert rows[0, 0] == 3 and cosines[0].tolist() == [1.0, 0.0]
+    cosines, rows = search.nearest(torch.eye(8)[2:3], documents, 2)
+    assert rows[0].tolist() == [3, 0] and cosines[0].tolist() == [1.0, 0.0]
 
 
 def tied_vectors(count: int, dim: int = 4) -> torch.Tensor:
@@ -103,7 +87,7 @@ def tied_vectors(count: int, dim: int = 4) -> torch.Tensor:
 
 @pytest.mark.parametrize("k", [1, 10, 57, 300])
 @pytest.mark.parametrize("rows_at_once", [7, 64, 1000])
-def test_a_search_in_blocks_is_one_search(engine, monkeypatch, rows_at_once, k):
+def test_a_search_in_blocks_is_one_search(monkeypatch, rows_at_once, k):
     """Of documents with the same cosine, those of the lowest rows are found, however large the blocks are."""
     queries, documents = tied_vectors(9), tied_vectors(300)
     cosines = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(documents).T
@@ -111,44 +95,11 @@ def test_a_search_in_blocks_is_one_search(engine, monkeypatch, rows_at_once, k):
     monkeypatch.setattr(search, "ROWS_AT_ONCE", rows_at_once)
     monkeypatch.setattr(search, "QUERIES_AT_ONCE", 4)
     assert (exact_search(queries, documents, k) == expected.indices[:, :k].numpy()).all()
-    found, rows = search.search_blocks(queries, lambda: documents.split(rows_at_once), k)
+    found, rows = search.nearest(queries, documents, k)
     assert (found == expected.values[:, :k].numpy()).all() and (rows == expected.indices[:, :k].numpy()).all()
     queries, documents = torch.randn(6, 12), torch.randn(300, 12)
     cosines = torch.nn.functional.normalize(queries) @ torch.nn.functional.normalize(documents).T
     assert (exact_search(queries, documents, k) == cosines.argsort(dim=1, descending=True)[:, :k].numpy()).all()
-
-
-def test_memory_is_that_of_a_block(engine, monkeypatch):
-    """No index holds more documents than a block, whose memory serves the next one."""
-    filled, made = [], []
-    fill, init = ExactIndex.fill, ExactIndex.__init__
-    monkeypatch.setattr(
-        ExactIndex, "fill", lambda self, documents: (filled.append(len(documents)), fill(self, documents))
-    )
-    monkeypatch.setattr(ExactIndex, "__init__", lambda self, *args, **kw: (made.append(1), init(self, *args, **kw))[1])
-    monkeypatch.setattr(search, "ROWS_AT_ONCE", 16)
-    exact_search(torch.randn(3, 8), torch.randn(100, 8), 5)
-    assert filled == [16] * 6 + [4] and len(made) == 1
-
-
-def test_gpus_are_used_where_faiss_has_them(monkeypatch):
-    """With the faiss of this machine, or one that says it had two GPUs. A GPU finds 2,048 documents at most."""
-    faiss = pytest.importorskip("faiss")
-    monkeypatch.setattr(ExactIndex, "engine", "faiss")
-    moved = []
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 2)
-    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", lambda index, ngpu: (moved.append(ngpu), index)[1])
-    monkeypatch.setattr(search, "ROWS_AT_ONCE", 16)
-    queries, documents = torch.randn(3, 8), torch.randn(40, 8)
-    found = exact_search(queries, documents, 5)
-    assert moved == [2], "one index on the GPUs for all blocks"
-    exact_search(queries, documents, search.LONGEST_ON_GPU)
-    ExactIndex(documents)  # of which the latency on the CPU is measured
-    assert moved == [2]
-    monkeypatch.setattr(faiss, "get_num_gpus", lambda: 0)
-    assert (exact_search(queries, documents, 5) == found).all() and moved == [2]
-    monkeypatch.setattr(ExactIndex, "engine", "torch")
-    assert search.faiss_gpus() == 0
 
 
 def test_two_stages_rerank_what_the_first_found():
