@@ -27,7 +27,7 @@ Calls = dict[str, tuple[tuple[Any, ...], dict[str, Any], Any]]  # module -> argu
 @dataclass(frozen=True)
 class Anatomy:
     """
-    How an encoder makes its last hidden state.
+    The parts of an encoder that make its last hidden state.
 
     Args:
         final_norm (`str`, *optional*): Name of the norm after the last layer; `None` for a post-norm encoder.
@@ -196,7 +196,7 @@ class _Around(nn.Module):
 
 
 class Resumed(_Around):
-    """A layer that reads a given hidden state, whatever the layer before it has made."""
+    """A layer that reads a given hidden state in place of its input."""
 
     def __init__(self, layer: nn.Module, state: torch.Tensor) -> None:
         super().__init__(layer)
@@ -208,8 +208,8 @@ class Resumed(_Around):
 
 
 class Tapped(_Around):
-    """A layer that writes what it returns into `states`, by its number, and what it reads by the number before: some
-    encoders do something between two layers."""
+    """A layer that writes its output into `states`, by its number, and its input by the number before: some encoders
+    change the hidden state between two layers."""
 
     def __init__(self, layer: nn.Module, number: int, states: dict[int, torch.Tensor]) -> None:
         super().__init__(layer)

@@ -112,8 +112,8 @@ def convert_to_m3bert(source: Any, *, encoder_only: bool = False, layers: Sequen
 
 def take_layers(model: M3BertPreTrainedModel, layers: Sequence[int]) -> None:
     """
-    Reduce an m3BERT to a student of some of its layers, which run one after another. The model is changed in place.
-    What belongs to hidden states of the whole model is dropped: exits, paths, static table and `matryoshka_layers`.
+    Reduce an m3BERT to a student of some of its layers, which run one after another. The model is changed in place. It
+    loses exits, paths, static table and `matryoshka_layers`, which belong to hidden states of the whole model.
 
     Args:
         model ([`M3BertPreTrainedModel`]): The model, with or without a head.

@@ -15,7 +15,6 @@ import copy
 import functools
 import inspect
 import json
-import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 else:
     _Model = object
 
-logger = logging.getLogger(__name__)
 EXTRAS_FOLDER, EXTRAS_FILE = "elastic", "weights.safetensors"
 SIZE_TYPE = "elastic_size"  # model type of a saved size: without this code, it must not load as the native model
 HUB_OPTIONS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
@@ -295,7 +293,7 @@ class Exit(nn.Module):
 
 class ElasticParts(nn.Module):
     """
-    What an elastic model has beside the native one.
+    The parts of an elastic model that the native one lacks.
 
     Attributes:
         exits (`nn.ModuleDict`): Depth -> [`Exit`].

@@ -45,7 +45,7 @@ Module = tuple[str, Mapping[str, Any], nn.Linear | None]  # kind, config, and th
 @dataclass(frozen=True)
 class EmbeddingSettings:
     """
-    How hidden states of tokens become the embedding of a text.
+    The way from hidden states of tokens to the embedding of a text.
 
     Args:
         pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` or `"lasttoken"`.

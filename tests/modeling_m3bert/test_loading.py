@@ -89,23 +89,6 @@ def test_the_users_config_is_not_changed_by_building_a_model():
     assert len(model.model.layers) == model.config.num_hidden_layers == 2
 
 
-LOAD = """
-import logging, warnings
-warnings.simplefilter("error")
-from transformers import AutoModel{suffix}
-model = AutoModel{suffix}.from_pretrained({folder!r}, trust_remote_code=True, {arguments})
-print("layers", model.config.num_hidden_layers)
-"""
-
-
-@pytest.mark.parametrize(("suffix", "arguments"), [("", "output_layer=4, output_dim=8"), ("ForMaskedLM", "")])
-def test_loading_says_nothing(tmp_path, run_bare, tiny_masked_lm, suffix, arguments):
-    tiny_masked_lm.save_pretrained(tmp_path / "model")
-    printed = run_bare(LOAD.format(suffix=suffix, folder=str(tmp_path / "model"), arguments=arguments))
-    said = [line for line in printed.splitlines() if line and "Loading weights" not in line]
-    assert said == [f"layers {4 if arguments else 6}"]
-
-
 def test_a_cut_reads_its_own_bytes(tmp_path, tiny_model, bytes_read):
     tiny_model.save_pretrained(tmp_path)
     cut = AutoModel.from_pretrained(tmp_path, output_layer=2)

@@ -158,17 +158,6 @@ def test_what_no_native_class_equals_is_refused(model_class, changes, reason):
         convert_to_native(model)
 
 
-def test_the_copy_is_independent_and_keeps_type_and_mode():
-    model = random_m3bert().to(torch.bfloat16).train()
-    native = convert_to_native(model)
-    assert native.dtype == torch.bfloat16 and native.training
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with torch.no_grad():
-        for parameter in native.parameters():
-            parameter.zero_()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
 def test_served_dims_are_in_the_config():
     trained = random_m3bert(matryoshka_layers=[2, 6], matryoshka_dims=[8, 32])
     config = convert_to_native(trained).config

@@ -38,7 +38,7 @@ Sources = Mapping[str, Iterable[str]]
 @dataclass(frozen=True)
 class ExitFit:
     """
-    How the depths of a model were fitted. It is saved in the model's config under `elastic`.
+    Record of the fit of a model's depths, which is saved in its config under `elastic`.
 
     Args:
         layers (`dict[int, LayerFit]`): Layer -> its fit, for layers below the last.
