@@ -17,26 +17,14 @@ def is_elastic_native(name_or_path: Any, **hub_options: Any) -> bool:
 
 
 def load_config(name_or_path: Any, **options: Any) -> Any:
-    """
-    The config of a model, as [`~transformers.AutoConfig.from_pretrained`].
-
-    Args:
-        name_or_path (`str` or `os.PathLike`): Folder or Hub id.
-        options (*optional*): Arguments of the library.
-    """
+    """The config of a folder or Hub id, as [`~transformers.AutoConfig.from_pretrained`]."""
     elastic = is_elastic_native(name_or_path, **{name: options[name] for name in HUB_OPTIONS if name in options})
     return (ElasticConfig if elastic else AutoConfig).from_pretrained(name_or_path, **options)
 
 
 def load_model(name_or_path: Any, auto_class: Any = AutoModel, **options: Any) -> Any:
-    """
-    A model, as `auto_class.from_pretrained`. An elastic repository can be loaded at a size.
-
-    Args:
-        name_or_path (`str` or `os.PathLike`): Folder or Hub id.
-        auto_class (*optional*, defaults to [`~transformers.AutoModel`]): Auto class of transformers.
-        options (*optional*): Arguments of `from_pretrained`, such as `output_layer`.
-    """
+    """The model of a folder or Hub id, as `auto_class.from_pretrained`. An elastic repository can be loaded at a size
+    (`output_layer`, `output_dim`)."""
     if is_elastic_native(name_or_path, **{name: options[name] for name in HUB_OPTIONS if name in options}):
         if auto_class.__name__ not in AUTO_CLASSES:
             raise ValueError(f"An elastic repository has no {auto_class.__name__}; legal: {', '.join(AUTO_CLASSES)}.")

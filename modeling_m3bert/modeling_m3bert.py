@@ -309,19 +309,8 @@ class M3BertEncoder(M3BertPreTrainedModel):
     def embed(
         self, inputs_embeds: torch.Tensor, position_ids: torch.Tensor | None
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """
-        Add absolute positions to the token embeddings and normalise them.
-
-        Args:
-            inputs_embeds (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Token embeddings.
-            position_ids (`torch.Tensor` of shape `(batch, tokens)`, *optional*): Positions.
-
-        Returns:
-            `tuple`: the input of the first layer, and the RoPE cosines and sines (`None` with absolute positions).
-
-        Raises:
-            ValueError: if positions are absolute and the input is longer than `max_position_embeddings`.
-        """
+        """The input of the first layer, from token embeddings `(batch, tokens, hidden_size)` and positions `(batch,
+        tokens)`, and the RoPE cosines and sines (`None` with absolute positions)."""
         tokens, absolute = inputs_embeds.shape[1], self.config.position_embedding_type == "absolute"
         if position_ids is None:
             if absolute and tokens > self.config.max_position_embeddings:
@@ -337,18 +326,8 @@ class M3BertEncoder(M3BertPreTrainedModel):
     def make_attention_mask(
         self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None, boundaries: torch.Tensor | None
     ) -> Any:
-        """
-        Build the mask in the form that the attention implementation needs.
-
-        Args:
-            hidden_states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Input of the first layer.
-            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding.
-            boundaries (`torch.Tensor` of shape `(texts + 1,)`, *optional*): Cumulative lengths of the texts in a
-                flattened row. Tokens attend only within their own text.
-
-        Returns:
-            The mask, or `None` if the implementation needs none.
-        """
+        """The mask in the form that the attention implementation needs. `boundaries` are the cumulative lengths of the
+        texts in a flattened row, whose tokens attend only within their own text."""
         same_text = None
         if boundaries is not None and "flash" not in self.config._attn_implementation:
             text = texts_of_tokens(boundaries, hidden_states.shape[1])
@@ -459,17 +438,8 @@ class M3BertClassifier(M3BertHead):
         self.post_init()
 
     def classify_texts(self, states: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor:
-        """
-        Pool the hidden states into one vector per text and classify it.
-
-        Args:
-            states (`torch.Tensor` of shape `(batch, tokens, dim)`): Output of the encoder.
-            attention_mask (`torch.Tensor` of shape `(batch, tokens)`, *optional*): 1 for real tokens, 0 for padding;
-                without it, all tokens are real.
-
-        Returns:
-            `torch.Tensor` of shape `(batch, num_outputs)`: logits.
-        """
+        """Logits `(batch, num_outputs)` of the pooled hidden states `(batch, tokens, dim)` of each text. Without a
+        mask, all tokens are real."""
         if self.config.classifier_pooling == "cls":
             pooled = states[:, 0]
         elif attention_mask is None:

@@ -296,17 +296,8 @@ class M3BertQuantizer(PreTrainedModel):
             yield bits, place, self.reduce(transformed[..., start:end], bits, start)
 
     def margins(self, transformed: torch.Tensor, code: str, dim: int) -> torch.Tensor:
-        """
-        Numbers minus thresholds, one per stored bit: a bit is set if its margin is above 0. For training.
-
-        Args:
-            transformed (`torch.Tensor` of shape `(vectors, hidden_size)`): Transformed embeddings. Carries gradient.
-            code (`str`): One of [`CODES`].
-            dim (`int`): Leading dims to keep.
-
-        Returns:
-            `torch.Tensor` of shape `(vectors, bits)`
-        """
+        """Numbers minus thresholds `(vectors, bits)` of transformed embeddings `(vectors, hidden_size)`: a bit is set
+        if its margin is above 0. For training: carries gradient."""
         margins = [
             (numbers.unsqueeze(-1) - self.thresholds(bits)[:, place].flip(0).T).flatten(1)
             for bits, place, numbers in self.parts(transformed, code, dim)
