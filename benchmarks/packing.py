@@ -34,7 +34,7 @@ from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
 from scripts.command import run_command
 from scripts.sources import data_folder, default_base
 from trainers import Grid, MultigranularMLM, NestedModel
-from trainers.core.encoding.chunking import PassCost
+from trainers.core.encoding.batch import PassCost
 from trainers.core.encoding.packed_rows import OwnRows
 from trainers.data.collators import MaskedLMCollator
 from trainers.data.files import load_files

@@ -64,11 +64,10 @@ if TYPE_CHECKING:
     from .nested_loss import NestedLoss as NestedLoss
     from .objectives.cross_depth import CrossDepth as CrossDepth
     from .objectives.hsic import HSIC as HSIC
+    from .objectives.mic import SCR as SCR, SIR as SIR
     from .objectives.pic import PIC as PIC
     from .objectives.quantization import QAMA as QAMA
-    from .objectives.scr import SCR as SCR
     from .objectives.sia import SIA as SIA
-    from .objectives.sir import SIR as SIR
     from .objectives.teacher import (
         CRD as CRD,
         HPD as HPD,

@@ -72,8 +72,8 @@ class ContrastiveConfig(EmbeddingConfig):
 
 class ContrastiveTrainer(EmbeddingTrainer):
     """
-    Matryoshka fine-tuning on text pairs, with [`Contrastive`] and a [`ContrastiveConfig`]: InfoNCE with the other
-    positives of the batch and hard negatives as candidates c, at every layer l and dim d of a grid,
+    Trains on text pairs with [`Contrastive`] and a [`ContrastiveConfig`]: with the other positives of the batch and
+    hard negatives as candidates c, at every layer l and dim d of a grid,
 
         L = sum_l sum_d -log exp(cos(a_ld, p_ld) / tau) / sum_c exp(cos(a_ld, c_ld) / tau)
 

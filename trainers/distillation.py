@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import dataclass
 from os import PathLike
-from typing import Any
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
@@ -15,6 +16,8 @@ from .core.arguments import TextTrainingArguments
 from .core.granularity import Grid
 from .core.help_texts import described
 from .core.objective import Objective
+from .core.projection import FIT_EXITS
+from .core.states import unwrap_encoder
 from .data.teacher import Teacher, TeacherEmbeddings, teacher_from
 from .embedding import EmbeddingTrainer
 
@@ -47,6 +50,7 @@ class DistillationConfig(TextTrainingArguments):
     """
 
     reads_published_prompts = False
+    projects: ClassVar[bool] = True  # whether the student may have a projection
 
     teacher_name_or_path: str | None = None
     teacher_revision: str | None = None
@@ -60,12 +64,7 @@ class DistillationConfig(TextTrainingArguments):
 
     @property
     def teacher(self) -> Teacher:
-        """
-        The teacher that this config describes.
-
-        Raises:
-            ValueError: if `teacher_name_or_path` is not set.
-        """
+        """The teacher that this config names."""
         if self.teacher_name_or_path is None:
             raise ValueError("Distillation needs a teacher: set teacher_name_or_path.")
         return Teacher(self.teacher_name_or_path, **self.teacher_settings)
@@ -76,32 +75,42 @@ class DistillationConfig(TextTrainingArguments):
         names = ("revision", "pooling", "prompt", "max_length", "dtype", "trust_remote_code", "batch_size")
         return {name: getattr(self, f"teacher_{name}") for name in names}
 
-    def teacher_for(self, model: nn.Module) -> Teacher:
-        """The teacher of a student; for some methods, the student itself as it was loaded."""
-        return self.teacher
+    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
+        if not self.projects and (self.projection_dim is not None or (settings and settings.projection is not None)):
+            raise ValueError(f"{type(self).__name__} trains no projection. {FIT_EXITS}")
+        return super().with_settings(settings, limit)
 
-    def with_length_of_student(self) -> Teacher:
-        """The teacher, which reads texts as long as the student's if it was published for them."""
-        if self.teacher_max_length is None and self.teacher_name_or_path is not None:
-            published = EmbeddingSettings.read(self.teacher_name_or_path, revision=self.teacher_revision)
-            longest = [length for length in (self.max_length, published.max_length) if length is not None]
-            self.teacher_max_length = min(longest, default=None)
-        return self.teacher
+    def with_teacher(self, model: nn.Module, given: Any) -> Self:
+        """A copy that names its teacher, where the teacher that was passed is a folder or Hub id, or `None`."""
+        chosen = copy.copy(self)
+        if isinstance(given, str | PathLike):
+            chosen.teacher_name_or_path, given = str(given), None
+        return chosen.for_student(model) if given is None else chosen
+
+    def for_student(self, model: nn.Module) -> Self:
+        """Hook for arguments of the teacher that depend on the student."""
+        return self
+
+    def with_student_as_teacher(self, model: nn.Module) -> Self:
+        """A copy that names the model itself, as it was loaded, if no teacher is named."""
+        chosen = copy.copy(self)
+        if chosen.teacher_name_or_path is None:
+            chosen.teacher_name_or_path = unwrap_encoder(model).config.name_or_path or None
+            if chosen.teacher_pooling is None and chosen.pooling != "mean":
+                chosen.teacher_pooling = chosen.pooling  # without published modules, it would be the mean
+        return chosen
+
+    def with_length_of_student(self) -> Self:
+        """A copy whose teacher reads texts as long as the student's, if it was published for them."""
+        chosen = copy.copy(self)
+        if chosen.teacher_max_length is None and chosen.teacher_name_or_path is not None:
+            published = EmbeddingSettings.read(chosen.teacher_name_or_path, revision=chosen.teacher_revision)
+            longest = [length for length in (chosen.max_length, published.max_length) if length is not None]
+            chosen.teacher_max_length = min(longest, default=None)
+        return chosen
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
-        """
-        Build the objective that this config describes.
-
-        Args:
-            grid ([`Grid`]): The granularities to train.
-            teacher ([`TeacherEmbeddings`]): Embeddings of the teacher.
-
-        Returns:
-            [`Objective`]
-
-        Raises:
-            ValueError: if an argument of the objective is out of range.
-        """
+        """Build the objective that this config describes, for the granularities to train."""
         raise NotImplementedError(f"{type(self).__name__} must define build_distillation.")
 
 
@@ -127,18 +136,16 @@ class DistillationTrainer(EmbeddingTrainer):
         ValueError: as [`EmbeddingTrainer`], or if no teacher is named.
     """
 
-    def teacher_of(
-        self,
-        model: nn.Module,
-        args: DistillationConfig,
-        texts: Iterable[str],
-        given: Any = None,
-    ) -> TeacherEmbeddings:
-        if isinstance(given, str | PathLike):  # on record, as if `args` had named it
-            args.teacher_name_or_path, given = str(given), None
-        teacher = args.teacher_for(model) if given is None else teacher_from(given, **args.teacher_settings)
-        return teacher.embed(texts, args.teacher_cache_dir, description="Teacher")
+    def arguments_for(self, args: Any, model: nn.Module, teacher: Any) -> Any:
+        return args if isinstance(teacher, TeacherEmbeddings) else args.with_teacher(model, teacher)
 
-    def build_objective(self, args: DistillationConfig, grid: Grid) -> Objective:
-        assert self.teacher is not None  # teacher_of always gives one
+    def embeddings_of(self, teacher: Any, args: Any, texts: Iterable[str]) -> TeacherEmbeddings:
+        if isinstance(teacher, TeacherEmbeddings):
+            return teacher
+        named = teacher is None or isinstance(teacher, str | PathLike)
+        found = args.teacher if named else teacher_from(teacher, **args.teacher_settings)
+        return found.embed(texts, args.teacher_cache_dir, description="Teacher")
+
+    def build_objective(self, args: Any, grid: Grid) -> Objective:
+        assert self.teacher is not None  # embeddings_of always gives one
         return args.build_distillation(grid, self.teacher)

@@ -22,7 +22,7 @@ from .core.given import backbone_of, check_given
 from .core.granularity import EncoderConfig, Grid
 from .core.objective import Objective
 from .core.parallel.fsdp import with_weights
-from .core.projection import FIT_EXITS, Projection
+from .core.projection import Projection
 from .core.states import longest_text, unwrap_encoder, width_of
 from .data.collators import ColumnsCollator
 from .data.samplers import batch_loader
@@ -80,7 +80,7 @@ class EmbeddingTrainer(PublishingTrainer):
         encoder = unwrap_encoder(model)
         self.published = published = EmbeddingSettings.of(encoder)
         limit = longest_text(encoder.config, processing_class, published.max_length if published else None)
-        args = args.with_settings(published, limit)
+        args = self.arguments_for(args.with_settings(published, limit), model, teacher)
         if not self.trains_quantizer and has_quantizer(encoder.config.name_or_path):
             logger.warning(
                 f"{encoder.config.name_or_path} has a quantizer that fits its embeddings, which training changes: the "
@@ -93,15 +93,13 @@ class EmbeddingTrainer(PublishingTrainer):
             raise ValueError(
                 f"{type(model).__name__} has no dropout (see its config): two views of a text would be the same."
             )
-        if not isinstance(teacher, TeacherEmbeddings):
-            teacher = self.teacher_of(model, args, collator.texts(chain(*groups)), teacher)
-        self.teacher = teacher
+        self.teacher = self.embeddings_of(teacher, args, collator.texts(chain(*groups)))
         for each in collator.collators:
-            each.teacher = teacher
+            each.teacher = self.teacher
         self._optional_columns = collator.fields
         super().__init__(
             model=model,
-            objective=objective or self.objective_for(args, model.config, published),
+            objective=objective or self.build_objective(args, args.grid_for(model.config)),
             args=args,
             data_collator=collator,
             train_dataset=train_dataset,
@@ -113,23 +111,15 @@ class EmbeddingTrainer(PublishingTrainer):
             **kwargs,
         )
 
-    def teacher_of(self, model: nn.Module, args: Any, texts: Iterable[str], given: Any = None) -> Any:
-        """Hook for methods with a teacher: its embeddings of all texts, from the teacher that was passed or else that
-        `args` names. Here there is none."""
-        if given is not None:
-            raise ValueError(f"{type(self).__name__} takes no teacher.")
+    def arguments_for(self, args: Any, model: nn.Module, teacher: Any) -> Any:
+        """Hook for arguments that depend on the model and the teacher."""
+        return args
 
-    def objective_for(self, args: Any, config: EncoderConfig, published: EmbeddingSettings | None) -> Objective:
-        """The objective that `args` describes, for a model with a config and with settings."""
-        grid = args.grid_for(config)
-        try:
-            objective = self.build_objective(args, grid)
-            objective.validate(config)
-            return objective
-        except ValueError as error:
-            if published is None or published.projection is None:
-                raise
-            raise ValueError(f"{error} The model was published with a projection. {FIT_EXITS}") from error
+    def embeddings_of(self, teacher: Any, args: Any, texts: Iterable[str]) -> TeacherEmbeddings | None:
+        """Hook for methods with a teacher: its embeddings of all texts. Here there is none."""
+        if teacher is not None:
+            raise ValueError(f"{type(self).__name__} takes no teacher.")
+        return None
 
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         """Build the objective that `args` describes."""

@@ -107,17 +107,4 @@ class EspressoConfig(EmbeddingConfig):
 
 
 class EspressoTrainer(EmbeddingTrainer):
-    """
-    ESE ([2402.14776v3](https://huggingface.co/papers/2402.14776)), with [`Espresso`] and an [`EspressoConfig`]:
-
-        L = sum_l w_l sum_d (InfoNCE(l, d) + align(l, d))
-
-    where align compares the first d dims with the first d principal components, and is 0 at the hidden size. w_l is 1
-    at the last layer, and `1 / (1 + ln l)` divided by their number at the others.
-
-    ```python
-    >>> args = EspressoConfig(output_dir="runs/model", grid="2,4,6x64,384")
-    >>> trainer = EspressoTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
-    >>> trainer.train()  # doctest: +SKIP
-    ```
-    """
+    """Trains with [`Espresso`] and an [`EspressoConfig`]: `L = sum_l w_l sum_d (InfoNCE(l, d) + align(l, d))`."""

@@ -8,7 +8,6 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.modeling_elastic import Elasticity
 
 from .core.composition import Composition
@@ -16,9 +15,8 @@ from .core.granularity import EncoderConfig, Grid
 from .core.help_texts import described
 from .core.objective import Identity, Objective
 from .core.optimization import set_apart
-from .core.projection import FIT_EXITS
 from .core.states import unwrap_encoder
-from .data.teacher import Teacher, TeacherEmbeddings
+from .data.teacher import TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
 from .objectives.cross_depth import CrossDepth
 from .objectives.teacher_space import TeacherSpace
@@ -75,10 +73,9 @@ class ExitDistillationConfig(DistillationConfig):
     of layers outside the grid are dropped. Without `teacher_name_or_path`, the teacher is the model itself as it was
     loaded: the folder or Hub id that it came from. The teacher reads texts of up to `max_length` tokens, or fewer if
     it was published for shorter texts, unless `teacher_max_length` is set.
-
-    Raises:
-        ValueError: if a value is out of range.
     """
+
+    projects = False
 
     loss: str = "similarity"
     temperature: float = 0.05
@@ -92,33 +89,17 @@ class ExitDistillationConfig(DistillationConfig):
     table_learning_rate: float = 5e-3
     per_device_train_batch_size: int = 64
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.pair_weight < 0:
-            raise ValueError(f"pair_weight={self.pair_weight} must not be negative.")
-        if self.table_learning_rate < 0:
-            raise ValueError(f"table_learning_rate={self.table_learning_rate} must not be negative.")
-
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = super().columns_of(*datasets)
         if self.pair_weight and len(columns) < 2:
             raise ValueError(f"pair_weight needs two text columns or more; found: {', '.join(columns)}.")
         return columns
 
-    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
-        if settings is not None and settings.projection is not None:
-            raise ValueError(f"The model was published with a projection. {FIT_EXITS}")
-        return super().with_settings(settings, limit)
-
     def grid_for(self, config: EncoderConfig) -> Grid:
         return super().grid_for(config) if self.grid is not None else Grid.of(config).validate(config)
 
-    def teacher_for(self, model: nn.Module) -> Teacher:
-        if self.teacher_name_or_path is None:
-            self.teacher_name_or_path = unwrap_encoder(model).config.name_or_path or None
-            if self.teacher_pooling is None and self.pooling not in (None, "mean"):
-                self.teacher_pooling = self.pooling  # without published modules, it would be the mean
-        return self.with_length_of_student()
+    def for_student(self, model: nn.Module) -> Self:
+        return self.with_student_as_teacher(model).with_length_of_student()
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         distillation = ExitDistillation(

@@ -60,21 +60,22 @@ class Matryoshka2d(EmbeddingObjective):
         (*_, last), full = self.layers, self.grid.full.dim
         last_embeddings = self.embeddings(batch, last)
         teacher = torch.cat(last_embeddings).detach()
-        sums = dict.fromkeys(self.parts, teacher.new_zeros(()))
+        sums: dict[str, torch.Tensor] = {}
         for layer, dim in choices:
             prior_embeddings = self.embeddings(batch, layer)
             student = torch.cat(prior_embeddings)
             last_prefix, last_full = self.contrast(last_embeddings, (dim, full), targets)
             prior_prefix, prior_full = self.contrast(prior_embeddings, (dim, full), targets)
-            distances = sum(
+            at_dim, at_full = (
                 embedding_kl(truncate(student, width), truncate(teacher, width), temperature=self.kl_temperature)
                 for width in (dim, full)
             )
-            values = (last_full, last_prefix, prior_full, prior_prefix, targets.rows.mean(torch.as_tensor(distances)))
-            sums = {part: sums[part] + value for part, value in zip(self.parts, values, strict=True)}
-        weights = {"align": self.kl_weight}
+            values = (last_full, last_prefix, prior_full, prior_prefix, targets.rows.mean(at_dim + at_full))
+            for part, value in zip(self.parts, values, strict=True):
+                sums[part] = sums.get(part, 0.0) + value / len(choices)
         return {
-            self.term(name=part, weight=weights.get(part, 1.0)): value / len(choices) for part, value in sums.items()
+            self.term(name=part, weight=self.kl_weight if part == "align" else 1.0): value
+            for part, value in sums.items()
         }
 
     def choices(self) -> list[tuple[int, int]]:
@@ -106,15 +107,5 @@ class Matryoshka2dConfig(EmbeddingConfig):
 
 
 class Matryoshka2dTrainer(EmbeddingTrainer):
-    """
-    2DMSE ([2402.14776v1](https://huggingface.co/papers/2402.14776)), with [`Matryoshka2d`] and a
-    [`Matryoshka2dConfig`]: with a layer n < N and a dim d < D drawn at each step,
-
-        L = sum over l in (n, N), k in (d, D) of InfoNCE(l, k) + KL weight * (KL(n, d) + KL(n, D))
-
-    ```python
-    >>> args = Matryoshka2dConfig(output_dir="runs/model", grid="2,4,6x64,384")
-    >>> trainer = Matryoshka2dTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
-    >>> trainer.train()  # doctest: +SKIP
-    ```
-    """
+    """Trains with [`Matryoshka2d`] and a [`Matryoshka2dConfig`]: with n < N and d < D drawn at each step,
+    `L = sum over l in (n, N), k in (d, D) of InfoNCE(l, k) + KL weight * (KL(n, d) + KL(n, D))`."""

@@ -57,13 +57,6 @@ class MatryoshkaDistillation(MultigranularMLM):
         super().__init__(grid)
         if pairs is None:
             raise ValueError("Matryoshka distillation needs pairs='teacher>student', such as '12x768>4x64'.")
-        if distillation_weight <= 0:
-            raise ValueError(
-                f"distillation_weight={distillation_weight} must be above 0; without distillation, use "
-                "MultigranularMLM."
-            )
-        if distillation_temperature <= 0:
-            raise ValueError(f"distillation_temperature={distillation_temperature} must be above 0.")
         if distillation_direction not in DIRECTIONS:
             raise ValueError(
                 f"distillation_direction={distillation_direction!r} is unknown; legal values: {', '.join(DIRECTIONS)}."
@@ -84,7 +77,9 @@ class MatryoshkaDistillation(MultigranularMLM):
             temperature=self.temperature,
         )
         means = self.mean(divergences, 1, batch).unbind()
-        divergence_terms = [self.term(student, "kl", teacher, self.weight) for student, teacher in self.pairs]
+        divergence_terms = [
+            self.term(name=f"kl_{teacher}>{student}", weight=self.weight) for student, teacher in self.pairs
+        ]
         return self.terms(losses, batch) | dict(zip(divergence_terms, means, strict=True))
 
     def place(self, granularity: Granularity) -> tuple[int, int]:
@@ -126,13 +121,8 @@ class MatryoshkaDistillationTrainer(MultigranularMLMTrainer):
     Trains a masked language model at every granularity of a grid, with distillation from large to small granularities
     ([`MatryoshkaDistillation`]). Start from a model that was trained with [`MultigranularMLMTrainer`].
 
-    Args:
-        args ([`MatryoshkaDistillationConfig`]): Training arguments.
-        kwargs: Arguments of [`MultigranularMLMTrainer`].
-
     Raises:
-        ValueError: as [`MultigranularMLMTrainer`], or if `pairs` cannot be parsed; in `train`, if a teacher is
-            untrained.
+        ValueError: as [`MultigranularMLMTrainer`]; in `train`, if a teacher is untrained.
     """
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:

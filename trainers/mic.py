@@ -21,9 +21,6 @@ class MICConfig(MixtureConfig):
     The other defaults are the paper's (Table 4, B.3): unsupervised, the mean over dims, texts of up to 256 tokens, 5
     epochs, batches of 32, cosine schedule. The paper gives no temperature; 0.05 is MIPIC's. For BERT's 12 layers, the
     default layers of SCR and SIR are 8 and 10, as in the paper; for TinyBERT and BGE-M3 see the recipes `mic_*`.
-
-    Raises:
-        ValueError: if gamma is negative, and as [`MixtureConfig`].
     """
 
     default_max_length = 256
@@ -33,11 +30,6 @@ class MICConfig(MixtureConfig):
     unsupervised: bool = True
     num_train_epochs: float = 5.0
     lr_scheduler_type: str = "cosine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.gamma < 0:
-            raise ValueError(f"gamma={self.gamma} must not be negative.")
 
     def method_weights(self) -> dict[str, float]:
         return {"mrl": 1.0, "scr": self.gamma, "sir": self.gamma}
@@ -52,10 +44,4 @@ class MICTrainer(MixtureTrainer):
     - L_MRL is [`Contrastive`], the mean over the grid.
     - L_SCR ([`SCR`], section 2.1): the dims behind a prefix do not repeat it, and no dim collapses.
     - L_SIR ([`SIR`], section 2.2): the dims of a prefix vary equally, and its embeddings are spread uniformly.
-
-    ```python
-    >>> args = MICConfig(output_dir="runs/model")
-    >>> trainer = MICTrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
-    >>> trainer.train()  # doctest: +SKIP
-    ```
     """

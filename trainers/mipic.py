@@ -23,9 +23,6 @@ class MIPICConfig(MixtureConfig):
     published with another one, the sum over dims, texts of up to 256 tokens, 5 epochs, batches of 16, cosine schedule.
     The default layers and chain are close to those of the paper; the recipes `mipic_*` have the exact ones. A causal
     backbone needs `pooling="lasttoken"`.
-
-    Raises:
-        ValueError: if alpha is not in 0..1, and as [`MixtureConfig`].
     """
 
     default_pooling = "cls"
@@ -36,11 +33,6 @@ class MIPICConfig(MixtureConfig):
     per_device_train_batch_size: int = 16
     num_train_epochs: float = 5.0
     lr_scheduler_type: str = "cosine"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha={self.alpha} must be in 0..1.")
 
     def method_weights(self) -> dict[str, float]:
         return {"mrl": self.alpha, "sia": 1 - self.alpha, "pic": 1 - self.alpha}
@@ -57,10 +49,4 @@ class MIPICTrainer(MixtureTrainer):
       match those at D: `sum_l sum_d KL(A_d || A_D) + 1 - CKA(H_d, H_D)`.
     - L_PIC ([`PIC`], Eqs. 16 and 17): along a chain of granularities from shallow to deep,
       `sum_i InfoNCE(phi_i(z_i), z_{i+1})`.
-
-    ```python
-    >>> args = MIPICConfig(output_dir="runs/model")
-    >>> trainer = MIPICTrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
-    >>> trainer.train()  # doctest: +SKIP
-    ```
     """

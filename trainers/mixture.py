@@ -11,10 +11,9 @@ from .core.granularity import EncoderConfig, Grid
 from .core.help_texts import described
 from .core.objective import Objective
 from .embedding import EmbeddingTrainer
+from .objectives.mic import SCR, SIR
 from .objectives.pic import PIC
-from .objectives.scr import SCR
 from .objectives.sia import SIA
-from .objectives.sir import SIR
 
 
 REGULARISERS: dict[str, type[Objective]] = {"sia": SIA, "pic": PIC, "scr": SCR, "sir": SIR}
@@ -91,10 +90,4 @@ class MixtureConfig(ContrastiveConfig):
 class MixtureTrainer(EmbeddingTrainer):
     """
     Any weighted sum of MRL, SIA, PIC, SCR and SIR, with a [`MixtureConfig`]. MIPIC and MIC are two of them.
-
-    ```python
-    >>> args = MixtureConfig(output_dir="runs/model", grid="6x64,128,384", weights={"mrl": 1.0, "sir": 0.3})
-    >>> trainer = MixtureTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
-    >>> trainer.train()  # doctest: +SKIP
-    ```
     """

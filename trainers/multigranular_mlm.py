@@ -56,12 +56,8 @@ class MultigranularMLM(Objective):
     def masked(self, batch: NestedBatch) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """The vocabulary projection, the hidden states of the masked tokens `(layers, tokens, hidden_size)`, and their
         labels `(tokens,)`."""
-        if batch.output_embeddings is None:
-            raise ValueError(
-                "Masked-LM training needs a backbone with a vocabulary projection (AutoModelForMaskedLM)."
-            )
-        if batch.labels is None:
-            raise ValueError("Masked-LM training needs labels; DataCollatorForLanguageModeling makes them.")
+        if batch.output_embeddings is None or batch.labels is None:
+            raise ValueError("Masked-LM training needs a backbone with a vocabulary projection, and labels.")
         masked = batch.labels != -100
         (text,) = batch.texts.values()
         states = torch.stack([text.layers[layer][masked] for layer in self.layers])
@@ -115,14 +111,8 @@ class MultigranularMLMConfig(NestedTrainingArguments):
 
 
 class MasksOfEpoch(TrainerCallback):
-    """
-    Makes the masks of a batch depend on the seed, the epoch and the batch only. Batches are made in advance, so masks
-    from torch's generator would differ after resuming. The texts of an evaluation are always masked in the same way in
-    an epoch.
-
-    Args:
-        collator ([`MaskedLMCollator`]): What draws the masks.
-    """
+    """Makes the masks of a batch depend on the seed, the epoch and the batch only. Batches are made in advance, so
+    masks from torch's generator would differ after resuming."""
 
     def __init__(self, collator: MaskedLMCollator) -> None:
         self.collator = collator

@@ -23,9 +23,8 @@ from .core.granularity import EncoderConfig, Granularity, Grid
 from .core.help_texts import described
 from .core.objective import Objective
 from .core.parallel.fsdp import whole_root, with_weights
-from .core.projection import FIT_EXITS
 from .core.states import shared_layers, unwrap_encoder, width_of
-from .data.teacher import Teacher, TeacherEmbeddings
+from .data.teacher import TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
 from .hub.quantizer import write_quantizer
 from .hub.training_record import RECORD_FILE, TrainingRecord
@@ -82,6 +81,8 @@ class QAMAConfig(DistillationConfig):
         ValueError: if a value is out of range.
     """
 
+    projects = False
+
     frozen: bool = True
     codes: list[str] | None = None
     quantizer_config: dict | str | None = None
@@ -110,13 +111,6 @@ class QAMAConfig(DistillationConfig):
         self.weights = mapping_of("weights", self.weights)
         levels = mapping_of("level_weights", self.level_weights)
         self.level_weights = {int(dim) if str(dim).isdigit() else dim: weight for dim, weight in levels.items()}
-        if self.projection_dim is not None:
-            raise ValueError("A quantizer reads the embedding itself: unset projection_dim.")
-
-    def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:
-        if settings is not None and settings.projection is not None:
-            raise ValueError(f"The model was published with a projection. {FIT_EXITS}")
-        return super().with_settings(settings, limit)
 
     def grid_for(self, config: EncoderConfig) -> Grid:
         if self.grid is None:
@@ -134,15 +128,12 @@ class QAMAConfig(DistillationConfig):
             )
         return grid
 
-    def teacher_for(self, model: nn.Module) -> Teacher:
+    def for_student(self, model: nn.Module) -> Self:
         config = unwrap_encoder(model).config
-        if self.teacher_name_or_path is None:
-            self.teacher_name_or_path = config.name_or_path or None
-            if self.frozen and self.teacher_name_or_path is not None:
-                require_published(config, self.pooling, self.max_length)
-            if self.teacher_pooling is None and self.pooling not in (None, "mean"):
-                self.teacher_pooling = self.pooling  # without published modules, it would be the mean
-        return self.teacher if self.frozen else self.with_length_of_student()
+        if self.frozen and self.teacher_name_or_path is None and config.name_or_path:
+            require_published(config, self.pooling, self.max_length)
+        chosen = self.with_student_as_teacher(model)
+        return chosen if self.frozen else chosen.with_length_of_student()
 
     def build_distillation(self, grid: Grid, teacher: TeacherEmbeddings) -> Objective:
         if teacher.width != grid.dims[-1]:
@@ -206,7 +197,6 @@ class QAMATrainer(DistillationTrainer):
             self.quantizer.calibrate(self._calibration_embeddings())
 
     def _calibration_embeddings(self) -> torch.Tensor:
-        """Embeddings of training texts."""
         if self.args.frozen:
             assert self.teacher is not None  # DistillationTrainer embeds the texts
             return sample_of(self.teacher).to(self.quantizer.device)
@@ -240,12 +230,7 @@ class QAMATrainer(DistillationTrainer):
 
 
 def require_published(config: EncoderConfig, pooling: str | None, max_length: int | None) -> None:
-    """
-    Check that an encoder embeds as the model in its folder does, from which its embeddings are computed.
-
-    Raises:
-        ValueError: if it was truncated when it was loaded, or was published with another pooling or for shorter texts.
-    """
+    """Check that an encoder embeds as the model in its folder does, from which its embeddings are computed."""
     name = config.name_or_path
     mine, published = (Granularity(*resolve_size(one)) for one in (config, load_config(name)))
     if mine != published:
@@ -253,18 +238,14 @@ def require_published(config: EncoderConfig, pooling: str | None, max_length: in
             f"The frozen encoder has the size {mine}, but {name} was saved with {published}: save the model at this "
             "size first, and load it from there."
         )
-    settings = EmbeddingSettings.find(name)
-    if settings is None:
+    if (settings := EmbeddingSettings.find(name)) is None:
         return
-    longest = settings.max_length
     for option, kept, differs in (
         ("pooling", settings.pooling, settings.pooling != pooling),
-        ("max_length", longest, longest is not None and (max_length or 0) > longest),
+        ("max_length", settings.max_length, (max_length or 0) > (settings.max_length or np.inf)),
     ):
         if differs:
-            raise ValueError(
-                f"{name} was published with {option}={kept!r}, which a frozen encoder keeps: unset {option}."
-            )
+            raise ValueError(f"{name} was published with {option}={kept!r}, which a frozen encoder keeps.")
 
 
 def sample_of(teacher: TeacherEmbeddings) -> torch.Tensor:

@@ -53,8 +53,7 @@ class ScoredPairs(Objective):
         reduction (`str`, *optional*, defaults to `"sum"`): `"sum"` or `"mean"` over the grid.
 
     Raises:
-        ValueError: if an argument is out of range; in forward, if the batch has no scores, or not as many as the loss
-            needs.
+        ValueError: if an argument is out of range; in forward, if the batch has not as many scores as the loss needs.
     """
 
     name = "scored"
@@ -75,14 +74,11 @@ class ScoredPairs(Objective):
         super().__init__(grid)
         if loss not in LOSSES:
             raise ValueError(f"loss={loss!r} is unknown; legal values: {', '.join(LOSSES)}.")
-        if similarity not in ("cosine", "dot"):
-            raise ValueError(f"similarity={similarity!r} is unknown; legal values: cosine, dot.")
-        for name, value in (("temperature", temperature), ("score_temperature", score_temperature)):
-            if value <= 0:
-                raise ValueError(f"{name}={value} must be above 0.")
+        if min(temperature, score_temperature) <= 0:
+            raise ValueError(f"temperature={temperature} and score_temperature={score_temperature} must be above 0.")
         check_pooling(pooling)
         self.loss, self.pooling, self.reduction = loss, pooling, require_reduction(reduction)
-        self.similarity = "angle" if loss == "angle" else similarity
+        self.measure = SIMILARITIES["angle" if loss == "angle" else similarity]
         self.temperature, self.score_temperature = temperature, score_temperature
 
     @property
@@ -93,37 +89,24 @@ class ScoredPairs(Objective):
 
     def forward(self, batch: NestedBatch) -> Terms:
         anchors, *others = batch.texts.values()
-        rows = RankRows.of(len(anchors.layers[self.layers[0]]), anchors.layers[self.layers[0]].device)
-        scores = rows.gather(self.scores(batch, len(others)))
-        weight = 1 / len(self.grid) if self.reduction == "mean" else 1.0
-        terms: Terms = {}
+        if batch.labels is None:
+            raise ValueError("Training on scores needs the scores of the texts, as labels.")
+        scores, columns = batch.labels, len(others)
+        if self.loss not in PAIR_LOSSES and scores.ndim == 1:
+            scores = scores[:, None]
+        legal = {"kl": [(columns,)], "margin_mse": [(columns,), (columns - 1,)]}
+        if scores.shape[1:] not in legal.get(self.loss, [()]):
+            raise ValueError(f"{self.loss} cannot use scores of shape {tuple(scores.shape)} for {columns} candidates.")
+        rows = RankRows.of(len(scores), scores.device)
+        scores, losses = rows.gather(scores), {}
         for layer in self.layers:
-            dims = self.grid.dims_of(layer)
-            first = anchors.pooled(layer, self.pooling)
-            measure = SIMILARITIES[self.similarity]
-            measured = [measure(first, each.pooled(layer, self.pooling), dims) for each in others]
+            dims, first = self.grid.dims_of(layer), anchors.pooled(layer, self.pooling)
+            measured = [self.measure(first, each.pooled(layer, self.pooling), dims) for each in others]
             similarities = rows.gather(torch.stack(measured, dim=-1).transpose(0, 1)).transpose(0, 1)
             for dim, loss in zip(dims, self.losses(similarities, scores).unbind(), strict=True):
-                terms[self.term(Granularity(layer, dim), self.loss, weight=weight)] = loss
-        return {term: terms[term] for term in (self.term(g, self.loss, weight=weight) for g in self.grid)}
-
-    def scores(self, batch: NestedBatch, candidates: int) -> torch.Tensor:
-        """The scores of this rank's rows: `(batch,)` for pairs, else `(batch, scores)`."""
-        scores = batch.labels
-        if scores is None:
-            raise ValueError("Training on scores needs the scores of the texts, as labels.")
-        if self.loss in PAIR_LOSSES:
-            if candidates != 1 or scores.ndim != 1:
-                raise ValueError(f"{self.loss} needs two text columns and one score per row.")
-            return scores
-        scores = scores[:, None] if scores.ndim == 1 else scores
-        legal = (candidates,) if self.loss == "kl" else (candidates, candidates - 1)
-        if candidates < 2 or scores.shape[1] not in legal:
-            raise ValueError(
-                f"{self.loss} needs a query, a positive and negatives, and per row {' or '.join(map(str, legal))} "
-                f"scores of these {candidates} texts; got {scores.shape[1]}."
-            )
-        return scores
+                losses[Granularity(layer, dim)] = loss
+        weight = 1 / len(self.grid) if self.reduction == "mean" else 1.0
+        return {self.term(g, self.loss, weight=weight): losses[g] for g in self.grid}
 
     def losses(self, similarities: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Loss at each dim, from similarities `(dims, batch, candidates)`."""
@@ -168,8 +151,8 @@ class ScoredPairsConfig(TextTrainingArguments):
 
     def columns_of(self, *datasets: Any) -> list[str]:
         columns = self.named_columns(*datasets)
-        wanted = "two text columns" if self.loss in PAIR_LOSSES else "three text columns or more"
         if len(columns) < 2 or (len(columns) == 2) != (self.loss in PAIR_LOSSES):
+            wanted = "two text columns" if self.loss in PAIR_LOSSES else "three text columns or more"
             raise ValueError(f"loss={self.loss!r} needs {wanted}; found: {', '.join(columns) or 'none'}.")
         return columns
 
@@ -178,23 +161,9 @@ class ScoredPairsConfig(TextTrainingArguments):
             return self.score_column
         found = labels_of(self._first(datasets)[1])
         if len(found) != 1:
-            raise ValueError(
-                f"Training on scores needs one column with scores; found: {', '.join(found) or 'none'}. Name it in "
-                "score_column."
-            )
+            raise ValueError(f"Found {', '.join(found) or 'no column'} with scores: name one in score_column.")
         return found[0]
 
 
 class ScoredPairsTrainer(EmbeddingTrainer):
-    """
-    Trains on texts with scores, with [`ScoredPairs`] and a [`ScoredPairsConfig`]. On pairs with a similarity, over the
-    pairs i, j of a batch whose scores are in this order, and summed over the granularities of a grid:
-
-        L = log(1 + sum over score_i < score_j of exp((cos_i - cos_j) / tau))
-
-    ```python
-    >>> args = ScoredPairsConfig(output_dir="runs/model", grid="2,4,6x64,384")
-    >>> trainer = ScoredPairsTrainer("runs/elastic", args, train_dataset=pairs)  # doctest: +SKIP
-    >>> trainer.train()  # doctest: +SKIP
-    ```
-    """
+    """Trains with [`ScoredPairs`] and a [`ScoredPairsConfig`]."""

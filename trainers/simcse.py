@@ -33,9 +33,9 @@ class SimCSE(EmbeddingObjective):
     tags = ("simcse", "contrastive", "sentence-similarity")
 
     def __init__(self, grid: Grid, **kwargs: Any):
+        super().__init__(grid, **kwargs)
         if len(grid) != 1:
             raise ValueError(f"SimCSE trains one granularity, but the grid {grid} has {len(grid)}: use Contrastive.")
-        super().__init__(grid, **kwargs)
 
     def forward(self, batch: NestedBatch) -> Terms:
         return self.contrast_grid(batch, self.contrast_targets(batch))
@@ -56,17 +56,5 @@ class SimCSEConfig(EmbeddingConfig):
 
 
 class SimCSETrainer(EmbeddingTrainer):
-    """
-    SimCSE ([2104.08821](https://huggingface.co/papers/2104.08821)) at the full size, with [`SimCSE`] and a
-    [`SimCSEConfig`]:
-
-        L = -log exp(cos(h_i, h_i+) / tau) / sum_j exp(cos(h_i, h_j+) / tau)
-
-    By default h_i+ is the same text with other dropout (Eq. 1), and with pairs the positive (Eq. 5).
-
-    ```python
-    >>> args = SimCSEConfig(output_dir="runs/model")
-    >>> trainer = SimCSETrainer("runs/elastic", args, train_dataset=texts)  # doctest: +SKIP
-    >>> trainer.train()  # doctest: +SKIP
-    ```
-    """
+    """Trains with [`SimCSE`] and a [`SimCSEConfig`]: `L = -log exp(cos(h_i, h_i+) / tau) / sum_j exp(cos(h_i, h_j+) /
+    tau)`, where h_i+ is by default the same text with other dropout (Eq. 1), and with pairs the positive (Eq. 5)."""

@@ -54,7 +54,7 @@ from trainers import (
     fit_exits,
     truncate,
 )
-from trainers.core.encoding.chunking import PassCost
+from trainers.core.encoding.batch import PassCost
 from trainers.data.padded_batches import tokenized_chunks
 from trainers.evaluation import GridEncoder, Retrieval
 from trainers.evaluation.evaluators import Evaluator

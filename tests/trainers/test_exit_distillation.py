@@ -151,12 +151,8 @@ def test_pairs_mix_in_at_any_depth(fitted, tiny_tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"pair_weight": -1}, "pair_weight=-1 must not be negative"),
         ({"pair_weight": 1}, "pair_weight needs two text columns or more; found: text"),
         ({"loss": "mse"}, "loss='mse' is unknown; legal values: similarity, contrastive"),
-        ({"grid": "2,7x8"}, "The model has layers 0..6 and dims 1..32; outside of it: 7x8"),
-        ({"alignment": -1}, "alignment=-1, full_size_weight=20.0 and state_only_weight=0.5 must not be negative"),
-        ({"table_learning_rate": -1}, "table_learning_rate=-1 must not be negative"),
     ],
 )
 def test_what_does_not_fit_is_refused(fitted, tiny_tokenizer, tmp_path, changes, message):

@@ -76,7 +76,7 @@ def test_what_is_missing_is_named(tiny_masked_lm):
     with pytest.raises(ValueError, match="needs a backbone with a vocabulary projection"):
         NestedModel(M3BertModel(tiny_config()), objective)(**batch)
     batch.pop("labels")
-    with pytest.raises(ValueError, match="needs labels; DataCollatorForLanguageModeling makes them"):
+    with pytest.raises(ValueError, match="needs a backbone with a vocabulary projection, and labels"):
         NestedModel(tiny_masked_lm, objective)(**batch)
 
 

@@ -11,7 +11,7 @@ from transformers import BertConfig, BertModel
 
 from tests.conftest import padded_batch
 from trainers import Contrastive, Grid, NestedModel
-from trainers.core.encoding.chunking import PassCost
+from trainers.core.encoding.batch import PassCost
 
 
 GRID = Grid.parse("1,3x8,32")

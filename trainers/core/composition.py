@@ -94,22 +94,10 @@ class Composition(Objective):
 
 
 def mapping_of(name: str, value: Mapping[str, Any] | str | None) -> dict[str, Any]:
-    """
-    An argument as a dictionary. It may be a mapping, or a mapping written as YAML or JSON, as on the command line.
-
-    Args:
-        name (`str`): Name of the argument, for the error message.
-        value (`Mapping`, `str` or `None`): The argument; `None` is an empty mapping.
-
-    Returns:
-        `dict[str, Any]`
-
-    Raises:
-        ValueError: if the value is not a mapping.
-    """
+    """A mapping, or one that is written as YAML or JSON, as on the command line. `name` is for error messages."""
     try:
         found = yaml.safe_load(value) if isinstance(value, str) else value
-    except (yaml.YAMLError, ValueError) as error:  # a date that is none is a ValueError
+    except yaml.YAMLError as error:
         raise ValueError(f"{name}={value!r} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(found, Mapping | None):
         raise ValueError(f"{name}={value!r} must be a mapping, such as {{pooling: mean}}.")
@@ -119,12 +107,7 @@ def mapping_of(name: str, value: Mapping[str, Any] | str | None) -> dict[str, An
 def part_arguments(
     name: str, value: Mapping[str, Any] | str | None, objective_class: type[Objective]
 ) -> dict[str, Any]:
-    """
-    The arguments of one part of a mixture, parsed by [`mapping_of`].
-
-    Raises:
-        ValueError: if the objective does not have one of the arguments. The message names the legal ones.
-    """
+    """The arguments of one part of a mixture, parsed by [`mapping_of`]. Unknown ones are an error."""
     arguments, legal = mapping_of(name, value), objective_class.argument_names()
     unknown = [str(argument) for argument in arguments if argument not in legal]
     if unknown:

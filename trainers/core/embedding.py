@@ -66,7 +66,7 @@ class EmbeddingObjective(Objective):
         learn_temperature (`bool`, *optional*, defaults to `False`): Train tau as `log(1 / tau)`, starting from
             `temperature` and never below 0.01.
         ring (`bool`, *optional*, defaults to `False`): Pass the candidates of other ranks around in a ring
-            ([`Ring`][trainers.core.parallel.ranks.Ring]) instead of gathering them. The losses are the same.
+            ([`Ring`]) instead of gathering them. The losses are the same.
         gather_negatives (`bool`, *optional*, defaults to `True`): Use the candidates of all ranks. Without, each rank
             contrasts its own batch, also with `ring`.
         own_negatives (`bool`, *optional*, defaults to `False`): Use a hard negative only for the anchor in its row
@@ -244,7 +244,7 @@ class EmbeddingConfig(TextTrainingArguments):
     set `mini_batch_size`.
 
     Raises:
-        ValueError: if a value is out of range, or a batch would hold one pair without negatives.
+        ValueError: if a value is out of range.
     """
 
     temperature: float = 0.05
@@ -256,13 +256,6 @@ class EmbeddingConfig(TextTrainingArguments):
     gather_negatives: bool = True
     own_negatives: bool = False
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.train_batch_size * self.world_size < 2 and len(self.text_columns or []) < 3:
-            raise ValueError(
-                "per_device_train_batch_size=1 leaves a contrastive loss without negatives; use 2 or more."
-            )
-
     @property
     def all_queries(self) -> bool:
         return self.symmetric or self.unsupervised
@@ -272,14 +265,8 @@ class EmbeddingConfig(TextTrainingArguments):
         return 2 if self.unsupervised else 1
 
     def columns_of(self, *datasets: Any) -> list[str]:
-        """
-        The text columns to train on: `text_columns`, or those of the first dataset that knows its columns. It says in
-        the log that labels are not read.
-
-        Raises:
-            ValueError: as [`~TextTrainingArguments.named_columns`], or if the number of columns does not fit: one if
-                `unsupervised`, otherwise two or more.
-        """
+        """The text columns to train on: one if `unsupervised`, otherwise two or more. It says in the log that labels
+        are not read."""
         columns = self.named_columns(*datasets)
         found = ", ".join(columns) or "none"
         if self.unsupervised and len(columns) != 1:

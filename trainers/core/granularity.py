@@ -73,12 +73,7 @@ class Granularity:
 
     @classmethod
     def parse(cls, text: str) -> Granularity:
-        """
-        Read one granularity, such as `"4x64"` or `"4x64@int8"`.
-
-        Raises:
-            ValueError: if the text is not exactly one granularity.
-        """
+        """Read one granularity, such as `"4x64"` or `"4x64@int8"`."""
         grid = Grid.parse(text)
         if len(grid) != 1:
             raise ValueError(f"{text!r} must be one granularity, such as 4x64.")
@@ -158,16 +153,8 @@ class Grid:
 
     @classmethod
     def of(cls, config: EncoderConfig) -> Grid:
-        """
-        The default grid of a model: the granularities it was trained at. If its config does not name them, every
-        layer, or every depth of an elastic model, with 16, 32, 64, ... dims and the full width.
-
-        Args:
-            config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
-
-        Returns:
-            [`Grid`]
-        """
+        """The default grid of a model: the granularities it was trained at. If its config does not name them, every
+        layer, or every depth of an elastic model, with 16, 32, 64, ... dims and the full width."""
         from modeling_m3bert.modeling_elastic import legal_layers  # not loaded to parse a grid
 
         layers, dims = (getattr(config, name, None) for name in ("matryoshka_layers", "matryoshka_dims"))
@@ -211,15 +198,7 @@ class Grid:
         return Granularity(self.layers[-1], self.dims[-1])
 
     def require_float32(self) -> Grid:
-        """
-        Check that no granularity has a code: a model is trained and run in float32, and a code stores its embeddings.
-
-        Returns:
-            [`Grid`]: itself.
-
-        Raises:
-            ValueError: if one has. The message names it.
-        """
+        """Check that no granularity has a code, and return the grid: a code stores embeddings, it is not trained."""
         if coded := [str(member) for member in self if member.code != FLOAT]:
             raise ValueError(
                 f"{', '.join(coded)}: a model is trained and run in float32. Codes are for stored embeddings: "
@@ -227,35 +206,9 @@ class Grid:
             )
         return self
 
-    def require_full_size(self, config: EncoderConfig) -> Grid:
-        """
-        Check that the grid has the full depth at full width, which teaches the other granularities.
-
-        Returns:
-            [`Grid`]: itself.
-
-        Raises:
-            ValueError: if the full size is missing.
-        """
-        (full,) = Grid.full_size(config)
-        if full not in self.granularities:
-            raise ValueError(f"The grid {self} needs the full size {full}: it is the teacher of the others.")
-        return self
-
     def validate(self, config: EncoderConfig) -> Grid:
-        """
-        Check that a model of this config has every granularity, and that none has a code
-        ([`~Grid.require_float32`]). To check a grid with codes, check its [`~Grid.sizes`].
-
-        Args:
-            config ([`~transformers.PreTrainedConfig`]): A config with `num_hidden_layers` and `hidden_size`.
-
-        Returns:
-            [`Grid`]: itself.
-
-        Raises:
-            ValueError: if a granularity is outside the model, or has a code. The message names it.
-        """
+        """Check that a model of this config has every granularity, and that none has a code, and return the grid. To
+        check a grid with codes, check its [`~Grid.sizes`]."""
         self.require_float32()
         depth, width = config.num_hidden_layers, config.hidden_size
         from modeling_m3bert.modeling_elastic import Elasticity  # not loaded to parse a grid
@@ -284,25 +237,16 @@ class Grid:
         """
         pairs: list[tuple[Granularity, Granularity]] = []
         for part in text.split(";"):
-            if part.count(">") != 1:
-                raise ValueError(
-                    f"{part.strip()!r} is not a pair. Write teacher>student: '12x768>4x64', "
-                    "'12x768>4x32,64', '12x768>all'; separate several with ';'."
-                )
-            left, right = part.split(">")
-            teachers = Grid.parse(left)
-            if len(teachers) != 1:
-                raise ValueError(f"{part.strip()!r} names {len(teachers)} teachers; a pair has exactly one.")
-            (teacher,) = teachers
+            left, separator, right = part.partition(">")
+            if not separator:
+                raise ValueError(f"{part!r} is not a pair. Write teacher>student: '12x768>4x64', '12x768>all'.")
+            teacher = Granularity.parse(left)
             everyone = right.strip().lower() == "all"
             students = [g for g in self if g != teacher] if everyone else list(Grid.parse(right))
-            outside = [str(g) for g in (teacher, *students) if g not in self.granularities]
-            if outside:
-                raise ValueError(
-                    f"{part.strip()!r} names granularities that the grid {self} lacks: {', '.join(outside)}."
-                )
+            if outside := [str(g) for g in (teacher, *students) if g not in self.granularities]:
+                raise ValueError(f"{part!r} names granularities that the grid {self} lacks: {', '.join(outside)}.")
             if teacher in students or not students:
-                raise ValueError(f"{part.strip()!r} makes {teacher} teach itself.")
+                raise ValueError(f"{part!r} makes {teacher} teach itself.")
             pairs += [(student, teacher) for student in students]
         if len(set(pairs)) < len(pairs):
             raise ValueError(f"{text!r} names a pair twice.")

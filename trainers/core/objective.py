@@ -24,7 +24,6 @@ class Term:
         objective (`str`): Name of the objective, or of the part of a composition.
         granularity ([`Granularity`], *optional*): Granularity of the term; `None` if it has no single one.
         name (`str`, *optional*): Kind of term, for an objective with several kinds.
-        teacher ([`Granularity`], *optional*): Granularity of the teacher, for a distillation term.
         weight (`float`, *optional*, defaults to 1.0): Weight of the term in the loss. Terms that differ only in it
             are equal.
     """
@@ -32,15 +31,11 @@ class Term:
     objective: str
     granularity: Granularity | None = None
     name: str = ""
-    teacher: Granularity | None = None
     weight: float = field(default=1.0, compare=False)
 
     def __str__(self) -> str:
-        """Name of the term in the log: `sia_cka_4x64`, `mlm_kl_12x768>4x64`."""
-        where = "" if self.granularity is None else str(self.granularity)
-        if self.teacher is not None:
-            where = f"{self.teacher}>{where}"
-        return "_".join(piece for piece in (self.objective, self.name, where) if piece)
+        """Name of the term in the log: `sia_cka_4x64`, `2dmse_align`."""
+        return "_".join(str(piece) for piece in (self.objective, self.name, self.granularity) if piece)
 
 
 Terms = dict[Term, torch.Tensor]
@@ -157,11 +152,6 @@ class Objective(nn.Module):
         super().__init__()
         self.grid = grid.require_float32()
 
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        if "total" in vars(cls):
-            raise TypeError(f"{cls.__name__} defines total: give the terms their weights instead (Objective.term).")
-
     @classmethod
     def for_grid(cls, grid: Grid, **arguments: Any) -> Self:
         """
@@ -210,8 +200,9 @@ class Objective(nn.Module):
                 the grid.
         """
         self.grid.validate(config)
-        if self.needs_full_size:
-            self.grid.require_full_size(config)
+        (full,) = Grid.full_size(config)
+        if self.needs_full_size and full not in self.grid:
+            raise ValueError(f"The grid {self.grid} needs the full size {full}: it is the teacher of the others.")
 
     def constrain(self) -> None:
         """Put parameters back into their range, in place. The trainer calls it before each training step, on all parts
@@ -230,20 +221,14 @@ class Objective(nn.Module):
         self,
         granularity: Granularity | None = None,
         name: str = "",
-        teacher: Granularity | None = None,
         weight: float = 1.0,
     ) -> Term:
         """Identifier of a term of this objective, with its weight in the loss."""
-        return Term(self.name, granularity, name, teacher, weight)
+        return Term(self.name, granularity, name, weight)
 
 
 def require_reduction(reduction: str) -> str:
-    """
-    The name of a reduction over the grid, if it is known.
-
-    Raises:
-        ValueError: if it is not.
-    """
+    """Check the name of a reduction over the grid, and return it."""
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction={reduction!r} is unknown; legal values: {', '.join(REDUCTIONS)}.")
     return reduction

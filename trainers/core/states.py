@@ -25,21 +25,12 @@ from modeling_m3bert.conversion_m3bert import OFFSET_POSITIONS
 from modeling_m3bert.modeling_elastic import Elasticity, layer_list, resolve_size, view
 from modeling_m3bert.settings_m3bert import POOLINGS, Pooling
 
-from .encoding.packed_rows import DOCUMENTS, Flattened, check_packable, flattened_documents, packed_arguments
+from .encoding.packed_rows import DOCUMENTS, Flattened, check_packable, packed_arguments
 from .granularity import EncoderConfig
 
 
 def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
-    """
-    Check a pooling, and that the exits of a model were fitted with it.
-
-    Args:
-        pooling (`str`): Name of the pooling.
-        config ([`~transformers.PreTrainedConfig`], *optional*): Config of the model; `None` checks the name only.
-
-    Raises:
-        ValueError: if the pooling is unknown, or is not that of the model's exits.
-    """
+    """Check the name of a pooling, and that the exits of a model of this config were fitted with it."""
     if pooling not in POOLINGS:
         raise ValueError(f"pooling={pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
     fitted = (Elasticity.of(config).fit or {}).get("pooling", pooling)
@@ -174,12 +165,7 @@ def unwrap_encoder(model: Any) -> PreTrainedModel:
 
 
 def transformer_layers(model: Any) -> list[nn.Module]:
-    """
-    The transformer layers of a model's encoder.
-
-    Raises:
-        ValueError: if it has no list of them.
-    """
+    """The transformer layers of a model's encoder."""
     encoder = unwrap_encoder(model)
     depth = encoder.config.num_hidden_layers
     return list(layer_list(encoder, depth)[1]) if depth else []
@@ -222,14 +208,8 @@ def first_position(config: EncoderConfig) -> int:
 
 
 def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = None) -> int:
-    """
-    The longest text, in tokens, that an encoder embeds without truncation.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]): Config of the encoder.
-        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer; without a limit, it has a huge one.
-        published (`int`, *optional*): A smaller limit that it was published with.
-    """
+    """The longest text, in tokens, that an encoder embeds without truncation. `published` is a smaller limit that it
+    was published with."""
     limit = min(max_positions(config), tokenizer.model_max_length)
     return limit if published is None else min(published, limit)
 
@@ -270,7 +250,7 @@ def nested_states(
         check_packable(config)
         mask = (inputs[DOCUMENTS] > 0).long()
     if "flash" in config._attn_implementation and mask is not None:
-        flattened = flattened_documents(inputs, first) if packed else Flattened.of(inputs, first)
+        flattened = Flattened.of(inputs, first)
         arguments = flattened.inputs
     elif packed:
         causal = anatomy_of(encoder).causal
@@ -349,6 +329,6 @@ def static_states(encoder: Any, inputs: Mapping[str, torch.Tensor], flattened: F
         raise ValueError("Layers that read the static table need input_ids, or static_states beside inputs_embeds.")
     if flattened is None and DOCUMENTS not in inputs:
         return encoder.static_states(inputs["input_ids"], inputs.get("attention_mask"))
-    row = flattened or flattened_documents(inputs, first_position(encoder.config))
+    row = flattened or Flattened.of(inputs, 0)
     static = encoder.static_states(row.inputs["input_ids"], cu_seq_lens=row.inputs["cu_seq_lens_q"])
     return static if flattened is not None else row.padded(static)

@@ -8,7 +8,7 @@ import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.data.data_collator import pad_without_fast_tokenizer_warning
 
-from ..core.encoding.chunking import PassCost, chunked
+from ..core.encoding.batch import PassCost, chunked
 
 
 # Tokens of one of the texts that a batch size counts.

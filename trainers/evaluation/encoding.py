@@ -22,7 +22,7 @@ from modeling_m3bert.settings_m3bert import safetensors_only
 from ..core.codes import code_of
 from ..core.columns import Role
 from ..core.device import ComputeArguments, autocast, place
-from ..core.encoding.chunking import PassCost
+from ..core.encoding.batch import PassCost
 from ..core.granularity import EncoderConfig, Granularity, Grid
 from ..core.hashing import fingerprint_of, weights_fingerprint
 from ..core.parallel.ranks import rank

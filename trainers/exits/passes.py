@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
 from ..core.device import autocast
-from ..core.encoding.chunking import PassCost, in_row_order
+from ..core.encoding.batch import PassCost, in_row_order
 from ..core.parallel.ranks import rank
 from ..core.projection import Projection
 from ..core.states import Pooling, nested_states, truncate

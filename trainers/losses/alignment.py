@@ -1,16 +1,9 @@
-"""Losses that align embeddings, or their similarities, with those of a teacher. Teachers get no gradient."""
+"""Losses of ESE and 2DMSE that align embeddings with those of a teacher. Teachers get no gradient."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
-
-from .common import blocks
-
-
-# Rows of the similarity matrix in memory at a time, in `similarity_kl`.
-SIMILARITY_ROWS = 1024
 
 
 def embedding_kl(student: torch.Tensor, teacher: torch.Tensor, *, temperature: float) -> torch.Tensor:
@@ -72,52 +65,3 @@ def compression_alignment(student: torch.Tensor, components: torch.Tensor) -> to
     """
     errors = (student - components.detach()).square().mean(dim=1)
     return errors + embedding_kl(student, components, temperature=1.0)
-
-
-def similarity_kl(
-    anchors: torch.Tensor,
-    candidates: torch.Tensor,
-    teacher_anchors: torch.Tensor,
-    teacher_candidates: torch.Tensor,
-    *,
-    temperature: float | torch.Tensor,
-    block_size: int = SIMILARITY_ROWS,
-) -> torch.Tensor:
-    r"""
-    KL divergence between the teacher's and the student's distribution over the candidates of each anchor,
-    `KL(softmax(cos_T / tau) || softmax(cos_S / tau))` (Starbucks,
-    [2410.13230](https://huggingface.co/papers/2410.13230), fine-tuning).
-
-    Args:
-        anchors (`torch.Tensor` of shape `(batch, dim)`): Student embeddings; need not be normalised. Carries gradient.
-        candidates (`torch.Tensor` of shape `(num_candidates, dim)`): Student embeddings. Carries gradient.
-        teacher_anchors (`torch.Tensor` of shape `(batch, teacher_dim)`): Teacher embeddings. Detached here.
-        teacher_candidates (`torch.Tensor` of shape `(num_candidates, teacher_dim)`): Teacher embeddings. Detached
-            here.
-        temperature (`float` or scalar `torch.Tensor`): tau, of both distributions. Detached here.
-        block_size (`int`, *optional*): Number of anchors at a time. Similarities are computed again in the backward
-            pass.
-
-    Returns:
-        `torch.Tensor` of shape `(batch,)`
-    """
-    anchors, candidates = (nn.functional.normalize(vectors, dim=1) for vectors in (anchors, candidates))
-    teacher_anchors, teacher_candidates = (
-        nn.functional.normalize(vectors.detach(), dim=1) for vectors in (teacher_anchors, teacher_candidates)
-    )
-    if isinstance(temperature, torch.Tensor):
-        temperature = temperature.detach()
-
-    def divergence(rows: torch.Tensor, teacher_rows: torch.Tensor) -> torch.Tensor:
-        log_student = (rows @ candidates.T / temperature).log_softmax(dim=1)
-        log_teacher = (teacher_rows @ teacher_candidates.T / temperature).log_softmax(dim=1)
-        return nn.functional.kl_div(log_student, log_teacher, reduction="none", log_target=True).sum(dim=1)
-
-    parts = []
-    for block in blocks(len(anchors), block_size):
-        rows = anchors[block], teacher_anchors[block]
-        # For a single block, recomputing the similarities would save no memory.
-        parts.append(
-            checkpoint(divergence, *rows, use_reentrant=False) if len(anchors) > block_size else divergence(*rows)
-        )
-    return torch.cat(parts)

@@ -59,7 +59,7 @@ def nested_info_nce(
             positive is never excluded.
         candidate_ids (`torch.LongTensor` of shape `(num_candidates, num_ids)`, *optional*): Ids of the candidates; see
             `anchor_ids`.
-        ring ([`Ring`][trainers.core.parallel.ranks.Ring], *optional*): Passes the candidates of other ranks around.
+        ring ([`Ring`], *optional*): Passes the candidates of other ranks around.
             `candidates` are then those of this rank, with its positives. All ranks must call this function, and its
             backward pass, in the same order.
         tile_size (`tuple[int, int]`, *optional*): Numbers of anchors and candidates per tile. The default depends on

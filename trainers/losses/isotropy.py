@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -30,43 +29,18 @@ def standardized(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor
         `(batch, hidden_size)`, both in float32 or wider. A dim that is constant in a text is 0 there, without
         gradient.
     """
-    with no_autocast(states):
-        return Standardized.apply(precise(states), mask)
-
-
-class Standardized(torch.autograd.Function):
-    """See [`standardized`]. Makes a third of the passes over the hidden states that single operations would make."""
-
-    @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        real = mask.to(states.dtype)
-        count = real.sum(dim=1).clamp(min=1)[:, None]
-        means = torch.bmm(real[:, None], states)[:, 0] / count  # einsum would multiply by the transposed states
-        centred = (states - means[:, None, :]).mul_(real[:, :, None])
-        deviations = (centred.square().sum(dim=1) / count).sqrt_()
-        # Equal numbers may differ from their mean by its rounding error.
-        varies = deviations > ROUNDINGS * torch.finfo(means.dtype).eps * means.abs()
-        deviations = torch.where(varies, deviations, 0.0)
-        inverses = torch.where(varies, 1 / (deviations + EPSILON), 0.0)
-        outputs = centred.mul_(inverses[:, None, :])
-        ctx.save_for_backward(outputs, deviations, inverses, real)
-        return outputs, deviations
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None]:
-        grads, grad_deviations = grad_outputs
-        outputs, deviations, inverses, real = ctx.saved_tensors
-        count = real.sum(dim=1).clamp(min=1)[:, None]
-        with no_autocast(outputs):
-            means = torch.bmm(real[:, None], grads)[:, 0] / count
-        projections = (grads * outputs).sum(dim=1) / count
-        # The gradient through the deviation is a multiple of the outputs. A constant dim has no gradient.
-        varies = deviations > 0
-        ratios = torch.where(varies, 1 / (inverses * torch.where(varies, deviations, 1.0)), 0.0)
-        deviation_gradient = torch.where(varies, ratios * (grad_deviations / count - inverses * projections), 0.0)
-        gradient = grads * inverses[:, None, :]
-        gradient.sub_((means * inverses)[:, None, :]).mul_(real[:, :, None])
-        return gradient.addcmul_(outputs, deviation_gradient[:, None, :]), None
+    states = precise(states)
+    real = mask.to(states.dtype)[:, :, None]
+    count = real.sum(dim=1).clamp(min=1)
+    means = (states * real).sum(dim=1) / count
+    centred = (states - means[:, None]) * real
+    variances = centred.square().sum(dim=1) / count
+    # Equal numbers may differ from their mean by its rounding error. The inner `where` avoids the infinite gradient of
+    # the square root at 0.
+    varies = variances.detach().sqrt() > ROUNDINGS * torch.finfo(means.dtype).eps * means.detach().abs()
+    deviations = torch.where(varies, torch.where(varies, variances, 1.0).sqrt(), 0.0)
+    inverses = torch.where(varies, 1 / (deviations + EPSILON), 0.0)
+    return centred * inverses[:, None], deviations
 
 
 def prefix_residual_products(
@@ -94,37 +68,11 @@ def prefix_residual_products(
         ValueError: if the dims are not ascending and below the hidden size.
     """
     dims = check_dims(dims, standardized_states.shape[2] - 1)
-    with no_autocast(standardized_states):
-        return list(PrefixResidualProducts.apply(standardized_states, mask, dims))
-
-
-class PrefixResidualProducts(torch.autograd.Function):
-    """See [`prefix_residual_products`]. Accumulates the gradients of all products in one tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, mask: torch.Tensor, dims: tuple[int, ...]) -> tuple[torch.Tensor, ...]:
-        ctx.dims = dims
-        ctx.save_for_backward(states, mask)
-        rows, weighted = PrefixResidualProducts.rows(states, mask)
-        return tuple(weighted[:, part].T @ rows[:, part.stop :] for part in segments(dims))
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        states, mask = ctx.saved_tensors
-        gradient = torch.zeros_like(states)
-        with no_autocast(states):
-            _, weighted = PrefixResidualProducts.rows(states, mask)
-            flat = gradient.view_as(weighted)
-            for part, grad in zip(segments(ctx.dims), grad_outputs, strict=True):
-                flat[:, part].addmm_(weighted[:, part.stop :], grad.T)
-                flat[:, part.stop :].addmm_(weighted[:, part], grad)
-        return gradient, None, None
-
-    @staticmethod
-    def rows(states: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The hidden states of all tokens as rows, and the same rows divided by the number of tokens of their text."""
-        count = mask.sum(dim=1).clamp(min=1).to(states.dtype)
-        return states.flatten(0, 1), (states / count[:, None, None]).flatten(0, 1)
+    count = mask.sum(dim=1).clamp(min=1).to(standardized_states.dtype)
+    rows = standardized_states.flatten(0, 1)
+    weighted = (standardized_states / count[:, None, None]).flatten(0, 1)
+    with no_autocast(rows):
+        return [weighted[:, part].T @ rows[:, part.stop :] for part in segments(dims)]
 
 
 def correlation_penalty(correlations: Sequence[torch.Tensor], *, threshold: float) -> torch.Tensor:

@@ -8,29 +8,28 @@ import torch
 from torch import nn
 
 from .common import no_autocast, precise
-from .similarity import nested_cosine_distances
 
 
 def nested_pair_cosines(vectors: torch.Tensor, others: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Cosine of each vector and its counterpart at every prefix, `(len(dims), batch)`; see
-    [`nested_cosine_distances`]."""
-    return 1 - nested_cosine_distances(vectors, others, dims)
-
-
-def nested_pair_products(vectors: torch.Tensor, others: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     """
-    Dot product of each vector and its counterpart, at every prefix. Longer prefixes continue shorter ones.
+    Cosine of each vector and its counterpart, at every prefix.
 
     Args:
-        vectors (`torch.Tensor` of shape `(batch, width)`): Vectors. Carries gradient.
+        vectors (`torch.Tensor` of shape `(batch, width)`): Vectors; need not be normalised. Carries gradient.
         others (`torch.Tensor` of shape `(batch, width)`): Their counterparts. Carries gradient.
         dims (`Sequence[int]`): Prefix dims, ascending, at most `width`.
 
     Returns:
         `torch.Tensor` of shape `(len(dims), batch)`, in float32 or wider.
     """
+    vectors, others = precise(vectors), precise(others)
     with no_autocast(vectors):
-        sums = (precise(vectors[:, : dims[-1]]) * precise(others[:, : dims[-1]])).cumsum(dim=1)
+        return torch.stack([nn.functional.cosine_similarity(vectors[:, :dim], others[:, :dim]) for dim in dims])
+
+
+def nested_pair_products(vectors: torch.Tensor, others: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """Dot product of each vector and its counterpart, at every prefix; otherwise as [`nested_pair_cosines`]."""
+    sums = (precise(vectors) * precise(others)).cumsum(dim=1)
     return sums.T[[dim - 1 for dim in dims]]
 
 
@@ -42,22 +41,20 @@ def nested_pair_angles(vectors: torch.Tensor, others: torch.Tensor, dims: Sequen
 
         | sum (a c + b d) + sum (b c - a d) |
 
-    The second half of an odd prefix ends with a 0. Arguments and result are those of [`nested_pair_products`].
+    The second half of an odd prefix ends with a 0. Arguments and result are those of [`nested_pair_cosines`].
     """
     similarities = []
-    with no_autocast(vectors):
-        for dim in dims:
-            unit = (nn.functional.normalize(precise(side[:, :dim])) for side in (vectors, others))
-            (a, b), (c, d) = (nn.functional.pad(side, (0, dim % 2)).chunk(2, dim=1) for side in unit)
-            similarities.append(((a * c + b * d) + (b * c - a * d)).sum(dim=1).abs())
+    for dim in dims:
+        unit = (nn.functional.normalize(precise(side[:, :dim])) for side in (vectors, others))
+        (a, b), (c, d) = (nn.functional.pad(side, (0, dim % 2)).chunk(2, dim=1) for side in unit)
+        similarities.append(((a * c + b * d) + (b * c - a * d)).sum(dim=1).abs())
     return torch.stack(similarities)
 
 
 def cosent(similarities: torch.Tensor, scores: torch.Tensor, *, temperature: float) -> torch.Tensor:
     r"""
-    CoSENT: pairs with higher scores are to be more similar than pairs with lower ones,
-
-        log(1 + sum over score_i < score_j of exp((s_i - s_j) / temperature))
+    CoSENT: `log(1 + sum over score_i < score_j of exp((s_i - s_j) / temperature))`, low if pairs with higher scores
+    are more similar.
 
     Args:
         similarities (`torch.Tensor` of shape `(dims, batch)`): s. Carries gradient.
@@ -69,9 +66,8 @@ def cosent(similarities: torch.Tensor, scores: torch.Tensor, *, temperature: flo
     """
     values = precise(similarities) / temperature
     differences = values[:, :, None] - values[:, None, :]
-    lower = scores[:, None] < scores[None, :]
-    kept = differences.masked_fill(~lower, -torch.inf).flatten(1)
-    return torch.cat([kept, kept.new_zeros(len(kept), 1)], dim=1).logsumexp(dim=1)
+    kept = differences.masked_fill(scores[:, None] >= scores[None, :], -torch.inf).flatten(1)
+    return nn.functional.pad(kept, (0, 1)).logsumexp(dim=1)
 
 
 def margin_mse(similarities: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from .common import no_autocast, precise
+from .common import check_dims, no_autocast, precise
 
 
 # Tolerance for rounding errors: share * tokens may be slightly above the exact integer.
@@ -59,23 +60,7 @@ def prefix_attention_scores(
             nn.functional.pad(anchors @ projection.to(anchors.dtype).T, (0, width - len(projection)))
             for projection in projections
         ]
-        return Scores.apply(torch.stack(queries, dim=1) / width**0.5, states)
-
-
-class Scores(torch.autograd.Function):
-    """`queries @ states^T` for `(batch, queries, dims)` and `(batch, tokens, dims)`. The gradient of the hidden states
-    has their layout; that of a plain product would be transposed, and then copied."""
-
-    @staticmethod
-    def forward(ctx: Any, queries: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(queries, states)
-        return torch.bmm(queries, states.transpose(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        queries, states = ctx.saved_tensors
-        with no_autocast(states):
-            return torch.bmm(grad_outputs[0], states), torch.bmm(grad_outputs[0].transpose(1, 2), queries)
+        return torch.bmm(torch.stack(queries, dim=1) / width**0.5, states.transpose(1, 2))
 
 
 def attention_divergence(
@@ -122,3 +107,48 @@ def nested_token_counts(num_tokens: torch.Tensor, shares: Sequence[float], *, sm
     exact = num_tokens[:, None].double() * torch.tensor(shares, dtype=torch.float64, device=num_tokens.device)
     counts = (exact - ROUNDING).ceil().clamp_(min=smallest)
     return torch.minimum(counts, num_tokens[:, None].double()).long()
+
+
+def nested_token_cka(states: torch.Tensor, counts: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    r"""
+    `1 - CKA` with a linear kernel between the prefixes and the full hidden states of the leading tokens (MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), Eqs. 7 to 12). Hidden states are centred over tokens,
+    `(I - 1 1^T / k) h`; Eq. 8 is printed with the centring matrix on the other side, where the shapes do not match.
+    The Gram matrices are computed again in the backward pass: those of long texts are larger than their hidden states.
+
+    Args:
+        states (`torch.Tensor` of shape `(batch, tokens, hidden_size)`): Hidden states of tokens, most important first.
+            Carries gradient through the prefixes only: all dims are the teacher.
+        counts (`torch.LongTensor` of shape `(batch, len(dims))`): Number of leading tokens that each dim is aligned
+            on.
+        dims (`Sequence[int]`): Prefix dims, ascending.
+
+    Returns:
+        `torch.Tensor` of shape `(batch, len(dims))`, in float32 or wider; 0 if there are fewer than two tokens, or all
+        tokens are equal.
+
+    Raises:
+        ValueError: if the dims are not ascending and within 1..hidden_size.
+    """
+    again = partial(checkpoint, _token_cka, use_reentrant=False, preserve_rng_state=False)
+    dims = check_dims(dims, states.shape[2])
+    return torch.stack([again(states, *each) for each in zip(counts.unbind(dim=1), dims, strict=True)], dim=1)
+
+
+def _token_cka(states: torch.Tensor, counts: torch.Tensor, dim: int) -> torch.Tensor:
+    """`1 - CKA` of the first `counts` tokens of each text at one dim, `(batch,)`."""
+    states = precise(states[:, : int(counts.max()) if len(counts) else 0])
+    # The shift keeps digits where tokens share a large offset, and makes equal tokens exactly 0.
+    states = states - states[:, :1].detach()
+    kept = (torch.arange(states.shape[1], device=counts.device) < counts[:, None]).to(states.dtype)[:, :, None]
+
+    def gram(vectors: torch.Tensor) -> torch.Tensor:
+        vectors = vectors * kept
+        centred = (vectors - vectors.sum(dim=1, keepdim=True) / kept.sum(dim=1, keepdim=True).clamp(min=1)) * kept
+        return torch.bmm(centred, centred.transpose(1, 2)).flatten(1)
+
+    with no_autocast(states):
+        student, teacher = gram(states[:, :, :dim]), gram(states.detach())
+        norms = torch.linalg.vector_norm(student, dim=1) * torch.linalg.vector_norm(teacher, dim=1)
+        differ = norms != 0  # true for NaN, which must not be hidden
+        return torch.where(differ, 1 - torch.linalg.vecdot(student, teacher) / torch.where(differ, norms, 1.0), 0.0)

@@ -42,48 +42,39 @@ def nested_cosines(vectors: torch.Tensor, candidates: torch.Tensor, dims: Sequen
     return torch.stack(cosines)
 
 
-def nested_cosine_distances(vectors: torch.Tensor, others: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """
-    `1 - cosine` of each vector and its counterpart, at every prefix.
-
-    Args:
-        vectors (`torch.Tensor` of shape `(batch, width)`): Vectors; need not be normalised. Carries gradient.
-        others (`torch.Tensor` of shape `(batch, width)`): Their counterparts. Carries gradient.
-        dims (`Sequence[int]`): Prefix dims, ascending, at most `width`.
-
-    Returns:
-        `torch.Tensor` of shape `(len(dims), batch)`, in float32 or wider.
-    """
-    vectors, others = precise(vectors), precise(others)
-    with no_autocast(vectors):
-        cosines = [nn.functional.cosine_similarity(vectors[:, :dim], others[:, :dim]) for dim in dims]
-    return 1 - torch.stack(cosines)
-
-
 def nested_similarity_distillation(
     students: torch.Tensor,
     teachers: torch.Tensor,
     candidates: torch.Tensor,
     dims: Sequence[int],
     *,
-    temperature: float = 0.05,
+    teacher_candidates: torch.Tensor | None = None,
+    temperature: float | torch.Tensor = 0.05,
 ) -> torch.Tensor:
     """
     `KL(P_teacher || P_student)` between distributions over candidates. P is the softmax of a text's cosines to all
-    candidates, divided by the temperature: the teacher's at all dims, the student's at each prefix.
+    candidates, divided by the temperature: the teacher's at all dims, the student's at each prefix (Starbucks,
+    [2410.13230](https://huggingface.co/papers/2410.13230), fine-tuning; exit distillation).
 
     Args:
         students (`torch.Tensor` of shape `(batch, width)`): The student's embeddings. Carries gradient.
-        teachers (`torch.Tensor` of shape `(batch, width)`): The teacher's embeddings of the same texts.
-        candidates (`torch.Tensor` of shape `(num_candidates, width)`): The teacher's embeddings of other texts.
+        teachers (`torch.Tensor` of shape `(batch, teacher_width)`): The teacher's embeddings of the same texts.
+            Detached here, as its candidates.
+        candidates (`torch.Tensor` of shape `(num_candidates, width)`): Embeddings of the candidates. Carries gradient.
         dims (`Sequence[int]`): Prefix dims, ascending, at most `width`.
-        temperature (`float`, *optional*, defaults to 0.05): Cosines are divided by it.
+        teacher_candidates (`torch.Tensor` of shape `(num_candidates, teacher_width)`, *optional*): The teacher's
+            embeddings of the candidates. Default: `candidates`.
+        temperature (`float` or scalar `torch.Tensor`, *optional*, defaults to 0.05): Cosines are divided by it.
+            Detached here.
 
     Returns:
         `torch.Tensor` of shape `(len(dims), batch)`: losses, 0 where the similarities are equal.
     """
+    if isinstance(temperature, torch.Tensor):
+        temperature = temperature.detach()
     with torch.no_grad():
-        (wanted,) = nested_cosines(teachers, candidates, (candidates.shape[1],))
+        teacher_candidates = candidates if teacher_candidates is None else teacher_candidates
+        (wanted,) = nested_cosines(teachers, teacher_candidates, (teachers.shape[1],))
         wanted = nn.functional.log_softmax(wanted / temperature, dim=1)
-    found = nn.functional.log_softmax(nested_cosines(students, candidates.detach(), dims) / temperature, dim=2)
+    found = nn.functional.log_softmax(nested_cosines(students, candidates, dims) / temperature, dim=2)
     return (wanted.exp() * (wanted - found)).sum(dim=2)

@@ -56,11 +56,7 @@ class CrossDepth(EmbeddingObjective):
 
     def validate(self, config: EncoderConfig) -> None:
         super().validate(config)
-        if self.document_layer > config.num_hidden_layers:
-            raise ValueError(
-                f"document_layer={self.document_layer} is outside the model, which has {config.num_hidden_layers} "
-                "layers."
-            )
+        Grid.product([self.document_layer], self.grid.dims).validate(config)
 
     def forward(self, batch: NestedBatch) -> Terms:
         targets, losses = self.contrast_targets(batch), {}

@@ -57,9 +57,13 @@ class PIC(Objective):
         gather_negatives: bool = True,
     ):
         super().__init__(chain)
-        check_chain(chain)
+        if not self.links or any(lower.layer >= upper.layer or lower.dim > upper.dim for lower, upper in self.links):
+            raise ValueError(
+                f"chain={chain} must have two or more granularities, each deeper than the one before and at least as "
+                "wide, such as '2x16,4x32,12x768'."
+            )
         if temperature <= 0:
-            raise ValueError(f"temperature={temperature} of PIC must be above 0.")
+            raise ValueError(f"temperature={temperature} must be above 0.")
         check_pooling(pooling)
         self.temperature, self.pooling = temperature, pooling
         self.detach_target, self.mask_duplicates = detach_target, mask_duplicates
@@ -90,8 +94,6 @@ class PIC(Objective):
         columns = [{layer: text.pooled(layer, self.pooling) for layer in self.layers} for text in batch.texts.values()]
         first = columns[0][self.layers[0]]
         rows = RankRows.of(len(first), first.device) if self.gather_negatives else RankRows((len(first),))
-        if sum(rows.counts) < 2:
-            raise ValueError("PIC contrasts the texts of a batch; a batch of one has no negatives.")
         own_ids: list[torch.Tensor | None] = [None] * len(columns)
         if batch.text_ids is not None and self.mask_duplicates:
             own_ids = [batch.text_ids[column][:, None] for column in batch.texts]
@@ -99,48 +101,28 @@ class PIC(Objective):
         terms = {}
         for (lower, upper), project in zip(self.links, self.projectors, strict=True):
             sources = [truncate(column[lower.layer], lower.dim) for column in columns]
+            targets = [truncate(column[upper.layer], upper.dim) for column in columns]
             losses = [
                 nested_info_nce(
                     projected,
-                    rows.gather(self.target(column[upper.layer], upper.dim)),
+                    rows.gather(target.detach() if self.detach_target else target),
                     dims=(upper.dim,),
                     temperature=self.temperature,
                     targets=torch.arange(len(first), device=first.device) + rows.offset,
                     anchor_ids=anchor_ids,
                     candidate_ids=candidate_ids,
                 )
-                for projected, column, anchor_ids, candidate_ids in zip(
-                    project(torch.cat(sources)).split(len(first)), columns, own_ids, all_ids, strict=True
+                for projected, target, anchor_ids, candidate_ids in zip(
+                    project(torch.cat(sources)).split(len(first)), targets, own_ids, all_ids, strict=True
                 )
             ]
             terms[self.term(lower)] = rows.mean(torch.cat(losses)[:, 0])
         return terms
 
-    def target(self, pooled: torch.Tensor, dim: int) -> torch.Tensor:
-        """The target of the previous granularity in the chain."""
-        target = truncate(pooled, dim)
-        return target.detach() if self.detach_target else target
-
 
 def projector(inputs: int, outputs: int) -> nn.Sequential:
     """phi: two linear layers with a GELU between them."""
     return nn.Sequential(nn.Linear(inputs, outputs), nn.GELU(), nn.Linear(outputs, outputs))
-
-
-def check_chain(chain: Grid) -> None:
-    """
-    Check that granularities form a chain.
-
-    Raises:
-        ValueError: if there are fewer than two, the layers do not ascend, or the dims descend.
-    """
-    members = list(chain)
-    steps = list(itertools.pairwise(members))
-    if not steps or any(lower.layer >= upper.layer or lower.dim > upper.dim for lower, upper in steps):
-        raise ValueError(
-            f"chain={chain} must have two or more granularities, each deeper than the one before and at least as "
-            "wide, such as '2x16,4x32,12x768'."
-        )
 
 
 def default_chain(grid: Grid) -> Grid:

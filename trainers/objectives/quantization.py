@@ -104,14 +104,10 @@ class QAMA(RepresentationDistillation):
             raise ValueError(f"weights has unknown terms: {', '.join(unknown)}; legal: {', '.join(WEIGHTS)}.")
         if grid.dims != quantizer.config.dims:
             raise ValueError(f"The grid {grid} must have the nested dims of the quantizer, {quantizer.config.dims}.")
-        if level_weights and (set(level_weights) != set(grid.dims) or min(level_weights.values()) < 0):
-            raise ValueError(
-                f"level_weights={dict(level_weights)} needs a weight of 0 or more for each of the dims {grid.dims}."
-            )
-        if min(temperature, contrast_temperature) <= 0 or rank_texts < 1:
-            raise ValueError("Temperatures must be above 0, and rank_texts 1 or more.")
-        if not codes:
-            raise ValueError("QAMA needs a precision to train, such as qama-2.")
+        if level_weights and set(level_weights) != set(grid.dims):
+            raise ValueError(f"level_weights={dict(level_weights)} needs a weight for each of the dims {grid.dims}.")
+        if min(temperature, contrast_temperature) <= 0:
+            raise ValueError("Temperatures must be above 0.")
         for code in codes:
             stored_bits(code, quantizer.config.hidden_size)  # raises a ValueError if it is unknown
         self.quantizer, self.frozen = quantizer, frozen

@@ -11,9 +11,15 @@ from ..core import papers
 from ..core.granularity import Granularity, Grid, evenly_spaced
 from ..core.objective import NestedBatch, Terms
 from ..core.parallel.ranks import RankRows
-from ..losses.sia import attention_divergence, nested_token_counts, prefix_attention_scores, token_importance
-from ..losses.token_cka import nested_token_cka
-from .full_width import FullWidthObjective
+from ..core.states import NestedStates
+from ..losses.sia import (
+    attention_divergence,
+    nested_token_cka,
+    nested_token_counts,
+    prefix_attention_scores,
+    token_importance,
+)
+from .token_grid import TokenGridObjective
 
 
 # gamma of the smallest and the largest of these dims, linear in between (MIPIC, A.5: 0.2, 0.3, ..., 0.7 for
@@ -21,7 +27,7 @@ from .full_width import FullWidthObjective
 FIRST_SHARE, LAST_SHARE = 0.2, 0.7
 
 
-class SIA(FullWidthObjective):
+class SIA(TokenGridObjective):
     """
     Self-distilled intra-relational alignment (MIPIC, [2604.24374](https://huggingface.co/papers/2604.24374), section
     3.2): at every layer and every dim below the hidden size, [`attention_divergence`] plus [`nested_token_cka`],
@@ -61,21 +67,18 @@ class SIA(FullWidthObjective):
         smallest_token_count: int = 8,
     ):
         super().__init__(grid)
-        if temperature <= 0:
-            raise ValueError(f"temperature={temperature} of SIA must be above 0.")
-        if min(attention_weight, cka_weight) < 0 or attention_weight == cka_weight == 0:
-            raise ValueError(
-                f"SIA needs weights of 0 or more, and one above 0: attention_weight={attention_weight}, "
-                f"cka_weight={cka_weight}."
-            )
         if token_shares is None:
             token_shares = torch.linspace(FIRST_SHARE, LAST_SHARE, len(self.dims), dtype=torch.float64).tolist()
-        check_shares(token_shares, self.dims)
-        if smallest_token_count < 1:
-            raise ValueError(f"smallest_token_count={smallest_token_count} must be 1 or more.")
-        self.temperature, self.token_shares = temperature, list(token_shares)
-        self.attention_weight, self.cka_weight = attention_weight, cka_weight
-        self.smallest_token_count = smallest_token_count
+        self.token_shares = shares = list(token_shares)
+        if len(shares) != len(self.dims) or sorted(shares) != shares or shares[0] <= 0 or shares[-1] > 1:
+            raise ValueError(
+                f"token_shares={shares} must be ascending, above 0 and at most 1: one value for each of the dims "
+                f"{self.dims} below the hidden size."
+            )
+        if temperature <= 0 or min(attention_weight, cka_weight) < 0:
+            raise ValueError(f"SIA needs a temperature above 0, not {temperature}, and weights of 0 or more.")
+        self.temperature, self.smallest_token_count = temperature, smallest_token_count
+        self.weights = {"attention": attention_weight, "cka": cka_weight}
         # P_i of all dims stacked, one parameter per layer. Initialised with the first rows of the identity, so that
         # the initial scores are those of the prefixes themselves; the paper does not specify the initialisation.
         start = torch.cat([torch.eye(dim, self.width) for dim in self.dims])
@@ -89,96 +92,32 @@ class SIA(FullWidthObjective):
         return evenly_spaced(range(1, depth + 1), num_dims)
 
     def forward(self, batch: NestedBatch) -> Terms:
-        columns = self.token_states(batch)
-        rows = RankRows.of(len(columns[0].attention_mask), columns[0].attention_mask.device)
-        texts = self.stacked(columns)
-        others = [
-            text.attention_mask.bool().scatter(1, text.anchor_token_positions()[:, None], False) for text in texts
-        ]
-        # One entry per layer and column. The losses take all of them in one call, since they are many small tensors.
-        states = [text.layers[layer] for layer in self.layers for text in texts]
-        positions = [text.anchor_token_positions() for text in texts] * len(self.layers)
-        anchors = [
-            own[torch.arange(len(own), device=own.device), at] for own, at in zip(states, positions, strict=True)
-        ]
-        importances = [token_importance(own, anchor) for own, anchor in zip(states, anchors, strict=True)]
-        others = others * len(self.layers)
+        texts = self.token_states(batch)
+        rows = RankRows.of(len(texts[0].attention_mask), texts[0].attention_mask.device)
         terms: Terms = {}
-        if self.attention_weight:
-            losses = self.attention_losses(states, anchors, importances, others)
-            terms |= self.means("attention", self.attention_weight, losses, rows)
-        if self.cka_weight:
-            losses = self.cka_losses(states, importances, others)
-            terms |= self.means("cka", self.cka_weight, losses, rows)
+        for layer in self.layers:
+            columns = [self.losses(text, layer) for text in texts]
+            for name, weight in self.weights.items():
+                if not weight:
+                    continue
+                means = rows.mean(torch.cat([losses[name] for losses in columns]))
+                for dim, loss in zip(self.dims, means.unbind(), strict=True):
+                    terms[self.term(Granularity(layer, dim), name, weight=weight)] = loss
         return terms
 
-    def attention_losses(
-        self,
-        states: Sequence[torch.Tensor],
-        anchors: Sequence[torch.Tensor],
-        importances: Sequence[torch.Tensor],
-        others: Sequence[torch.Tensor],
-    ) -> torch.Tensor:
-        """
-        KL divergence of the anchor's attention over a prefix from that over all dims ([`attention_divergence`]).
-
-        Args:
-            states (`Sequence[torch.Tensor]`): Hidden states `(batch, tokens, width)`, one per layer and column.
-            anchors (`Sequence[torch.Tensor]`): Hidden state of the anchor token of each text, `(batch, width)`.
-            importances (`Sequence[torch.Tensor]`): [`token_importance`], `(batch, tokens)`.
-            others (`Sequence[torch.BoolTensor]`): The real tokens other than the anchor, `(batch, tokens)`.
-
-        Returns:
-            `torch.Tensor` of shape `(layers * texts, dims)`
-        """
-        longest, columns = max(own.shape[1] for own in others), len(others) // len(self.layers)
-
-        def joined(values: Sequence[torch.Tensor]) -> torch.Tensor:
-            return torch.cat([nn.functional.pad(own, (0, longest - own.shape[-1])) for own in values])
-
-        projections = [self.projections[str(layer)].split(self.dims) for layer in self.layers for _ in range(columns)]
-        scores = [prefix_attention_scores(*each) for each in zip(states, anchors, projections, strict=True)]
-        return attention_divergence(joined(scores), joined(importances), joined(others), temperature=self.temperature)
-
-    def cka_losses(
-        self, states: Sequence[torch.Tensor], importances: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
-        """
-        1 - CKA of the prefixes and the whole hidden states of the most important tokens ([`nested_token_cka`]).
-
-        The arguments are those of [`~SIA.attention_losses`].
-
-        Returns:
-            `torch.Tensor` of shape `(layers * texts, dims)`
-        """
-        counts = torch.cat(
-            [
-                nested_token_counts(own.sum(dim=1), self.token_shares, smallest=self.smallest_token_count)
-                for own in others
-            ]
-        )
-        most = int(counts.max())
-        orders = [
-            importance.masked_fill(~own, -torch.inf).topk(min(most, own.shape[1]), dim=1).indices
-            for importance, own in zip(importances, others, strict=True)
-        ]
-        return nested_token_cka(states, counts, self.dims, orders=orders)
-
-    def means(self, name: str, weight: float, losses: torch.Tensor, rows: RankRows) -> Terms:
-        """Terms of one kind: means over texts of losses `(layers * texts, dims)`, one term per layer and dim."""
-        means = rows.mean(losses.unflatten(0, (len(self.layers), -1)).transpose(0, 1))
-        terms = [self.term(Granularity(layer, dim), name, weight=weight) for layer in self.layers for dim in self.dims]
-        return dict(zip(terms, means.flatten().unbind(), strict=True))
-
-
-def check_shares(shares: Sequence[float], dims: Sequence[int]) -> None:
-    """
-    Check the token shares of the dims below the hidden size.
-
-    Raises:
-        ValueError: if there is not exactly one share per dim, or the shares are not ascending and within 0..1.
-    """
-    if len(shares) != len(dims):
-        raise ValueError(f"token_shares has {len(shares)} values for {len(dims)} dims below the hidden size: {dims}.")
-    if sorted(shares) != list(shares) or shares[0] <= 0 or shares[-1] > 1:
-        raise ValueError(f"token_shares={list(shares)} must be ascending, above 0 and at most 1.")
+    def losses(self, text: NestedStates, layer: int) -> dict[str, torch.Tensor]:
+        """The losses of one text column at one layer, `(batch, dims)` per kind."""
+        states, positions = text.layers[layer], text.anchor_token_positions()
+        others = text.attention_mask.bool().scatter(1, positions[:, None], False)
+        texts = torch.arange(len(states), device=states.device)[:, None]
+        anchors = states[texts[:, 0], positions]
+        importance = token_importance(states, anchors)
+        losses = {}
+        if self.weights["attention"]:
+            scores = prefix_attention_scores(states, anchors, self.projections[str(layer)].split(self.dims))
+            losses["attention"] = attention_divergence(scores, importance, others, temperature=self.temperature)
+        if self.weights["cka"]:
+            counts = nested_token_counts(others.sum(dim=1), self.token_shares, smallest=self.smallest_token_count)
+            order = importance.masked_fill(~others, -torch.inf).topk(int(counts.max()), dim=1).indices
+            losses["cka"] = nested_token_cka(states[texts, order], counts, self.dims)
+        return losses

@@ -17,7 +17,6 @@ from ..core.states import Pooling, check_pooling, truncate
 from ..losses.common import no_autocast, precise
 from ..losses.contrastive import false_negatives, nested_info_nce
 from ..losses.quantization import cosine_matrix
-from ..losses.representation import critic_loss
 
 
 @dataclass(frozen=True)
@@ -205,7 +204,7 @@ class CRD(RepresentationDistillation):
         kwargs: Arguments of [`RepresentationDistillation`].
 
     Raises:
-        ValueError: as [`RepresentationDistillation`], or if an argument is out of range.
+        ValueError: as [`RepresentationDistillation`].
     """
 
     name = "crd"
@@ -223,8 +222,6 @@ class CRD(RepresentationDistillation):
         **kwargs: Any,
     ):
         super().__init__(grid, **kwargs)
-        if temperature <= 0 or critic_dim < 1:
-            raise ValueError(f"critic_dim={critic_dim} and temperature={temperature} of CRD must be above 0.")
         self.temperature, self.mask_duplicates = temperature, mask_duplicates
         self.maps = self.maps_to(critic_dim)
         self.teacher_map = nn.Linear(self.teacher_dim, critic_dim, bias=False)
@@ -252,6 +249,41 @@ class CRD(RepresentationDistillation):
         if known.isnan():
             known.copy_(rows.gather(scores.detach()).logsumexp(dim=(0, 1)) - 2 * math.log(scores.shape[1]))
         return known
+
+
+def critic_loss(
+    scores: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    log_normalizer: torch.Tensor,
+    left_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    r"""
+    Noise-contrastive loss of CRD's critic (Tian et al., [1910.10699](https://huggingface.co/papers/1910.10699), Eqs.
+    17 to 19). With `x = exp(score) / Z`, where Z makes x 1 on average, and N negatives, the critic predicts "pair"
+    with probability `h = x / (x + N)`. The loss of an anchor is `-log h(positive) - sum_negatives log(1 -
+    h(negative))`. The size of the data set in the paper's Eq. 19 cancels because x is normalised, as in the released
+    code.
+
+    Args:
+        scores (`torch.Tensor` of shape `(anchors, candidates)`): Cosines divided by the temperature. Carries
+            gradient.
+        targets (`torch.LongTensor` of shape `(anchors,)`): Index of each anchor's positive among the candidates.
+        log_normalizer (scalar `torch.Tensor`): log Z.
+        left_out (`torch.Tensor` of shape `(anchors, candidates)`, *optional*): Mask of candidates that are not used as
+            negatives.
+
+    Returns:
+        `torch.Tensor` of shape `(anchors,)`
+    """
+    logits = scores - log_normalizer - math.log(max(1, scores.shape[1] - 1))
+    negative_losses = nn.functional.softplus(logits)
+    if left_out is not None:
+        negative_losses = negative_losses.masked_fill(left_out, 0)
+    positives = logits.gather(1, targets[:, None])[:, 0]
+    positive_as_negative = nn.functional.softplus(positives)
+    # log h = -softplus(-logit). The sum over candidates includes the positive, which is subtracted.
+    return nn.functional.softplus(-positives) + negative_losses.sum(dim=1) - positive_as_negative
 
 
 class HPD(RepresentationDistillation):

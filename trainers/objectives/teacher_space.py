@@ -12,7 +12,8 @@ from ..core.objective import NestedBatch, Terms
 from ..core.parallel.ranks import same_on_all_ranks
 from ..core.states import truncate
 from ..losses.contrastive import nested_info_nce
-from ..losses.similarity import nested_cosine_distances, nested_similarity_distillation
+from ..losses.scored import nested_pair_cosines
+from ..losses.similarity import nested_similarity_distillation
 from .teacher import RepresentationDistillation, TaughtTexts
 
 
@@ -74,17 +75,10 @@ class TeacherSpace(RepresentationDistillation):
             raise ValueError(f"loss={loss!r} is unknown; legal values: {', '.join(LOSSES)}.")
         if temperature <= 0:
             raise ValueError(f"temperature={temperature} must be above 0.")
-        if alignment < 0 or full_size_weight < 0 or state_only_weight < 0:
-            raise ValueError(
-                f"alignment={alignment}, full_size_weight={full_size_weight} and "
-                f"state_only_weight={state_only_weight} must not be negative."
-            )
-        if candidates < 0:
-            raise ValueError(f"candidates={candidates} must be 0 or more.")
         if grid.dims[-1] > self.teacher_dim:
             raise ValueError(
-                f"The grid {grid} has more dims than the teacher's embeddings, {self.teacher_dim}. They must share "
-                "one space: fit exits to the teacher first (fit_exits), and distil from the fitted model."
+                f"The grid {grid} has more dims than the teacher, {self.teacher_dim}: fit exits to the teacher first "
+                "(fit_exits), and distil from the fitted model."
             )
         self.alignment, self.full_size_weight, self.state_only_weight = alignment, full_size_weight, state_only_weight
         self.loss, self.temperature, self.candidates = loss, temperature, min(candidates, len(bank))
@@ -150,7 +144,7 @@ class TeacherSpace(RepresentationDistillation):
                 candidate_ids=ids[1],
             )
         if self.alignment:
-            losses = losses + self.alignment * nested_cosine_distances(students, taught.teacher, dims).T
+            losses = losses + self.alignment * (1 - nested_pair_cosines(students, taught.teacher, dims)).T
         return losses
 
     def ids_with(self, drawn: torch.Tensor, taught: TaughtTexts) -> tuple[torch.Tensor | None, torch.Tensor | None]:

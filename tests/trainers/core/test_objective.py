@@ -18,7 +18,6 @@ from trainers import CRD, PIC, SIA, Contrastive, Granularity, Grid, NestedBatch,
     [
         (Term("contrastive", Granularity(4, 64)), "contrastive_4x64"),
         (Term("sia", Granularity(4, 64), "cka"), "sia_cka_4x64"),
-        (Term("mlm", Granularity(4, 64), "kl", Granularity(12, 768)), "mlm_kl_12x768>4x64"),
         (Term("2dmse", name="align"), "2dmse_align"),
         (Term("mine"), "mine"),
     ],
@@ -41,11 +40,6 @@ def test_the_loss_is_the_weighted_sum_of_the_terms():
     terms = [Term("x", Granularity(2, 8), name, weight=weight) for name, weight in zip("abc", weights, strict=True)]
     assert objective.total(dict(zip(terms, map(torch.tensor, values), strict=True))) == 2 + 0.5 * 4
     assert objective.term(Granularity(2, 8), weight=3.0) == objective.term(Granularity(2, 8)), "a weight is no name"
-
-
-def test_a_total_of_ones_own_is_refused():
-    with pytest.raises(TypeError, match="Own defines total: give the terms their weights"):
-        type("Own", (Contrastive,), {"total": lambda self, terms: None})
 
 
 def test_an_objective_knows_its_keyword_arguments_and_those_of_its_bases():

@@ -21,7 +21,7 @@ from tests.trainers.core.encoding.test_batch import (
 from tests.trainers.core.encoding.test_packed_rows import documents, packed_batch
 from trainers import Contrastive, Grid, NestedModel, nested_states
 from trainers.core.encoding import batch as column_states
-from trainers.core.encoding.chunking import PassCost
+from trainers.core.encoding.batch import PassCost
 
 
 GRID = Grid.parse("0,2,4x8,32")

@@ -37,10 +37,20 @@ def test_values_and_gradients_are_those_of_a_loop(temperature):
     torch.testing.assert_close(gradient, torch.autograd.grad((expected * weights).sum(), students)[0])
 
 
-def test_only_the_student_learns():
+def test_candidates_of_the_student_learn_and_the_teacher_does_not():
     students, teachers, candidates = vectors()
-    nested_similarity_distillation(students, teachers, candidates, DIMS).sum().backward()
-    assert students.grad.any() and teachers.grad is None and candidates.grad is None
+    teacher_candidates = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
+    options = {"teacher_candidates": teacher_candidates, "temperature": 0.2}
+    losses = nested_similarity_distillation(students, teachers, candidates, DIMS, **options)
+    for dim, loss in zip(DIMS, losses, strict=True):
+        wanted = torch.cosine_similarity(teachers[:, None], teacher_candidates[None], dim=2).detach() / 0.2
+        found = torch.cosine_similarity(students[:, None, :dim], candidates[None, :, :dim], dim=2) / 0.2
+        expected = (wanted.softmax(dim=1) * (wanted.log_softmax(dim=1) - found.log_softmax(dim=1))).sum(dim=1)
+        torch.testing.assert_close(loss, expected)
+        gradients = [torch.autograd.grad(x.sum(), candidates, retain_graph=True)[0] for x in (loss, expected)]
+        torch.testing.assert_close(*gradients)
+    losses.sum().backward()
+    assert students.grad.any() and teachers.grad is None and teacher_candidates.grad is None
 
 
 def test_cosines_of_prefixes_with_a_zero_vector_are_finite():

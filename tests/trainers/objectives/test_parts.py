@@ -40,42 +40,21 @@ def test_half_precision_is_computed_in_single(objective):
 
 @pytest.mark.parametrize("objective", [PIC(CHAIN), SIR(GRID)], ids=lambda part: part.name)
 def test_a_batch_of_one_is_refused(objective):
-    with pytest.raises(ValueError, match="batch of (one|1) has no"):
+    with pytest.raises(ValueError, match="batch of (one|1)"):
         objective.float()(
             NestedBatch({"text": PooledStates({layer: torch.randn(1, WIDTH) for layer in LAYERS}, objective.pooling)})
         )
-
-
-@pytest.mark.parametrize("objective", [SIA, SCR])
-def test_pooled_embeddings_are_refused_where_tokens_are_read(objective):
-    pooled = PooledStates({layer: torch.randn(2, WIDTH) for layer in LAYERS}, "mean")
-    with pytest.raises(ValueError, match="reads hidden states of tokens"):
-        objective(GRID)(NestedBatch({"text": pooled}))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: PIC(Grid.parse("1x5,2x2")), "chain=1x5,2x2 must have two or more granularities, each deeper"),
-        (lambda: PIC(Grid.parse("2x2,2x5")), "each deeper than the one before"),
-        (lambda: PIC(Grid.parse("2x2")), "two or more"),
-        (lambda: PIC(CHAIN, temperature=0.0), "temperature=0.0 of PIC must be above 0"),
-        (lambda: PIC(CHAIN, pooling="max"), "pooling='max' is unknown"),
-        (lambda: SIA(GRID, token_shares=[0.2, 0.3, 0.4]), r"3 values for 2 dims below the hidden size: \[2, 5\]"),
+        (lambda: PIC(CHAIN, temperature=0.0), "temperature=0.0 must be above 0"),
+        (lambda: SIA(GRID, token_shares=[0.2, 0.3, 0.4]), r"one value for each of the dims \[2, 5\] below"),
         (lambda: SIA(GRID, token_shares=[0.7, 0.2]), "ascending"),
-        (lambda: SIA(GRID, token_shares=[0.2, 1.2]), "at most 1"),
-        (lambda: SIA(GRID, temperature=-1.0), "temperature=-1.0 of SIA must be above 0"),
-        (lambda: SIA(GRID, attention_weight=0.0, cka_weight=0.0), "SIA needs weights of 0 or more, and one above 0"),
-        (lambda: SIA(GRID, smallest_token_count=0), "smallest_token_count=0"),
-        (lambda: SIA(Grid.parse("2x12")), "SIA needs a grid of layers x dims with all dims and fewer"),
-        (lambda: SCR(Grid.parse("2x5,3x12")), "layers x dims"),
-        (lambda: SCR(GRID, threshold=1.5), r"threshold=1.5 of SCR is a correlation and must be in 0\.\.1"),
-        (lambda: SIR(GRID, scale=0.0), "scale=0.0 of SIR must be above 0"),
-        (lambda: SIR(GRID, pooling="max"), "pooling='max' is unknown"),
-        (
-            lambda: SIR(GRID, variation_weight=0.0, uniformity_weight=0.0),
-            "SIR needs weights of 0 or more, and one above 0",
-        ),
+        (lambda: SIA(Grid.parse("2x12")), "SIA needs a grid of layers x two dims or more"),
+        (lambda: SCR(Grid.parse("2x5,3x12")), "layers x two dims"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

@@ -6,7 +6,12 @@ A contrastive loss needs the embeddings of the whole batch, but not the activati
 
 1. Encode mini-batches without a graph and keep only their embeddings.
 2. Compute the loss and the gradients of the embeddings.
-3. Encode each mini-batch again with the same random state, and backpropagate its gradients into the encoder.
+3. Encode each mini-batch again with the same random state, and backpropagate its gradients into the encoder:
+
+       stand_ins = a leaf per parameter, which shares its values but not its gradient and hooks
+       for mini-batch, its random state, gradients of its embeddings:
+           encode(mini-batch, stand_ins).backward(gradients)      # adds to stand_in.grad
+       return each stand_in.grad as the gradient of its parameter
 
 All mini-batches are one autograd function of the encoder's parameters. Activation checkpointing per mini-batch would
 keep one graph per mini-batch, so memory would still grow with the batch. One backward pass per mini-batch would reduce
@@ -26,7 +31,9 @@ from torch.func import functional_call
 from torch.utils.checkpoint import get_device_states, set_device_states
 
 from ..states import Pooling, nested_states, readable, unwrap_encoder
-from .chunking import Rows
+
+
+Rows = dict[str, torch.Tensor]
 
 
 def cached_vectors(
@@ -36,8 +43,7 @@ def cached_vectors(
     Pooled states of mini-batches at several layers. Values and gradients are those of encoding all texts at once. The
     memory is that of the activations of one mini-batch; the cost is one more forward pass.
 
-    The gradients of all mini-batches are added in place, to the gradients that the parameters already have. Only
-    `.grad` itself is ever held, and every parameter's gradient hooks run once, with the sum.
+    Every parameter's gradient hooks, such as those of data parallelism, run once, with the sum over the mini-batches.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder. Its trainable parameters must be leaf
@@ -60,17 +66,13 @@ def cached_vectors(
     replay = _Replay(batches[0])
     with_graph = encoder(batches[0])
     leaves = {id(leaf) for leaf in _leaves(with_graph)}
-    names, parameters = [], []
-    for name, parameter in encoder.named_parameters():
-        if id(parameter) in leaves:
-            names.append(name)
-            parameters.append(parameter)
+    parameters = {name: parameter for name, parameter in encoder.named_parameters() if id(parameter) in leaves}
     first = tuple(output.detach() for output in with_graph)
     del with_graph
     if not parameters:
         outputs = _concatenated([first, *map(encoder, batches[1:])])
     else:
-        outputs = _CachedEncode.apply(encoder, batches, names, parameters, first, replay, *parameters)
+        outputs = _CachedEncode.apply(encoder, batches, parameters, first, replay, *parameters.values())
     return dict(zip(layers, outputs, strict=True))
 
 
@@ -104,14 +106,12 @@ class _CachedEncode(torch.autograd.Function):
         ctx: Any,
         encoder: _PooledEncoder,
         batches: Sequence[Rows],
-        names: list[str],
-        parameters: list[nn.Parameter],
+        parameters: dict[str, nn.Parameter],
         first: tuple[torch.Tensor, ...],
         replay: _Replay,
         *inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        ctx.encoder, ctx.batches, ctx.replays = encoder, batches, [replay]
-        ctx.names, ctx.parameters = names, parameters
+        ctx.encoder, ctx.batches, ctx.replays, ctx.parameters = encoder, batches, [replay], parameters
         outputs = [first]
         for rows in batches[1:]:
             ctx.replays.append(_Replay(rows))
@@ -123,38 +123,10 @@ class _CachedEncode(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         sizes = [len(next(iter(rows.values()))) for rows in ctx.batches]
         parts = zip(*(grad.split(sizes) for grad in grads), strict=True)
-        with _gathering_gradients(ctx.parameters) as gathered:
-            stand_ins = dict(zip(ctx.names, gathered, strict=True))
-            for rows, replay, part in zip(ctx.batches, ctx.replays, parts, strict=True):
-                functional_call(ctx.encoder, stand_ins, (rows, replay, part))
-            totals = [stand_in.grad for stand_in in gathered]
-        return (*[None] * 6, *totals)
-
-
-@contextmanager
-def _gathering_gradients(parameters: Sequence[nn.Parameter]) -> Iterator[list[torch.Tensor]]:
-    """
-    Stand-ins of the parameters, which share their values. Gradients that accumulate in a stand-in do not run the hooks
-    of its parameter, such as those of data parallelism, which must see one gradient per step.
-
-    A stand-in starts with the gradient that its parameter has from earlier steps, and the parameter's is `None` from
-    then on: autograd then stores the sum, which the caller returns, as the parameter's gradient, without a copy. A
-    parameter with hooks on its gradient keeps it, because such a hook must see the new gradient alone.
-    """
-    stand_ins = [parameter.detach().requires_grad_() for parameter in parameters]
-    taken = [not parameter._backward_hooks for parameter in parameters]
-    for parameter, stand_in, take in zip(parameters, stand_ins, taken, strict=True):
-        if take:
-            stand_in.grad, parameter.grad = parameter.grad, None
-    try:
-        yield stand_ins
-    except BaseException:
-        for parameter, stand_in, take in zip(parameters, stand_ins, taken, strict=True):
-            if take:
-                parameter.grad = stand_in.grad
-        raise
-    for stand_in in stand_ins:
-        stand_in.grad = None  # the caller's is then the only reference, and autograd need not copy
+        stand_ins = {name: parameter.detach().requires_grad_() for name, parameter in ctx.parameters.items()}
+        for rows, replay, part in zip(ctx.batches, ctx.replays, parts, strict=True):
+            functional_call(ctx.encoder, stand_ins, (rows, replay, part))
+        return (*[None] * 5, *(stand_in.grad for stand_in in stand_ins.values()))
 
 
 class _Replay:

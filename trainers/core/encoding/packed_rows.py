@@ -38,15 +38,7 @@ REFUSED = {
 
 
 def check_packable(config: EncoderConfig) -> None:
-    """
-    Check that a backbone encodes every document of a packed row as it does alone.
-
-    Args:
-        config ([`~transformers.PreTrainedConfig`]): Config of the backbone.
-
-    Raises:
-        ValueError: if it does not, or was not tested.
-    """
+    """Check that a backbone of this config encodes every document of a packed row as it does alone."""
     if config.model_type not in PACKABLE:
         reason = REFUSED.get(config.model_type, f"only these were tested: {', '.join(PACKABLE)}")
         raise ValueError(
@@ -56,16 +48,7 @@ def check_packable(config: EncoderConfig) -> None:
 
 
 def document_positions(document_ids: torch.Tensor) -> torch.Tensor:
-    """
-    The position of every token in its document, counted from 0. Padding counts as a document.
-
-    Args:
-        document_ids (`torch.LongTensor` of shape `(rows, tokens)`): Tokens of one document are adjacent and have the
-            same number.
-
-    Returns:
-        `torch.LongTensor` of shape `(rows, tokens)`
-    """
+    """The position of every token in its document, counted from 0, `(rows, tokens)`. Padding counts as a document."""
     index = torch.arange(document_ids.shape[1], device=document_ids.device).expand_as(document_ids)
     begins = nn.functional.pad(document_ids[:, 1:] != document_ids[:, :-1], (1, 0), value=True)
     return index - (index * begins).cummax(dim=1).values
@@ -75,7 +58,8 @@ def packed_arguments(
     config: EncoderConfig, inputs: Mapping[str, torch.Tensor], *, first_position: int, causal: bool, dtype: torch.dtype
 ) -> dict[str, Any]:
     """
-    The arguments with which an encoder reads packed rows, with an attention implementation that takes a mask.
+    The arguments with which an encoder reads packed rows, if its attention takes a mask: `position_ids`,
+    `attention_mask` and the other inputs.
 
     Args:
         config ([`~transformers.PreTrainedConfig`]): Config of the encoder.
@@ -84,12 +68,6 @@ def packed_arguments(
         first_position (`int`): Row of the position embeddings that the first token of a document reads.
         causal (`bool`): Whether the encoder is causal.
         dtype (`torch.dtype`): Type of the encoder's weights.
-
-    Returns:
-        `dict[str, Any]`: `position_ids`, `attention_mask` and the other inputs.
-
-    Raises:
-        ValueError: as [`check_packable`].
     """
     document_ids = inputs[DOCUMENTS]
     rest: dict[str, Any] = token_tensors(inputs)
@@ -121,66 +99,35 @@ class Flattened:
     @classmethod
     def of(cls, inputs: Mapping[str, torch.Tensor], first_position: int) -> Flattened:
         """
-        Flatten a batch of texts.
+        Flatten a batch of texts, or the documents of packed rows.
 
         Args:
             inputs (`Mapping[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them
-                `attention_mask`.
-            first_position (`int`): Row of the position embeddings that the first token reads.
+                `attention_mask`; or as for [`packed_arguments`].
+            first_position (`int`): Row of the position embeddings that the first token of a text reads.
         """
-        real = inputs["attention_mask"].bool()
-        positions = torch.arange(real.shape[1], device=real.device).expand_as(real)[real]
-        counts = real.sum(dim=1)
-        tokens = {name: value for name, value in inputs.items() if name != "attention_mask"}
-        return cls.with_boundaries(
-            tokens, real, nn.functional.pad(counts.cumsum(0), (1, 0)), positions + first_position
-        )
-
-    @classmethod
-    def with_boundaries(
-        cls, tokens: Mapping[str, torch.Tensor], real: torch.Tensor, boundaries: torch.Tensor, positions: torch.Tensor
-    ) -> Flattened:
-        """
-        Flatten texts whose places are known.
-
-        Args:
-            tokens (`Mapping[str, torch.Tensor]`): Tensors of shape `(rows, tokens, ...)`.
-            real (`torch.BoolTensor` of shape `(rows, tokens)`): The tokens to keep.
-            boundaries (`torch.LongTensor` of shape `(texts + 1,)`): Cumulative lengths of the texts.
-            positions (`torch.LongTensor` of shape `(real tokens,)`): Row of the position embeddings of every token.
-        """
+        if DOCUMENTS in inputs:
+            real = inputs[DOCUMENTS] > 0
+            positions = document_positions(inputs[DOCUMENTS])[real]
+            boundaries = nn.functional.pad((positions == 0).nonzero().flatten(), (0, 1), value=len(positions))
+        else:
+            real = inputs["attention_mask"].bool()
+            positions = torch.arange(real.shape[1], device=real.device).expand_as(real)[real]
+            boundaries = nn.functional.pad(real.sum(dim=1).cumsum(0), (1, 0))
         boundaries, longest = boundaries.to(torch.int32), int(boundaries.diff().max())
-        flat = {name: value[real].unsqueeze(0) for name, value in tokens.items()}
-        return cls(
-            {
-                "position_ids": positions.unsqueeze(0),
-                "cu_seq_lens_q": boundaries,
-                "cu_seq_lens_k": boundaries,
-                "max_length_q": longest,
-                "max_length_k": longest,
-                **flat,
-            },
-            real,
-        )
+        row = {
+            "position_ids": (positions + first_position).unsqueeze(0),
+            "cu_seq_lens_q": boundaries,
+            "cu_seq_lens_k": boundaries,
+            "max_length_q": longest,
+            "max_length_k": longest,
+        }
+        return cls(row | {name: value[real].unsqueeze(0) for name, value in token_tensors(inputs).items()}, real)
 
     def padded(self, states: torch.Tensor) -> torch.Tensor:
         """States `(1, real tokens, hidden_size)` as `(texts, tokens, hidden_size)`, with zeros at padding."""
         rows = states.new_zeros(*self.real.shape, states.shape[2])
         return rows.masked_scatter(self.real.unsqueeze(2), states)
-
-
-def flattened_documents(inputs: Mapping[str, torch.Tensor], first_position: int) -> Flattened:
-    """
-    The documents of all packed rows in one row without padding, for flash attention.
-
-    Args:
-        inputs (`Mapping[str, torch.Tensor]`): As for [`packed_arguments`].
-        first_position (`int`): Row of the position embeddings that the first token of a document reads.
-    """
-    real = inputs[DOCUMENTS] > 0
-    positions = document_positions(inputs[DOCUMENTS])[real]
-    boundaries = nn.functional.pad((positions == 0).nonzero().flatten(), (0, 1), value=len(positions))
-    return Flattened.with_boundaries(token_tensors(inputs), real, boundaries, positions + first_position)
 
 
 def token_tensors(inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

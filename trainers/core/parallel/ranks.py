@@ -72,16 +72,8 @@ class RankRows:
         return sum(self.counts[: self.rank])
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        """
-        The rows of all ranks, in the order of the ranks. Carries gradient: the gradient of a row is the sum of its
-        gradients on all ranks.
-
-        Args:
-            tensor (`torch.Tensor` of shape `(rows, ...)`): Rows of this rank.
-
-        Returns:
-            `torch.Tensor` of shape `(rows of all ranks, ...)`
-        """
+        """The rows `(rows, ...)` of all ranks, in the order of the ranks. Carries gradient: the gradient of a row is
+        the sum of its gradients on all ranks."""
         return tensor if len(self.counts) == 1 else _GatherRows.apply(tensor, self)
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:

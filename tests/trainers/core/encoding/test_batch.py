@@ -23,8 +23,7 @@ from trainers import (
     Objective,
     nested_states,
 )
-from trainers.core.encoding.batch import column_states
-from trainers.core.encoding.chunking import PassCost
+from trainers.core.encoding.batch import PassCost, column_states
 from trainers.core.model import NOT_INPUTS
 from trainers.core.states import unwrap_encoder
 

@@ -11,8 +11,7 @@ from modeling_m3bert import M3BertModel
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.tiny_run import GRID, assert_same_weights, quiet_model
 from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, MultigranularMLM, NestedModel
-from trainers.core.encoding.batch import column_states
-from trainers.core.encoding.chunking import PassCost
+from trainers.core.encoding.batch import PassCost, column_states
 from trainers.core.states import nested_states
 
 
@@ -119,37 +118,6 @@ def test_the_encoder_sees_mini_batches_only_and_twice(tiny_model, monkeypatch):
     with torch.no_grad():
         model(**texts)
     assert seen == once
-
-
-def test_gradients_accumulate_in_place(tiny_model):
-    """The second step adds to the gradients of the first, without another copy; both together are their sum."""
-    model = NestedModel(tiny_model.double(), Contrastive(Grid.parse("6x8")), mini_batch_size=2)
-    batches = [columns(), columns()]
-    apart = [gradients(tiny_model, model(**batch)["loss"]) for batch in batches]
-    tiny_model.zero_grad(set_to_none=True)
-    model(**batches[0])["loss"].backward()
-    where = {name: parameter.grad.data_ptr() for name, parameter in tiny_model.named_parameters()}
-    model(**batches[1])["loss"].backward()
-    for (name, parameter), first, second in zip(tiny_model.named_parameters(), *apart, strict=True):
-        torch.testing.assert_close(parameter.grad, first + second, msg=name)
-        assert parameter.grad.data_ptr() == where[name], name
-
-
-def test_a_failing_backward_pass_leaves_earlier_gradients(tiny_model):
-    model = NestedModel(tiny_model, Contrastive(Grid.parse("6x8")), mini_batch_size=2)
-    model(**columns())["loss"].backward()
-    outputs = model(**columns())
-    calls = []
-
-    def fail(module: torch.nn.Module, args: tuple) -> None:
-        calls.append(None)
-        if len(calls) > 1:
-            raise RuntimeError("out of memory")
-
-    tiny_model.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError, match="out of memory"):
-        outputs["loss"].backward()
-    assert all(parameter.grad is not None for parameter in tiny_model.parameters())
 
 
 def test_no_graph_is_kept_for_a_mini_batch(tiny_model):

@@ -11,7 +11,7 @@ from tests.conftest import tiny_config
 from tests.trainers.core.test_states import EXTRA, SIZES, backbone
 from trainers import Contrastive, Grid, MultigranularMLM, NestedModel, nested_states
 from trainers.core.encoding import batch as column_states
-from trainers.core.encoding.packed_rows import PACKABLE, REFUSED, flattened_documents
+from trainers.core.encoding.packed_rows import PACKABLE, REFUSED, Flattened
 
 
 # Two rows: three documents, of which one has a single token, and two documents and padding.
@@ -118,11 +118,11 @@ def test_a_plain_attention_mask_would_mix_documents():
 def test_flash_attention_gets_all_documents_in_one_row():
     """With the arguments that flash attention reads, which m3BERT understands with any attention."""
     model, batch = backbone("m3bert").double(), packed_batch()
-    flat = flattened_documents(batch, 0)
+    flat = Flattened.of(batch, 0)
     assert flat.inputs["cu_seq_lens_q"].tolist() == [0, 7, 8, 13, 19, 23]
     assert flat.inputs["cu_seq_lens_q"].dtype == torch.int32
     assert flat.inputs["max_length_q"] == 7
-    assert flattened_documents(batch, 2).inputs["position_ids"][0, :9].tolist() == [2, 3, 4, 5, 6, 7, 8, 2, 2]
+    assert Flattened.of(batch, 2).inputs["position_ids"][0, :9].tolist() == [2, 3, 4, 5, 6, 7, 8, 2, 2]
     with torch.no_grad():
         expected = nested_states(model, batch, [4]).layers[4]
         found = flat.padded(model(**flat.inputs).last_hidden_state)

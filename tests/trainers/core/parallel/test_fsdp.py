@@ -32,7 +32,7 @@ from trainers import (
     QAMAConfig,
     QAMATrainer,
 )
-from trainers.core.encoding.chunking import PassCost, merged
+from trainers.core.encoding.batch import PassCost, merged
 from trainers.core.model import NestedModel
 from trainers.core.parallel.fsdp import check_checkpoint, check_fsdp, precision_policy
 from trainers.core.parallel.ranks import rank, wait_for_all_ranks, world_size

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from trainers.core.encoding.chunking import PassCost, chunked
+from trainers.core.encoding.batch import PassCost, chunked
 
 
 def cost_of(chunks: list[list[int]], lengths: list[int], cost: PassCost) -> int:
