@@ -79,5 +79,5 @@ def test_identity_and_bad_arguments():
         CrossDepth(GRID, reduction="max")
     with pytest.raises(ValueError, match="document_layer=2 must be 3 or more, the deepest of the grid"):
         CrossDepth(GRID, document_layer=2)
-    with pytest.raises(ValueError, match="document_layer=9 is outside the model, which has 6 layers"):
+    with pytest.raises(ValueError, match=r"layers 1\.\.6 .*outside of it: 9x"):
         CrossDepth(GRID, document_layer=9).validate(tiny_config())
