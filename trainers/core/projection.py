@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 
 from ..losses.common import no_autocast, precise
 from .granularity import EncoderConfig, Grid
-from .objective import Objective
 from .states import shared_layers, width_of
+
+
+if TYPE_CHECKING:
+    from .objective import Objective
 
 
 # What to do where an objective reads what a published projection does not give.

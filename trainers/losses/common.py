@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 
 def check_dims(dims: Sequence[int], width: int) -> tuple[int, ...]:
@@ -29,6 +30,13 @@ def precise(tensor: torch.Tensor) -> torch.Tensor:
 def no_autocast(tensor: torch.Tensor) -> torch.autocast:
     """A context that disables autocast on the tensor's device, so that products keep the precision of their inputs."""
     return torch.autocast(tensor.device.type, enabled=False)
+
+
+def cosine_matrix(vectors: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    """Cosines of all vectors and candidates, `(vectors, candidates)`, in float32 or wider."""
+    vectors, candidates = (nn.functional.normalize(precise(side), dim=1) for side in (vectors, candidates))
+    with no_autocast(vectors):
+        return vectors @ candidates.T
 
 
 def blocks(length: int, size: int) -> list[slice]:

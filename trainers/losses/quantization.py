@@ -15,13 +15,6 @@ SMALLEST_NUMBER = 1e-6  # below it, the information bottleneck has no gradient: 
 LEAST_RAMP = 0.2
 
 
-def cosine_matrix(vectors: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-    """Cosines of all vectors and candidates, `(vectors, candidates)`, in float32 or wider."""
-    vectors, candidates = (nn.functional.normalize(precise(side), dim=1) for side in (vectors, candidates))
-    with no_autocast(vectors):
-        return vectors @ candidates.T
-
-
 def similarity_error(similarities: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """
     Mean squared difference of similarities (QAMA, L_sim).

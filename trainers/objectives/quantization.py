@@ -13,10 +13,10 @@ from ..core.codes import FLOAT
 from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Terms
 from ..core.states import Pooling, truncate
+from ..losses.common import cosine_matrix
 from ..losses.contrastive import nested_info_nce
 from ..losses.quantization import (
     added_dims_overlap,
-    cosine_matrix,
     information_bottleneck,
     level_weights as released_level_weights,
     ramp,

@@ -14,9 +14,8 @@ from ..core.granularity import Granularity, Grid
 from ..core.objective import NestedBatch, Objective, Terms
 from ..core.parallel.ranks import RankRows
 from ..core.states import Pooling, check_pooling, truncate
-from ..losses.common import no_autocast, precise
+from ..losses.common import cosine_matrix, no_autocast, precise
 from ..losses.contrastive import false_negatives, nested_info_nce
-from ..losses.quantization import cosine_matrix
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
+from trainers.losses.common import cosine_matrix
 from trainers.losses.quantization import (
     added_dims_overlap,
-    cosine_matrix,
     information_bottleneck,
     level_weights,
     ramp,

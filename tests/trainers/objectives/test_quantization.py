@@ -9,10 +9,10 @@ from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from tests.trainers.tiny_run import named, quiet_model
 from trainers import QAMA, Grid, NestedBatch, NestedModel
 from trainers.core.states import PooledStates
+from trainers.losses.common import cosine_matrix
 from trainers.losses.contrastive import nested_info_nce
 from trainers.losses.quantization import (
     added_dims_overlap,
-    cosine_matrix,
     information_bottleneck,
     level_weights,
     ramp,
