@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow test-versions test-loading soak lint format docs wheel bench bench-quick clean
+.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow test-versions test-loading lint format docs wheel bench bench-quick clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -87,9 +87,6 @@ test-loading: .venv/installed-dev $(LOADING:%=.venv-loading/%/installed)  ## Loa
 		HF_HUB_OFFLINE=1 HF_HOME=build/loading/$$versions \
 			.venv-loading/$$versions/bin/python -I tests/loading/check.py build/loading || failed=1; \
 	done; exit $$failed
-
-soak: .venv/installed-dev  ## Kill, starve and fuzz what is written and read (20 minutes)
-	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(BIN)/python -m tests.soak --minutes 20
 
 lint: .venv/installed-dev  ## Check style and types
 	$(BIN)/ruff check .

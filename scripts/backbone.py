@@ -13,7 +13,6 @@ from modeling_m3bert.conversion_m3bert import take_layers
 from modeling_m3bert.modeling_elastic import Elasticity, legal_layers
 from modeling_m3bert.settings_m3bert import safetensors_only
 from trainers.core.composition import mapping_of
-from trainers.core.device import ATTENTIONS, set_attention
 from trainers.core.granularity import is_elastic
 from trainers.data.vocabulary import transfer_vocabulary
 
@@ -56,7 +55,7 @@ class BackboneArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
     attn_implementation: str | None = field(
         default=None,
-        metadata={"help": f"Attention of transformers: {', '.join(ATTENTIONS)}. Default: sdpa if the model has it."},
+        metadata={"help": "Attention of transformers: eager, sdpa, ... Default: sdpa if the model has it."},
     )
     peft: str | None = field(
         default=None, metadata={"help": "Train an adapter instead of the whole model; legal value: lora."}
@@ -118,7 +117,7 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
 def attending(model: Any, options: BackboneArguments) -> Any:
     """The model with the attention that the options ask for, if any."""
     if options.attn_implementation is not None:
-        set_attention(model, options.attn_implementation)
+        model.set_attn_implementation(options.attn_implementation)
     return model
 
 

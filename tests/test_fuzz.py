@@ -26,8 +26,8 @@ from trainers.index.corpus import Corpus
 
 
 def fuzzed(examples: int) -> Callable[[Any], Any]:
-    """The same examples in every run, however long one takes. With M3BERT_FUZZ=n, which `make soak` sets, n times as
-    many, others each time."""
+    """The same examples in every run, however long one takes. With M3BERT_FUZZ=n, n times as many, others
+    each time."""
     unlimited = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow, HealthCheck.data_too_large]
     more = os.environ.get("M3BERT_FUZZ")
     return settings(

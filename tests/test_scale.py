@@ -141,13 +141,9 @@ def test_a_line_trains_in_two_processes(folder):
 
 
 @pytest.mark.parametrize("name", ["fsdp2", "fsdp2-accelerate"])
-def test_a_line_that_shards_is_understood(monkeypatch, name):
-    """CPUs do not run it: tests/trainers/core/parallel/test_fsdp.py runs what it turns on."""
+def test_a_line_that_shards_is_understood(name):
     words = shlex.split(LINES[name].replace("\\\n", " "))
     options = words[words.index("contrastive") + 1 :]
-    with pytest.raises(ValueError, match="fsdp needs GPUs"):
-        train.parse(ContrastiveConfig, [*options, "--use_cpu"])
-    monkeypatch.setattr("trainers.core.arguments.require_accelerator", lambda args: None)
     _, _, args = train.parse(ContrastiveConfig, [*options, "--use_cpu"])
     assert args.fsdp is True and args.fsdp_plugin_args["fsdp_version"] == 2
 

@@ -17,11 +17,10 @@ from modeling_m3bert import EmbeddingSettings
 from modeling_m3bert.settings_m3bert import PROJECTION_FOLDER
 
 from .core.arguments import TextTrainingArguments
-from .core.checkpoints import part_of
-from .core.given import backbone_of, check_given
+from .core.checkpoints import part_of, with_weights
+from .core.given import backbone_of
 from .core.granularity import EncoderConfig, Grid
 from .core.objective import Objective
-from .core.parallel.fsdp import with_weights
 from .core.projection import Projection
 from .core.states import longest_text, unwrap_encoder, width_of
 from .data.collators import ColumnsCollator
@@ -75,7 +74,6 @@ class EmbeddingTrainer(PublishingTrainer):
         peft_config: Any = None,
         **kwargs: Any,
     ):
-        check_given(self, args, TextTrainingArguments, train_dataset, eval_dataset, several=True)
         model, processing_class = backbone_of(model, processing_class, AutoModel, peft_config)
         encoder = unwrap_encoder(model)
         self.published = published = EmbeddingSettings.of(encoder)

@@ -14,8 +14,8 @@ from .core.composition import Composition
 from .core.granularity import EncoderConfig, Grid
 from .core.help_texts import described
 from .core.objective import Identity, Objective
-from .core.optimization import set_apart
 from .core.states import unwrap_encoder
+from .core.trainer import set_apart
 from .data.teacher import TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
 from .objectives.cross_depth import CrossDepth

@@ -13,11 +13,11 @@ from hub_cards.publishing import PublishingTrainer
 from .core import papers
 from .core.arguments import NestedTrainingArguments
 from .core.encoding.packed_rows import check_packable
-from .core.given import backbone_of, check_given
+from .core.given import backbone_of
 from .core.help_texts import described
 from .core.objective import NestedBatch, Objective, Terms
 from .core.states import unwrap_encoder
-from .core.streams.stream import Stream
+from .core.streams import column_names_of
 from .data.collators import MaskedLMCollator
 from .data.packing import DOCUMENT_LENGTHS
 from .losses.masked_lm import nested_cross_entropy
@@ -163,11 +163,10 @@ class MultigranularMLMTrainer(PublishingTrainer):
         peft_config: Any = None,
         **kwargs: Any,
     ):
-        check_given(self, args, MultigranularMLMConfig, train_dataset, eval_dataset)
         model, processing_class = backbone_of(model, processing_class, AutoModelForMaskedLM, peft_config)
         if processing_class.mask_token is None:
             raise ValueError(f"{type(processing_class).__name__} has no mask token, which masked-LM training needs.")
-        if train_dataset is not None and DOCUMENT_LENGTHS in (train_dataset.column_names or ()):
+        if train_dataset is not None and DOCUMENT_LENGTHS in column_names_of(train_dataset):
             check_packable(unwrap_encoder(model).config)
         super().__init__(
             model=model,
@@ -184,8 +183,7 @@ class MultigranularMLMTrainer(PublishingTrainer):
             sets = self.eval_dataset.values() if isinstance(self.eval_dataset, dict) else [self.eval_dataset]
             if any(DOCUMENT_LENGTHS in (each.column_names or ()) for each in sets if each is not None):
                 raise ValueError("compute_metrics needs rows of one text each; rows of eval_dataset are packed.")
-        if not isinstance(train_dataset, Stream):  # the loader of a stream seeds each batch itself
-            self.add_callback(MasksOfEpoch(self.data_collator))
+        self.add_callback(MasksOfEpoch(self.data_collator))
 
     def logits(self, inputs: dict[str, Any]) -> torch.Tensor:
         return self.backbone(**{name: value for name, value in inputs.items() if name != "labels"}).logits

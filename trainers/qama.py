@@ -16,13 +16,13 @@ from modeling_m3bert import EmbeddingSettings, M3BertQuantizer, M3BertQuantizerC
 from modeling_m3bert.auto_m3bert import load_config
 from modeling_m3bert.modeling_elastic import resolve_size
 
-from .core.checkpoints import part_of
+from .core.checkpoints import part_of, with_weights
 from .core.composition import mapping_of
-from .core.given import backbone_of, check_given
+from .core.given import backbone_of
 from .core.granularity import EncoderConfig, Granularity, Grid
 from .core.help_texts import described
 from .core.objective import Objective
-from .core.parallel.fsdp import whole_root, with_weights
+from .core.parallel.ranks import is_sharded
 from .core.states import shared_layers, unwrap_encoder, width_of
 from .data.teacher import TeacherEmbeddings
 from .distillation import DistillationConfig, DistillationTrainer
@@ -166,7 +166,6 @@ class QAMATrainer(DistillationTrainer):
         peft_config: Any = None,
         **kwargs: Any,
     ):
-        check_given(self, args, QAMAConfig, None, None)
         model, processing_class = backbone_of(model, processing_class, AutoModel, peft_config)
         self.source = unwrap_encoder(model).config.name_or_path
         self.earlier_record = TrainingRecord.find(self.source) if self.source else None
@@ -193,8 +192,12 @@ class QAMATrainer(DistillationTrainer):
     @torch.no_grad()
     def calibrate(self) -> None:
         """Set thresholds to the quantiles over training texts, of at most 20,000 embeddings."""
-        with whole_root(self.model), self.compute_loss_context_manager():
+        if is_sharded(self.model):  # only a part of the model is run
+            self.model.unshard()
+        with self.compute_loss_context_manager():
             self.quantizer.calibrate(self._calibration_embeddings())
+        if is_sharded(self.model):
+            self.model.reshard()
 
     def _calibration_embeddings(self) -> torch.Tensor:
         if self.args.frozen:

@@ -150,7 +150,7 @@ class ScoredPairsConfig(TextTrainingArguments):
     reduction: str = "sum"
 
     def columns_of(self, *datasets: Any) -> list[str]:
-        columns = self.named_columns(*datasets)
+        columns = super().columns_of(*datasets)
         if len(columns) < 2 or (len(columns) == 2) != (self.loss in PAIR_LOSSES):
             wanted = "two text columns" if self.loss in PAIR_LOSSES else "three text columns or more"
             raise ValueError(f"loss={self.loss!r} needs {wanted}; found: {', '.join(columns) or 'none'}.")
@@ -159,7 +159,7 @@ class ScoredPairsConfig(TextTrainingArguments):
     def label_column_of(self, *datasets: Any) -> str:
         if self.score_column is not None:
             return self.score_column
-        found = labels_of(self._first(datasets)[1])
+        found = labels_of(self.all_columns(*datasets))
         if len(found) != 1:
             raise ValueError(f"Found {', '.join(found) or 'no column'} with scores: name one in score_column.")
         return found[0]

@@ -15,7 +15,7 @@ from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.training_data import STS_TESTS
 from hub_cards.tables import markdown, percent, share
 from trainers import Granularity
-from trainers.core.codes import bytes_per_vector, with_present_names
+from trainers.core.codes import bytes_per_vector
 
 
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ Found = Mapping[str, Any]  # content of a results file
 def results(name: str, folder: Path = HERE) -> dict[str, Any]:
     """The content of a results file."""
     content: dict[str, Any] = json.loads((folder / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    return with_present_names(content)
+    return content
 
 
 def mean_of(found: Found, run: str, tests: Iterable[str], key: Any) -> float:

@@ -5,22 +5,21 @@ from __future__ import annotations
 import copy
 import dataclasses
 import logging
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
+import torch
 from transformers import TrainingArguments
 
 from modeling_m3bert import EmbeddingSettings
 
 from .columns import Role, text_columns_of
-from .device import has_accelerator
 from .granularity import EncoderConfig, Grid
 from .help_texts import described
 from .objective import Objective
-from .parallel.fsdp import require_accelerator
 from .states import Pooling
+from .streams import column_names_of
 
 
 logger = logging.getLogger(__name__)
@@ -46,16 +45,11 @@ class NestedTrainingArguments(TrainingArguments):
         projector_learning_rate (`float`, *optional*): Learning rate of the projection and of the objective's own
             parameters (projectors, a learned temperature), which start untrained, unlike the backbone. Default:
             `learning_rate`.
-        projector_warmup_steps (`float`, *optional*): Warm-up of the projection and of the objective's own parameters:
-            a number of steps, or a share of all steps if below 1. Default: `warmup_steps`.
         shuffle_buffer_size (`int`, *optional*, defaults to 10000): For streams: number of rows that are read ahead and
             shuffled. The order of the shards is shuffled, too. 0 reads shards and rows in their order.
-        report_throughput (`bool`, *optional*, defaults to `False`): Log `tokens_per_second` of all devices together,
-            without padding, and `mfu`, the share of the devices' peak that the model uses, in half precision on
-            devices whose peak is known. The time is that since the last log.
 
     Raises:
-        ValueError: if the grid cannot be parsed, a value is out of range, or `fsdp` is set on a CPU.
+        ValueError: if the grid cannot be parsed.
     """
 
     objective_class: ClassVar[type[Objective]]
@@ -64,33 +58,14 @@ class NestedTrainingArguments(TrainingArguments):
 
     grid: str | None = None
     projector_learning_rate: float | None = None
-    projector_warmup_steps: float | None = None
     shuffle_buffer_size: int = 10_000
-    report_throughput: bool = False
 
     def __post_init__(self) -> None:
-        switches: dict[Any, Any] = {"true": True, "false": None}  # as the other switches of the command line
-        self.fsdp: Any = switches.get(self.fsdp, self.fsdp)
         super().__post_init__()
-        require_accelerator(self)
-        if not has_accelerator():
+        if not torch.accelerator.is_available():
             self.dataloader_pin_memory = False  # there is nothing to pin memory for, and torch would warn
         if self.grid is not None:
             Grid.parse(self.grid)
-        for name in ("projector_learning_rate", "projector_warmup_steps", "shuffle_buffer_size"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} must not be negative.")
-
-    @property
-    def has_projector_schedule(self) -> bool:
-        """Whether the objective's parameters have their own learning rate or warm-up."""
-        return self.projector_learning_rate is not None or self.projector_warmup_steps is not None
-
-    def projector_warmup_steps_of(self, num_training_steps: int) -> int:
-        """`projector_warmup_steps` as a number of steps."""
-        steps = self.projector_warmup_steps or 0
-        return int(steps) if steps >= 1 else math.ceil(num_training_steps * steps)
 
     def grid_for(self, config: EncoderConfig) -> Grid:
         """
@@ -145,11 +120,10 @@ class TextTrainingArguments(NestedTrainingArguments):
         pooling (`str`, *optional*): Pooling of token states: `"mean"` over real tokens, `"cls"` (the first token) or
             `"lasttoken"` (for causal backbones). Default: as the model was published, else the mean.
         text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives.
-            `title+text` joins two columns. Default: by their names, in any order: `anchor`, `query`, `question` or
-            `sentence1`; `positive`, `document`, `answer` or `sentence2`; `negative`, `negative_1`, ...; `text` for a
-            single text, or for the other side of a pair. `label` and `score` are not read. A dataset with other
-            columns is refused.
-        field_separator (`str`, *optional*): Text between joined columns. Default: the tokenizer's separator token.
+            `title+text` joins two columns with the tokenizer's separator token. Default: by their names, in any order:
+            `anchor`, `query`, `question` or `sentence1`; `positive`, `document`, `answer` or `sentence2`; `negative`,
+            `negative_1`, ...; `text` for a single text, or for the other side of a pair. `label` and `score` are not
+            read. A dataset with other columns is refused.
         max_length (`int`, *optional*): Maximum length of a text in tokens; longer texts are truncated. Default: 512,
             or less if the model was published for shorter texts. The saved model keeps the length that it was
             published for, unless this one is larger.
@@ -200,7 +174,6 @@ class TextTrainingArguments(NestedTrainingArguments):
 
     pooling: Pooling | None = None
     text_columns: list[str] | None = None
-    field_separator: str | None = None
     max_length: int | None = None
     query_max_length: int | None = None
     document_max_length: int | None = None
@@ -216,14 +189,9 @@ class TextTrainingArguments(NestedTrainingArguments):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.mini_batch_size is not None and self.mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size={self.mini_batch_size} must be 1 or more.")
         for name, legal in BATCH_SAMPLERS.items():
             if (value := getattr(self, name)) not in legal:
                 raise ValueError(f"{name}={value!r} is unknown; legal values: {', '.join(legal)}.")
-        for role, length in self.max_lengths.items():
-            if length < 1:
-                raise ValueError(f"{role}_max_length={length} must be 1 or more.")
 
     @property
     def all_queries(self) -> bool:
@@ -298,11 +266,9 @@ class TextTrainingArguments(NestedTrainingArguments):
         roles: dict[str, Role] = {
             column: "query" if self.all_queries or column == columns[0] else "document" for column in columns
         }
-        for name in ("document_prompt", "document_max_length"):
-            if getattr(self, name) is not None and "document" not in roles.values():
-                raise ValueError(
-                    f"{name} has no effect: all texts are queries here; set {name.replace('document', 'query')}."
-                )
+        unused = self.document_prompt if self.document_prompt is not None else self.document_max_length
+        if unused is not None and "document" not in roles.values():
+            raise ValueError("All texts are queries here: set query_prompt and query_max_length.")
         return roles
 
     def grid_for(self, config: EncoderConfig) -> Grid:
@@ -312,34 +278,19 @@ class TextTrainingArguments(NestedTrainingArguments):
 
     def columns_of(self, *datasets: Any) -> list[str]:
         """
-        The text columns to train on: `text_columns`, or those of the first dataset that knows its columns.
-
-        Raises:
-            ValueError: as [`~TextTrainingArguments.named_columns`], or if their number does not fit the method.
-        """
-        columns = self.named_columns(*datasets)
-        if not columns:
-            raise ValueError("Training needs at least one text column: name it in text_columns.")
-        return columns
-
-    def named_columns(self, *datasets: Any) -> list[str]:
-        """
-        `text_columns`, or the text columns of the first dataset that knows its columns ([`text_columns_of`]). Their
-        number is not checked.
+        The text columns to train on: `text_columns`, or those of the first dataset ([`text_columns_of`]). Methods
+        check their number.
 
         Raises:
             ValueError: if it is not clear from their names which columns have text.
         """
-        if self.text_columns is not None:
-            return self.text_columns
-        return text_columns_of(self._first(datasets)[1])
+        return self.text_columns if self.text_columns is not None else text_columns_of(self.all_columns(*datasets))
 
     def label_column_of(self, *datasets: Any) -> str | None:
         """Hook for methods that train on scores: the column with them; `None` for all others."""
         return None
 
     @staticmethod
-    def _first(datasets: Sequence[Any]) -> tuple[Any, list[str]]:
-        """The first dataset that knows its columns, and these."""
-        named = ((dataset, list(dataset.column_names or [])) for dataset in datasets if dataset is not None)
-        return next(((dataset, names) for dataset, names in named if names), (None, []))
+    def all_columns(*datasets: Any) -> list[str]:
+        """The columns of the first dataset that there is."""
+        return next((column_names_of(dataset) for dataset in datasets if dataset is not None), [])

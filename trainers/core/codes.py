@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 
 FLOAT = "float32"
@@ -50,29 +48,16 @@ CODES = {
 }
 
 
-EARLIER = re.compile("(?<=[@,])sign(?=,|$)|^sign$")  # the earlier name of `binary`, alone or in a grid
-
-
-def with_present_names(content: Any) -> Any:
-    """Text or JSON content, keys included, in which codes have their present names."""
-    if isinstance(content, str):
-        return EARLIER.sub("binary", content)
-    if isinstance(content, dict):
-        return {with_present_names(key): with_present_names(value) for key, value in content.items()}
-    return [with_present_names(value) for value in content] if isinstance(content, list) else content
-
-
 def code_of(name: str) -> Code:
     """
-    The code of a name, or of an earlier name of it.
+    The code of a name.
 
     Raises:
         ValueError: if there is none. The message names the legal values.
     """
-    present = with_present_names(name)
-    if present not in CODES:
+    if name not in CODES:
         raise ValueError(f"{name!r} is not a code; legal values: {', '.join(CODES)}.")
-    return CODES[present]
+    return CODES[name]
 
 
 def stored_bits(code: str, dim: int) -> int:
@@ -86,9 +71,9 @@ def stored_bits(code: str, dim: int) -> int:
     Raises:
         ValueError: if the code is unknown.
     """
-    its = code_of(code)
-    if not its.learned:
-        return int(its.bits) * dim
+    known = code_of(code)
+    if not known.learned:
+        return int(known.bits) * dim
     # Imported here, because grids are also read where torch is not needed.
     from modeling_m3bert.quantization_m3bert import stored_bits
 

@@ -26,7 +26,7 @@ def text_columns_of(found: Sequence[str]) -> list[str]:
 
     Raises:
         ValueError: if a column has another name, two columns are the same side of a pair, or there are negatives
-            without a positive. The message lists the columns.
+            without a positive.
     """
     negatives = sorted((int(match[1] or 0), name) for name in found if (match := NEGATIVE.fullmatch(name)))
     anchors = [name for name in found if name in ANCHORS]
@@ -34,18 +34,12 @@ def text_columns_of(found: Sequence[str]) -> list[str]:
     if TEXT in found:
         (positives if anchors and not positives else anchors).append(TEXT)
     columns = [*anchors, *positives, *(name for _, name in negatives)]
-    if unknown := [name for name in found if name not in (*columns, *LABELS)]:
+    unknown = [name for name in found if name not in (*columns, *LABELS)]
+    if unknown or len(anchors) > 1 or len(positives) > 1 or (negatives and not positives):
         raise ValueError(
-            f"The dataset has the column(s) {', '.join(found)}; which of them to train on is not clear from the "
-            f"name(s) {', '.join(map(repr, unknown))}: pass text_columns. Known names: {KNOWN}."
+            f"The dataset has the column(s) {', '.join(found)}; which of them are anchor, positive and negatives is "
+            f"not clear from their names: pass text_columns. Known names: {KNOWN}."
         )
-    if len(anchors) > 1 or len(positives) > 1:
-        raise ValueError(
-            f"The dataset has the column(s) {', '.join(found)}; {' and '.join(anchors if anchors[1:] else positives)} "
-            "are the same side of a pair: pass text_columns."
-        )
-    if negatives and not positives:
-        raise ValueError(f"The dataset has the column(s) {', '.join(found)}: negatives, but no positive.")
     return columns
 
 

@@ -1,19 +1,14 @@
-"""Files that are whole or not there, also after a killed process or a loss of power, and folders with one writer."""
+"""Files that are whole or not there, also after a killed process, and folders with one writer."""
 
 from __future__ import annotations
 
-import errno
-import logging
 import os
-import re
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-
-logger = logging.getLogger(__name__)
+from filelock import FileLock, Timeout
 
 
 @contextmanager
@@ -30,23 +25,10 @@ def replacing(file: Path, *, mark: str = "draft") -> Iterator[Path]:
     draft = file.with_name(f"{file.name}.{mark}")
     try:
         yield draft
-        with draft.open("rb") as written:
-            os.fsync(written.fileno())
         os.replace(draft, file)
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
-    sync_folder(file.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make new names in a folder survive a loss of power."""
-    if os.name == "posix":  # elsewhere, folders cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def replace_text(file: Path, text: str) -> None:
@@ -100,26 +82,20 @@ def remove_files(folder: str | Path, files: Sequence[str]) -> None:
 
 @contextmanager
 def writing(what: str) -> Iterator[None]:
-    """For code that writes files: what goes wrong there is an OSError that names `what`, also in PyTorch and in
-    libraries in Rust, which have errors of their own."""
+    """Re-raise errors of writing as an OSError that names `what`, also those of PyTorch and of libraries in Rust."""
     try:
         yield
-    except OSError as error:
-        raise OSError(error.errno, f"{what} cannot be written: {error.strerror or error}") from error
     except Exception as error:
-        if found := re.search(r"([\w ]+) \(os error (\d+)\)", str(error)):
-            raise OSError(int(found[2]), f"{what} cannot be written: {found[1].strip()}") from error
-        if re.search(r"inline_container|PytorchStreamWriter|iostream error", str(error)):
-            raise OSError(errno.EIO, f"{what} cannot be written; the disk may be full") from error
-        raise
+        if not isinstance(error, OSError | RuntimeError) and "os error" not in str(error):
+            raise
+        raise OSError(f"{what} cannot be written; the disk may be full: {' '.join(str(error).split())}") from error
 
 
 @contextmanager
 def only_writer(folder: Path, *, wait: bool = False) -> Iterator[None]:
     """
-    Keep other processes that ask for the same folder from it. The lock is on a file `.NAME.lock` beside the folder,
-    and ends with the process, however that ends. There is none on other systems than POSIX, and on file systems
-    without locks.
+    Keep other processes that ask for the same folder from it, with a lock on a file `.NAME.lock` beside the folder.
+    The lock ends with the process.
 
     Args:
         folder (`Path`): The folder, which need not exist.
@@ -129,45 +105,14 @@ def only_writer(folder: Path, *, wait: bool = False) -> Iterator[None]:
         ValueError: if another process has the folder, and `wait` is not set.
     """
     folder = folder.absolute()
-    file, told = folder.with_name(f".{folder.name}.lock"), False
-    while True:
-        try:
-            descriptor = _locked(file) if os.name == "posix" else None
-            break
-        except BlockingIOError:
-            if not wait:
-                raise ValueError(
-                    f"Another process writes to {folder}: wait until it ends, or name another folder."
-                ) from None
-        except OSError as error:
-            logger.warning(f"{file} cannot be locked ({error.strerror}): do not start two runs in one folder.")
-            descriptor = None
-            break
-        if not told:
-            logger.warning(f"Waiting for another process that writes to {folder}.")
-        told = True
-        time.sleep(0.2)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"), timeout=-1 if wait else 0)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"Another process writes to {folder}: wait until it ends, or name another folder.") from None
     try:
         yield
     finally:
-        if descriptor is not None:
-            file.unlink(missing_ok=True)
-            os.close(descriptor)
-
-
-def _locked(file: Path) -> int:
-    """The descriptor of a file that is now locked. Raises a BlockingIOError if another process has it."""
-    import fcntl
-
-    file.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            # Not `flock`: worker processes would inherit it, and outlive a killed parent for some seconds.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(descriptor)
-            raise
-        if os.fstat(descriptor).st_nlink:
-            return descriptor
-        os.close(descriptor)  # the process that had it has removed it
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()

@@ -267,7 +267,7 @@ class EmbeddingConfig(TextTrainingArguments):
     def columns_of(self, *datasets: Any) -> list[str]:
         """The text columns to train on: one if `unsupervised`, otherwise two or more. It says in the log that labels
         are not read."""
-        columns = self.named_columns(*datasets)
+        columns = super().columns_of(*datasets)
         found = ", ".join(columns) or "none"
         if self.unsupervised and len(columns) != 1:
             raise ValueError(
@@ -276,6 +276,6 @@ class EmbeddingConfig(TextTrainingArguments):
             )
         if not self.unsupervised and len(columns) < 2:
             raise ValueError(f"Contrastive training needs two text columns or more; found: {found}.")
-        if not self.unsupervised and self.text_columns is None and (labels := labels_of(self._first(datasets)[1])):
+        if not self.unsupervised and self.text_columns is None and (labels := labels_of(self.all_columns(*datasets))):
             logger.warning(f"The column(s) {', '.join(labels)} are not read: every row is a positive pair.")
         return columns

@@ -32,7 +32,7 @@ class NestedModel(nn.Module):
             the projected embedding.
 
     Raises:
-        ValueError: if `mini_batch_size` is below 1, or is given for an objective that reads token states.
+        ValueError: if `mini_batch_size` is given for an objective that reads token states.
     """
 
     def __init__(
@@ -43,8 +43,6 @@ class NestedModel(nn.Module):
         projection: Projection | None = None,
     ):
         super().__init__()
-        if mini_batch_size is not None and mini_batch_size < 1:
-            raise ValueError(f"mini_batch_size={mini_batch_size} must be 1 or more.")
         if mini_batch_size is not None and objective.pooling is None:
             raise ValueError(f"{type(objective).__name__} reads token states: its gradients cannot be cached.")
         self.backbone: Any = backbone
@@ -87,7 +85,7 @@ class NestedModel(nn.Module):
         Returns:
             `dict`: `loss`, a scalar, and `terms`, the terms of the objective, without gradient.
         """
-        columns = inputs if all(isinstance(value, Mapping) for value in inputs.values()) else {"text": inputs}
+        columns = columns_of(inputs)
         batch = NestedBatch(
             texts=self.encode(columns),
             text_ids=of_all(columns, "text_ids"),
@@ -119,6 +117,11 @@ class NestedModel(nn.Module):
             return states
         depth = self.config.num_hidden_layers
         return {name: text.projected(depth, self.projection) for name, text in states.items()}
+
+
+def columns_of(inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text columns among the inputs of a step: text column -> tensors. One text per row is the column `text`."""
+    return {name: value for name, value in inputs.items() if isinstance(value, Mapping)} or {"text": inputs}
 
 
 def of_all(columns: Mapping[str, Mapping[str, torch.Tensor]], name: str) -> dict[str, torch.Tensor] | None:

@@ -30,14 +30,9 @@ class Projection(nn.Linear):
         hidden_size (`int`): Width of the model.
         dim (`int`): Dims of the projected embedding, at most `hidden_size`.
         bias (`bool`, *optional*, defaults to `False`): Whether the map has a bias, as the exit of a native export has.
-
-    Raises:
-        ValueError: if `dim` is out of range.
     """
 
     def __init__(self, hidden_size: int, dim: int, *, bias: bool = False):
-        if not 0 < dim <= hidden_size:
-            raise ValueError(f"dim={dim} of a projection must be within 1..{hidden_size}, the model's width.")
         super().__init__(hidden_size, dim, bias=bias)
         nn.init.orthogonal_(self.weight)
 

@@ -5,40 +5,35 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from safetensors import SafetensorError
+from datasets import IterableDataset
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput, EvalPrediction
+from transformers import PreTrainedModel, Trainer
+from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
 from modeling_m3bert.modeling_elastic import Elasticity, resolve_size
 
 from .arguments import NestedTrainingArguments
-from .checkpoints import check_training_state, load_weights, part_of
-from .dataset_checks import require_columns, require_one_batch
+from .checkpoints import load_weights, part_of, reading
+from .dataset_checks import require_one_batch
 from .durable import replacing_files, writing
 from .granularity import Grid
-from .model import NestedModel
+from .model import NestedModel, columns_of
 from .objective import Objective, Term, TermMeter
-from .optimization import OWN_GROUP, reshape_loaded_state, set_apart, warm_up_apart
-from .parallel.fsdp import check_checkpoint, check_fsdp, precision_policy
-from .parallel.ranks import equal_on_all_ranks, rank, wait_for_all_ranks, world_size
+from .parallel.ranks import wait_for_all_ranks, world_size
 from .projection import Projection
 from .states import check_pooling, unwrap_encoder
-from .streams.loader import Layout, StreamLoader
-from .streams.stream import Stream, streamed
-from .throughput import ThroughputMeter
+from .streams import Epochs
 
 
 logger = logging.getLogger(__name__)
@@ -53,14 +48,13 @@ class NestedTrainer(Trainer):
     Trains a backbone with an [`Objective`]. Differences from [`~transformers.Trainer`]:
 
     - The model is wrapped together with its objective ([`NestedModel`]).
-    - Each term of the loss is logged and evaluated in addition to the loss, and the speed on request.
+    - Each term of the loss is logged and evaluated in addition to the loss.
     - A loss that is not finite stops the run before the update.
     - A checkpoint has the backbone in the format of `from_pretrained`, and the objective's own parameters in a
       separate file, which [`~NestedTrainer.save_model`] does not write.
     - Only the state of the optimizer and of the generators is pickled, which is needed to resume. It is read with
       `weights_only`: a file that holds anything but tensors and numbers is refused.
-    - A stream is shuffled, each rank trains on rows of its own, and a resumed run continues with the next row
-      ([`Stream`]).
+    - A stream is shuffled anew in each epoch, and each rank trains on rows of its own ([`Epochs`]).
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): The backbone. [`~NestedTrainer.train`] writes the
@@ -68,26 +62,22 @@ class NestedTrainer(Trainer):
         objective ([`Objective`]): The objective to minimise.
         args ([`NestedTrainingArguments`]): Training arguments.
         data_collator (`Callable`): Makes the inputs of [`NestedModel`] from rows of a dataset.
-        train_dataset ([`~datasets.Dataset`], [`~datasets.IterableDataset`] or [`Stream`], *optional*): Training data.
+        train_dataset ([`~datasets.Dataset`] or [`~datasets.IterableDataset`], *optional*): Training data.
         eval_dataset ([`~datasets.Dataset`] or `dict`, *optional*): Evaluation data.
-        processing_class ([`~transformers.PreTrainedTokenizerBase`], *optional*): Tokenizer, saved with the model.
-        callbacks (`list[TrainerCallback]`, *optional*): Additional callbacks.
-        optimizers (`tuple`, *optional*): Optimizer and scheduler that replace the default ones.
-        columns (`tuple[str, ...]`, *optional*): Columns that the collator reads; every dataset must have them.
+        columns (`tuple[str, ...]`, *optional*): Columns that the collator reads.
         mini_batch_size (`int`, *optional*): See [`NestedModel`].
         projection ([`Projection`], *optional*): See [`NestedModel`]. Saved with the backbone, as a module of
             sentence-transformers.
         evaluator (`Any`, *optional*): What [`~NestedTrainer.quality`] runs at each evaluation, beside or in place of
             `eval_dataset`.
-        compute_metrics (`Callable`, *optional*): As in [`~transformers.Trainer`], for a masked-LM head. Other trainers
-            have no logits: pass `evaluator`.
-        preprocess_logits_for_metrics (`Callable`, *optional*): As in [`~transformers.Trainer`].
+        kwargs: Further arguments of [`~transformers.Trainer`]: `processing_class`, `callbacks`, `optimizers`, ...
+            `compute_metrics` is for a masked-LM head; other trainers have no logits and take an `evaluator`.
 
     Raises:
-        ValueError: if `compute_metrics` is passed to a trainer without logits; if a dataset is empty or lacks a
-            column; if the pooling is not that of the model's exits; if the training set is smaller than one batch and
-            smaller batches are dropped; if the grid is outside the model, or lacks the full size that the objective
-            needs; if the objective reads more than the projection has.
+        ValueError: if `compute_metrics` is passed to a trainer without logits; if the pooling is not that of the
+            model's exits; if the training set is smaller than one batch and smaller batches are dropped; if the grid
+            is outside the model, or lacks the full size that the objective needs; if the objective reads more than the
+            projection has; if `fsdp` is combined with `mini_batch_size` or an evaluator.
     """
 
     # Columns that the collator reads if a dataset has them.
@@ -102,61 +92,45 @@ class NestedTrainer(Trainer):
         data_collator: Callable[[list[Any]], Mapping[str, Any]],
         train_dataset: Any = None,
         eval_dataset: Any = None,
-        processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[Any, Any] = (None, None),
+        *,
         columns: tuple[str, ...] = (),
         mini_batch_size: int | None = None,
         projection: Projection | None = None,
         evaluator: Any = None,
-        compute_metrics: Callable[[EvalPrediction], dict[str, float]] | None = None,
-        preprocess_logits_for_metrics: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+        **kwargs: Any,
     ):
-        if compute_metrics is not None and not self.gives_logits:
+        if kwargs.get("compute_metrics") is not None and not self.gives_logits:
             raise ValueError("compute_metrics needs logits, which this trainer does not have: pass evaluator=.")
-        config = unwrap_encoder(model).config
-        if projection is not None:
-            projection.validate(objective, config)
-        objective.validate(config)
-        if objective.pooling is not None:
-            check_pooling(objective.pooling, config)
-        train_dataset = streamed(train_dataset)
-        eval_sets = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-        for dataset in (train_dataset, *eval_sets):
-            if dataset is not None:
-                require_columns(dataset, columns)
+        check_objective(objective, unwrap_encoder(model).config, projection)
         require_one_batch(train_dataset, args)
-        if projection is None and objective.layers:
-            declare_grid(copy.deepcopy(config), objective.grid)  # raise a ValueError before training, not after it
         if objective.layers:  # without layers, the encoder is not trained
             drop_stale_exits(unwrap_encoder(model), objective.grid)
         self.columns = columns
         self.train_terms, self.eval_terms = TermMeter(), TermMeter()
-        self._throughput: ThroughputMeter | None = None
         self._finite: dict[Term | None, torch.Tensor] = {}
         self._is_checkpoint = False
-        self._stream_loader: StreamLoader | None = None
         super().__init__(
             model=NestedModel(model, objective, mini_batch_size, projection),
             args=args,
             data_collator=data_collator,
             train_dataset=train_dataset,
             eval_dataset="evaluator" if eval_dataset is None and evaluator is not None else eval_dataset,
-            processing_class=processing_class,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            compute_metrics=compute_metrics,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+            **kwargs,
         )
         self.eval_dataset, self.evaluator = eval_dataset, evaluator
-        if self.is_fsdp_enabled and evaluator is not None:
-            raise ValueError(
-                "An evaluator needs the whole model on one process, which fsdp divides: evaluate it later."
-            )
         if self.is_fsdp_enabled:
-            plugin = self.accelerator.state.fsdp_plugin
-            check_fsdp(args, plugin, mini_batch_size)
-            plugin.mixed_precision_policy = precision_policy(self.accelerator.mixed_precision)
+            self._configure_fsdp(mini_batch_size)
+
+    def _configure_fsdp(self, mini_batch_size: int | None) -> None:
+        """Set the precision of accelerate's FSDP: parameters are gathered in 16 bits, gradients reduced in float32."""
+        plugin = self.accelerator.state.fsdp_plugin
+        if mini_batch_size is not None or self.evaluator is not None:
+            raise ValueError("fsdp divides the parameters: it excludes mini_batch_size and an evaluator.")
+        if plugin.state_dict_type.name != "FULL_STATE_DICT":
+            raise ValueError(f"fsdp_config: state_dict_type {plugin.state_dict_type.name} would not save the model.")
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
+        if dtype is not None:
+            plugin.mixed_precision_policy = MixedPrecisionPolicy(dtype, torch.float32, cast_forward_inputs=False)
 
     @property
     def nested(self) -> NestedModel:
@@ -175,7 +149,6 @@ class NestedTrainer(Trainer):
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         self.declare_grid()
-        self._throughput = ThroughputMeter.of(self.nested, self.args)
         return super().train(*args, **kwargs)
 
     def declare_grid(self) -> None:
@@ -185,36 +158,21 @@ class NestedTrainer(Trainer):
             declare_grid(unwrap_encoder(self.backbone).config, self.nested.objective.grid)
 
     def get_train_dataloader(self) -> Any:
-        if not isinstance(self.train_dataset, Stream):
+        if not isinstance(self.train_dataset, IterableDataset):
             return super().get_train_dataloader()
-        if not equal_on_all_ranks(self.train_dataset.identity):
-            raise ValueError("The ranks read different data: pass the same files, in the same order, to each process.")
         args = self.args
-        args.ignore_data_skip = True  # the loader continues from its own position
-        layout = Layout(
+        seed = args.data_seed if args.data_seed is not None else args.seed
+        return DataLoader(  # not prepared by accelerate, which would divide the rows of each rank once more
+            Epochs(self.train_dataset, args.shuffle_buffer_size, seed),
             batch_size=self._train_batch_size,
-            buffer_size=args.shuffle_buffer_size,
-            seed=args.data_seed if args.data_seed is not None else args.seed,
-            rank=rank(),
-            ranks=world_size(),
-            workers=max(1, args.dataloader_num_workers),
-        )
-        return StreamLoader(
-            self.train_dataset,
-            self._get_collator_with_removed_columns(self.data_collator, description="Training"),
-            layout,
+            collate_fn=self._get_collator_with_removed_columns(self.data_collator, description="Training"),
+            # The seed of the workers is drawn from here, so that resuming leaves the global generator unchanged.
+            generator=torch.Generator(),
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             prefetch_factor=args.dataloader_prefetch_factor,
             multiprocessing_context=args.dataloader_multiprocessing_context,
         )
-
-    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: str | None) -> Any:
-        prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
-        self._stream_loader = train_dataloader if isinstance(train_dataloader, StreamLoader) else None
-        if self._stream_loader is not None and resume_from_checkpoint is not None:
-            self._stream_loader.load(resume_from_checkpoint)
-        return prepared
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         with writing(output_dir):
@@ -223,9 +181,15 @@ class NestedTrainer(Trainer):
     def _save_rng_state(self, output_dir: str) -> None:
         with writing(output_dir):
             super()._save_rng_state(output_dir)
-            if self._stream_loader is not None:
-                self._stream_loader.save(output_dir)
-        wait_for_all_ranks()  # before the first one says that the checkpoint is complete
+        wait_for_all_ranks()  # before rank 0 writes the marker of a complete checkpoint
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        with reading(f"The optimizer's state in {checkpoint}"):
+            super()._load_optimizer_and_scheduler(checkpoint)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        with reading(f"The generators' state in {checkpoint}"):
+            super()._load_rng_state(checkpoint)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         # Weight decay would pull a learned temperature towards 1, which does not regularise it, and shrink the rows of
@@ -240,22 +204,11 @@ class NestedTrainer(Trainer):
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         fresh = self.optimizer is None
         optimizer = super().create_optimizer(model)
-        if fresh:
-            optimizer.register_load_state_dict_post_hook(reshape_loaded_state)
-        if fresh and self.args.has_projector_schedule:
+        if fresh and self.args.projector_learning_rate is not None:
             nested = self.nested
             own = [*nested.objective.parameters(), *(nested.projection or nn.Module()).parameters()]
-            lr = self.args.projector_learning_rate
-            set_apart(optimizer, own, lr if lr is not None else self.args.learning_rate, **{OWN_GROUP: True})
+            set_apart(optimizer, own, self.args.projector_learning_rate)
         return optimizer
-
-    def create_scheduler(self, num_training_steps: int, optimizer: torch.optim.Optimizer | None = None) -> LRScheduler:
-        fresh = self.lr_scheduler is None
-        scheduler = super().create_scheduler(num_training_steps, optimizer)
-        if fresh and self.args.projector_warmup_steps is not None:
-            warmup_steps = self.args.projector_warmup_steps_of(num_training_steps)
-            warm_up_apart(scheduler, self.args, warmup_steps, num_training_steps)
-        return scheduler
 
     def _set_signature_columns_if_needed(self) -> None:
         # The sampler that groups texts by length reads a column, too.
@@ -278,8 +231,6 @@ class NestedTrainer(Trainer):
             for part in self.nested.objective.modules():
                 if isinstance(part, Objective):
                     part.constrain()
-            if self._throughput is not None:
-                self._throughput.add(inputs)
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         terms = {term: value.detach().float() for term, value in outputs["terms"].items()}
         if model.training:
@@ -314,11 +265,11 @@ class NestedTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
             logs = {**logs, **self.train_terms.pop(self.accelerator)}
-            if self._throughput is not None:
-                logs |= self._throughput.pop()
-        if self._stream_loader is not None:  # the length of a stream, and so the share of an epoch, is not known
-            self.state.epoch = float(self._stream_loader.epoch)
         super().log(logs, start_time)
+
+    def _track_num_input_tokens(self, inputs: Mapping[str, Any]) -> None:
+        for column in columns_of(inputs).values():
+            super()._track_num_input_tokens(column)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         if eval_dataset is None and self.eval_dataset is None and self.evaluator is not None:
@@ -366,7 +317,7 @@ class NestedTrainer(Trainer):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         self._is_checkpoint = _internal_call
         if _internal_call and output_dir is not None and Path(output_dir).name.startswith(PREFIX_CHECKPOINT_DIR):
-            # A checkpoint with this file is complete. One of an earlier run in its place is not any more.
+            # This file marks a complete checkpoint: delete an earlier run's.
             if self.args.should_save:
                 Path(output_dir, TRAINER_STATE_NAME).unlink(missing_ok=True)
             wait_for_all_ranks()
@@ -406,38 +357,53 @@ class NestedTrainer(Trainer):
         """
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        check_checkpoint(resume_from_checkpoint, self.is_fsdp_enabled)
         if self.is_fsdp_enabled:
             super()._load_from_checkpoint(resume_from_checkpoint, model)
             return
-        check_training_state(resume_from_checkpoint)
-        backbone = self.backbone
-        if isinstance(backbone, PreTrainedModel):
-            load_weights(backbone, resume_from_checkpoint)
+        if Path(resume_from_checkpoint, f"{FSDP_MODEL_NAME}.bin").is_file():  # its optimizer would not be read
+            raise ValueError(f"{resume_from_checkpoint} was written with fsdp: resume it with fsdp.")
+        if isinstance(self.backbone, PreTrainedModel):
+            load_weights(self.backbone, resume_from_checkpoint)
         else:
-            super()._load_from_checkpoint(resume_from_checkpoint, backbone)
+            super()._load_from_checkpoint(resume_from_checkpoint, self.backbone)
         self.load_modules(resume_from_checkpoint)
 
     def load_modules(self, folder: str) -> None:
         """Load what a checkpoint has beside the backbone: the parameters of the objective."""
         objective = self.nested.objective
-        if wanted := objective.state_dict():
-            file = os.path.join(folder, OBJECTIVE_FILE)
-            if not os.path.isfile(file):
-                raise ValueError(
-                    f"{folder} has no parameters of {type(objective).__name__}: it lacks {OBJECTIVE_FILE} with "
-                    f"{', '.join(wanted)}."
-                )
-            try:
+        if objective.state_dict():
+            file = Path(folder, OBJECTIVE_FILE)
+            with reading(f"The parameters of {type(objective).__name__} in {file}"):
                 objective.load_state_dict(load_file(file))
-            except (SafetensorError, RuntimeError) as error:
-                raise ValueError(f"{file} cannot be read: {' '.join(str(error).split())}.") from error
 
     def _load_best_model(self) -> None:
         if self.is_fsdp_enabled or self.is_deepspeed_enabled:
             super()._load_best_model()
         else:
             self._load_from_checkpoint(self.state.best_model_checkpoint)
+
+
+def check_objective(objective: Objective, config: Any, projection: Projection | None) -> None:
+    """Check before training that a model has what the objective reads, and that it could be saved with the grid."""
+    if projection is not None:
+        projection.validate(objective, config)
+    objective.validate(config)
+    if objective.pooling is not None:
+        check_pooling(objective.pooling, config)
+    if projection is None and objective.layers:
+        declare_grid(copy.deepcopy(config), objective.grid)
+
+
+def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], lr: float) -> None:
+    """Move parameters of a new optimizer into groups with this learning rate, which keep all other options."""
+    moved = {id(parameter) for parameter in parameters}
+    for group in list(optimizer.param_groups):
+        own = [parameter for parameter in group["params"] if id(parameter) in moved]
+        if own:
+            group["params"] = [parameter for parameter in group["params"] if id(parameter) not in moved]
+            options = {key: value for key, value in group.items() if key not in ("params", "initial_lr")}
+            optimizer.add_param_group({**options, "params": own, "lr": lr})
+    optimizer.param_groups[:] = [group for group in optimizer.param_groups if group["params"]]
 
 
 def declare_grid(config: Any, grid: Grid) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -26,7 +26,7 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def typed(kind: Any, content: Any, name: str = "it") -> Any:
+def typed(kind: Any, content: Any, name: str = "the content") -> Any:
     """
     The object that JSON content stands for.
 
@@ -34,19 +34,25 @@ def typed(kind: Any, content: Any, name: str = "it") -> Any:
         kind (`type`): A dataclass, or the type of one of its fields: `int`, `float`, `str`, `bool`, `Any`, a list,
             tuple or mapping of these, or one of them or `None`.
         content: What a JSON file holds.
-        name (`str`, *optional*, defaults to `"it"`): What the content is, for the message.
+        name (`str`, *optional*): What the content is, for the message.
 
     Raises:
         ValueError: names the field that is missing, unknown, or of another type.
     """
     outer, inner = get_origin(kind) or kind, get_args(kind)
-    if kind is Any:
+    if kind is Any or (content is None and NoneType in inner):
         return content
     if outer in (Union, UnionType):
-        content_is_none = content is None and NoneType in inner
-        return None if content_is_none else typed(next(one for one in inner if one is not NoneType), content, name)
-    if is_dataclass(kind) and isinstance(kind, type) and not isinstance(content, kind):
-        return _object(kind, content, name)
+        return typed(next(one for one in inner if one is not NoneType), content, name)
+    if is_dataclass(kind) and isinstance(content, Mapping):
+        hints = get_type_hints(kind)
+        if unknown := sorted(content.keys() - hints.keys()):
+            raise ValueError(f"{name}: unknown field {unknown[0]!r}.")
+        values = {key: typed(hints[key], value, f"{key} of {name}") for key, value in content.items()}
+        try:
+            return outer(**values)
+        except TypeError as error:  # a missing field
+            raise ValueError(f"{name}: {error}.") from error
     if outer in (list, tuple) and isinstance(content, list | tuple):
         return outer(typed(inner[0], member, f"a member of {name}") for member in content)
     if outer in (dict, Mapping) and isinstance(content, Mapping):
@@ -55,20 +61,3 @@ def typed(kind: Any, content: Any, name: str = "it") -> Any:
     if inner or not isinstance(content, expected) or (isinstance(content, bool) and outer is not bool):
         raise ValueError(f"{name} must be of type {getattr(outer, '__name__', outer)}, and is {repr(content)[:40]}.")
     return content
-
-
-def _object(kind: type, content: Any, name: str) -> Any:
-    if not isinstance(content, Mapping):
-        raise ValueError(f"{name} must be a JSON object, and is {repr(content)[:40]}.")
-    known, hints = {field.name: field for field in fields(kind)}, get_type_hints(kind)
-    if unknown := sorted(content.keys() - known.keys()):
-        raise ValueError(f"{name} has the unknown field(s) {', '.join(map(repr, unknown))}.")
-    needed = {key for key, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
-    if missing := sorted(needed - content.keys()):
-        raise ValueError(f"{name} lacks {', '.join(missing)}.")
-    return kind(
-        **{
-            key: typed(hints[key], value, key if name == "it" else f"{key} of {name}")
-            for key, value in content.items()
-        }
-    )

@@ -131,13 +131,6 @@ def require_texts(dataset: Any, columns: Sequence[str]) -> None:
         start += len(table)
 
 
-def stream_files(files: Sequence[str]) -> Any:
-    """A stream of data files, which are its shards: see [`load_files`]."""
-    from ..core.streams.stream import DatasetShard, Stream
-
-    return Stream([DatasetShard(file, load_files([file], streaming=True)) for file in files])
-
-
 def is_url(file: str) -> bool:
     """Whether the name of a file is a URL, such as `hf://datasets/...` or `https://...`, and not a local path."""
     return "://" in file

@@ -15,6 +15,9 @@ from .collators import TextColumnsCollator
 from .files import require_texts
 
 
+SPLITS = {"train", "validation", "valid", "dev", "test"}  # usual names of the splits of one data set
+
+
 class NamedDatasets(ConcatDataset):
     """
     Several data sets with names. Their rows have one numbering, from the first row of the first data set on.
@@ -47,10 +50,13 @@ def training_data(data: Any, args: Any) -> Any:
     duplicates; any other dataset as it is.
 
     Raises:
-        ValueError: if one of several data sets is smaller than one batch and smaller batches are dropped.
+        ValueError: for a `dict` of the splits of one data set, or if one of several data sets is smaller than one
+            batch and smaller batches are dropped.
     """
     if data is None or (not isinstance(data, dict) and args.batch_sampler == "batch_sampler"):
         return data
+    if isinstance(data, dict) and SPLITS & data.keys():
+        raise ValueError(f"These are the splits of one data set, {', '.join(data)}: pass one of them.")
     named = data if isinstance(data, dict) else {"train": data}
     for name, dataset in named.items():
         require_one_batch(dataset, args, f"The data set {name!r}")
@@ -86,7 +92,6 @@ def collator_of(args: Any, datasets: Sequence[Any], tokenizer: PreTrainedTokeniz
         tokenizer,
         columns,
         args.max_length or args.default_max_length,
-        separator=args.field_separator,
         views=args.views,
         prompts={column: args.prompts[role] for column, role in roles.items() if role in args.prompts},
         max_lengths={column: args.max_lengths[role] for column, role in roles.items() if role in args.max_lengths},

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
-from ..core.streams.stream import UNREADABLE
 from ..data.collators import fields_of, joined_text
-from ..data.files import load_files
+from ..data.files import UNREADABLE, load_files
 
 
 # Types of metadata columns that documents can be filtered by.

@@ -79,12 +79,3 @@ def test_a_config_builds_its_objective_from_its_own_fields(tmp_path, quiet_argum
             assert objective.pairs == Grid.parse(grid).pairs(value)
         else:
             assert getattr(objective, ATTRIBUTES.get(name, name)) == value
-
-
-def test_values_out_of_range_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="projector_learning_rate=-1.0 must not be negative"):
-        arguments(tmp_path, projector_learning_rate=-1.0)
-    args = arguments(tmp_path, projector_warmup_steps=0.25)
-    assert args.has_projector_schedule and args.projector_warmup_steps_of(10) == 3
-    assert arguments(tmp_path, projector_warmup_steps=7).projector_warmup_steps_of(10) == 7
-    assert not arguments(tmp_path).has_projector_schedule

@@ -39,10 +39,3 @@ def test_the_bytes_of_faiss_are_these(dim):
     for name, kind in (("int8", "QT_8bit"), ("int4", "QT_4bit")):
         index = faiss.IndexScalarQuantizer(dim, getattr(faiss.ScalarQuantizer, kind), faiss.METRIC_INNER_PRODUCT)
         assert bytes_per_vector(name, dim) == index.code_size
-
-
-def test_an_unknown_code_is_named_with_the_legal_ones():
-    with pytest.raises(ValueError, match="'int2' is not a code; legal values: float32, float16, int8"):
-        stored_bits("int2", 8)
-    with pytest.raises(ValueError, match="'int2' is not a code"):
-        bytes_per_vector("int2", 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from trainers import ContrastiveConfig, IBKDConfig, MICConfig, MIPICConfig
+from trainers import ContrastiveConfig
 from trainers.core.columns import text_columns_of
 
 
@@ -26,34 +26,17 @@ def test_columns_are_known_by_their_names_in_any_order(found, expected):
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    "found",
     [
-        (["source", "anchor", "positive"], r"column\(s\) source, anchor, positive; .* 'source': pass text_columns"),
-        (["anchor", "positive", "idx"], "'idx': pass text_columns. Known names: anchor, query, "),
-        (["text", "kind"], "text, kind; .* 'kind': pass text_columns"),
-        (["anchor", "query", "positive"], "anchor and query are the same side of a pair: pass text_columns"),
-        (["query", "document", "text"], "query and text are the same side of a pair"),
-        (["query", "negative"], "query, negative: negatives, but no positive"),
+        ["source", "anchor", "positive"],
+        ["anchor", "query", "positive"],
+        ["query", "document", "text"],
+        ["query", "negative"],
     ],
 )
-def test_what_may_not_be_meant_is_refused_with_the_list(found, message):
-    with pytest.raises(ValueError, match=message):
+def test_columns_that_may_mean_something_else_are_refused(found):
+    with pytest.raises(ValueError, match=f"has the column.s. {', '.join(found)}; .* pass text_columns"):
         text_columns_of(found)
-
-
-@pytest.mark.parametrize(
-    ("config_class", "changes", "found", "message"),
-    [
-        (MIPICConfig, {}, ["anchor", "positive"], "found: anchor, positive. .* unsupervised=False to train on pairs"),
-        (MICConfig, {}, ["anchor", "positive"], "unsupervised=False to train on pairs"),
-        (IBKDConfig, {}, ["text", "source"], "'source': pass text_columns"),
-        (ContrastiveConfig, {}, ["text", "label"], "two text columns or more; found: text"),
-    ],
-)
-def test_a_method_says_what_its_columns_need(tmp_path, config_class, changes, found, message):
-    args = config_class(output_dir=str(tmp_path), use_cpu=True, **changes)
-    with pytest.raises(ValueError, match=message):
-        args.columns_of(Dataset.from_dict({name: ["a"] for name in found}))
 
 
 def test_labels_are_left_out_and_the_log_says_so(tmp_path, caplog):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
@@ -40,8 +39,7 @@ def test_a_file_is_replaced_at_once(tmp_path):
 def test_a_failure_leaves_the_file_as_it_was(tmp_path):
     file = tmp_path / "a.json"
     replace_text(file, "one")
-    with pytest.raises(KeyboardInterrupt), replacing(file, mark="mine") as draft:
-        assert draft.name == "a.json.mine"
+    with pytest.raises(KeyboardInterrupt), replacing(file) as draft:
         draft.write_text("tw")
         raise KeyboardInterrupt
     assert file.read_text() == "one" and [*tmp_path.iterdir()] == [file]
@@ -65,7 +63,7 @@ def test_files_are_replaced_together_and_others_stay(tmp_path):
 def test_files_that_cannot_be_written_leave_the_folder_as_it_was(tmp_path):
     (tmp_path / "config.json").write_text("old")
     for folder in (tmp_path, tmp_path / "new"):
-        with pytest.raises(OSError, match=f"{folder} cannot be written: No space"), replacing_files(folder) as draft:
+        with pytest.raises(OSError, match=f"{folder} cannot be written; .*No space"), replacing_files(folder) as draft:
             (draft / "config.json").write_text("new")
             raise OSError(28, "No space left on device")
     assert content(tmp_path) == {"config.json": "old"} and [*tmp_path.iterdir()] == [tmp_path / "config.json"]
@@ -99,41 +97,6 @@ def test_a_folder_that_is_half_replaced_has_no_config(tmp_path, call):
     assert content(tmp_path) == dict.fromkeys(("model.safetensors", "config.json", "tokenizer.json"), "new")
 
 
-FULL = """
-import resource, signal, sys
-import torch
-from pathlib import Path
-from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
-from trainers.core.durable import replacing_files
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-words = {f"w{number}": number for number in range(999)}
-writers = (
-    lambda folder: save_file({"a": torch.ones(999)}, folder / "a"),
-    lambda folder: torch.save(torch.ones(999), folder / "a"),
-    lambda folder: Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(folder / "a")),
-    lambda folder: (folder / "a").write_text("a" * 9999),
-)
-for writer in writers:
-    try:
-        with replacing_files(Path(sys.argv[1])) as draft:
-            writer(draft)
-    except OSError as error:
-        print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of files as Linux does")
-def test_libraries_that_find_no_room_are_one_error(tmp_path):
-    status, said = run(FULL, tmp_path / "out")
-    assert status == 0, said
-    lines = said.splitlines()
-    assert len(lines) == 4 and all(f"{tmp_path / 'out'} cannot be written" in line for line in lines), said
-    assert sum("File too large" in line for line in lines) == 3 and "the disk may be full" in lines[1]
-    assert not [*tmp_path.iterdir()]
-
-
 HOLDS = """
 import os, signal, sys
 from pathlib import Path
@@ -155,13 +118,3 @@ def test_a_folder_has_one_writer_until_its_process_ends(tmp_path):
     assert run(HOLDS, folder, "killed")[0] == -signal.SIGKILL
     assert run(HOLDS, folder) == (0, "mine True\n")
     assert not [*tmp_path.iterdir()]
-
-
-def test_a_place_that_cannot_be_locked_is_written_to(tmp_path, monkeypatch, caplog):
-    def refused(*arguments: object) -> int:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(os, "open", refused)
-    with only_writer(tmp_path / "out"):
-        pass
-    assert "cannot be locked (Permission denied)" in caplog.text

@@ -1,4 +1,4 @@
-"""What a trainer takes: models and teachers by name or in memory, and what it refuses."""
+"""What a trainer takes: models and teachers by name or in memory."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from datasets import Dataset, DatasetDict
 from peft import LoraConfig, PeftModel
-from transformers import TrainingArguments
 
 from tests.conftest import quiet, write_modules
 from tests.trainers.tiny_run import quiet_model
@@ -15,8 +14,6 @@ from trainers import (
     ContrastiveTrainer,
     IBKDConfig,
     IBKDTrainer,
-    MultigranularMLMConfig,
-    MultigranularMLMTrainer,
     Teacher,
 )
 
@@ -89,36 +86,12 @@ def test_a_teacher_by_name_and_in_memory_teaches_the_same(encoder_folder, folder
     assert not torch.allclose(changed, embeddings[0]), "the weights in memory teach, not those on disk"
 
 
-ROWS = [{"anchor": "a", "positive": "b"}]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model": 5}, "model is a int: pass a folder, a Hub id, a model of transformers or peft, or a Sentence"),
-        ({"args": None}, "args is a TrainingArguments: ContrastiveTrainer takes a ContrastiveConfig"),
-        ({"train_dataset": ROWS}, r"train_dataset is a list: pass a Dataset .*Dataset\.from_list\(rows\)"),
-        ({"eval_dataset": ROWS}, "eval_dataset is a list: pass a Dataset"),
-        (
-            {"train_dataset": DatasetDict({"train": Dataset.from_list(ROWS)})},
-            "train_dataset is a DatasetDict: pass one of its splits, 'train'",
-        ),
-        ({"teacher": 5}, "teacher is a int: pass a folder, a Hub id, a SentenceTransformer, a Teacher or"),
-        ({"processing_class": None}, "no name to find its tokenizer by: pass processing_class"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused_in_one_line(pairs, tmp_path, tiny_tokenizer, changes, message):
+def test_what_would_train_on_the_wrong_rows_or_on_none_is_refused(folder, pairs, tmp_path):
     args = ContrastiveConfig(**options(tmp_path))
-    if "args" in changes:
-        changes = {"args": TrainingArguments(**quiet(tmp_path))}
-    given = {"model": quiet_model().model, "args": args, "processing_class": tiny_tokenizer, "train_dataset": pairs}
-    with pytest.raises(ValueError, match=message) as caught:
-        ContrastiveTrainer(**given | changes)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_masked_lm_says_how_texts_become_input_ids(tmp_path, tiny_tokenizer, sentences):
-    args = MultigranularMLMConfig(**options(tmp_path))
-    texts = Dataset.from_dict({"text": sentences})
-    with pytest.raises(ValueError, match=r"lacks the column\(s\) input_ids; it has text\. .*tokenize_texts makes"):
-        MultigranularMLMTrainer(quiet_model(), args, tiny_tokenizer, texts)
+    splits = DatasetDict({"train": pairs, "test": pairs})
+    with pytest.raises(ValueError, match="splits of one data set, train, test: pass one of them"):
+        ContrastiveTrainer(folder, args, train_dataset=splits)
+    with pytest.raises(ValueError, match=r"\(7 rows\) is smaller than one batch \(8 rows\)"):
+        ContrastiveTrainer(folder, args, train_dataset=pairs.select(range(7)))
+    args = ContrastiveConfig(**options(tmp_path, dataloader_drop_last=False))
+    assert ContrastiveTrainer(folder, args, train_dataset=pairs.select(range(7))).train().global_step == 1

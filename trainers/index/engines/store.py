@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...core.codes import bytes_per_vector
-from ...core.durable import sync_folder, writing
+from ...core.durable import writing
 from ..engine import Batch, Layout, Where
 
 
@@ -58,7 +58,6 @@ class Store:
                     opened.write(np.ascontiguousarray(getattr(batch, name)).data)
                     opened.flush()
                     os.fsync(opened.fileno())
-            sync_folder(vectors)
         rows = ((row.id, row.text, json.dumps(row.metadata, ensure_ascii=False)) for row in batch.documents)
         with self._transaction() as transaction:
             transaction.executemany(

@@ -1,1 +1,0 @@
-"""The soak: what people leave running, killed, starved and fuzzed."""

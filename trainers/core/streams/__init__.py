@@ -1,1 +1,0 @@
-"""Data sets without a length, which are read as they arrive."""
