@@ -26,7 +26,7 @@ def read_object(file: Path) -> dict[str, Any]:
     return content
 
 
-def typed(kind: Any, content: Any, name: str = "the content") -> Any:
+def typed(kind: Any, content: Any, name: str = "") -> Any:
     """
     The object that JSON content stands for.
 
@@ -47,17 +47,19 @@ def typed(kind: Any, content: Any, name: str = "the content") -> Any:
     if is_dataclass(kind) and isinstance(content, Mapping):
         hints = get_type_hints(kind)
         if unknown := sorted(content.keys() - hints.keys()):
-            raise ValueError(f"{name}: unknown field {unknown[0]!r}.")
-        values = {key: typed(hints[key], value, f"{key} of {name}") for key, value in content.items()}
+            raise ValueError(f"{name or 'it'} has the unknown field {unknown[0]!r}.")
+        values = {key: typed(hints[key], value, f"{key} of {name}" if name else key) for key, value in content.items()}
         try:
             return outer(**values)
         except TypeError as error:  # a missing field
-            raise ValueError(f"{name}: {error}.") from error
+            raise ValueError(f"{name or 'it'} lacks a field: {error}.") from error
     if outer in (list, tuple) and isinstance(content, list | tuple):
         return outer(typed(inner[0], member, f"a member of {name}") for member in content)
     if outer in (dict, Mapping) and isinstance(content, Mapping):
         return {key: typed(inner[1], value, f"{name}[{key!r}]") for key, value in content.items()}
     expected = (int, float) if outer is float else outer
     if inner or not isinstance(content, expected) or (isinstance(content, bool) and outer is not bool):
-        raise ValueError(f"{name} must be of type {getattr(outer, '__name__', outer)}, and is {repr(content)[:40]}.")
+        raise ValueError(
+            f"{name or 'it'} must be of type {getattr(outer, '__name__', outer)}, and is {repr(content)[:40]}."
+        )
     return content
