@@ -37,15 +37,3 @@ def load_hub(name: str, config: str | None = None, *, split: str = "train", stre
             if not is_url(str(file)) and not (folder and os.path.abspath(file).startswith(folder)):
                 raise ValueError(f"its files include {file}, which is outside of the data set.")
         return datasets.load_dataset(name, config, split=split, streaming=streaming)
-
-
-def hub_configs(name: str) -> list[str]:
-    """The configurations of a data set on the Hub."""
-    with reading(name):
-        return datasets.get_dataset_config_names(name)
-
-
-def hub_splits(name: str, config: str) -> list[str]:
-    """The splits of a configuration of a data set on the Hub."""
-    with reading(name):
-        return list(map(str, datasets.get_dataset_split_names(name, config)))

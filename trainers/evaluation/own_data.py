@@ -15,8 +15,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
+
 from ..data.files import FORMATS, load_files, suffix_of
-from ..data.hub_data import hub_configs, hub_splits, load_hub
+from ..data.hub_data import load_hub
 from .readers import Read, Rows, first_of, read_rows
 from .tasks import GROUPS, TASKS, HubData, Task
 
@@ -222,9 +224,9 @@ def _hub_part(hub: HubData, split: str, part: str) -> Rows:
     names = [part, "default"] if part == "qrels" else [part]
     if hub.config is not None:
         names = [f"{hub.config}-{part}"]
-    configs = hub_configs(hub.path)
+    configs = datasets.get_dataset_config_names(hub.path)
     config = next((name for name in names if name in configs), names[0])
-    splits = hub_splits(hub.path, config)
+    splits = [str(each) for each in datasets.get_dataset_split_names(hub.path, config)]
     table = load_hub(hub.path, config, split=splits[0] if len(splits) == 1 else split)
     return _named(table.to_list(), f"{hub.path}, {config}", part)
 
