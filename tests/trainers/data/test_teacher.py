@@ -13,13 +13,16 @@ import torch
 from transformers import BertModel
 
 from trainers import Teacher, TeacherEmbeddings
+from trainers.data import teacher
 
 
 pytest.importorskip("sentence_transformers")
 from sentence_transformers import SentenceTransformer
 
 
-pytestmark = pytest.mark.usefixtures("small_batches")
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch) -> None:
+    monkeypatch.setattr(teacher, "ROWS_OF_A_BATCH", 8)
 
 
 def cache_of(cache_dir: Path) -> Path:
