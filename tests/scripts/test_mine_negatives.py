@@ -81,7 +81,7 @@ def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
 def test_half_of_the_negatives_are_no_file(encoder_folder, pairs, tmp_path, monkeypatch):
     """Training would read them as if they were all."""
     output = tmp_path / "triplets.jsonl.gz"
-    line = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output", output]
+    line = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output_file", output]
     run(*line)
     before = output.read_bytes()
     assert json.loads(gzip.decompress(before).splitlines()[0]).keys() >= {"anchor", "positive"}
