@@ -131,8 +131,16 @@ def triplets(data: Path) -> Dataset:
                     own.append(pair | {"negative": contradictions[index % len(contradictions)]})
                 else:
                     without.append(pair)
-        sizes = {"negatives": 1, "range_min": 10, "range_max": 100, "relative_margin": 0.1, "batch_size": 128}
-        options = MiningArguments(default_base(), [], sampling="random", **sizes)
+        options = MiningArguments(
+            default_base(),
+            [],
+            negatives=1,
+            range_min=10,
+            range_max=100,
+            relative_margin=0.1,
+            sampling="random",
+            batch_size=128,
+        )
         mined = mine(Dataset.from_list(without), Teacher(default_base(), max_length=64), options)
         name = next(column for column in mined.column_names if column.startswith("negative"))
         rows = own + mined.rename_column(name, "negative").to_list()
