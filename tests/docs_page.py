@@ -10,6 +10,7 @@ timed search, and a tiny encoder as the default one (in `stand-ins/default`).
 from __future__ import annotations
 
 import json
+import os
 import re
 import runpy
 import socket
@@ -127,8 +128,8 @@ def serve(arguments: list[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [sys.executable, "-m", "tests.docs_page", "--command", *arguments, "--port", port]
-    page = subprocess.Popen(command)
+    command = [sys.executable, "-m", "tests.docs_page", "--command", *arguments]
+    page = subprocess.Popen(command, env={**os.environ, "GRADIO_SERVER_PORT": port})
     try:
         while True:
             assert page.poll() is None, "the page did not start"
