@@ -24,6 +24,8 @@ from .convert import for_m3bert, layers_from
 class BackboneArguments:
     """Which model to train."""
 
+    _argument_group_name = "The model"
+
     model_name_or_path: str | None = field(
         default=None,
         metadata={"help": "Folder or Hub id of the backbone. Default: a new m3BERT.", "aliases": ["--model"]},

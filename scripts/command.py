@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
-import re
 import sys
-import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +16,7 @@ from trainers.core.durable import only_writer
 if TYPE_CHECKING:
     from trainers.core.device import ComputeArguments
 
-# What a model consists of: a model in the place of another one keeps none of these.
+# Files of a model. A model that replaces another one removes all of them.
 MODEL_FILES = (
     "config.json", "model*.safetensors", "model.safetensors.index.json", "*_m3bert.py", "modeling_elastic.py",
     "elastic", "tokenizer*.json", "special_tokens_map.json", "vocab.txt", "modules.json", "sentence_*_config.json",
@@ -29,62 +26,18 @@ MODEL_FILES = (
 EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "document_[0-9]_*")
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
     """Prints the description as written, and the default of every option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        default = action.default
-        if action.required or default is False or default in (None, "", [], argparse.SUPPRESS):
+        if action.required or action.default is False or action.default in (None, "", []):
             return action.help
-        return f"{action.help or ''} (default: %(default)s)".strip()
+        return super()._get_help_string(action)
 
 
-class BriefHelpFormatter(HelpFormatter):
-    """One line per option: its name and the first sentence of its help."""
-
-    def __init__(self, prog: str, **options: Any) -> None:
-        super().__init__(prog, max_help_position=34, **options)
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        return action.option_strings[0] if action.option_strings else super()._format_action_invocation(action)
-
-    def _get_help_string(self, action: argparse.Action) -> str:
-        return re.split(r"(?<=[.;])(?<!Eq\.) ", action.help or "")[0].rstrip(".;")
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return [textwrap.shorten(text, width, placeholder=" ...")]
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """Refuses unknown options as [`refuse_unknown`] does."""
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        options, rest = self.parse_known_args(args, namespace)
-        refuse_unknown(self, rest)
-        return options
-
-
-def argument_parser(description: str | None) -> ArgumentParser:
+def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """An empty parser whose help begins with a description."""
-    return ArgumentParser(description=description, formatter_class=HelpFormatter)
-
-
-def refuse_unknown(parser: argparse.ArgumentParser, rest: Sequence[str]) -> None:
-    """
-    Check that a parser has read all arguments.
-
-    Raises:
-        ValueError: names the first argument that is left, and the options whose names are most similar.
-    """
-    named = [argument.partition("=")[0] for argument in rest if argument.startswith("--")]
-    if named:
-        options = [option for action in parser._actions for option in action.option_strings]
-        known = [option for option in options if option.startswith("--") and "-" not in option[2:]]
-        similar = difflib.get_close_matches(named[0], known, n=3)
-        meant = f" Did you mean {' or '.join(similar)}?" if similar else " --help lists all options."
-        raise ValueError(f"unknown option {named[0]}.{meant}")
-    if rest:
-        raise ValueError(f"{rest[0]!r} belongs to no option; --help lists all options.")
+    return argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
 
 
 def add_compute_options(parser: argparse.ArgumentParser) -> None:
@@ -102,12 +55,7 @@ def add_compute_options(parser: argparse.ArgumentParser) -> None:
 
 
 def compute_of(options: argparse.Namespace) -> ComputeArguments:
-    """
-    The values of [`add_compute_options`].
-
-    Raises:
-        ValueError: as [`ComputeArguments`].
-    """
+    """The values of [`add_compute_options`]."""
     from trainers.core.device import ComputeArguments
 
     return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
@@ -130,46 +78,11 @@ def parse_options(
     """
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(
-        classes,
-        usage=" ".join(["%(prog)s", *(name.upper() for name in positionals), "[options]"]),
-        description=description,
-        formatter_class=HelpFormatter,
-    )
+    usage = " ".join(["%(prog)s", *(name.upper() for name in positionals), "[options]"])
+    parser = HfArgumentParser(classes, usage=usage, description=description, formatter_class=HelpFormatter)
     for name, values in positionals.items():
         parser.add_argument(name, **values)
-    return read_options(parser, arguments)
-
-
-def read_options(parser: Any, arguments: list[str]) -> tuple[Any, ...]:
-    """
-    The dataclasses that a parser reads from arguments.
-
-    Args:
-        parser ([`~transformers.HfArgumentParser`]): The parser.
-        arguments (`list[str]`): The command line.
-
-    Raises:
-        ValueError: as [`refuse_unknown`], or if a dataclass refuses a value.
-    """
-    *found, rest = parser.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
-    refuse_unknown(parser, rest)
-    return tuple(found)
-
-
-def group_options(parser: argparse.ArgumentParser, groups: Mapping[str, Sequence[str]]) -> None:
-    """
-    Move the options of a parser into groups of its help, in this order. Other options stay where they are, above.
-
-    Args:
-        parser (`argparse.ArgumentParser`): The parser.
-        groups (`Mapping[str, Sequence[str]]`): Title -> names of options.
-    """
-    options = parser._optionals._group_actions
-    for title, names in groups.items():
-        group = parser.add_argument_group(title)
-        group._group_actions += [action for name in names for action in options if action.dest == name]
-        options[:] = [action for action in options if action.dest not in names]
+    return parser.parse_args_into_dataclasses(arguments)
 
 
 def check_overwriting(
@@ -179,19 +92,8 @@ def check_overwriting(
     source: str | None = None,
     instead: str = "or name another folder",
 ) -> None:
-    """
-    Check that a command may write to a folder. What is there is then replaced.
-
-    Args:
-        folder (`str`): The folder.
-        files (`Sequence[str]`): Patterns of the names that the command writes.
-        overwrite (`bool`): Whether the folder may hold such files.
-        source (`str`, *optional*): What the files are made of.
-        instead (`str`, *optional*): What else the user can do.
-
-    Raises:
-        ValueError: if the folder holds such files, and `overwrite` is not set or it is the source.
-    """
+    """Raise a ValueError if a folder holds files of these patterns, which a command is to write, and `overwrite` is
+    not set, or the folder is the source of the command. `instead` is what else the user can do."""
     found = next((path.name for pattern in files for path in sorted(Path(folder).glob(pattern))), None)
     if found is None:
         return
@@ -223,10 +125,8 @@ def naming(source: str | Path) -> Iterator[None]:
 
 
 def run_command(main: Callable[[list[str]], None]) -> None:
-    """
-    Call a command's `main` with the command line. Errors that the user can fix are printed without a traceback, unless
-    the environment variable `M3BERT_DEBUG` is set.
-    """
+    """Call a command's `main` with the command line. A ValueError or OSError is printed as one line, without a
+    traceback unless the environment variable `M3BERT_DEBUG` is set."""
     try:
         main(sys.argv[1:])
         sys.stdout.flush()

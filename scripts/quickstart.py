@@ -2,8 +2,8 @@
 From a real encoder to an elastic one, in one command: convert it, fit exits, search one index with queries at any
 depth, fine-tune all granularities from there, and ask questions.
 
-    m3bert quickstart                                             # takes 4 to 8 minutes on two CPU cores
-    m3bert quickstart --fast                                      # without fine-tuning: about a minute
+    m3bert quickstart                                             # takes 5 to 10 minutes on two CPU cores
+    m3bert quickstart --fast                                      # without fine-tuning: about two minutes
     m3bert quickstart --query "How do I join two paths?"          # ask an existing run
 
 The texts are the documentation of Python's standard library, which is on every machine: the summary line of a
@@ -17,7 +17,6 @@ import json
 import sys
 import time
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,6 @@ from trainers.core.extras import require_extra
 from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from trainers.evaluation import (
     TASKS,
-    GridEmbeddings,
     GridEncoder,
     exact_search,
     load_task,
@@ -82,38 +80,33 @@ def documents_of(pairs: list[Pair]) -> list[str]:
     return [f"{pair.summary} {pair.body}" for pair in pairs]
 
 
-def add_exits(encoder: GridEncoder, pairs: list[Pair], file: Path) -> TeacherEmbeddings:
-    """Fit exits to summaries, bodies, and both together. The embeddings of these texts at the full size come from the
-    same pass, and are kept in a file."""
-    kept: dict[str, torch.Tensor] = {}
+def add_exits(encoder: GridEncoder, pairs: list[Pair]) -> None:
+    """Fit exits to summaries, bodies, and both together."""
     fit_exits(
         encoder.model,
         encoder.tokenizer,
-        [*(pair.summary for pair in pairs), *(pair.body for pair in pairs), *documents_of(pairs)],
+        training_texts(pairs),
         layers=[layer for layer in GRID.layers if 0 < layer < FULL.layer],
         basis="principal",
         max_length=SHORT_LENGTH,
         compute_dtype=encoder.compute_dtype,
         description="Fitting exits",
-        on_states=lambda texts, pooled: kept.update(zip(texts, pooled[FULL.layer].cpu(), strict=True)),
     )
     encoder.model.config.matryoshka_dims = GRID.dims
-    pooled = torch.stack(list(kept.values())).to(encoder.model.device)
-    return TeacherEmbeddings.write(list(kept), encoder.model.exit_state(FULL.layer, pooled), file)
 
 
-def after_exits(encoder: GridEncoder, texts: list[str], states: GridEmbeddings) -> GridEmbeddings:
-    """The embeddings of texts from their hidden states. The exit of a mean is the mean of the exits, so nothing is
-    encoded again but the static vectors."""
-    static = replace(encoder, grid=Grid.product([0], [FULL.dim])).encode(texts).at(Granularity(0, FULL.dim))
-    exit_of = partial(encoder.model.exit_state, static=static.to(encoder.model.device))
-    return states.map(lambda layer, vectors: exit_of(layer, vectors.to(encoder.model.device)).cpu())
+def training_texts(pairs: list[Pair]) -> list[str]:
+    """Summaries, bodies, and both together."""
+    return [*(pair.summary for pair in pairs), *(pair.body for pair in pairs), *documents_of(pairs)]
 
 
-def train(encoder: GridEncoder, pairs: list[Pair], before: TeacherEmbeddings, options: argparse.Namespace) -> None:
+def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) -> None:
     """Contrast pairs at every granularity, and queries at every depth with documents at the last layer; shallow layers
     also learn to embed like the last one did before. The model is saved in place of the fitted one."""
-    compute = compute_of(options)
+    compute, texts = compute_of(options), list(dict.fromkeys(training_texts(pairs)))
+    at_full = replace(encoder, grid=Grid((FULL,)), max_length=SHORT_LENGTH)
+    vectors = at_full.encode(texts, description="Encoding what to train on").at(FULL)
+    before = TeacherEmbeddings.write(texts, vectors, options.output_dir / "training" / "before.npy")
     args = ContrastiveConfig(
         output_dir=str(options.output_dir / "training"),
         grid=str(GRID),
@@ -242,23 +235,21 @@ def run(options: argparse.Namespace) -> None:
     scores["untouched"] = score_vectors(task, vectors)
     baselines = {"TF-IDF": tfidf_scores(task), "BM25": task.score_bm25()}
     lap("encode")
-    before = add_exits(encoder, train_pairs, folder / "training" / "before.npy")
+    add_exits(encoder, train_pairs)
     lap("fit")
-    vectors = {name: after_exits(encoder, task.texts[name], states) for name, states in vectors.items()}
+    vectors = encode()
     measure("exits")
+    lap("encode again")
     if options.fast:
         model.save_pretrained(folder / "model")
     else:
-        train(encoder, train_pairs, before, options)
+        train(encoder, train_pairs, options)
         lap("train")
         vectors = encode()
         measure("trained")
-        lap("encode again")
-    indexer = GridEncoder(model, tokenizer, Grid((FULL,)), max_length=SHORT_LENGTH, compute_dtype=dtype)
-    to_index = test_pairs if options.fast else pairs  # training moved the documents of the fit, too
-    index = indexer.encode(documents_of(to_index), description="Encoding the library").at(FULL)
-    known = [before.of(documents_of(train_pairs))] if options.fast else []
-    write_index(pairs, torch.cat([*known, index]), folder)
+        lap("encode once more")
+    indexer = replace(encoder, grid=Grid((FULL,)), max_length=SHORT_LENGTH)
+    write_index(pairs, indexer.encode(documents_of(pairs), description="Encoding the library").at(FULL), folder)
     lap("index")
     engines = None if missing_packages() else onnx_engines(encoder, (2, FULL.layer))
     lap("ONNX export")

@@ -10,11 +10,11 @@ Train an encoder:
 
 Methods: {methods}. A config class in a file of your own is a method, too; its `objective_class` is what is trained.
 
-`m3bert train METHOD --help` lists the options of a method, and `--help --all` describes all of them. `--config` reads
-options from a YAML file or a recipe (`m3bert recipes` lists them). It can be repeated: later files override earlier
-ones, the command line overrides all files, and mappings such as `sia: ...` are merged. `--peft lora` trains an
-adapter. `--student_layers 3` trains the first three layers of a model as an m3BERT, `--student_layers 1,4,6` these
-three; for ibkd, the default model is the teacher.
+`m3bert train METHOD --help` lists the options of a method. All TrainingArguments of transformers are options, too.
+`--config` reads options from a YAML file or a recipe (`m3bert recipes` lists them). It can be repeated: later files
+override earlier ones, the command line overrides all files, and mappings such as `sia: ...` are merged. `--peft lora`
+trains an adapter. `--student_layers 3` trains the first three layers of a model as an m3BERT, `--student_layers 1,4,6`
+these three; for ibkd, the default model is the teacher.
 """
 
 from __future__ import annotations
@@ -24,22 +24,14 @@ import importlib.util
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trainers
 from trainers.core.durable import only_writer, remove_files, replacing_files
 
-from .command import (
-    MODEL_FILES,
-    BriefHelpFormatter,
-    HelpFormatter,
-    check_overwriting,
-    group_options,
-    read_options,
-    run_command,
-)
+from .command import MODEL_FILES, HelpFormatter, check_overwriting, run_command
 from .recipes import read_recipes
 from .training_data import DataArguments, cleaned, data_files, masked_lm_data, read_data
 
@@ -49,29 +41,10 @@ if TYPE_CHECKING:
 
 TRAINED_FILES = (*MODEL_FILES, "checkpoint-*", "adapter_*", "*_results.json", "trainer_state.json")
 __doc__ = (__doc__ or "").format(methods=", ".join(trainers.METHODS))
-BRIEF = """
-    m3bert train METHOD --train_files FILE --model_name_or_path DIR --output_dir DIR
-
-Options of a method, with the first sentence of their help. --help --all describes all of them.
-"""
-TRAINING = "Training (TrainingArguments of transformers)"
-USUAL = (
-    "bf16", "eval_strategy", "gradient_accumulation_steps", "hub_model_id", "load_best_model_at_end", "logging_steps",
-    "lr_scheduler_type", "max_steps", "metric_for_best_model", "num_train_epochs", "output_dir", "push_to_hub",
-    "report_to", "resume_from_checkpoint", "save_steps", "seed", "torch_compile", "warmup_steps", "weight_decay",
-)  # fmt: skip
 
 
 def method_of(name: str) -> tuple[type, type]:
-    """
-    The config and the trainer of a method.
-
-    Args:
-        name (`str`): One of `trainers.METHODS`, or `path/to/file.py:ConfigClass`.
-
-    Raises:
-        ValueError: if there is no such method, file or class.
-    """
+    """The config and the trainer of a method: one of `trainers.METHODS`, or `path/to/file.py:ConfigClass`."""
     if name in trainers.METHODS:
         prefix = trainers.METHODS[name]
         return getattr(trainers, f"{prefix}Config"), getattr(trainers, f"{prefix}Trainer")
@@ -82,153 +55,77 @@ def method_of(name: str) -> tuple[type, type]:
         )
     config_class = load_class(Path(file), class_name)
     for base in config_class.__mro__:  # the nearest class of this library that has a trainer
-        prefix = base.__name__.removesuffix("Config")
-        if base is trainers.TextTrainingArguments:
-            return config_class, trainers.EmbeddingTrainer
-        if f"{prefix}Trainer" in trainers.__all__ and getattr(trainers, base.__name__, None) is base:
-            return config_class, getattr(trainers, f"{prefix}Trainer")
+        trainer = f"{base.__name__.removesuffix('Config')}Trainer"
+        if trainer in trainers.__all__ and getattr(trainers, base.__name__, None) is base:
+            return config_class, getattr(trainers, trainer)
     raise ValueError(f"{class_name} in {file} must derive from EmbeddingConfig or MultigranularMLMConfig.")
 
 
 def load_class(file: Path, name: str) -> type:
-    """
-    A class that a Python file defines.
-
-    Raises:
-        ValueError: if there is no such file, or it has no such class.
-    """
-    spec = importlib.util.spec_from_file_location(f"m3bert_user_{file.stem}", file)
-    if not file.is_file() or spec is None or spec.loader is None:
-        raise ValueError(f"{file} does not exist.")
+    """A class that a Python file defines."""
+    spec: Any = importlib.util.spec_from_file_location(f"m3bert_user_{file.stem}", file)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses look up their module there
     spec.loader.exec_module(module)
-    found = vars(module).get(name)
-    if not isinstance(found, type):
-        classes = [
-            key for key, value in vars(module).items() if isinstance(value, type) and value.__module__ == spec.name
-        ]
-        raise ValueError(f"{file} has no class {name!r}; its classes: {', '.join(classes) or 'none'}.")
-    return found
+    return getattr(module, name)
 
 
 def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, DataArguments, Any]:
-    """
-    Options from `--config` and the command line; see [`with_command_line`].
+    """Options from `--config` and the command line. ValueError if a recipe is not found or has unknown options."""
+    from transformers import HfArgumentParser, TrainingArguments
 
-    Raises:
-        ValueError: if a recipe is not found or has unknown options.
-    """
-    from transformers import HfArgumentParser
+    from trainers.core.help_texts import own
 
     from .backbone import BackboneArguments
 
     configs = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    configs.add_argument("--config", action="append", default=[])
-    known, arguments = configs.parse_known_args(arguments)
-    recipe, arguments = with_command_line(read_recipes(known.config), arguments)
-    brief = "--all" not in arguments
-    arguments = [argument for argument in arguments if argument != "--all"]
+    configs.add_argument("--config", action="append", default=[], help="Recipe or YAML file. Can be repeated.")
+    recipe = read_recipes(configs.parse_known_args(arguments)[0].config)
     parser = HfArgumentParser(
-        (BackboneArguments, DataArguments, config_class),
+        (config_class, BackboneArguments, DataArguments),
         usage="%(prog)s METHOD [options]",
-        description=BRIEF if brief else __doc__,
-        formatter_class=BriefHelpFormatter if brief else HelpFormatter,
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        parents=[configs],
     )
-    group_options(parser, option_groups(config_class))
-    if brief:
-        hide_rest(parser)
     unknown = set(recipe) - {action.dest for action in parser._actions}
     if unknown:
         raise ValueError(f"--config has unknown options: {', '.join(sorted(unknown))}.")
+    bases = [base for base in config_class.__mro__ if base not in TrainingArguments.__mro__]
+    inherited = {field.name for field in own(TrainingArguments)} - {one.name for base in bases for one in own(base)}
     for action in parser._actions:
+        if action.dest in inherited:
+            action.help = argparse.SUPPRESS
         if action.dest in recipe:
             action.required = False
+        if isinstance(recipe.get(action.dest), Mapping):
+            action.type = merging(action.dest, recipe[action.dest])
     parser.set_defaults(**recipe)
-    return read_options(parser, arguments)
+    args, backbone, data, _ = parser.parse_args_into_dataclasses(arguments)
+    return backbone, data, args
 
 
-def option_groups(config_class: type) -> dict[str, list[str]]:
-    """Title -> names of options: those of the method and of its bases, of the model and the data, and of transformers'
-    training arguments."""
-    from transformers import TrainingArguments
-
-    from trainers.core.help_texts import groups_of
-
-    from .backbone import BackboneArguments
-
-    groups: dict[str, list[str]] = {}
-    bases = [base for base in config_class.__mro__ if base not in TrainingArguments.__mro__]
-    for base in bases:
-        grouped = {name for names in groups.values() for name in names}
-        for title, names in groups_of(base).items():
-            groups[title] = [name for name in names if name not in grouped]
-    groups["The model"] = [one.name for one in fields(BackboneArguments)]
-    groups["The data"] = [one.name for one in fields(DataArguments)]
-    groups[TRAINING] = sorted(
-        one.name for one in fields(TrainingArguments) if one.name not in sum(groups.values(), [])
-    )
-    return groups
-
-
-def hide_rest(parser: argparse.ArgumentParser) -> None:
-    """Leave negations of switches, and all but the usual ones of transformers' arguments, out of the help."""
-    for group in parser._action_groups:
-        seen: set[str] = set()
-        for action in group._group_actions:
-            if action.dest in seen or (group.title == TRAINING and action.dest not in USUAL):
-                action.help = argparse.SUPPRESS
-            seen.add(action.dest)
-
-
-def with_command_line(recipe: dict[str, Any], arguments: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """A recipe whose mappings are merged with those of the command line, and the rest of the command line."""
+def merging(name: str, base: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
+    """The type of an option whose mapping is merged with that of a recipe."""
     from trainers.core.composition import mapping_of, merged
 
-    mappings = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for name, value in recipe.items():
-        if isinstance(value, Mapping):
-            mappings.add_argument(f"--{name}")
-    found, rest = mappings.parse_known_args(arguments)
-    return merged(recipe, {name: mapping_of(f"--{name}", text) for name, text in vars(found).items()}), rest
+    return lambda text: merged(base, mapping_of(f"--{name}", text))
 
 
 def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -> None:
-    """
-    Check that every option has an effect.
-
-    Raises:
-        ValueError: names the option and what it needs.
-    """
-    embeds = isinstance(args, trainers.TextTrainingArguments)
+    """Raise a ValueError for options whose result would be another than asked for, or lost."""
     sources = [name for name in ("train_files", "dataset_name", "prepared_data") if getattr(data, name)]
     if len(sources) != 1:
         raise ValueError(
             "Training needs one of --train_files, --dataset_name and, for masked LMs, --prepared_data; "
             f"got {', '.join(f'--{name}' for name in sources) or 'none'}."
         )
-    single = not embeds or args.views > 1 or isinstance(args, trainers.DistillationConfig)
-    adapter_alone = backbone.peft is not None and not backbone.merge_adapter
-    without_effect = {
-        "--prepared_data is for masked LMs only": embeds and data.prepared_data,
-        "--eval_files and --eval_split exclude each other": data.eval_files and data.eval_split,
-        "--dataset_config and --eval_split need --dataset_name": (data.dataset_config or data.eval_split)
-        and data.dataset_name is None,
-        "--merge_adapter needs --peft lora": backbone.merge_adapter and backbone.peft is None,
-        "--merge_adapter excludes --fsdp and --push_to_hub: save the adapter, and merge or push it after training": (
-            backbone.merge_adapter and (args.fsdp or args.push_to_hub)
-        ),
-        "--student_layers and --transfer_vocabulary make a new base model, which an adapter needs: --merge_adapter": (
-            adapter_alone and (backbone.student_layers or backbone.transfer_vocabulary)
-        ),
-        "--max_pairs_per_query needs --clean_pairs": data.max_pairs_per_query is not None and not data.clean_pairs,
-        "--clean_pairs is for pairs": data.clean_pairs and single,
-        "--language_exponent is for files of masked LMs that are not streamed": data.language_exponent is not None
-        and (embeds or data.streaming or data.dataset_name is not None),
-    }
-    for message, found in without_effect.items():
-        if found:
-            raise ValueError(f"{message}.")
+    if backbone.merge_adapter and (backbone.peft is None or args.fsdp or args.push_to_hub):
+        raise ValueError("--merge_adapter needs --peft lora, and excludes --fsdp and --push_to_hub.")
+    if backbone.peft and not backbone.merge_adapter and (backbone.student_layers or backbone.transfer_vocabulary):
+        raise ValueError(
+            "The base model that --student_layers and --transfer_vocabulary make would be lost: pass --merge_adapter."
+        )
 
 
 def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:
@@ -262,11 +159,12 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
         backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
     model, tokenizer = load_backbone(backbone, AutoModel)
     train = read_data(data)
-    if data.clean_pairs and isinstance(train, dict):
-        train = {name: cleaned(each, data, args, f"{name}: ") for name, each in train.items()}
-    elif data.clean_pairs:
-        args.text_columns = args.columns_of(train)
-        train = cleaned(train, data, args)
+    if data.clean_pairs or data.max_pairs_per_query:
+        if isinstance(train, dict):
+            train = {name: cleaned(each, data, args, f"{name}: ") for name, each in train.items()}
+        else:
+            args.text_columns = args.columns_of(train)
+            train = cleaned(train, data, args)
     evaluation = read_data(data, evaluation=True)
     return trainer_class(model, args, tokenizer, train, evaluation, evaluator=evaluator_of(data))
 
@@ -281,13 +179,8 @@ def evaluator_of(data: DataArguments) -> Any:
 
 
 def resumed_checkpoint(args: Any) -> str | None:
-    """
-    The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`, and for `auto`
-    if there is one.
-
-    Raises:
-        ValueError: if it is `true`, and there is no complete checkpoint.
-    """
+    """The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`, and for
+    `auto` if there is one."""
     from trainers.core.checkpoints import complete_checkpoints, last_checkpoint
 
     named = args.resume_from_checkpoint

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class DataArguments:
     """What to train on."""
 
+    _argument_group_name = "The data"
+
     train_files: list[str] = field(
         default_factory=list,
         metadata={

@@ -78,12 +78,6 @@ def test_help_lists_every_command(capsys):
         assert listed == list(COMMANDS)
 
 
-def test_an_unknown_command_is_one_line():
-    with pytest.raises(SystemExit) as end:
-        main(["fly"])
-    assert end.value.code == f"error: unknown command 'fly'; commands: {', '.join(COMMANDS)}."
-
-
 def test_the_documentation_explains_every_command():
     """The table of commands names a page for each, which shows how it is called."""
     table = read("docs/index.md").partition("| command |")[2].partition("\n\n")[0]
@@ -94,13 +88,6 @@ def test_the_documentation_explains_every_command():
     assert pages.keys() == COMMANDS.keys()
     for name, linked in pages.items():
         assert any(re.search(rf"\bm3bert {name}\b", read(f"docs/{page}")) for page in linked or ["index.md"]), name
-
-
-def test_training_without_a_method_lists_the_methods(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    main(["train", "--help"])
-    printed = capsys.readouterr().out
-    assert "Methods: multigranular-mlm, matryoshka-distillation, contrastive, " in printed
 
 
 HEAVY = {"torch", "transformers", "numpy", "datasets", "accelerate", "huggingface_hub", "matplotlib", "faiss"}
@@ -116,58 +103,8 @@ def test_what_needs_no_model_imports_no_torch(tmp_path):
     assert not loaded & HEAVY
 
 
-def test_optional_packages_are_imported_where_they_are_used():
-    _, loaded = run_and_list("train starbucks --help", "evaluate --help")
-    assert "torch" in loaded
-    assert not loaded & {"faiss", "matplotlib", "sklearn", "sentence_transformers", "gradio", "onnxruntime"}
-
-
 def test_an_error_is_one_line_and_no_traceback(tmp_path):
     done = process("-m", "m3bert", "recipes", "poetry")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("error: poetry is neither a recipe nor a file; recipes: baseline_espresso_bert, ")
     assert done.stderr.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["convert", "a", "b", "--fit_exti", "c"], "unknown option --fit_exti. Did you mean --fit_exits"),
-        (["push", "a", "u/b", "--licence=mit"], "unknown option --licence. Did you mean --license?"),
-        (
-            ["train", "mipic", "--lerning_rate", "3"],
-            "unknown option --lerning_rate. Did you mean ",
-        ),
-        (["evaluate", "--zzzzzz"], "unknown option --zzzzzz. --help lists all options."),
-        (
-            ["choose", "a.json", "b.json", "--documents", "9"],
-            "'b.json' belongs to no option; --help",
-        ),
-    ],
-)
-def test_an_unknown_option_is_refused_with_those_that_may_be_meant(arguments, message, monkeypatch):
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert str(end.value.code).startswith(f"error: {message}") and "\n" not in end.value.code
-
-
-@pytest.mark.parametrize(("debug", "traced"), [("1", True), ("0", False), ("", False)])
-def test_the_traceback_of_an_error_is_kept_on_request(monkeypatch, debug, traced):
-    monkeypatch.setattr(sys, "argv", sys.argv)
-    monkeypatch.setenv("M3BERT_DEBUG", debug)
-    with pytest.raises(ValueError if traced else SystemExit, match="poetry is neither a recipe nor a file"):
-        main(["recipes", "poetry"])
-
-
-def test_libraries_do_not_talk_before_a_command_does():
-    """torchao and torch log lines about themselves while transformers imports them."""
-    done = process("-m", "m3bert", "evaluate", "--list_tasks")
-    assert done.returncode == 0 and done.stdout.startswith("tasks: ")
-    assert done.stderr == ""
-
-
-def test_a_checkout_runs_the_same_modules():
-    done = process("-m", "scripts.choose", "--help")
-    assert done.returncode == 0, done.stderr
-    assert "usage: " in done.stdout

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from importlib.metadata import version
 
-import pytest
-
 import m3bert
 import modeling_m3bert
 import trainers
@@ -26,19 +24,6 @@ def test_every_name_is_there():
     for name in set(m3bert.__all__) - {"__version__"}:
         owners = [owner for owner in (modeling_m3bert, trainers, trainers.evaluation) if name in owner.__all__]
         assert [getattr(owner, name) for owner in owners] == [getattr(m3bert, name)], name
-
-
-def test_all_names_can_be_imported_at_once():
-    namespace: dict[str, object] = {}
-    exec("from m3bert import *", namespace)
-    assert set(m3bert.__all__) <= set(namespace)
-
-
-def test_another_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="module 'm3bert' has no attribute 'M3BertForPoetry'"):
-        m3bert.M3BertForPoetry  # noqa: B018
-    with pytest.raises(ImportError, match="cannot import name 'ContrastivTrainer' from 'm3bert'"):
-        exec("from m3bert import ContrastivTrainer")
 
 
 def test_the_version_is_that_of_the_distribution():

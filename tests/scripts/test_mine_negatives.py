@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-from pathlib import Path
 
 import pytest
 import torch
-from datasets import Dataset
 
 from scripts import mine_negatives
 
@@ -76,21 +73,3 @@ def test_candidates_of_another_file(encoder_folder, pairs, tmp_path, sentences):
     negatives = {row["negative_1"] for row in found}
     assert negatives & set(sentences[44:48])
     assert negatives <= {*sentences[44:48], *(row["positive"] for row in pairs[1])}
-
-
-def test_half_of_the_negatives_are_no_file(encoder_folder, pairs, tmp_path, monkeypatch):
-    """Training would read them as if they were all."""
-    output = tmp_path / "triplets.jsonl.gz"
-    line = ["--teacher_name_or_path", encoder_folder, "--files", pairs[0], "--output_file", output]
-    run(*line)
-    before = output.read_bytes()
-    assert json.loads(gzip.decompress(before).splitlines()[0]).keys() >= {"anchor", "positive"}
-
-    def half(dataset, file, **options):
-        Path(file).write_text("{}\n")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Dataset, "to_json", half)
-    with pytest.raises(OSError, match="No space left"):
-        run(*line)
-    assert output.read_bytes() == before and not [*tmp_path.glob("triplets.jsonl.gz.*")]

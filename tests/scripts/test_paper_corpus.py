@@ -38,9 +38,3 @@ def test_the_corpus_has_the_sizes_of_the_papers(data, tmp_path, capsys):
     assert firsts == seconds, "pairs are drawn, not sentences"
     assert all("text" not in line or line.split(" ")[1] == "text" for line in lines), "one text per line"
     assert paper_corpus.paper_corpus(data) == lines != paper_corpus.paper_corpus(data, seed=1)
-
-
-def test_a_file_of_yours_stays(data, tmp_path):
-    (tmp_path / "there.txt").write_text("mine\n")
-    with pytest.raises(ValueError, match="there.txt exists: name another file"):
-        paper_corpus.main([str(tmp_path / "there.txt")])

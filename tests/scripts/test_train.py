@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import datasets
 import pytest
 import torch
-from huggingface_hub import HfApi, constants
 from peft import PeftModel
 
 from hub_cards.publication import Options, write_card
@@ -20,7 +16,6 @@ from modeling_m3bert import M3BertForMaskedLM, M3BertModel
 from scripts import train
 from tests.conftest import padded_batch, tiny_config
 from tests.evaluation_data import serve_datasets
-from tests.scripts.conftest import ROOT
 from trainers.hub.quantizer import find_quantizer
 from trainers.hub.training_record import TrainingRecord
 
@@ -147,17 +142,15 @@ def test_a_quantizer(text_files, tiny_checkpoint, quick_options, frozen):
     assert find_quantizer(str(text_files / "out")).fingerprint == first.fingerprint
 
 
-# What a user writes: an objective on pooled embeddings with an argument, one on masked tokens, and their configs.
+# An objective on pooled embeddings with an argument, and its config, as a user writes them.
 OWN = '''
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch.nn.functional import normalize
 
-from m3bert import (
-    EmbeddingConfig, EmbeddingObjective, Identity, MultigranularMLM, MultigranularMLMConfig, Paper, truncate,
-)
+from m3bert import EmbeddingConfig, EmbeddingObjective, Paper, truncate
 
 
 class Alignment(EmbeddingObjective):
@@ -186,23 +179,6 @@ class AlignmentConfig(EmbeddingConfig):
     objective_class = Alignment
 
     power: float = 2.0
-
-
-class DeepestFirst(MultigranularMLM):
-    title = "Deepest first"
-    equation = "masked-token cross-entropy, weighted with the depth"
-
-    def forward(self, batch):
-        return {replace(term, weight=term.granularity.layer): value for term, value in super().forward(batch).items()}
-
-
-@dataclass
-class DeepestFirstConfig(MultigranularMLMConfig):
-    objective_class = DeepestFirst
-
-
-class Stranger:
-    pass
 '''
 
 
@@ -245,22 +221,6 @@ def test_an_embedding_objective_of_ones_own(own_file, text_files, tiny_checkpoin
     )
 
 
-def test_a_masked_lm_objective_of_ones_own(own_file, text_files, quick_options):
-    out = text_files / "out"
-    run(
-        f"{own_file}:DeepestFirstConfig", "--tokenizer_name", text_files / "tokenizer", "--model_config",
-        json.dumps(model_config()), "--grid", "2,6x8,32", "--train_files", text_files / "en.txt", "--eval_files",
-        text_files / "de.txt", "--max_length", 32, "--output_dir", out, *quick_options(),
-    )  # fmt: skip
-    first = logged(out)[0]
-    assert set(first) >= MLM_TERMS
-    weighted = sum(int(name[4]) * value for name, value in first.items() if name in MLM_TERMS)
-    assert first["loss"] == pytest.approx(weighted, rel=1e-3)
-    assert "eval_mlm_6x32" in json.loads((out / "eval_results.json").read_text())
-    assert json.loads((out / "training.json").read_text())["objective"] == "Deepest first"
-    M3BertForMaskedLM.from_pretrained(out)
-
-
 def test_a_config_of_ones_own_may_extend_a_method(text_files):
     from trainers import IBKDConfig, IBKDTrainer
 
@@ -285,14 +245,6 @@ def test_a_later_recipe_wins_and_the_command_line_wins_over_all(tmp_path):
     *_, args = options_of("mixture", *files, "--output_dir", tmp_path, *more)
     assert args.temperature == 0.5 and args.scr == {"threshold": 0.2} and args.sia == {"layers": [2, 4]}
     assert args.pic == {"pooling": "mean", "temperature": 0.6, "detach_target": True}
-
-
-def test_a_recipe_is_a_name_or_a_file(tmp_path):
-    (tmp_path / "mine.yaml").write_text("max_length: 77\n")
-    names = ["--config", "msmarco_triplets", "--config", tmp_path / "mine.yaml"]
-    _, data, args = options_of("contrastive", *names, "--output_dir", tmp_path, "--bf16", "false", "--use_cpu")
-    assert args.max_length == 77 and args.text_columns == ["query", "positive", "negative"]
-    assert not data.train_files
 
 
 def test_streamed_pairs_are_cleaned_before_training(text_files, tiny_checkpoint, quick_options, capsys):
@@ -326,87 +278,6 @@ def test_the_data_set_that_is_asked_for_is_trained_on(text_files, tiny_checkpoin
     message = r"^The dataset lacks the column\(s\) reply; it has query, answer\.$"
     with pytest.raises(ValueError, match=message):
         run("contrastive", *options, "--overwrite", "--text_columns", "query", "reply")
-
-
-@pytest.mark.slow
-def test_a_data_set_on_the_hub_trains_and_is_on_record(
-    text_files, tiny_checkpoint, quick_options, hub, tmp_path, monkeypatch
-):
-    """Read at once and as a stream, for pairs and for masked LMs; a column that is not there is named."""
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-    api = HfApi(endpoint=hub.url, token="hf_user")
-    api.create_repo("user/data", repo_type="dataset", private=False)
-    rows = [json.loads(line) for line in (text_files / "pairs.jsonl").read_text().splitlines()]
-    for name, split in (("train", rows), ("validation", rows[:9])):
-        content = "".join(json.dumps(row) + "\n" for row in split).encode()
-        api.upload_file(
-            path_or_fileobj=content, path_in_repo=f"small/{name}.jsonl", repo_id="user/data", repo_type="dataset"
-        )
-    card = "---\nconfigs:\n- {config_name: small, data_dir: small}\n---\n"
-    api.upload_file(path_or_fileobj=card.encode(), path_in_repo="README.md", repo_id="user/data", repo_type="dataset")
-    common = ["--dataset_name", "user/data", "--dataset_config", "small", "--grid", "2,6x8,32", *quick_options()]
-    pairs = ["contrastive", "--model_name_or_path", tiny_checkpoint, *common, "--per_device_train_batch_size", "8"]
-    masked = ["multigranular-mlm", "--model_config", json.dumps(model_config()), *common, "--max_length", "16"]
-    masked += ["--tokenizer_name", str(text_files / "tokenizer")]
-    runs = [
-        [*pairs, "--output_dir", "whole", "--eval_split", "validation"],
-        [*pairs, "--output_dir", "stream", "--streaming"],
-        [*masked, "--output_dir", "masked", "--text_column", "answer", "--eval_split", "validation"],
-        [*pairs, "--output_dir", "wrong", "--text_columns", "query", "reply"],
-    ]
-    code = """
-import json, sys
-from scripts import train
-for arguments in json.load(sys.stdin):
-    try:
-        train.main(arguments)
-    except (ValueError, OSError) as error:
-        print("error:", error)
-"""
-    environment = {**os.environ, **hub.environment(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
-    environment["HF_DATASETS_OFFLINE"] = "0"
-    done = subprocess.run(
-        [sys.executable, "-c", code], input=json.dumps(runs), cwd=tmp_path, env=environment,
-        capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    errors = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
-    assert errors == ["error: The dataset lacks the column(s) reply; it has query, answer."], done.stdout[-3000:]
-    records = {
-        name: json.loads((tmp_path / name / "training.json").read_text()) for name in ("whole", "stream", "masked")
-    }
-    assert all(record["datasets"] == ["user/data"] and record["steps"] == 3 for record in records.values())
-    assert [record["rows"] for record in records.values()] == [24, None, 24]
-    for name in ("whole", "masked"):
-        assert "eval_loss" in json.loads((tmp_path / name / "eval_results.json").read_text())
-
-
-def test_prompts_and_lengths_of_roles_train_and_are_saved(text_files, tiny_checkpoint, tiny_tokenizer, quick_options):
-    """The same losses as for hand-made texts: with the prompts before them, cut at the lengths of their roles."""
-    pairs = [json.loads(line) for line in (text_files / "pairs.jsonl").read_text().splitlines()]
-
-    def made(prompt, text, longest):
-        tokens = tiny_tokenizer(prompt + text, add_special_tokens=False)["input_ids"]
-        return tiny_tokenizer.decode(tokens[: longest - 2])
-
-    rows = [{"query": made("open the ", row["query"], 6), "answer": made("read ", row["answer"], 9)} for row in pairs]
-    (text_files / "made.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    options = ["--model_name_or_path", tiny_checkpoint, "--per_device_train_batch_size", 8, *quick_options()]
-    by_role = ["--query_prompt", "open the ", "--document_prompt", "read "]
-    by_role += ["--query_max_length", 6, "--document_max_length", 9]
-    files = {"roles": "pairs.jsonl", "made": "made.jsonl"}
-    for name, file in files.items():
-        more = by_role if name == "roles" else []
-        run("contrastive", "--train_files", text_files / file, "--output_dir", text_files / name, *options, *more)
-    losses = [[entry["loss"] for entry in logged(text_files / name)] for name in files]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    saved, plain = (
-        json.loads((text_files / name / "config_sentence_transformers.json").read_text())["prompts"] for name in files
-    )
-    assert saved == {"query": "open the ", "document": "read "} and plain == {}
-    record = json.loads((text_files / "roles" / "training.json").read_text())
-    assert record["settings"]["query_max_length"] == 6 and record["settings"]["document_prompt"] == "read "
 
 
 def test_the_checkpoint_to_resume_from(tmp_path):

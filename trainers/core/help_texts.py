@@ -12,8 +12,6 @@ from typing import TypeVar
 Config = TypeVar("Config", bound=type)
 # "name (`type`, *optional*): text"; its continuation lines are indented further.
 ARGUMENT = re.compile(r"^    (?P<name>\w+) \((?:`[^`]+`|[^()])*\): (?P<text>.+(?:\n {5,}.+)*)", re.MULTILINE)
-# A heading above some of the arguments, as in TRL.
-GROUP = re.compile(r"^    > (?P<title>Parameters .+)$", re.MULTILINE)
 LINK = re.compile(r"\[([^\]]+)\]\([^)]+\)")
 REFERENCE = re.compile(r"\[`~?([^`]+)`\]")
 
@@ -37,18 +35,6 @@ def described(cls: Config) -> Config:
             raise TypeError(f"{cls.__name__}.{field.name} is not described in the Args of the docstring.")
         field.metadata = MappingProxyType({**field.metadata, "help": text})
     return cls
-
-
-def groups_of(cls: type) -> dict[str, list[str]]:
-    """Heading in the `Args` of a config's docstring (`> Parameters that control ...`) -> fields below it. Fields
-    without a heading are parameters of the class."""
-    doc = inspect.cleandoc(cls.__doc__ or "")
-    groups: dict[str, list[str]] = {}
-    for field in own(cls):
-        described = re.search(rf"^    {field.name} \(", doc, re.MULTILINE)
-        above = GROUP.findall(doc[: described.start()]) if described else []
-        groups.setdefault(above[-1] if above else f"Parameters of {cls.__name__}", []).append(field.name)
-    return groups
 
 
 def own(cls: type) -> list[Field]:

@@ -8,7 +8,7 @@ Every depth of the encoder then embeds into the same space, without any training
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ..core.states import Pooling, check_pooling, longest_text
 from ..data.teacher import TeacherEmbeddings
 from ..data.token_features import check_tokenizer
 from ..data.tokenized_texts import TokenizedTexts
-from .passes import RawStates, States, TextPasses, token_features
+from .passes import RawStates, TextPasses, token_features
 from .paths import PathFit, default_path, fit_path
 from .ridge import weight_and_bias
 from .sums import ExitMaps, LayerFit
@@ -97,7 +97,6 @@ def fit_exits(
     compute_dtype: torch.dtype | None = None,
     cache_dir: str | Path | None = None,
     description: str | None = None,
-    on_states: Callable[[list[str], States], None] | None = None,
 ) -> ExitFit:
     """
     Fit the depths of an encoder in closed form and put them into it; it becomes elastic. Earlier depths are replaced.
@@ -152,9 +151,6 @@ def fit_exits(
         cache_dir (`str` or `Path`, *optional*): Folder that keeps the embeddings of the vocabulary's tokens, for the
             next fit. Default: they are not kept.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
-        on_states (`Callable[[list[str], dict[int, torch.Tensor]], None]`, *optional*): Called with some texts and, by
-            layer, their pooled hidden states before any exit `(texts, width)`, until it has had all texts of this
-            rank. An index of the texts then needs no second pass. Paths are not among the layers.
 
     Returns:
         [`ExitFit`]
@@ -207,7 +203,7 @@ def fit_exits(
         if static:
             tokens = token_features(raw, tokenized, prompts, cache_dir, progress=description is not None)
         passes = TextPasses(raw, tokenized, tokens, description)
-        sums, targets = passes.sums(layers, projection, teacher, on_states, has_paths=bool(routes))
+        sums, targets = passes.sums(layers, projection, teacher, has_paths=bool(routes))
         maps = ExitMaps(sums, basis, config, projection if stays else None)
         maps.add(sums)
         fitted = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -109,7 +109,6 @@ class TextPasses:
         layers: Sequence[int],
         projection: Projection | None,
         teacher: TeacherEmbeddings | None,
-        on_states: Callable[[list[str], States], None] | None,
         *,
         has_paths: bool,
     ) -> tuple[ExitSums, list[torch.Tensor]]:
@@ -128,8 +127,6 @@ class TextPasses:
             self._add(sums, group, pooled, targets)
             if has_paths:
                 sampled.append(targets[self.sampling(PATH_TEXTS)].clone())  # a view would keep all rows
-            if on_states is not None:
-                on_states([its.text for its in group], pooled)
         sums.over_ranks()
         return sums, sampled
 
