@@ -17,7 +17,7 @@ from trainers.evaluation.choice import Budget, choose
 from trainers.evaluation.results import GridResults
 from trainers.evaluation.tasks import GROUPS
 
-from .command import argument_parser, run_command
+from .command import argument_parser
 
 
 def judges(results: GridResults, names: list[str]) -> list[str]:
@@ -76,7 +76,3 @@ def main(arguments: list[str]) -> None:
             print(f"\n{asymmetric_table(results, size.dim)}")
         if results.hybrid_searches:
             print(f"\n{hybrid_table(results)}")
-
-
-if __name__ == "__main__":
-    run_command(main)

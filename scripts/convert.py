@@ -28,7 +28,6 @@ from .command import (
     check_overwriting,
     compute_of,
     naming,
-    run_command,
     writing_to,
 )
 from .fit import add_exit_options, fit_to_files, report, save_with_exits
@@ -140,7 +139,3 @@ def main(arguments: list[str]) -> None:
         f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({options.output_dir!r}, "
         "trust_remote_code=True, output_layer=..., output_dim=...)."
     )
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -35,7 +35,7 @@ from trainers.evaluation.coding import PackedIndex
 from trainers.evaluation.encoding import default_grid
 from trainers.evaluation.latency import seconds_in_turn
 
-from .command import parse_options, run_command
+from .command import parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
@@ -241,7 +241,3 @@ def main(arguments: list[str]) -> None:
         return
     encoder = load(encoding)
     build_demo(encoder, library(encoder)).launch()
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -27,7 +27,7 @@ from trainers.data.collators import fields_of, joined_text, separator_for
 from trainers.data.files import load_files
 from trainers.evaluation.bulk import GridEmbedder
 
-from .command import parse_options, run_command
+from .command import parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
@@ -117,7 +117,3 @@ def main(arguments: list[str]) -> None:
     finally:
         if is_ours:  # a process group that is left over ends some runs with warnings or an abort
             state.destroy_process_group()
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -51,7 +51,7 @@ from trainers.evaluation import (
 )
 from trainers.evaluation.grid_evaluation import installed_versions
 
-from .command import parse_options, run_command, writing_to
+from .command import parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import DEFAULT_ENCODER, local_data
 
@@ -228,7 +228,3 @@ def main(arguments: list[str]) -> None:
     print(f"\n{task_type_table(results)}")
     if results.latency is not None:
         print(f"\n{latency_report(results.latency, results.granularities.layers)}")
-
-
-if __name__ == "__main__":
-    run_command(main)

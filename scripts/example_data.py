@@ -28,7 +28,7 @@ from pathlib import Path
 from trainers.core.durable import replace_text
 from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 
-from .command import argument_parser, run_command
+from .command import argument_parser
 
 
 HELD_OUT = 200  # pairs that are not in triplets.csv
@@ -98,7 +98,3 @@ def main(arguments: list[str]) -> None:
     for file in write_examples(parser.parse_args(arguments).folder):
         lines = file.read_text(encoding="utf-8").count("\n")
         print(f"{file}: {lines:,} lines")
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -27,7 +27,7 @@ from hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
 from trainers.core.durable import remove_files
 
 from . import export_native
-from .command import EXPORT_FILES, parse_options, run_command, writing_to
+from .command import EXPORT_FILES, parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import default_base, local_data
 
@@ -93,7 +93,3 @@ def main(arguments: list[str]) -> None:
             facts += [f"{task} {100 * score:.2f}" for task, score in graph.scores.items()]
             print(f"{folder / graph.file}: {', '.join(facts)}")
         print(f"{folder / QUALITY}: these figures")
-
-
-if __name__ == "__main__":
-    run_command(main)

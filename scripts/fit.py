@@ -35,7 +35,6 @@ from .command import (
     argument_parser,
     compute_of,
     naming,
-    run_command,
     writing_to,
 )
 
@@ -265,7 +264,3 @@ def main(arguments: list[str]) -> None:
             with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
                 write_repository(model, source, draft, revision)
     print(f"{report(fit)}\nSaved to {options.output_dir}.")
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -19,7 +19,7 @@ from trainers.index import ENGINES, Corpus, Index, Plan
 from trainers.index.engine import KINDS, find_engine
 from trainers.index.index import read_manifest
 
-from .command import parse_options, run_command
+from .command import parse_options
 from .encoder import EncoderArguments, load_as
 from .sources import default_base
 
@@ -122,7 +122,3 @@ def main(arguments: list[str]) -> None:
         change(place.plan, encoding, options)
     else:
         build(place.plan, encoding, options)
-
-
-if __name__ == "__main__":
-    run_command(main)

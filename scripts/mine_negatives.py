@@ -21,13 +21,12 @@ import numpy as np
 from datasets import Dataset
 
 from trainers import Teacher
-from trainers.core.dataset_checks import require_columns
 from trainers.core.device import ComputeArguments
 from trainers.core.durable import replacing
 from trainers.core.extras import require_extra, require_sentence_transformers
 from trainers.data.files import load_files
 
-from .command import parse_options, run_command
+from .command import parse_options
 
 
 @dataclass
@@ -69,7 +68,6 @@ class MiningArguments:
 
 def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: list[str] | None = None) -> Dataset:
     """The pairs with their negatives, in one column per negative."""
-    require_columns(pairs, [options.query_column, options.positive_column])
     require_sentence_transformers("Mining")
     require_extra("faiss", "evaluation", "Mining")
     from sentence_transformers.util import mine_hard_negatives
@@ -109,11 +107,7 @@ def main(arguments: list[str]) -> None:
         batch_size=options.batch_size,
         compute=compute,
     )
-    corpus = None
-    if options.corpus_files:
-        documents = load_files(options.corpus_files)
-        require_columns(documents, [options.corpus_column])
-        corpus = documents[options.corpus_column][:]
+    corpus = load_files(options.corpus_files)[options.corpus_column][:] if options.corpus_files else None
     pairs = load_files(options.files)
     found = mine(pairs, teacher, options, corpus)
     file = Path(options.output_file)
@@ -121,7 +115,3 @@ def main(arguments: list[str]) -> None:
     with replacing(file) as draft:
         found.to_json(str(draft), compression="gzip" if file.suffix == ".gz" else None)
     print(f"{file}: {len(found):,} of {len(pairs):,} pairs, {options.negatives} negatives per pair")
-
-
-if __name__ == "__main__":
-    run_command(main)

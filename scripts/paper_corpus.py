@@ -23,7 +23,7 @@ from trainers.core.durable import replace_text
 from trainers.evaluation import find_task
 from trainers.evaluation.readers import read_part
 
-from .command import argument_parser, run_command
+from .command import argument_parser
 from .sources import local_data
 
 
@@ -60,7 +60,3 @@ def main(arguments: list[str]) -> None:
     options.file.parent.mkdir(parents=True, exist_ok=True)
     replace_text(options.file, "".join(f"{sentence}\n" for sentence in sentences))
     print(f"{options.file}: {len(sentences):,} sentences")
-
-
-if __name__ == "__main__":
-    run_command(main)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .command import parse_options, run_command
+from .command import parse_options
 
 
 @dataclass
@@ -82,7 +82,3 @@ def main(arguments: list[str]) -> None:
     print(size_table(prepared))
     if empty := sum(size["empty"] for size in prepared["languages"].values()):
         print(f"{empty:,} documents without text are left out.")
-
-
-if __name__ == "__main__":
-    run_command(main)

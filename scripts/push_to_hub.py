@@ -21,7 +21,7 @@ from pathlib import Path
 
 from trainers.core.granularity import Granularity
 
-from .command import argument_parser, run_command
+from .command import argument_parser
 from .sources import local_data
 
 
@@ -102,7 +102,3 @@ def main(arguments: list[str]) -> None:
         if given.mteb_meta is not None:
             write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id, commit.oid)
     print(commit.commit_url)
-
-
-if __name__ == "__main__":
-    run_command(main)

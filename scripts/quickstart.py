@@ -55,7 +55,7 @@ from trainers.evaluation import (
     tfidf_scores,
 )
 
-from .command import add_compute_options, argument_parser, compute_of, run_command
+from .command import add_compute_options, argument_parser, compute_of
 from .convert import convert
 from .sources import DEFAULT_ENCODER, default_base
 
@@ -285,7 +285,3 @@ def main(arguments: list[str]) -> None:
         ask(options.output_dir, options.query, compute_of(options))
     else:
         run(options)
-
-
-if __name__ == "__main__":
-    run_command(main)

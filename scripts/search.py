@@ -15,7 +15,7 @@ from typing import Any
 
 from trainers.index import Hit, Index
 
-from .command import parse_options, run_command
+from .command import parse_options
 from .encoder import EncoderArguments
 from .index import encoder_of
 
@@ -79,7 +79,3 @@ def main(arguments: list[str]) -> None:
     with Index.open(words.folder, encoder_of(words.folder, encoding)) as index:
         hits = index.search([words.question], options.top_k, filters(options.where, index.layout.columns))[0]
     print("\n".join(shown(number, hit) for number, hit in enumerate(hits, start=1)) or "Nothing found.")
-
-
-if __name__ == "__main__":
-    run_command(main)

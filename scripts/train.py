@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import trainers
 from trainers.core.durable import only_writer, remove_files, replacing_files
 
-from .command import MODEL_FILES, HelpFormatter, check_overwriting, run_command
+from .command import MODEL_FILES, HelpFormatter, check_overwriting
 from .recipes import read_recipes
 from .training_data import DataArguments, cleaned, data_files, masked_lm_data, read_data
 
@@ -238,7 +238,3 @@ def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, 
         trainer.save_metrics("eval", trainer.evaluate())
     if backbone.merge_adapter:  # last, since merging removes the adapter from the model
         save_merged(trainer)
-
-
-if __name__ == "__main__":
-    run_command(main)

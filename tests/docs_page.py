@@ -28,7 +28,6 @@ from tests.snippets import ROOT, read, snippets
 
 DEFAULT_ENCODER = Path("stand-ins", "default").absolute()
 DATA = Path("stand-ins", "data").absolute()
-NAMES = {module: name for name, (module, _) in cli.COMMANDS.items()}  # of `python -m scripts.MODULE`
 LONGEST = 48  # tokens of a text in training, which is all that the small models have positions for
 FILE = re.compile(r"# (\w+\.(?:py|sh|yaml))\n")  # the first line of a block that is a file
 
@@ -73,8 +72,6 @@ def run_line(line: str) -> None:
     if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
         import_module(words[2]).main(words[3:])
         return
-    if words[:2] == ["python", "-m"] and words[2].startswith("scripts."):
-        words = ["m3bert", NAMES[words[2].removeprefix("scripts.")], *words[3:]]
     assert words[0] == "m3bert", f"not a command of this package: {line}"
     if words[1] == "demo" and "--space" not in words:
         serve(words[1:])

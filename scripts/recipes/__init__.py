@@ -10,7 +10,7 @@ command line override all files. Recipes in `ablations/` and `studied/` are made
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -28,48 +28,23 @@ def recipe_names() -> list[str]:
     return [file.relative_to(FOLDER).with_suffix("").as_posix() for file in files]
 
 
-def find_recipe(name: str, option: str = "") -> Path:
-    """
-    The file of a recipe.
-
-    Args:
-        name (`str`): One of [`recipe_names`], or the path of a YAML file.
-        option (`str`, *optional*): The command's option that takes the name, for the error message.
-
-    Raises:
-        ValueError: if there is no such recipe or file.
-    """
+def find_recipe(name: str) -> Path:
+    """The file of a recipe: one of [`recipe_names`], or the path of a YAML file. ValueError if there is none."""
     for file in (Path(name), FOLDER / f"{name}.yaml"):
         if file.is_file():
             return file
-    given = f"{option} {name}".strip()
-    raise ValueError(f"{given} is neither a recipe nor a file; recipes: {', '.join(recipe_names())}.")
+    raise ValueError(f"{name} is neither a recipe nor a file; recipes: {', '.join(recipe_names())}.")
 
 
-def read_recipes(names: Iterable[str], option: str = "--config") -> dict[str, Any]:
-    """
-    The options of several recipes together. Later ones override earlier ones; mappings, such as the arguments of a
-    part (`pic: {pooling: mean}`), are merged.
-
-    Args:
-        names (`Iterable[str]`): Recipes or files, see [`find_recipe`].
-        option (`str`, *optional*, defaults to `"--config"`): As for [`find_recipe`].
-
-    Raises:
-        ValueError: if one is not found, or does not map options to values.
-    """
+def read_recipes(names: Iterable[str]) -> dict[str, Any]:
+    """The options of several recipes together. Later ones override earlier ones; mappings, such as the arguments of a
+    part (`pic: {pooling: mean}`), are merged."""
     from trainers.core.composition import merged
 
     options: dict[str, Any] = {}
     for name in names:
-        file = find_recipe(name, option)
-        try:
-            content = yaml.safe_load(file.read_text(encoding="utf-8"))
-        except (yaml.YAMLError, ValueError) as error:
-            raise ValueError(f"{option} {file} is not YAML: {' '.join(str(error).split())}.") from error
-        if not isinstance(content, Mapping | None):
-            raise ValueError(f"{option} {file} must map options to values.")
-        options = merged(options, content or {})
+        with open(find_recipe(name), encoding="utf-8") as file:
+            options = merged(options, yaml.safe_load(file) or {})
     return options
 
 

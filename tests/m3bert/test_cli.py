@@ -66,7 +66,7 @@ def test_every_command_has_help_under_its_name(name, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert printed.startswith(f"usage: m3bert {name} ")
     assert f"m3bert {name}" in printed.partition("options:")[0].split("\n", 1)[1], "an example"
-    assert "python -m scripts" not in printed and "(default: None)" not in printed
+    assert "(default: None)" not in printed
 
 
 def test_help_lists_every_command(capsys):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import subprocess
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
@@ -15,7 +13,6 @@ import pytest
 from transformers import AutoTokenizer
 
 from modeling_m3bert import M3BertModel
-from tests import warm_processes
 from tests.conftest import tiny_config
 
 
@@ -33,19 +30,6 @@ def quick_options(quiet_arguments) -> Callable[..., list[str]]:
         return [word for name, value in kept.items() for word in (f"--{name}", str(value))]
 
     return options
-
-
-@pytest.fixture
-def run_module() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Run `python -m MODULE ARGUMENTS` in the checkout, in its own process."""
-
-    def run(module: str, *arguments: object) -> subprocess.CompletedProcess[str]:
-        code = f"import runpy; runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
-        words = [*map(str, arguments)]
-        (done,) = warm_processes.server().run(code, ROOT, [dict(os.environ)], path=[str(ROOT)], arguments=words)
-        return done
-
-    return run
 
 
 @pytest.fixture

@@ -110,14 +110,11 @@ def test_bad_options_are_refused(tiny_checkpoint, files, tmp_path, options, mess
         embed.main(command_line(tiny_checkpoint, files, tmp_path / "out", *options))
 
 
-@pytest.mark.parametrize("module", [["scripts.embed"], ["m3bert", "embed"]], ids="-".join)
-def test_several_processes_fill_the_same_arrays(tiny_checkpoint, files, expected, tmp_path, monkeypatch, module):
-    """Called as a module of the checkout, and through the command line."""
+def test_several_processes_fill_the_same_arrays(tiny_checkpoint, files, expected, tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "1")
-    name, *words = module
-    code = f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)"
-    done = start_two(code, *words, *command_line(tiny_checkpoint, files, tmp_path))
+    code = "import runpy; runpy.run_module('m3bert', run_name='__main__', alter_sys=True)"
+    done = start_two(code, "embed", *command_line(tiny_checkpoint, files, tmp_path))
     assert ["11 texts at 2,6x8,16" in each.stdout for each in done] == [True, False], "the first process reports"
     for layer in (2, 6):
         np.testing.assert_allclose(np.load(tmp_path / f"layer_{layer}.npy"), expected.layers[layer], atol=1e-6)

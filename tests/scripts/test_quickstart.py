@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_quickstart_runs_from_end_to_end(minilm, tmp_path):
     def run(*arguments):
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        command = [sys.executable, "-m", "scripts.quickstart", "--output_dir", str(tmp_path), *arguments]
+        command = [sys.executable, "-m", "m3bert", "quickstart", "--output_dir", str(tmp_path), *arguments]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
 
     for arguments, searches in ((["--fast"], 3), (["--steps", "2"], 5)):

@@ -153,5 +153,5 @@ def test_a_recipe_of_m3bert_trains_a_new_model(real_files, quick_options):
         "--gradient_accumulation_steps", 1, "--bf16", "false", "--grid", "4,12x8,32", *quick_options(max_steps=2),
         "--model_config", json.dumps(sizes),
     )  # fmt: skip
-    assert logged(real_files / "out")[0]["tokens_per_second"] > 0
+    assert "mlm_4x8" in logged(real_files / "out")[0]
     assert M3BertModel.from_pretrained(real_files / "out").config.num_hidden_layers == 12

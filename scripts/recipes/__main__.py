@@ -1,8 +1,0 @@
-"""`python -m scripts.recipes`."""
-
-from ..command import run_command
-from . import main
-
-
-if __name__ == "__main__":
-    run_command(main)
