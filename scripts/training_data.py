@@ -68,7 +68,7 @@ class DataArguments:
         default=False, metadata={"help": "For pairs: drop duplicates, and pairs beyond --max_pairs_per_query."}
     )
     max_pairs_per_query: int | None = field(
-        default=None, metadata={"help": "For pairs: the number of documents to keep per query."}
+        default=None, metadata={"help": "For pairs: the number of documents to keep per query. Drops duplicates, too."}
     )
 
 
