@@ -21,8 +21,8 @@ from importlib import import_module
 from typing import Any
 
 from benchmarks._measure import QUICK, Bounds, add_options, results_file
-from hub_cards.tables import markdown
-from scripts.command import argument_parser, run_command
+from m3bert.commands.command import argument_parser, run_command
+from m3bert.hub_cards.tables import markdown
 
 
 NAMES = (

@@ -23,8 +23,8 @@ from torch import distributed
 from torch.profiler import ProfilerActivity, profile
 from transformers.utils.logging import disable_progress_bar
 
-from scripts.command import argument_parser
-from trainers.evaluation.latency import seconds_in_turn
+from m3bert.commands.command import argument_parser
+from m3bert.evaluation.latency import seconds_in_turn
 
 
 RESULTS = Path(__file__).parent / "results"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 
 from benchmarks._measure import SEED
-from scripts.sources import data_folder
-from trainers.evaluation import find_task
-from trainers.evaluation.evaluators import Retrieval
-from trainers.evaluation.readers import load_task, read_rows
+from m3bert.commands.sources import data_folder
+from m3bert.evaluation import find_task
+from m3bert.evaluation.evaluators import Retrieval
+from m3bert.evaluation.readers import load_task, read_rows
 
 
 COLUMNS = ("anchor", "positive")

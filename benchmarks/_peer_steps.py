@@ -17,8 +17,8 @@ from torch import nn
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks._pairs import COLUMNS, MAX_LENGTH
-from scripts.sources import default_base
-from trainers import Contrastive, Grid, NestedModel, TextColumnsCollator
+from m3bert.commands.sources import default_base
+from m3bert.trainers import Contrastive, Grid, NestedModel, TextColumnsCollator
 
 
 LAST_LAYER = Grid.parse("6 x 32,64,128,256,384")

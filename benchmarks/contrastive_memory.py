@@ -25,10 +25,10 @@ from torch.nn import functional
 from transformers import AutoModel
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, added_peak, at_most
-from scripts.command import run_command
-from scripts.sources import default_base
-from trainers import Contrastive, Grid, NestedModel
-from trainers.losses.contrastive import nested_info_nce
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import default_base
+from m3bert.trainers import Contrastive, Grid, NestedModel
+from m3bert.trainers.shared.info_nce import nested_info_nce
 
 
 BOUNDS: Bounds = {

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most, in_new_process, resident_megabytes
-from modeling_m3bert import M3BertConfig, M3BertModel
-from scripts.command import run_command
+from m3bert.commands.command import run_command
+from m3bert.modeling import M3BertConfig, M3BertModel
 
 
 BOUNDS: Bounds = {

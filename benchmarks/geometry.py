@@ -16,13 +16,13 @@ from pathlib import Path
 
 from matplotlib import pyplot
 
-from scripts.command import parse_options
-from scripts.encoder import EncoderArguments, load_encoder
-from scripts.sources import local_data
-from trainers import Granularity, Grid
-from trainers.data.files import load_files
-from trainers.evaluation import find_task, load_task
-from trainers.evaluation.geometry import feature_correlation, feature_covariance, geometry_scores
+from m3bert.commands.command import parse_options
+from m3bert.commands.encoder import EncoderArguments, load_encoder
+from m3bert.commands.sources import local_data
+from m3bert.evaluation import find_task, load_task
+from m3bert.evaluation.geometry import feature_correlation, feature_covariance, geometry_scores
+from m3bert.trainers import Granularity, Grid
+from m3bert.trainers.data.files import load_files
 
 
 @dataclass

@@ -22,13 +22,13 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
-from modeling_m3bert import M3BertModel
-from scripts.command import run_command
-from scripts.convert import convert
-from scripts.sources import data_folder, default_base
-from trainers import Granularity, Grid, NestedStates
-from trainers.evaluation import STS, GridEncoder, find_task, score_grid
-from trainers.evaluation.readers import load_task
+from m3bert.commands.command import run_command
+from m3bert.commands.convert import convert
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.evaluation import STS, GridEncoder, find_task, score_grid
+from m3bert.evaluation.readers import load_task
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Granularity, Grid, NestedStates
 
 
 BOUNDS: Bounds = {

@@ -28,20 +28,20 @@ import numpy as np
 import torch
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least
-from hub_cards.tables import markdown
-from scripts.command import run_command
-from scripts.convert import convert
-from scripts.encoder import EncoderArguments, load_encoder
-from scripts.sources import data_folder, default_base
-from trainers import Granularity, Grid, fit_exits
-from trainers.data.files import load_files
-from trainers.evaluation import GridEmbeddings, GridEncoder, evaluate_grid, find_tasks, measure_latency
-from trainers.evaluation.choice import Budget, choose
-from trainers.evaluation.coding import PackedIndex
-from trainers.evaluation.evaluators import Retrieval
-from trainers.evaluation.metrics import ranking_scores
-from trainers.evaluation.readers import load_task
-from trainers.index import ENGINES, Corpus, Index, Plan
+from m3bert.commands.command import run_command
+from m3bert.commands.convert import convert
+from m3bert.commands.encoder import EncoderArguments, load_encoder
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.encode.coding import PackedIndex
+from m3bert.evaluation import GridEmbeddings, GridEncoder, evaluate_grid, find_tasks, measure_latency
+from m3bert.evaluation.choice import Budget, choose
+from m3bert.evaluation.evaluators import Retrieval
+from m3bert.evaluation.metrics import ranking_scores
+from m3bert.evaluation.readers import load_task
+from m3bert.hub_cards.tables import markdown
+from m3bert.index import ENGINES, Corpus, Index, Plan
+from m3bert.trainers import Granularity, Grid, fit_exits
+from m3bert.trainers.data.files import load_files
 
 
 COLLECTIONS = ("cranfield", "cisi", "msmarco-mini")

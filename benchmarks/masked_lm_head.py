@@ -20,10 +20,10 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, added_peak, at_most
-from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
-from scripts.command import run_command
-from trainers import Grid, MultigranularMLM, NestedModel
-from trainers.losses.masked_lm import nested_cross_entropy
+from m3bert.commands.command import run_command
+from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
+from m3bert.trainers import Grid, MultigranularMLM, NestedModel
+from m3bert.trainers.m3bert_mlm.losses import nested_cross_entropy
 
 
 BOUNDS: Bounds = {

@@ -21,9 +21,9 @@ from datasets import Dataset
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, PrinterCallback, set_seed
 
-import trainers
-from modeling_m3bert import M3BertConfig, M3BertForMaskedLM, M3BertModel
-from scripts.command import run_command
+from m3bert import trainers
+from m3bert.commands.command import run_command
+from m3bert.modeling import M3BertConfig, M3BertForMaskedLM, M3BertModel
 
 
 WORDS = [f"w{index}" for index in range(90)]

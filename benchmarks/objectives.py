@@ -36,10 +36,10 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, added_peak, at_least, at_most
-from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
-from scripts.command import run_command
-from scripts.sources import default_base
-from trainers import (
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import default_base
+from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
+from m3bert.trainers import (
     Composition,
     Contrastive,
     Espresso,

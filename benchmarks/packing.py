@@ -30,15 +30,15 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least
-from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
-from scripts.command import run_command
-from scripts.sources import data_folder, default_base
-from trainers import Grid, MultigranularMLM, NestedModel
-from trainers.core.encoding.batch import PassCost
-from trainers.core.encoding.packed_rows import OwnRows
-from trainers.data.collators import MaskedLMCollator
-from trainers.data.files import load_files
-from trainers.data.packing import DOCUMENT_LENGTHS, Frame, packed_rows
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.encode.batch import PassCost
+from m3bert.encode.packed_rows import OwnRows
+from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
+from m3bert.trainers import Grid, MultigranularMLM, NestedModel
+from m3bert.trainers.data.collators import MaskedLMCollator
+from m3bert.trainers.data.files import load_files
+from m3bert.trainers.data.packing import DOCUMENT_LENGTHS, Frame, packed_rows
 
 
 BOUNDS: Bounds = {

@@ -59,13 +59,13 @@ from benchmarks._peer_steps import (
     theirs,
     whole_encoder,
 )
-from hub_cards.onnx_export import export_onnx, open_session, quantize_onnx
-from modeling_m3bert import M3BertModel
-from scripts.command import run_command
-from scripts.convert import convert
-from scripts.sources import default_base
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
+from m3bert.commands.command import run_command
+from m3bert.commands.convert import convert
+from m3bert.commands.sources import default_base
+from m3bert.evaluation import GridEncoder
+from m3bert.hub_cards.onnx_export import export_onnx, open_session, quantize_onnx
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Granularity, Grid
 
 
 BOUNDS: Bounds = {

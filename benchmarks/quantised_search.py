@@ -43,11 +43,11 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_least
 from benchmarks._pairs import MAX_LENGTH, mixed_pairs
-from modeling_m3bert.quantization_m3bert import Codes, M3BertQuantizer, M3BertQuantizerConfig
-from scripts.command import run_command
-from scripts.sources import default_base
-from trainers import Grid
-from trainers.evaluation import GridEncoder
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import default_base
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling.quantization_m3bert import Codes, M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.trainers import Grid
 
 
 BOUNDS: Bounds = {

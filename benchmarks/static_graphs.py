@@ -25,8 +25,8 @@ import torch
 from benchmarks.reproduction import exits
 from benchmarks.reproduction.study import commit
 from benchmarks.static_peers import RESULTS
-from scripts.command import run_command
-from scripts.sources import data_folder
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import data_folder
 
 
 LAYERS, CANDIDATES, FOUND = (0, 2, 6), (16, 32, 64, 128, 256), 10

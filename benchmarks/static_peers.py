@@ -26,14 +26,14 @@ import torch
 
 from benchmarks.reproduction import exits
 from benchmarks.reproduction.study import commit
-from scripts.command import run_command
-from scripts.sources import data_folder, default_base
-from trainers.evaluation import Retrieval
-from trainers.evaluation.evaluators import Evaluator
-from trainers.evaluation.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
-from trainers.evaluation.latency import seconds_in_turn
-from trainers.evaluation.metrics import ranking_scores
-from trainers.evaluation.search import nearest
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.encode.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
+from m3bert.encode.search import nearest
+from m3bert.evaluation import Retrieval
+from m3bert.evaluation.evaluators import Evaluator
+from m3bert.evaluation.latency import seconds_in_turn
+from m3bert.evaluation.metrics import ranking_scores
 
 
 RESULTS = Path(__file__).with_name("results")

@@ -27,15 +27,15 @@ import torch
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from benchmarks._measure import SEED, Benchmark, Bounds, Run, at_most
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.static_export import export_static
-from modeling_m3bert.auto_m3bert import load_model
-from modeling_m3bert.modeling_elastic import make_elastic
-from scripts.command import run_command
-from scripts.fit import write_repository
-from scripts.sources import default_base
-from trainers import Grid
-from trainers.evaluation.latency import milliseconds_in_turn
+from m3bert.commands.command import run_command
+from m3bert.commands.fit import write_repository
+from m3bert.commands.sources import default_base
+from m3bert.evaluation.latency import milliseconds_in_turn
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.static_export import export_static
+from m3bert.modeling.auto_m3bert import load_model
+from m3bert.modeling.modeling_elastic import make_elastic
+from m3bert.trainers import Grid
 
 
 BOUNDS: Bounds = {

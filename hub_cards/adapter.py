@@ -9,17 +9,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import modeling_m3bert
-from modeling_m3bert import EmbeddingSettings
-from modeling_m3bert.settings_m3bert import MODULES_FILE, check_weights, hub_id, read_json
-from trainers.core import papers
-from trainers.core.durable import replace_text
-from trainers.core.granularity import Grid
-from trainers.hub.training_record import TrainingRecord
+from m3bert import modeling as modeling_m3bert
 
+from ..encode.durable import replace_text
+from ..encode.granularity import Grid
+from ..modeling import EmbeddingSettings
+from ..modeling.settings_m3bert import MODULES_FILE, check_weights, hub_id, read_json
+from ..trainers.core import papers
 from .card import TRUST, described, merged_card, training_values
 from .checkpoint import files_of, head_of
 from .metadata import Statements
+from .training_record import TrainingRecord
 from .upload import ADAPTER_CONFIG, ADAPTER_WEIGHTS, CARD
 
 

@@ -9,13 +9,11 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard, ModelCardData
 
-from modeling_m3bert.modeling_elastic import legal_dims, legal_layers
-from trainers.core import papers
-from trainers.core.codes import CODES, bytes_per_vector
-from trainers.core.granularity import Granularity, Grid
-from trainers.evaluation.results import GridResults
-from trainers.hub.training_record import TrainingRecord
-
+from ..encode.codes import CODES, bytes_per_vector
+from ..encode.granularity import Granularity, Grid
+from ..evaluation.results import GridResults
+from ..modeling.modeling_elastic import legal_dims, legal_layers
+from ..trainers.core import papers
 from . import tables
 from .checkpoint import Checkpoint
 from .costs import CODES_SHOWN, cost_table, costs, tokens_counted
@@ -25,6 +23,7 @@ from .native_export import SERVED_TYPES
 from .onnx_graphs import GraphReport, graph_table
 from .sections import generated, join, merge, parse
 from .task_words import TITLES, dataset_of, title_of
+from .training_record import TrainingRecord
 
 
 PIPELINES = {

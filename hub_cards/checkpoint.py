@@ -14,12 +14,19 @@ import transformers
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import get_relative_imports
 
-import modeling_m3bert
-from modeling_m3bert import EmbeddingSettings
-from modeling_m3bert.auto_m3bert import load_config, load_model
-from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, cut_config, resolve_size
-from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from modeling_m3bert.settings_m3bert import (
+from m3bert import modeling as modeling_m3bert
+
+from ..encode.device import device_of
+from ..encode.encoder import GridEncoder, Role
+from ..encode.granularity import Granularity, Grid, is_elastic
+from ..encode.projection import Projection
+from ..encode.quantizer import QUANTIZER_FOLDER, find_quantizer
+from ..encode.states import Pooling, longest_text
+from ..modeling import EmbeddingSettings
+from ..modeling.auto_m3bert import load_config, load_model
+from ..modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, cut_config, resolve_size
+from ..modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from ..modeling.settings_m3bert import (
     ENCODER_FILES,
     MODULES_FILE,
     SIMILARITY_FILE,
@@ -28,13 +35,7 @@ from modeling_m3bert.settings_m3bert import (
     read_json,
     shards_of,
 )
-from trainers.core.device import device_of
-from trainers.core.granularity import Granularity, Grid, is_elastic
-from trainers.core.projection import Projection
-from trainers.core.states import Pooling, longest_text
-from trainers.evaluation.encoding import GridEncoder, Role
-from trainers.hub.quantizer import QUANTIZER_FOLDER, find_quantizer
-from trainers.hub.training_record import RECORD_FILE, TrainingRecord
+from .training_record import RECORD_FILE, TrainingRecord
 
 
 # How the name of a model class ends -> the Auto class that loads it.

@@ -12,12 +12,11 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
-from modeling_m3bert.modeling_elastic import Elasticity, Exit, cut_config, static_vectors
-from trainers.core.codes import FLOAT, bytes_per_vector
-from trainers.core.granularity import Granularity, Grid
-from trainers.core.states import max_positions
-from trainers.evaluation.results import GridResults
-
+from ..encode.codes import FLOAT, bytes_per_vector
+from ..encode.granularity import Granularity, Grid
+from ..encode.states import max_positions
+from ..evaluation.results import GridResults
+from ..modeling.modeling_elastic import Elasticity, Exit, cut_config, static_vectors
 from .checkpoint import Checkpoint
 from .tables import markdown
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-from trainers.core.durable import replace_text
-from trainers.core.granularity import Granularity
-from trainers.evaluation.results import GridResults
-from trainers.evaluation.tasks import TASKS
-
+from ..encode.durable import replace_text
+from ..encode.granularity import Granularity
+from ..evaluation.results import GridResults
+from ..evaluation.tasks import TASKS
 from .upload import EVAL_RESULTS, RESULTS
 
 

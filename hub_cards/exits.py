@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from modeling_m3bert.native_m3bert import without_native
-
+from ..modeling.native_m3bert import without_native
 from .checkpoint import Checkpoint, sha256_of
 from .tables import markdown
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainers.core.codes import CODES, FLOAT, bytes_per_vector
-from trainers.core.extras import require_extra
-from trainers.core.granularity import Granularity, Grid
-from trainers.evaluation.results import GridResults
-
+from ..encode.codes import CODES, FLOAT, bytes_per_vector
+from ..encode.extras import require_extra
+from ..encode.granularity import Granularity, Grid
+from ..evaluation.results import GridResults
 from .tables import sizes_in
 from .task_words import tasks_counted, title_of
 

@@ -7,11 +7,10 @@ from typing import Any
 
 from huggingface_hub import EvalResult
 
-from trainers.core.codes import FLOAT
-from trainers.core.granularity import Granularity
-from trainers.evaluation.results import GridResults
-from trainers.evaluation.tasks import TASKS
-
+from ..encode.codes import FLOAT
+from ..encode.granularity import Granularity
+from ..evaluation.results import GridResults
+from ..evaluation.tasks import TASKS
 from .task_words import dataset_of, title_of
 
 

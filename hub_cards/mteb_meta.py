@@ -11,11 +11,10 @@ from huggingface_hub import ModelCard
 from torch import nn
 from transformers import PreTrainedModel
 
-from trainers.core.codes import FLOAT
-from trainers.core.extras import require_extra
-from trainers.evaluation.results import GridResults
-from trainers.hub.quantizer import QUANTIZER_FOLDER
-
+from ..encode.codes import FLOAT
+from ..encode.extras import require_extra
+from ..encode.quantizer import QUANTIZER_FOLDER
+from ..evaluation.results import GridResults
 from .checkpoint import Checkpoint
 from .router_export import ROUTER_FILE
 from .upload import CARD, RESULTS
@@ -58,7 +57,7 @@ def mteb_meta(folder: Path, repo_id: str, revision: str | None = None) -> Any:
     languages = require_extra("mteb.languages.iso_mappings", "mteb", "A ModelMeta")._hf_langs_to_iso_lang_scripts
     types = require_extra("mteb.types", "mteb", "A ModelMeta")
     library = require_extra("sentence_transformers", "mteb", "A ModelMeta")
-    from trainers.evaluation.mteb_models import PRECISIONS
+    from ..evaluation.mteb_models import PRECISIONS
 
     checkpoint = None if (folder / ROUTER_FILE).is_file() else Checkpoint(folder)
     if checkpoint is not None and checkpoint.head != "AutoModel":  # sentence-transformers would drop the head

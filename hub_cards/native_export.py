@@ -16,13 +16,12 @@ import torch
 import transformers
 from transformers import AutoModel
 
-from modeling_m3bert import convert_to_native
-from modeling_m3bert.auto_m3bert import load_model
-from modeling_m3bert.native_m3bert import output_map
-from trainers.core.granularity import Granularity, Grid
-from trainers.core.projection import Projection
-from trainers.hub.quantizer import QUANTIZER_FOLDER
-
+from ..encode.granularity import Granularity, Grid
+from ..encode.projection import Projection
+from ..encode.quantizer import QUANTIZER_FOLDER
+from ..modeling import convert_to_native
+from ..modeling.auto_m3bert import load_model
+from ..modeling.native_m3bert import output_map
 from .checkpoint import LICENSES, TOKENIZER_FILES, Checkpoint
 
 

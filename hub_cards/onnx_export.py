@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainers.core.granularity import Granularity, Grid
-from trainers.core.states import TextStates, nested_states, truncate, unwrap_encoder
-from trainers.evaluation.encoding import GridEncoder
+from ..encode.encoder import GridEncoder
+from ..encode.granularity import Granularity, Grid
+from ..encode.states import TextStates, nested_states, truncate, unwrap_encoder
 
 
 INPUTS, OUTPUTS = ["input_ids", "attention_mask"], ["last_hidden_state", "sentence_embedding"]

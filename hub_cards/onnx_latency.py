@@ -10,9 +10,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import torch
 
-from trainers.core.granularity import Granularity
-from trainers.evaluation.encoding import GridEncoder
-
+from ..encode.encoder import GridEncoder
+from ..encode.granularity import Granularity
 from .onnx_export import embed, export_onnx, open_session, quantize_onnx
 
 

@@ -16,16 +16,15 @@ from huggingface_hub import CommitInfo, ModelCard, get_token
 from huggingface_hub.utils import validate_repo_id
 from transformers import TorchAoConfig
 
-from modeling_m3bert import EmbeddingSettings
-from modeling_m3bert.modeling_elastic import EXTRAS_FOLDER
-from modeling_m3bert.settings_m3bert import MODULES_FILE
-from trainers.core.codes import CODES
-from trainers.core.durable import replace_text
-from trainers.core.extras import require_extra
-from trainers.core.granularity import Granularity
-from trainers.evaluation.results import GridResults
-from trainers.hub.quantizer import QUANTIZER_FOLDER
-
+from ..encode.codes import CODES
+from ..encode.durable import replace_text
+from ..encode.extras import require_extra
+from ..encode.granularity import Granularity
+from ..encode.quantizer import QUANTIZER_FOLDER
+from ..evaluation.results import GridResults
+from ..modeling import EmbeddingSettings
+from ..modeling.modeling_elastic import EXTRAS_FOLDER
+from ..modeling.settings_m3bert import MODULES_FILE
 from .adapter import Adapter, export_adapter, is_adapter, write_adapter_card
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint

@@ -16,26 +16,18 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import HubStrategy, has_length
 from transformers.utils import PushInProgress
 
-from modeling_m3bert import EmbeddingSettings
-from trainers.core.arguments import NestedTrainingArguments
-from trainers.core.objective import Objective
-from trainers.core.states import unwrap_encoder
-from trainers.core.trainer import NestedTrainer
-from trainers.data.training_sets import NamedDatasets
-from trainers.evaluation.encoding import GridEncoder
-from trainers.evaluation.grid_evaluator import GridEvaluator, as_sentence_transformer
-from trainers.evaluation.results import GridResults
-from trainers.hub.training_record import (
-    TrainingRecord,
-    changed_settings,
-    file_name,
-    hub_datasets,
-    origin_of,
-    parts_of,
-)
-
+from ..encode.encoder import GridEncoder
+from ..encode.states import unwrap_encoder
+from ..evaluation.grid_evaluator import GridEvaluator, as_sentence_transformer
+from ..evaluation.results import GridResults
+from ..modeling import EmbeddingSettings
+from ..trainers.core.arguments import NestedTrainingArguments
+from ..trainers.core.objective import Objective
+from ..trainers.core.trainer import NestedTrainer
+from ..trainers.data.training_sets import NamedDatasets
 from .metadata import Statements
 from .publication import Options, publish, write_card
+from .training_record import TrainingRecord, changed_settings, file_name, hub_datasets, origin_of, parts_of
 
 
 logger = logging.getLogger(__name__)
@@ -170,7 +162,7 @@ class PublishingTrainer(NestedTrainer):
             token (`str`, *optional*): Token for the Hub. Default: `args.hub_token`, then that of the environment.
             revision (`str`, *optional*): Branch. Default: `args.hub_revision`, then `main`.
             private (`bool`, *optional*): Make a new repository private. Default: `args.hub_private_repo`, then `True`.
-            kwargs: `results` ([`~trainers.evaluation.GridResults`]; default: those in `output_dir/results.json`, if
+            kwargs: `results` ([`~m3bert.evaluation.GridResults`]; default: those in `output_dir/results.json`, if
                 they belong to these weights), and the arguments `language`, `license`, `tags`, `finetuned_from` and
                 `dataset` of [`~transformers.Trainer.create_model_card`].
 
@@ -178,7 +170,7 @@ class PublishingTrainer(NestedTrainer):
             [`~huggingface_hub.CommitInfo`], or a `Future` of it; `None` on all processes but the first.
 
         Raises:
-            ValueError: as [`~hub_cards.publication.prepare`].
+            ValueError: as [`~m3bert.hub_cards.publication.prepare`].
             OSError: if the Hub refuses the upload or cannot be reached.
         """
         options, results = self._card_options(**kwargs)

@@ -9,9 +9,8 @@ import json
 import shutil
 from pathlib import Path
 
-from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
-from trainers.core.granularity import Granularity
-
+from ..encode.granularity import Granularity
+from ..modeling.settings_m3bert import MODULES_FILE, SIMILARITY_FILE
 from .checkpoint import LICENSES, Checkpoint
 from .native_export import export_native, state_only
 from .static_export import CASTS, export_static, name_of, write_json, write_modules, write_readme

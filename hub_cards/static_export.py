@@ -15,10 +15,9 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
-from modeling_m3bert.auto_m3bert import load_model
-from modeling_m3bert.settings_m3bert import MODULES_FILE, SIMILARITY_FILE, EmbeddingSettings
-from trainers.core.granularity import Granularity, Grid
-
+from ..encode.granularity import Granularity, Grid
+from ..modeling.auto_m3bert import load_model
+from ..modeling.settings_m3bert import MODULES_FILE, SIMILARITY_FILE, EmbeddingSettings
 from .checkpoint import Checkpoint
 from .upload import CARD
 

@@ -9,10 +9,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from trainers.core.codes import CODES, FLOAT, bytes_per_vector
-from trainers.core.granularity import Granularity
-from trainers.evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
-
+from ..encode.codes import CODES, FLOAT, bytes_per_vector
+from ..encode.granularity import Granularity
+from ..evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
 from .task_words import SCORED, about_task, tasks_counted, title_of
 
 

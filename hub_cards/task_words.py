@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from trainers.evaluation.results import GridResults
-from trainers.evaluation.tasks import TASKS
+from ..evaluation.results import GridResults
+from ..evaluation.tasks import TASKS
 
 
 TITLES = {

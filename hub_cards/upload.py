@@ -14,12 +14,11 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER
-from modeling_m3bert.settings_m3bert import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
-from trainers.hub.quantizer import QUANTIZER_FOLDER
-from trainers.hub.training_record import RECORD_FILE
-
+from ..encode.quantizer import QUANTIZER_FOLDER
+from ..modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER
+from ..modeling.settings_m3bert import ENCODER_FILES, MODULES_FILE, SIMILARITY_FILE
 from .onnx_graphs import QUALITY
+from .training_record import RECORD_FILE
 
 
 CARD, RESULTS = "README.md", "results.json"

@@ -8,14 +8,13 @@ is first used, so `import m3bert` imports no torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import trainers
-import trainers.evaluation
+from . import evaluation, trainers
 
 
 if TYPE_CHECKING:
-    from modeling_m3bert import *  # noqa: F403
-    from trainers import *  # noqa: F403
-    from trainers.evaluation import *  # noqa: F403
+    from .evaluation import *  # noqa: F403
+    from .modeling import *  # noqa: F403
+    from .trainers import *  # noqa: F403
 
 __version__ = "0.2.0"
 
@@ -35,13 +34,13 @@ ARCHITECTURE = (
     "convert_to_m3bert",
     "convert_to_native",
 )
-__all__ = ["__version__", *ARCHITECTURE, *trainers.__all__, *trainers.evaluation.__all__]
+__all__ = ["__version__", *ARCHITECTURE, *trainers.__all__, *evaluation.__all__]
 
 
 def __getattr__(name: str) -> Any:
     if name in ARCHITECTURE:
-        return getattr(import_module("modeling_m3bert"), name)
-    for package in (trainers, trainers.evaluation):
+        return getattr(import_module(".modeling", __name__), name)
+    for package in (trainers, evaluation):
         if name in package.__all__:
             return getattr(package, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

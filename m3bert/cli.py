@@ -58,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(usage())
         return
     if name in ("-V", "--version"):
-        from m3bert import __version__
+        from . import __version__
 
         print(__version__)
         return

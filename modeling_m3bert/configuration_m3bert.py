@@ -107,7 +107,7 @@ class M3BertConfig(PreTrainedConfig):
             model, or `output_layer` or `output_dim` is not legal. The message names the legal values.
 
     ```python
-    >>> from modeling_m3bert import M3BertConfig, M3BertModel
+    >>> from m3bert.modeling import M3BertConfig, M3BertModel
 
     >>> model = M3BertModel(M3BertConfig(output_layer=4, output_dim=64))
     >>> len(model.layers)

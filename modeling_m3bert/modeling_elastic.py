@@ -736,8 +736,8 @@ class ElasticMixin(_Model):
     def _check_parts(
         self, tensors: Mapping[str, torch.Tensor], spec: Elasticity, what: str, *, is_cut: bool = False
     ) -> None:
-        """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape. In a cut,
-        layers have the numbers of the path already."""
+        """Raise a ValueError that says `what` lacks a tensor of these depths, or has one of another shape. If
+        `is_cut`, layers have the numbers of the path already."""
         width = self.config.hidden_size
         wanted: dict[str, Any] = {"table": (self.config.vocab_size, width)} if spec.table else {}
         for depth in {*spec.exits} - {0}:

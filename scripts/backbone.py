@@ -7,15 +7,14 @@ from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from modeling_m3bert import convert_to_m3bert
-from modeling_m3bert.auto_m3bert import load_config, load_model
-from modeling_m3bert.conversion_m3bert import take_layers
-from modeling_m3bert.modeling_elastic import Elasticity, legal_layers
-from modeling_m3bert.settings_m3bert import safetensors_only
-from trainers.core.composition import mapping_of
-from trainers.core.granularity import is_elastic
-from trainers.data.vocabulary import transfer_vocabulary
-
+from ..encode.granularity import is_elastic
+from ..modeling import convert_to_m3bert
+from ..modeling.auto_m3bert import load_config, load_model
+from ..modeling.conversion_m3bert import take_layers
+from ..modeling.modeling_elastic import Elasticity, legal_layers
+from ..modeling.settings_m3bert import safetensors_only
+from ..trainers.core.composition import mapping_of
+from ..trainers.data.vocabulary import transfer_vocabulary
 from .command import naming
 from .convert import for_m3bert, layers_from
 

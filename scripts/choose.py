@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hub_cards.tables import asymmetric_table, hybrid_table, rescored_table, two_stage_table
-from trainers.evaluation.choice import Budget, choose
-from trainers.evaluation.results import GridResults
-from trainers.evaluation.tasks import GROUPS
-
+from ..evaluation.choice import Budget, choose
+from ..evaluation.results import GridResults
+from ..evaluation.tasks import GROUPS
+from ..hub_cards.tables import asymmetric_table, hybrid_table, rescored_table, two_stage_table
 from .command import argument_parser
 
 
@@ -62,7 +61,7 @@ def main(arguments: list[str]) -> None:
     choice = choose(results, tasks, budget, tolerance=options.tolerance)
     print(f"Judged by {', '.join(tasks)}. {choice.explanation}")
     if options.output_file is not None:
-        from trainers.index.plan import Plan  # imports torch, which choosing does not need
+        from ..index.plan import Plan  # imports torch, which choosing does not need
 
         file = options.output_file
         Plan.of(choice, results, tasks, budget.documents).save(file)

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainers.core.durable import only_writer
+from ..encode.durable import only_writer
 
 
 if TYPE_CHECKING:
-    from trainers.core.device import ComputeArguments
+    from ..encode.device import ComputeArguments
 
 # Files of a model. A model that replaces another one removes all of them.
 MODEL_FILES = (
@@ -44,7 +44,7 @@ def add_compute_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of [`ComputeArguments`] to a parser; [`compute_of`] reads them."""
     from dataclasses import fields
 
-    from trainers.core.device import ComputeArguments
+    from ..encode.device import ComputeArguments
 
     for option in fields(ComputeArguments):
         text = option.metadata["help"]
@@ -56,7 +56,7 @@ def add_compute_options(parser: argparse.ArgumentParser) -> None:
 
 def compute_of(options: argparse.Namespace) -> ComputeArguments:
     """The values of [`add_compute_options`]."""
-    from trainers.core.device import ComputeArguments
+    from ..encode.device import ComputeArguments
 
     return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
 

@@ -20,21 +20,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainers.core.durable import replacing_files
-
-from .command import (
-    MODEL_FILES,
-    argument_parser,
-    check_overwriting,
-    compute_of,
-    naming,
-    writing_to,
-)
+from ..encode.durable import replacing_files
+from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, naming, writing_to
 from .fit import add_exit_options, fit_to_files, report, save_with_exits
 
 
 if TYPE_CHECKING:
-    from modeling_m3bert import M3BertModel
+    from ..modeling import M3BertModel
 
 
 def convert(
@@ -48,7 +40,7 @@ def convert(
 ) -> M3BertModel:
     """Convert an encoder and save it with its code and tokenizer. Unless `encoder_only`, an embedding model stays one,
     with its pooling, projection, normalisation, prompts and quantizer."""
-    from trainers.hub.quantizer import find_quantizer, write_quantizer
+    from ..encode.quantizer import find_quantizer, write_quantizer
 
     check_overwriting(output_dir, MODEL_FILES, overwrite, source)
     model, tokenizer = converted(source, revision, encoder_only=encoder_only, student_layers=student_layers)
@@ -70,10 +62,10 @@ def converted(
     """The m3BERT of an encoder, and its tokenizer."""
     from transformers import AutoTokenizer
 
-    from modeling_m3bert import convert_to_m3bert
-    from modeling_m3bert.auto_m3bert import load_model
-    from modeling_m3bert.settings_m3bert import safetensors_only
-    from trainers.core.states import longest_text
+    from ..encode.states import longest_text
+    from ..modeling import convert_to_m3bert
+    from ..modeling.auto_m3bert import load_model
+    from ..modeling.settings_m3bert import safetensors_only
 
     with naming(source):
         encoder = load_model(source, revision=revision, **safetensors_only(source))

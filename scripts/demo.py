@@ -24,17 +24,16 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub.utils import validate_repo_id
 from packaging.requirements import Requirement
 
-from modeling_m3bert.modeling_elastic import Elasticity
-from trainers import Granularity, Grid
-from trainers.core.codes import CODES, code_of
-from trainers.core.extras import require_extra, require_sentence_transformers
-from trainers.core.states import unwrap_encoder
-from trainers.data.stdlib_docs import split_by_module, stdlib_pairs
-from trainers.evaluation import GridEmbeddings, GridEncoder
-from trainers.evaluation.coding import PackedIndex
-from trainers.evaluation.encoding import default_grid
-from trainers.evaluation.latency import seconds_in_turn
-
+from ..encode.codes import CODES, code_of
+from ..encode.coding import PackedIndex
+from ..encode.encoder import default_grid
+from ..encode.extras import require_extra, require_sentence_transformers
+from ..encode.states import unwrap_encoder
+from ..evaluation import GridEmbeddings, GridEncoder
+from ..evaluation.latency import seconds_in_turn
+from ..modeling.modeling_elastic import Elasticity
+from ..trainers import Granularity, Grid
+from ..trainers.data.stdlib_docs import split_by_module, stdlib_pairs
 from .command import parse_options
 from .encoder import EncoderArguments, load_encoder
 

@@ -20,13 +20,12 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from trainers.core.columns import Role
-from trainers.core.dataset_checks import require_columns
-from trainers.core.durable import only_writer, replacing
-from trainers.data.collators import fields_of, joined_text, separator_for
-from trainers.data.files import load_files
-from trainers.evaluation.bulk import GridEmbedder
-
+from ..encode.columns import Role
+from ..encode.durable import only_writer, replacing
+from ..evaluation.bulk import GridEmbedder
+from ..trainers.core.dataset_checks import require_columns
+from ..trainers.data.collators import fields_of, joined_text, separator_for
+from ..trainers.data.files import load_files
 from .command import parse_options
 from .encoder import EncoderArguments, load_encoder
 

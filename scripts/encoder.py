@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from trainers import Grid
-from trainers.core.codes import CODES
-from trainers.core.device import ComputeArguments
-from trainers.evaluation import GridEncoder
-from trainers.evaluation.encoding import Role
-
+from ..encode.codes import CODES
+from ..encode.device import ComputeArguments
+from ..encode.encoder import Role
+from ..evaluation import GridEncoder
+from ..trainers import Grid
 from .command import naming
 from .sources import default_base
 

@@ -25,18 +25,13 @@ from typing import Any
 
 from transformers import set_seed
 
-from hub_cards.figures import draw_all
-from hub_cards.onnx_latency import onnx_engines
-from hub_cards.tables import latency_report, report, task_type_table
-from modeling_m3bert import convert_to_m3bert
-from modeling_m3bert.conversion_m3bert import CONVERTIBLE
-from trainers.core.device import ComputeArguments, place
-from trainers.core.durable import remove_files
-from trainers.core.extras import require_extra
-from trainers.core.granularity import is_elastic
-from trainers.core.hashing import key_of
-from trainers.core.states import unwrap_encoder
-from trainers.evaluation import (
+from ..encode.device import ComputeArguments, place
+from ..encode.durable import remove_files
+from ..encode.extras import require_extra
+from ..encode.granularity import is_elastic
+from ..encode.hashing import key_of
+from ..encode.states import unwrap_encoder
+from ..evaluation import (
     GROUPS,
     TASKS,
     GridEncoder,
@@ -49,8 +44,12 @@ from trainers.evaluation import (
     measure_latency,
     pairs_task,
 )
-from trainers.evaluation.grid_evaluation import installed_versions
-
+from ..evaluation.grid_evaluation import installed_versions
+from ..hub_cards.figures import draw_all
+from ..hub_cards.onnx_latency import onnx_engines
+from ..hub_cards.tables import latency_report, report, task_type_table
+from ..modeling import convert_to_m3bert
+from ..modeling.conversion_m3bert import CONVERTIBLE
 from .command import parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import DEFAULT_ENCODER, local_data

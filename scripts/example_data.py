@@ -25,9 +25,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainers.core.durable import replace_text
-from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
-
+from ..encode.durable import replace_text
+from ..trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from .command import argument_parser
 
 

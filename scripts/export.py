@@ -22,10 +22,9 @@ import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hub_cards.onnx_export import require_onnx
-from hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
-from trainers.core.durable import remove_files
-
+from ..encode.durable import remove_files
+from ..hub_cards.onnx_export import require_onnx
+from ..hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
 from . import export_native
 from .command import EXPORT_FILES, parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder

@@ -20,14 +20,13 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from transformers.utils import logging
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native, state_only
-from hub_cards.router_export import export_router
-from hub_cards.static_export import DTYPES, export_static
-from modeling_m3bert.settings_m3bert import MODULES_FILE
-from trainers.core.durable import replacing_files
-from trainers.core.granularity import Granularity
-
+from ..encode.durable import replacing_files
+from ..encode.granularity import Granularity
+from ..hub_cards.checkpoint import Checkpoint
+from ..hub_cards.native_export import export_native, state_only
+from ..hub_cards.router_export import export_router
+from ..hub_cards.static_export import DTYPES, export_static
+from ..modeling.settings_m3bert import MODULES_FILE
 from .command import EXPORT_FILES, naming, parse_options, writing_to
 
 

@@ -27,20 +27,12 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainers.core.durable import replacing_files
-
-from .command import (
-    MODEL_FILES,
-    add_compute_options,
-    argument_parser,
-    compute_of,
-    naming,
-    writing_to,
-)
+from ..encode.durable import replacing_files
+from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, naming, writing_to
 
 
 if TYPE_CHECKING:
-    from trainers.exits.fit import ExitFit
+    from ..exits.fit import ExitFit
 
 # What is copied of a source, beside the folders of its sentence-transformers modules.
 SOURCE_FILES = (
@@ -86,7 +78,7 @@ def add_exit_options(parser: ArgumentParser) -> None:
 def layers_of_depth(text: str, last: int) -> list[int]:
     """The layers of one value of `--depths`, counted from 1: `2`, `1,2,5,6` or `1-3,10-12`, of a model with `last`
     layers."""
-    from trainers.exits.paths import default_path
+    from ..exits.paths import default_path
 
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise ValueError(
@@ -102,8 +94,8 @@ def layers_of_depth(text: str, last: int) -> list[int]:
 
 def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, list[int]]]:
     """The depths that run the first layers, and the paths, that the options ask for."""
-    from modeling_m3bert.anatomy_m3bert import feed_forward_of
-    from trainers.exits.fit import default_paths
+    from ..exits.fit import default_paths
+    from ..modeling.anatomy_m3bert import feed_forward_of
 
     last, prefixes = encoder.config.num_hidden_layers, list(options.exit_layers or ())
     chosen = {len(layers): layers for layers in (layers_of_depth(text, last) for text in options.depths or ())}
@@ -120,12 +112,12 @@ def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, li
 
 def fit_to_files(model: Any, tokenizer: Any, files: Sequence[str], options: Namespace) -> ExitFit:
     """Fit the depths of an encoder to the texts in some files, in place, with the options of [`add_exit_options`]."""
-    from trainers.core.dataset_checks import require_columns
-    from trainers.core.device import place
-    from trainers.data.files import load_files
-    from trainers.data.teacher import Teacher
-    from trainers.exits.fit import fit_exits
-    from trainers.hub.training_record import file_name
+    from ..encode.device import place
+    from ..exits.fit import fit_exits
+    from ..hub_cards.training_record import file_name
+    from ..trainers.core.dataset_checks import require_columns
+    from ..trainers.data.files import load_files
+    from ..trainers.data.teacher import Teacher
 
     compute, kept = compute_of(options), model.dtype
     datasets = {file: load_files([file], streaming=True) for file in files}
@@ -174,7 +166,7 @@ def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
     sentence-transformers, its code and its licence."""
     from huggingface_hub import snapshot_download
 
-    from modeling_m3bert.modeling_elastic import FOLDER
+    from ..modeling.modeling_elastic import FOLDER
 
     found = Path(source)
     if not found.is_dir():
@@ -195,8 +187,8 @@ def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
 def write_repository(model: Any, source: str, folder: Path, revision: str | None = None) -> None:
     """Write the elastic repository of a fitted encoder: its source, and beside it the depths and the code that runs
     them."""
-    from modeling_m3bert.modeling_elastic import describe, write_parts
-    from modeling_m3bert.settings_m3bert import hub_id
+    from ..modeling.modeling_elastic import describe, write_parts
+    from ..modeling.settings_m3bert import hub_id
 
     encoder = model.base_model
     copy_source(source, folder, revision)
@@ -248,8 +240,7 @@ def main(arguments: list[str]) -> None:
 
     from transformers import AutoModel, AutoTokenizer
 
-    import modeling_m3bert  # noqa: F401  # registers m3BERT
-    from modeling_m3bert.settings_m3bert import safetensors_only
+    from ..modeling.settings_m3bert import safetensors_only
 
     source, revision = options.source, options.revision
     loading = {"revision": revision, "trust_remote_code": options.trust_remote_code}

@@ -13,12 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainers.data.collators import separator_for
-from trainers.evaluation import GridEncoder
-from trainers.index import ENGINES, Corpus, Index, Plan
-from trainers.index.engine import KINDS, find_engine
-from trainers.index.index import read_manifest
-
+from ..evaluation import GridEncoder
+from ..index import ENGINES, Corpus, Index, Plan
+from ..index.engine import KINDS, find_engine
+from ..index.index import read_manifest
+from ..trainers.data.collators import separator_for
 from .command import parse_options
 from .encoder import EncoderArguments, load_as
 from .sources import default_base

@@ -20,12 +20,11 @@ from typing import Literal
 import numpy as np
 from datasets import Dataset
 
-from trainers import Teacher
-from trainers.core.device import ComputeArguments
-from trainers.core.durable import replacing
-from trainers.core.extras import require_extra, require_sentence_transformers
-from trainers.data.files import load_files
-
+from ..encode.device import ComputeArguments
+from ..encode.durable import replacing
+from ..encode.extras import require_extra, require_sentence_transformers
+from ..trainers import Teacher
+from ..trainers.data.files import load_files
 from .command import parse_options
 
 

@@ -19,10 +19,9 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from trainers.core.durable import replace_text
-from trainers.evaluation import find_task
-from trainers.evaluation.readers import read_part
-
+from ..encode.durable import replace_text
+from ..evaluation import find_task
+from ..evaluation.readers import read_part
 from .command import argument_parser
 from .sources import local_data
 

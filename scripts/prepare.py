@@ -50,7 +50,7 @@ class PreparingArguments:
 
 def size_table(prepared: Mapping[str, Any]) -> str:
     """Per language: its text, its share of all tokens, and how often it is drawn."""
-    from hub_cards.tables import markdown, percent
+    from ..hub_cards.tables import markdown, percent
 
     header = ["language", "documents", "tokens", "rows", "full %", "tokens %", "drawn %", "passes"]
 
@@ -67,7 +67,7 @@ def main(arguments: list[str]) -> None:
     (options,) = parse_options((PreparingArguments,), __doc__, arguments)
     from transformers import AutoTokenizer
 
-    from trainers.data.preparing import prepare
+    from ..trainers.data.preparing import prepare
 
     prepared = prepare(
         options.files,

@@ -19,8 +19,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from trainers.core.granularity import Granularity
-
+from ..encode.granularity import Granularity
 from .command import argument_parser
 from .sources import local_data
 
@@ -68,10 +67,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 def main(arguments: list[str]) -> None:
     given = parse(arguments)
-    from hub_cards.metadata import Statements
-    from hub_cards.mteb_meta import write_mteb_meta
-    from hub_cards.publication import Options, laid_out
-    from trainers.evaluation.results import GridResults
+    from ..evaluation.results import GridResults
+    from ..hub_cards.metadata import Statements
+    from ..hub_cards.mteb_meta import write_mteb_meta
+    from ..hub_cards.publication import Options, laid_out
 
     options = Options(
         granularity=given.granularity,

@@ -25,11 +25,23 @@ from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoTokenizer, set_seed
 
-from hub_cards.figures import draw_curves
-from hub_cards.onnx_export import missing_packages
-from hub_cards.onnx_latency import onnx_engines
-from hub_cards.tables import latency_report, markdown, percent
-from trainers import (
+from ..encode.device import ComputeArguments, place
+from ..encode.extras import require_extra
+from ..evaluation import (
+    TASKS,
+    GridEncoder,
+    exact_search,
+    load_task,
+    measure_latency,
+    run_facts,
+    score_vectors,
+    tfidf_scores,
+)
+from ..hub_cards.figures import draw_curves
+from ..hub_cards.onnx_export import missing_packages
+from ..hub_cards.onnx_latency import onnx_engines
+from ..hub_cards.tables import latency_report, markdown, percent
+from ..trainers import (
     Composition,
     Contrastive,
     ContrastiveConfig,
@@ -41,20 +53,7 @@ from trainers import (
     TeacherEmbeddings,
     fit_exits,
 )
-from trainers.core.device import ComputeArguments, place
-from trainers.core.extras import require_extra
-from trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
-from trainers.evaluation import (
-    TASKS,
-    GridEncoder,
-    exact_search,
-    load_task,
-    measure_latency,
-    run_facts,
-    score_vectors,
-    tfidf_scores,
-)
-
+from ..trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from .command import add_compute_options, argument_parser, compute_of
 from .convert import convert
 from .sources import DEFAULT_ENCODER, default_base

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainers.index import Hit, Index
-
+from ..index import Hit, Index
 from .command import parse_options
 from .encoder import EncoderArguments
 from .index import encoder_of

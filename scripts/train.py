@@ -28,9 +28,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import trainers
-from trainers.core.durable import only_writer, remove_files, replacing_files
+from m3bert import trainers
 
+from ..encode.durable import only_writer, remove_files, replacing_files
 from .command import MODEL_FILES, HelpFormatter, check_overwriting
 from .recipes import read_recipes
 from .training_data import DataArguments, cleaned, data_files, masked_lm_data, read_data
@@ -74,8 +74,7 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     """Options from `--config` and the command line. ValueError if a recipe is not found or has unknown options."""
     from transformers import HfArgumentParser, TrainingArguments
 
-    from trainers.core.help_texts import own
-
+    from ..encode.help_texts import own
     from .backbone import BackboneArguments
 
     configs = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -107,7 +106,7 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
 
 def merging(name: str, base: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
     """The type of an option whose mapping is merged with that of a recipe."""
-    from trainers.core.composition import mapping_of, merged
+    from ..trainers.core.composition import mapping_of, merged
 
     return lambda text: merged(base, mapping_of(f"--{name}", text))
 
@@ -132,9 +131,8 @@ def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
     """The trainer of a masked language model, with its data."""
     from transformers import AutoModelForMaskedLM
 
-    from trainers.core.states import unwrap_encoder
-    from trainers.data.preparing import load_prepared, read_prepared
-
+    from ..encode.states import unwrap_encoder
+    from ..trainers.data.preparing import load_prepared, read_prepared
     from .backbone import load_backbone
 
     model, tokenizer = load_backbone(backbone, AutoModelForMaskedLM)
@@ -171,8 +169,7 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
 
 def evaluator_of(data: DataArguments) -> Any:
     """What scores `eval_tasks`; `None` if there are none."""
-    from trainers.evaluation import GridEvaluator
-
+    from ..evaluation import GridEvaluator
     from .sources import local_data
 
     return GridEvaluator(data.eval_tasks, data=local_data()) if data.eval_tasks else None
@@ -181,7 +178,7 @@ def evaluator_of(data: DataArguments) -> Any:
 def resumed_checkpoint(args: Any) -> str | None:
     """The checkpoint that `--resume_from_checkpoint` names: a folder, or the last complete one for `true`, and for
     `auto` if there is one."""
-    from trainers.core.checkpoints import complete_checkpoints, last_checkpoint
+    from ..trainers.core.checkpoints import complete_checkpoints, last_checkpoint
 
     named = args.resume_from_checkpoint
     if named is None or named.lower() == "false":
@@ -220,7 +217,7 @@ def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, 
         check_overwriting(args.output_dir, TRAINED_FILES, backbone.overwrite, backbone.model_name_or_path, instead)
     from transformers import set_seed
 
-    from modeling_m3bert.conversion_m3bert import hub_id
+    from ..modeling.conversion_m3bert import hub_id
 
     set_seed(args.seed)
     masked_lm = isinstance(args, trainers.MultigranularMLMConfig)

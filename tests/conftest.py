@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast, set_seed
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available, is_flash_attn_4_available
 
-from modeling_m3bert import EmbeddingSettings, M3BertConfig, M3BertForMaskedLM, M3BertModel
-from scripts import sources
+from m3bert.commands import sources
+from m3bert.modeling import EmbeddingSettings, M3BertConfig, M3BertForMaskedLM, M3BertModel
 from tests import warm_processes
 
 
@@ -34,7 +34,7 @@ HIDE_PROJECT = """
 import importlib.abc, sys
 class HiddenProject(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("m3bert", "modeling_m3bert", "trainers", "hub_cards", "scripts", "tests"):
+        if name.split(".")[0] in ("m3bert", "tests"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, HiddenProject())
 """

@@ -35,9 +35,9 @@ FILE = re.compile(r"# (\w+\.(?:py|sh|yaml))\n")  # the first line of a block tha
 def make_short() -> None:
     """Replace what takes long, before a command imports it."""
     from m3bert.commands import sources
-    from trainers.core.arguments import NestedTrainingArguments
-    from trainers.data import stdlib_docs
-    from trainers.evaluation import latency
+    from m3bert.evaluation import latency
+    from m3bert.trainers.core.arguments import NestedTrainingArguments
+    from m3bert.trainers.data import stdlib_docs
 
     check, measure = NestedTrainingArguments.__post_init__, latency.measure_latency
 
@@ -172,8 +172,8 @@ def replace_mteb_tasks() -> None:
     """The data of MTEB's tasks is on the Hub; a local task stands in for them."""
     import mteb
 
-    from tests.trainers.evaluation.local_mteb import similarity_task
-    from trainers.evaluation import find_task, load_task
+    from m3bert.evaluation import find_task, load_task
+    from tests.evaluation.local_mteb import similarity_task
 
     local = load_task(find_task("stsb"), DATA)
     mteb.get_tasks = lambda tasks: [similarity_task(local)]

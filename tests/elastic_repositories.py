@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import CONFIG_MAPPING, AutoModel, PreTrainedTokenizerBase
 
-from modeling_m3bert.modeling_elastic import layer_list, make_elastic
+from m3bert.modeling.modeling_elastic import layer_list, make_elastic
 from tests.conftest import write_modules
 
 

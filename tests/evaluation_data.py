@@ -13,7 +13,7 @@ from typing import Any
 import datasets
 import pytest
 
-from trainers.evaluation import find_tasks
+from m3bert.evaluation import find_tasks
 
 
 def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:

@@ -9,13 +9,13 @@ from typing import Any
 
 from datasets import Dataset
 
-from hub_cards.checkpoint import Checkpoint
-from modeling_m3bert import M3BertModel
+from m3bert.evaluation import GridResults, evaluate_grid, find_tasks, measure_latency
+from m3bert.exits.fit import fit_exits
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Grid
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.evaluation_data import write_data
-from trainers import ContrastiveConfig, ContrastiveTrainer, Grid
-from trainers.evaluation import GridResults, evaluate_grid, find_tasks, measure_latency
-from trainers.exits.fit import fit_exits
 
 
 GRID = "2,4,6x8,16,32"

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
 from tests.conftest import WORDS, tiny_config, write_modules
 from tests.modeling_m3bert.static_models import VOCABULARY, WIDTH, affine, halves
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from datasets import Dataset
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
 from tests.conftest import tiny_config
 
 
@@ -21,7 +21,11 @@ def method(tmp_path) -> Path:
     """The example as a file outside the package: its relative imports become absolute."""
     (code,) = re.findall(r"```python\n(# trainers/whitening\.py\n.*?)```", TEXT, re.DOTALL)
     file = tmp_path / "mine.py"
-    file.write_text(re.sub(r"^from \.", "from trainers.", code, flags=re.MULTILINE))
+    file.write_text(
+        re.sub(
+            r"^from \.", "from m3bert.trainers.", re.sub(r"^from \.\.", "from m3bert.", code, flags=re.M), flags=re.M
+        )
+    )
     return file
 
 
@@ -31,10 +35,10 @@ def test_the_lines_are_counted(method):
 
 
 def test_the_example_trains_evaluates_and_gets_a_true_card(method, tmp_path, tiny_tokenizer, sentences):
-    from hub_cards.checkpoint import Checkpoint
-    from hub_cards.publication import Options, write_card
-    from scripts.train import main
-    from trainers.evaluation import Retrieval, score_grid
+    from m3bert.commands.train import main
+    from m3bert.evaluation import Retrieval, score_grid
+    from m3bert.hub_cards.checkpoint import Checkpoint
+    from m3bert.hub_cards.publication import Options, write_card
 
     M3BertModel(tiny_config()).save_pretrained(tmp_path / "model")
     tiny_tokenizer.save_pretrained(tmp_path / "model")

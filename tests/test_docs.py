@@ -26,17 +26,15 @@ import yaml
 from huggingface_hub import HfApi, constants
 from transformers import BertConfig, BertModel, TrainingArguments, XLMRobertaConfig, XLMRobertaModel
 
-import modeling_m3bert
-import trainers
-import trainers.evaluation
-from m3bert import cli
-from modeling_m3bert import M3BertConfig, M3BertForMaskedLM
-from scripts.example_data import example_files
+import m3bert.evaluation
+from m3bert import cli, modeling as modeling_m3bert, trainers
+from m3bert.commands.example_data import example_files
+from m3bert.evaluation import find_tasks
+from m3bert.modeling import M3BertConfig, M3BertForMaskedLM
+from m3bert.trainers.core import papers
 from tests.evaluation_data import write_nanobeir, write_paper_tasks
 from tests.hub_server import HubServer
 from tests.snippets import ROOT, pages, read, snippets
-from trainers.core import papers
-from trainers.evaluation import find_tasks
 
 
 # The lines of docs/scale.md start launchers: tests/test_scale.py runs them.
@@ -314,7 +312,7 @@ def test_the_links_of_the_readme_lead_somewhere():
 def test_everything_public_is_in_the_reference():
     shown = re.findall(r"^::: (\S+)$", "".join(read(page) for page in pages()), re.MULTILINE)
     assert len(set(shown)) == len(shown)
-    packages = (trainers, trainers.evaluation, modeling_m3bert)
+    packages = (trainers, m3bert.evaluation, modeling_m3bert)
     public = {f"{package.__name__}.{name}" for package in packages for name in package.__all__}
     assert public - set(shown) == set()
 

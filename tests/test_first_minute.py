@@ -19,15 +19,15 @@ import pytest
 from datasets import Dataset
 from transformers import BertConfig, BertModel
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native
-from hub_cards.onnx_graphs import write_encoder_files
-from hub_cards.publication import Options, describe, prepare
-from scripts.convert import convert
+from m3bert.commands.convert import convert
+from m3bert.evaluation import GridEncoder
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native
+from m3bert.hub_cards.onnx_graphs import write_encoder_files
+from m3bert.hub_cards.publication import Options, describe, prepare
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, QAMAConfig, QAMATrainer
 from tests.conftest import quiet
 from tests.snippets import pages, read, snippets
-from trainers import ContrastiveConfig, ContrastiveTrainer, Granularity, QAMAConfig, QAMATrainer
-from trainers.evaluation import GridEncoder
 
 
 # Runs each code in a terminal of its own. What it prints goes to a file: all that the terminal shows is noise.

@@ -16,15 +16,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.evaluation import GridEncoder, evaluate_grid, find_tasks
+from m3bert.evaluation.results import GridResults
+from m3bert.index import Corpus, Index, Plan
+from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.trainers import Granularity, Grid
 from tests.conftest import WORDS, word_tokenizer
 from tests.elastic_repositories import save_elastic
 from tests.evaluation_data import write_data
 from tests.static_checkpoints import save_static
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks
-from trainers.evaluation.results import GridResults
-from trainers.index import Corpus, Index, Plan
 
 
 FOLDER = Path(__file__).with_name("frozen")

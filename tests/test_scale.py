@@ -17,12 +17,12 @@ import psutil
 import pytest
 from torch.distributed.run import get_args_parser
 
-from modeling_m3bert import M3BertModel
-from scripts import train
+from m3bert.commands import train
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import ContrastiveConfig
+from m3bert.trainers.core.checkpoints import last_checkpoint
 from tests.conftest import tiny_config
 from tests.snippets import ROOT, read, snippets
-from trainers import ContrastiveConfig
-from trainers.core.checkpoints import last_checkpoint
 
 
 LINES = {

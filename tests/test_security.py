@@ -17,23 +17,23 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModel, BertConfig, BertModel
 
-import modeling_m3bert
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native
-from hub_cards.publication import Options, prepare
-from modeling_m3bert import EmbeddingSettings, convert_to_m3bert
+from m3bert import modeling as modeling_m3bert
+from m3bert.encode.quantizer import find_quantizer
+from m3bert.evaluation import GridEncoder, evaluate_grid, find_tasks
+from m3bert.exits.fit import fit_exits
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native
+from m3bert.hub_cards.publication import Options, prepare
+from m3bert.index.corpus import Corpus
+from m3bert.index.index import Index
+from m3bert.index.plan import Plan
+from m3bert.modeling import EmbeddingSettings, convert_to_m3bert
+from m3bert.trainers import Granularity
+from m3bert.trainers.core.given import backbone_of
+from m3bert.trainers.data.hub_data import load_hub
+from m3bert.trainers.data.teacher import Teacher
 from tests.evaluation_data import write_data
 from tests.published import contrastive_trainer
-from trainers import Granularity
-from trainers.core.given import backbone_of
-from trainers.data.hub_data import load_hub
-from trainers.data.teacher import Teacher
-from trainers.evaluation import GridEncoder, evaluate_grid, find_tasks
-from trainers.exits.fit import fit_exits
-from trainers.hub.quantizer import find_quantizer
-from trainers.index.corpus import Corpus
-from trainers.index.index import Index
-from trainers.index.plan import Plan
 
 
 class Payload:

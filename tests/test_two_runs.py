@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts import embed, train
+from m3bert.commands import embed, train
+from m3bert.evaluation import GridEncoder
+from m3bert.index import Corpus, Index, Plan
+from m3bert.trainers import Granularity, Teacher
 from tests import warm_processes
 from tests.conftest import quiet
-from trainers import Granularity, Teacher
-from trainers.evaluation import GridEncoder
-from trainers.index import Corpus, Index, Plan
 
 
 ROOT = Path(__file__).parents[1]
@@ -40,14 +40,14 @@ def slowly(function):
     return slow
 """
 CACHE = """
-from trainers import Teacher
-from trainers.data import teacher
+from m3bert.trainers import Teacher
+from m3bert.trainers.data import teacher
 teacher.ROWS_OF_A_BATCH, teacher.Teacher._encode = 16, slowly(Teacher._encode)
 begin()
 Teacher(str(folder / "encoder")).embed(json.loads((folder / "texts.json").read_text()), folder / "out")
 """
 EMBED = """
-from scripts import embed
+from m3bert.commands import embed
 embed.load_encoder = slowly(embed.load_encoder)
 begin()
 try:
@@ -56,9 +56,9 @@ except ValueError as error:
     print("REFUSED", error)
 """
 INDEX = """
-from trainers import Granularity
-from trainers.evaluation import GridEncoder
-from trainers.index import Corpus, Index, Plan, index
+from m3bert.trainers import Granularity
+from m3bert.evaluation import GridEncoder
+from m3bert.index import Corpus, Index, Plan, index
 index.CHUNK, index.embedded = 16, slowly(index.embedded)
 plan = Plan(Granularity(6, 32))
 encoder = GridEncoder.from_pretrained(folder / "model", grid=plan.grid())
@@ -69,7 +69,7 @@ except ValueError as error:
     print("REFUSED", error)
 """
 TRAIN = """
-from scripts import train
+from m3bert.commands import train
 train.embedding_trainer = slowly(train.embedding_trainer)
 begin()
 try:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .contrastive import Contrastive, ContrastiveConfig
+from ..encode.granularity import EncoderConfig, Grid
+from ..encode.help_texts import described
+from .contrastive.contrastive import Contrastive, ContrastiveConfig
 from .core.composition import Composition, mapping_of, part_arguments
-from .core.granularity import EncoderConfig, Grid
-from .core.help_texts import described
 from .core.objective import Objective
-from .embedding import EmbeddingTrainer
-from .objectives.mic import SCR, SIR
-from .objectives.pic import PIC
-from .objectives.sia import SIA
+from .mic.objectives import SCR, SIR
+from .mipic.pic import PIC
+from .mipic.sia import SIA
+from .shared.embedding_trainer import EmbeddingTrainer
 
 
 REGULARISERS: dict[str, type[Objective]] = {"sia": SIA, "pic": PIC, "scr": SCR, "sir": SIR}

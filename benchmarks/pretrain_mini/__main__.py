@@ -25,13 +25,13 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, set_seed
 
 from benchmarks._measure import RESULTS, SEED, about
 from benchmarks.pretrain_mini.text import write_text
-from hub_cards.tables import markdown
-from scripts import evaluate
-from scripts.command import argument_parser, run_command
-from scripts.sources import data_folder
-from trainers import Grid
-from trainers.core.checkpoints import last_checkpoint
-from trainers.evaluation import GridResults
+from m3bert.commands import evaluate
+from m3bert.commands.command import argument_parser, run_command
+from m3bert.commands.sources import data_folder
+from m3bert.evaluation import GridResults
+from m3bert.hub_cards.tables import markdown
+from m3bert.trainers import Grid
+from m3bert.trainers.core.checkpoints import last_checkpoint
 
 
 FOLDER = Path(__file__).parent

@@ -8,8 +8,8 @@ import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from trainers.evaluation.readers import read_rows
-from trainers.evaluation.tasks import BITEXT_LANGUAGES
+from m3bert.evaluation.readers import read_rows
+from m3bert.evaluation.tasks import BITEXT_LANGUAGES
 
 
 XNLI = ("ar", "bg", "de", "el", "es", "fr", "hi", "ru", "sw", "th", "tr", "ur", "vi", "zh")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.reproduction.study import Run
-from trainers import Grid
+from m3bert.trainers import Grid
 
 
 @dataclass(frozen=True)

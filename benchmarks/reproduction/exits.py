@@ -40,12 +40,18 @@ from transformers import AutoModel, AutoTokenizer, set_seed
 
 from benchmarks.reproduction.study import Run, add_results, development_tasks
 from benchmarks.reproduction.training_data import STS_SPLITS, STS_TESTS, held_out
-from modeling_m3bert import M3BertModel
-from modeling_m3bert.modeling_elastic import Elasticity
-from scripts.command import run_command
-from scripts.convert import converted
-from scripts.sources import data_folder, default_base
-from trainers import (
+from m3bert.commands.command import run_command
+from m3bert.commands.convert import converted
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.encode.batch import PassCost
+from m3bert.encode.padded_batches import tokenized_chunks
+from m3bert.evaluation import GridEncoder, Retrieval
+from m3bert.evaluation.evaluators import Evaluator
+from m3bert.evaluation.readers import load_task, read_rows
+from m3bert.exits.passes import RawStates
+from m3bert.modeling import M3BertModel
+from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.trainers import (
     ExitDistillationConfig,
     ExitDistillationTrainer,
     Granularity,
@@ -54,12 +60,6 @@ from trainers import (
     fit_exits,
     truncate,
 )
-from trainers.core.encoding.batch import PassCost
-from trainers.data.padded_batches import tokenized_chunks
-from trainers.evaluation import GridEncoder, Retrieval
-from trainers.evaluation.evaluators import Evaluator
-from trainers.evaluation.readers import load_task, read_rows
-from trainers.exits.passes import RawStates
 
 
 DEPTH, WIDTH, MAX_LENGTH = 6, 384, 128

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from trainers import Grid, Starbucks, StarbucksConfig
-from trainers.core.embedding import EmbeddingObjective
+from m3bert.trainers import Grid, Starbucks, StarbucksConfig
+from m3bert.trainers.shared.embedding import EmbeddingObjective
 
 
 class NestedSimilarity(Starbucks):

@@ -32,17 +32,17 @@ from transformers import AutoModel, AutoTokenizer
 
 from benchmarks.reproduction.exits import FOLDER, MAX_LENGTH, RESULTS, RETRIEVAL_TESTS, sources
 from benchmarks.reproduction.study import add_results, development_tasks
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native
-from modeling_m3bert.modeling_elastic import Elasticity, make_elastic
-from scripts import fit
-from scripts.command import run_command
-from scripts.sources import data_folder, default_base
-from trainers import Granularity, nested_states, truncate
-from trainers.data.tokenized_texts import TokenizedText
-from trainers.evaluation.readers import load_task
-from trainers.exits.passes import RawStates
-from trainers.exits.paths import fit_path
+from m3bert.commands import fit
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.encode.tokenized_texts import TokenizedText
+from m3bert.evaluation.readers import load_task
+from m3bert.exits.passes import RawStates
+from m3bert.exits.paths import fit_path
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native
+from m3bert.modeling.modeling_elastic import Elasticity, make_elastic
+from m3bert.trainers import Granularity, nested_states, truncate
 
 
 PATHS = {"minilm": ["1,6", "1,2,6", "1,2,5,6"], "e5": ["1,2,11,12", "1-3,10-12"]}

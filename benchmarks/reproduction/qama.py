@@ -30,15 +30,15 @@ from datasets import Dataset
 
 from benchmarks.reproduction.exits import DEPTH, RETRIEVAL_TESTS, WIDTH, evaluators, raw_states, sources
 from benchmarks.reproduction.study import Run, add_results
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from scripts.command import run_command
-from scripts.convert import converted
-from scripts.sources import data_folder, default_base
-from trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddings, truncate
-from trainers.evaluation.coding import code_vectors
-from trainers.evaluation.evaluators import Retrieval
-from trainers.evaluation.metrics import ranking_scores
-from trainers.evaluation.search import exact_search, rerank
+from m3bert.commands.command import run_command
+from m3bert.commands.convert import converted
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.encode.coding import code_vectors
+from m3bert.encode.search import exact_search, rerank
+from m3bert.evaluation.evaluators import Retrieval
+from m3bert.evaluation.metrics import ranking_scores
+from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.trainers import Granularity, QAMAConfig, QAMATrainer, TeacherEmbeddings, truncate
 
 
 FOLDER = Path("runs/qama")

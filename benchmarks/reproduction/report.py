@@ -28,8 +28,8 @@ from benchmarks.reproduction.studies import STUDIES
 from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.tables import TABLES
 from benchmarks.reproduction.terms import RESULTS as TERMS
-from scripts.command import run_command
-from trainers import Grid
+from m3bert.commands.command import run_command
+from m3bert.trainers import Grid
 
 
 ROOT = Path(__file__).parents[2]

@@ -39,14 +39,14 @@ from benchmarks.reproduction.design import Study
 from benchmarks.reproduction.studies import STUDIES
 from benchmarks.reproduction.study import development_tasks
 from benchmarks.reproduction.training_data import TRAINING_DATA, held_out_text
-from modeling_m3bert import M3BertModel
-from scripts.command import run_command
-from scripts.sources import data_folder, default_base
-from trainers import MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
-from trainers.core.device import ComputeArguments
-from trainers.core.durable import replacing
-from trainers.distillation import DistillationConfig
-from trainers.evaluation import GridEncoder, evaluate_grid
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.encode.device import ComputeArguments
+from m3bert.encode.durable import replacing
+from m3bert.evaluation import GridEncoder, evaluate_grid
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import MultigranularMLMConfig, MultigranularMLMTrainer, Teacher, fit_exits
+from m3bert.trainers.shared.distillation import DistillationConfig
 
 
 RESULTS = Path(__file__).with_name("results")

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.reproduction.design import Claim, Method, Stage, Study
 from benchmarks.reproduction.ours import NestedSimilarityConfig
 from benchmarks.reproduction.training_data import REGULARIZER_TESTS, STS_TESTS
-from trainers import (
+from m3bert.trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
     EspressoConfig,

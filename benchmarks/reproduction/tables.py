@@ -13,9 +13,9 @@ from typing import Any
 
 from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.training_data import STS_TESTS
-from hub_cards.tables import markdown, percent, share
-from trainers import Granularity
-from trainers.core.codes import bytes_per_vector
+from m3bert.encode.codes import bytes_per_vector
+from m3bert.hub_cards.tables import markdown, percent, share
+from m3bert.trainers import Granularity
 
 
 HERE = Path(__file__).parent

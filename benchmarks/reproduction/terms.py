@@ -27,9 +27,9 @@ from transformers import AutoTokenizer, set_seed
 from benchmarks._measure import about
 from benchmarks.reproduction.backbones import CACHE, backbone
 from benchmarks.reproduction.training_data import regularizer_sentences, unlabelled_texts
-from scripts.command import run_command
-from scripts.sources import data_folder, default_base
-from trainers import (
+from m3bert.commands.command import run_command
+from m3bert.commands.sources import data_folder, default_base
+from m3bert.trainers import (
     HSIC,
     PIC,
     SCR,
@@ -43,7 +43,7 @@ from trainers import (
     TeacherContrast,
     TextColumnsCollator as Collator,
 )
-from trainers.objectives.pic import default_chain
+from m3bert.trainers.mipic.pic import default_chain
 
 
 RESULTS = Path(__file__).with_name("results") / "terms.json"

@@ -39,7 +39,7 @@ def find_recipe(name: str) -> Path:
 def read_recipes(names: Iterable[str]) -> dict[str, Any]:
     """The options of several recipes together. Later ones override earlier ones; mappings, such as the arguments of a
     part (`pic: {pooling: mean}`), are merged."""
-    from trainers.core.composition import merged
+    from ...trainers.core.composition import merged
 
     options: dict[str, Any] = {}
     for name in names:

@@ -12,13 +12,7 @@ import pytest
 import torch
 
 from benchmarks import __main__ as everything, _measure
-from benchmarks._measure import (
-    Benchmark,
-    Bound,
-    allocated_peak,
-    at_least,
-    at_most,
-)
+from benchmarks._measure import Benchmark, Bound, allocated_peak, at_least, at_most
 
 
 FIGURES = {"fast": at_most(0.5, one_thread=0.7), "good": at_least(0.9), "plain": None}

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.pretrain_mini import __main__ as command, text
-from scripts import train
-from scripts.recipes import read_recipes
+from m3bert.commands import train
+from m3bert.commands.recipes import read_recipes
+from m3bert.evaluation.tasks import BITEXT_LANGUAGES
+from m3bert.trainers import Grid
 from tests.evaluation_data import write_rows
 from tests.snippets import read
-from trainers import Grid
-from trainers.evaluation.tasks import BITEXT_LANGUAGES
 
 
 def sentence(draw: random.Random) -> str:

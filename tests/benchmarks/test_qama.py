@@ -12,8 +12,8 @@ pytest.importorskip("faiss")
 pytest.importorskip("matplotlib")
 
 from benchmarks.reproduction import qama as study, tables
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from trainers import Granularity
+from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.trainers import Granularity
 
 
 def test_all_steps_have_the_same_seeds():

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from modeling_m3bert.quantization_m3bert import unpack_bits
+from m3bert.modeling.quantization_m3bert import unpack_bits
 
 
 pytest.importorskip("faiss")

@@ -15,9 +15,9 @@ from transformers import AutoModel, AutoTokenizer
 from benchmarks.reproduction import report, run
 from benchmarks.reproduction.design import Claim, Method, Stage, Study
 from benchmarks.reproduction.studies import STUDIES
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
+from m3bert.trainers.core.checkpoints import complete_checkpoints
 from tests.evaluation_data import write_rows
-from trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
-from trainers.core.checkpoints import complete_checkpoints
 
 
 MRL = Method(ContrastiveConfig, ContrastiveTrainer, {"grid": "2,6x8,32"})

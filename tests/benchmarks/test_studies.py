@@ -19,10 +19,10 @@ from benchmarks.reproduction.studies import IBKD, REGULARIZERS
 from benchmarks.reproduction.terms import gradients
 from benchmarks.reproduction.training_data import STS_TESTS, regularizer_sentences, training_pairs, unlabelled_texts
 from benchmarks.static_query import elastic
+from m3bert.evaluation import GridEncoder
+from m3bert.evaluation.readers import read_rows
+from m3bert.trainers import Contrastive, Granularity, Grid, Teacher
 from tests.evaluation_data import write_rows
-from trainers import Contrastive, Granularity, Grid, Teacher
-from trainers.evaluation import GridEncoder
-from trainers.evaluation.readers import read_rows
 
 
 def sentences_of_pairs(data: Path) -> list[str]:

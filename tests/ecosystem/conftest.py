@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.convert import convert
+from m3bert.commands.convert import convert
 
 
 LONGEST = 256  # what all-MiniLM-L6-v2 was published with

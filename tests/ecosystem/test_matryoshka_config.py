@@ -9,9 +9,9 @@ import pytest
 from datasets import Dataset
 from transformers import AutoModel, BertConfig, BertModel
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer
 from tests.conftest import tiny_config
-from trainers import ContrastiveConfig, ContrastiveTrainer
 
 
 def written(folder: Path) -> tuple[bool, list[int]]:

@@ -10,10 +10,10 @@ import pytest
 from datasets import Dataset
 from transformers import AutoTokenizer
 
-from modeling_m3bert import M3BertModel
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Granularity, Grid
 from tests.ecosystem.conftest import LONGEST
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
 
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,8 @@ from mteb.models import SentenceTransformerEncoderWrapper  # noqa: E402
 from mteb.models.get_model_meta import MODEL_REGISTRY  # noqa: E402
 from sentence_transformers import SentenceTransformer  # noqa: E402
 
-from tests.trainers.evaluation.local_mteb import metadata as metadata_of  # noqa: E402
-from trainers.evaluation.mteb_models import model_meta, mteb_models  # noqa: E402
+from m3bert.evaluation.mteb_models import model_meta, mteb_models  # noqa: E402
+from tests.evaluation.local_mteb import metadata as metadata_of  # noqa: E402
 
 
 NAME, GRID = "user/model", Grid.parse("2,4,6x64,384")

@@ -19,13 +19,13 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModel, AutoTokenizer
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native
-from hub_cards.onnx_graphs import write_graphs
+from m3bert.exits.fit import fit_exits
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native
+from m3bert.hub_cards.onnx_graphs import write_graphs
+from m3bert.trainers import Granularity, Grid
 from tests.conftest import write_modules
 from tests.ecosystem.conftest import LONGEST
-from trainers import Granularity, Grid
-from trainers.exits.fit import fit_exits
 
 
 pytestmark = pytest.mark.slow

@@ -16,11 +16,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.onnx_export import PACKAGES
-from scripts import export
+from m3bert.commands import export
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.onnx_export import PACKAGES
+from m3bert.trainers import Granularity, Grid
 from tests.snippets import ROOT
-from trainers import Granularity, Grid
 
 
 pytestmark = pytest.mark.slow

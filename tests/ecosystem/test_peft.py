@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 
-import modeling_m3bert
+from m3bert import modeling as modeling_m3bert
 from tests.conftest import padded_batch, tiny_config
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from safetensors.torch import save_file
 
-import modeling_m3bert
+from m3bert import modeling as modeling_m3bert
 from tests.conftest import tiny_config
 
 

@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoTokenizer
 
-from modeling_m3bert import M3BertModel
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Granularity, Grid, Projection
 from tests.conftest import write_modules
 from tests.ecosystem.conftest import LONGEST, linked
-from trainers import Granularity, Grid, Projection
-from trainers.evaluation import GridEncoder
 
 
 pytest.importorskip("sentence_transformers")

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from modeling_m3bert import EmbeddingSettings, M3BertModel
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.trainers import Grid
 from tests.conftest import tiny_config, write_modules
-from trainers import Grid
-from trainers.evaluation import GridEncoder
 
 
 pytest.importorskip("sentence_transformers")

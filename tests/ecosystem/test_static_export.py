@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.router_export import export_router
-from hub_cards.static_export import export_static
+from m3bert.evaluation import GridEncoder
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.router_export import export_router
+from m3bert.hub_cards.static_export import export_static
+from m3bert.trainers import Granularity, Grid
 from tests.static_checkpoints import plain_tokenizer, save_static, sentencepiece_tokenizer, state_only_model
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
 
 
 pytest.importorskip("sentence_transformers")

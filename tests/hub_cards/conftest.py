@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedTokenizerBase, set_seed
 
+from m3bert.encode.codes import CODES
+from m3bert.evaluation import GridResults, Latency, Score, TwoStageSearch
+from m3bert.evaluation.results import RescoredSearch
+from m3bert.trainers import Grid
 from tests.published import contrastive_trainer, evaluated
-from trainers import Grid
-from trainers.core.codes import CODES
-from trainers.evaluation import GridResults, Latency, Score, TwoStageSearch
-from trainers.evaluation.results import RescoredSearch
 
 
 @pytest.fixture(scope="session")

@@ -14,19 +14,27 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import BertConfig, BertModel
 
-from hub_cards.card import CardSource, render_card
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.metadata import Statements
-from hub_cards.publication import Options, describe, prepare
-from hub_cards.sections import parse
-from modeling_m3bert import M3BertForMaskedLM, M3BertForQuestionAnswering, M3BertForSequenceClassification, M3BertModel
+from m3bert.evaluation import GridResults, find_task
+from m3bert.hub_cards.card import CardSource, render_card
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.metadata import Statements
+from m3bert.hub_cards.publication import Options, describe, prepare
+from m3bert.hub_cards.sections import parse
+from m3bert.hub_cards.training_record import TrainingRecord, parts_of
+from m3bert.modeling import M3BertForMaskedLM, M3BertForQuestionAnswering, M3BertForSequenceClassification, M3BertModel
+from m3bert.trainers import (
+    ContrastiveConfig,
+    Grid,
+    MICConfig,
+    MIPICConfig,
+    MultigranularMLMConfig,
+    Objective,
+    SimCSEConfig,
+)
+from m3bert.trainers.core.objective import Identity
+from m3bert.trainers.core.papers import M3BERT, MIC, MIPIC, MRL, SIMCSE, Paper
 from tests.conftest import quiet, tiny_config
 from tests.published import GRID, TASKS, contrastive_trainer, save_with_exits
-from trainers import ContrastiveConfig, Grid, MICConfig, MIPICConfig, MultigranularMLMConfig, Objective, SimCSEConfig
-from trainers.core.objective import Identity
-from trainers.core.papers import M3BERT, MIC, MIPIC, MRL, SIMCSE, Paper
-from trainers.evaluation import GridResults, find_task
-from trainers.hub.training_record import TrainingRecord, parts_of
 
 
 SAID = Statements("apache-2.0", ("en",), ("user/pairs",), "user/base", ("documentation",))

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, BertModel
 
-from hub_cards.checkpoint import Checkpoint
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.trainers import Granularity
 from tests.conftest import tiny_config, write_modules
-from trainers import Granularity
 
 
 @pytest.fixture

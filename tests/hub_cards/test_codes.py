@@ -12,16 +12,16 @@ import pytest
 import torch
 from transformers import BertConfig, BertModel
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.publication import Options, prepare
-from hub_cards.sections import parse
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.encode.quantizer import write_quantizer
+from m3bert.evaluation import GridResults, evaluate_grid, find_tasks
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.publication import Options, prepare
+from m3bert.hub_cards.sections import parse
+from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.trainers import Granularity, Grid
 from tests.evaluation_data import write_data
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
 from tests.published import save_with_exits
-from trainers import Granularity, Grid
-from trainers.evaluation import GridResults, evaluate_grid, find_tasks
-from trainers.hub.quantizer import write_quantizer
 
 
 QUANTIZER_FILES = {"quantizer/config.json", "quantizer/model.safetensors"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from transformers import BertConfig, BertModel
 
-from hub_cards.costs import costs, tokens_counted
-from modeling_m3bert import M3BertModel
-from modeling_m3bert.auto_m3bert import load_config, load_model
+from m3bert.hub_cards.costs import costs, tokens_counted
+from m3bert.modeling import M3BertModel
+from m3bert.modeling.auto_m3bert import load_config, load_model
+from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config
 from tests.elastic_repositories import SIZES, save_elastic
-from trainers import Granularity, Grid
 
 
 def test_costs_are_those_of_the_model_that_is_built():

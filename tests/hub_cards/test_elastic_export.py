@@ -10,13 +10,13 @@ import torch
 from transformers import AutoConfig, AutoModel
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native
-from hub_cards.router_export import export_router
-from hub_cards.static_export import export_static
-from modeling_m3bert.auto_m3bert import load_model
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native
+from m3bert.hub_cards.router_export import export_router
+from m3bert.hub_cards.static_export import export_static
+from m3bert.modeling.auto_m3bert import load_model
+from m3bert.trainers import Granularity, Projection
 from tests.elastic_repositories import KINDS, PATH, VOCABULARY, WIDTH, save_elastic
-from trainers import Granularity, Projection
 
 
 TEXTS = ["read the list", "a name", "open the file and read of it by name"]

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.publication import Options, prepare
-from modeling_m3bert.auto_m3bert import load_model
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.publication import Options, prepare
+from m3bert.modeling.auto_m3bert import load_model
+from m3bert.trainers import Granularity
 from tests.elastic_repositories import VOCABULARY, save_elastic
-from trainers import Granularity
 
 
 LOAD = """

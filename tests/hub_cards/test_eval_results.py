@@ -8,12 +8,12 @@ import pytest
 import yaml
 from huggingface_hub import parse_eval_result_entries
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.eval_results import eval_results, write_eval_results
-from hub_cards.publication import Options, prepare
-from hub_cards.upload import EVAL_RESULTS
-from trainers import Granularity
-from trainers.evaluation import TASKS, GridResults
+from m3bert.evaluation import TASKS, GridResults
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.eval_results import eval_results, write_eval_results
+from m3bert.hub_cards.publication import Options, prepare
+from m3bert.hub_cards.upload import EVAL_RESULTS
+from m3bert.trainers import Granularity
 
 
 FULL = Granularity(6, 32)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from hub_cards.figures import draw_all, draw_asymmetric_searches, draw_curves
-from trainers import Granularity, Grid
-from trainers.core.codes import bytes_per_vector
-from trainers.evaluation import AsymmetricSearch, Score
+from m3bert.encode.codes import bytes_per_vector
+from m3bert.evaluation import AsymmetricSearch, Score
+from m3bert.hub_cards.figures import draw_all, draw_asymmetric_searches, draw_curves
+from m3bert.trainers import Granularity, Grid
 
 
 @pytest.fixture
 def drawn(monkeypatch):
     """Name of a file -> its figure, in place of the files."""
     figures = {}
-    monkeypatch.setattr("hub_cards.figures.save", lambda figure, file: figures.update({file.stem: figure}))
+    monkeypatch.setattr("m3bert.hub_cards.figures.save", lambda figure, file: figures.update({file.stem: figure}))
     return figures
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hub_cards.metadata import evaluations, kept
+from m3bert.hub_cards.metadata import evaluations, kept
 
 
 def test_every_main_score_of_a_known_task_type_is_a_result(results):

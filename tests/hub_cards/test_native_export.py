@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native, lost_layers
-from hub_cards.publication import Options, prepare
-from modeling_m3bert import EmbeddingSettings, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
+from m3bert.evaluation import GridEncoder, GridResults
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native, lost_layers
+from m3bert.hub_cards.publication import Options, prepare
+from m3bert.modeling import EmbeddingSettings, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
+from m3bert.trainers import Granularity, Grid, Projection
 from tests.conftest import tiny_config, write_modules
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
 from tests.published import GRID, assert_served, contrastive_trainer, evaluated, save_with_exits
 from tests.static_checkpoints import LONGEST, PROMPTS, save_static, state_only_model
-from trainers import Granularity, Grid, Projection
-from trainers.evaluation import GridEncoder, GridResults
 
 
 NATIVE = {**POST_NORM, **BIASES}

@@ -10,15 +10,15 @@ import pytest
 import torch
 from transformers import set_seed
 
-from hub_cards import onnx_graphs
-from hub_cards.card import CardSource, render_card
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.onnx_graphs import Graph, GraphReport, embed_all, graph_name, graph_table, write_graphs
-from modeling_m3bert import M3BertModel
+from m3bert.evaluation import GridEncoder
+from m3bert.hub_cards import onnx_graphs
+from m3bert.hub_cards.card import CardSource, render_card
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.onnx_graphs import Graph, GraphReport, embed_all, graph_name, graph_table, write_graphs
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config
 from tests.evaluation_data import write_data
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
 
 
 pytest.importorskip("onnx", reason="needs the extra onnx")

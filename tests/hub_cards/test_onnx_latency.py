@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from transformers import set_seed
 
-from hub_cards.onnx_export import export_onnx, open_session
-from hub_cards.onnx_latency import onnx_engines
-from modeling_m3bert import M3BertModel
+from m3bert.evaluation import GridEncoder, measure_latency
+from m3bert.hub_cards.onnx_export import export_onnx, open_session
+from m3bert.hub_cards.onnx_latency import onnx_engines
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder, measure_latency
 
 
 for package in ("onnx", "onnxscript", "onnxruntime"):

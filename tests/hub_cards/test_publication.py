@@ -15,15 +15,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.publication import Options, laid_out, prepare
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from m3bert.evaluation import AsymmetricSearch, GridResults, evaluate_grid, find_tasks
+from m3bert.exits.fit import fit_exits
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.publication import Options, laid_out, prepare
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.trainers import Granularity, Grid
 from tests.conftest import padded_batch, tiny_config
 from tests.evaluation_data import write_data
 from tests.published import save_with_exits
-from trainers import Granularity, Grid
-from trainers.evaluation import AsymmetricSearch, GridResults, evaluate_grid, find_tasks
-from trainers.exits.fit import fit_exits
 
 
 def lay_out(source: Path, folder: Path, results: GridResults | None = None, **options):
@@ -182,7 +182,7 @@ def test_results_in_the_folder_that_are_of_older_weights_stay_there(work, tmp_pa
 def laid_out_offline(source: Path, tmp_path: Path):
     """Laid out as for a Hub that has no card yet."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("hub_cards.publication.published_card", lambda *_: None)
+        patch.setattr("m3bert.hub_cards.publication.published_card", lambda *_: None)
         with laid_out(source, "user/model") as publication:
             yield publication
 
@@ -191,7 +191,7 @@ def test_a_card_that_cannot_be_read_now_stops_a_push_and_no_dry_run(run, monkeyp
     def fail(*_):
         raise OSError("The card cannot be read now.")
 
-    monkeypatch.setattr("hub_cards.publication.published_card", fail)
+    monkeypatch.setattr("m3bert.hub_cards.publication.published_card", fail)
     with pytest.raises(OSError, match="cannot be read now"), laid_out(run / "output", "user/model"):
         pass
     with laid_out(run / "output", "user/model", dry_run=True) as publication:  # which replaces nothing

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from m3bert.hub_cards.training_record import TrainingRecord
+from m3bert.trainers import PublishingTrainer
 from tests.trainers.tiny_run import mlm_trainer
-from trainers import PublishingTrainer
-from trainers.hub.training_record import TrainingRecord
 
 
 def test_checkpoints_and_what_is_saved_have_a_record(tiny_tokenizer, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hub_cards.sections import generated, join, merge, parse
+from m3bert.hub_cards.sections import generated, join, merge, parse
 
 
 TEMPLATE = "<!-- section: one -->\nfirst VALUE\n<!-- section: two -->\nsecond VALUE\n<!-- section: three -->\nthird\n"

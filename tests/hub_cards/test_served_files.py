@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from transformers import BertConfig, BertModel
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native
-from hub_cards.publication import Options, prepare
-from modeling_m3bert import EmbeddingSettings, M3BertModel
-from scripts.convert import convert
+from m3bert.commands.convert import convert
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native
+from m3bert.hub_cards.publication import Options, prepare
+from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.trainers import Granularity
 from tests.conftest import tiny_config
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
 from tests.published import assert_served, contrastive_trainer, save_with_exits
-from trainers import Granularity
 
 
 NATIVE = {**POST_NORM, **BIASES}

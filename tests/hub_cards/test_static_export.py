@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.router_export import export_router
-from hub_cards.static_export import export_static
-from modeling_m3bert import M3BertModel
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.router_export import export_router
+from m3bert.hub_cards.static_export import export_static
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Granularity
 from tests.conftest import tiny_config
 from tests.static_checkpoints import break_row, save_static
-from trainers import Granularity
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from hub_cards.tables import (
+from m3bert.evaluation import AsymmetricSearch, HybridSearch
+from m3bert.hub_cards.tables import (
     asymmetric_table,
     code_table,
     engine_table,
@@ -20,8 +21,7 @@ from hub_cards.tables import (
     task_type_table,
     two_stage_table,
 )
-from trainers import Granularity, Grid
-from trainers.evaluation import AsymmetricSearch, HybridSearch
+from m3bert.trainers import Granularity, Grid
 
 
 def test_tables_hold_every_granularity(results):
@@ -142,6 +142,7 @@ def test_words_are_aligned_left_numbers_right_and_a_bar_splits_no_cell():
 
 def test_tables_need_neither_torch_nor_transformers():
     """The command that chooses a granularity answers at once."""
-    code = "import sys, hub_cards.tables; print({'torch', 'transformers', 'matplotlib', 'jinja2'} & set(sys.modules))"
+    code = "import sys, m3bert.hub_cards.tables\n"
+    code += "print({'torch', 'transformers', 'matplotlib', 'jinja2'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "set()", done.stderr

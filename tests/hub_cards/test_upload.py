@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import HfApi, constants
 from huggingface_hub.errors import LocalEntryNotFoundError, RepositoryNotFoundError
 
-from hub_cards import upload
-from hub_cards.upload import Publication, published_card
+from m3bert.hub_cards import upload
+from m3bert.hub_cards.upload import Publication, published_card
 
 
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch, tmp_path):

@@ -7,7 +7,7 @@ import torch
 from safetensors import safe_open
 from transformers import core_model_loading
 
-from modeling_m3bert import modeling_elastic
+from m3bert.modeling import modeling_elastic
 
 
 @pytest.fixture

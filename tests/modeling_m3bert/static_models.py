@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import torch
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
 from tests.conftest import tiny_config
 
 

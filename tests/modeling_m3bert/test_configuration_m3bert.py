@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from modeling_m3bert import M3BertConfig, M3BertModel
+from m3bert.modeling import M3BertConfig, M3BertModel
 from tests.conftest import tiny_config
 
 

@@ -7,9 +7,9 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
-from modeling_m3bert import M3BertModel, convert_to_m3bert
-from modeling_m3bert.conversion_m3bert import take_layers
-from scripts.convert import convert
+from m3bert.commands.convert import convert
+from m3bert.modeling import M3BertModel, convert_to_m3bert
+from m3bert.modeling.conversion_m3bert import take_layers
 from tests.conftest import padded_batch
 
 

@@ -23,7 +23,7 @@ from transformers import (
     set_seed,
 )
 
-from modeling_m3bert.modeling_elastic import (
+from m3bert.modeling.modeling_elastic import (
     Elasticity,
     fingerprint_of,
     layer_list,

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from modeling_m3bert import (
+from m3bert.modeling import (
     M3BertForMaskedLM,
     M3BertForMultipleChoice,
     M3BertForQuestionAnswering,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import DataCollatorWithFlattening
 
-from modeling_m3bert import (
+from m3bert.modeling import (
     M3BertForMaskedLM,
     M3BertForMultipleChoice,
     M3BertForQuestionAnswering,
@@ -19,7 +19,7 @@ from modeling_m3bert import (
     M3BertForTokenClassification,
     M3BertModel,
 )
-from modeling_m3bert.modeling_m3bert import NestedLinear
+from m3bert.modeling.modeling_m3bert import NestedLinear
 from tests.conftest import padded_batch, tiny_config
 
 

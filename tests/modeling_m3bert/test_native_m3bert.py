@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoModel, PreTrainedModel
 
-from modeling_m3bert import (
+from m3bert.modeling import (
     M3BertConfig,
     M3BertForMaskedLM,
     M3BertForQuestionAnswering,
@@ -15,7 +15,7 @@ from modeling_m3bert import (
     convert_to_m3bert,
     convert_to_native,
 )
-from modeling_m3bert.native_m3bert import output_map
+from m3bert.modeling.native_m3bert import output_map
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.test_conversion_m3bert import BACKBONES, all_states, random_encoder
 

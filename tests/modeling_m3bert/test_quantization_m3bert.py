@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from modeling_m3bert.quantization_m3bert import (
+from m3bert.encode.quantizer import write_quantizer
+from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.modeling.quantization_m3bert import (
     CODES,
     LEVELS,
     Codes,
@@ -24,7 +25,6 @@ from modeling_m3bert.quantization_m3bert import (
     thermometer,
     unpack_bits,
 )
-from trainers.hub.quantizer import write_quantizer
 
 
 WIDTH = 24

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import modeling_m3bert
+from m3bert import modeling as modeling_m3bert
 from tests.conftest import padded_batch, tiny_config
 
 
@@ -22,7 +22,7 @@ RUN = """
 import torch, transformers
 from safetensors.torch import load_file, save_file
 try:
-    import modeling_m3bert
+    from m3bert import modeling as modeling_m3bert
     raise SystemExit("the project is visible")
 except ModuleNotFoundError:
     pass

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from modeling_m3bert import EmbeddingSettings
+from m3bert.modeling import EmbeddingSettings
 from tests.conftest import write_modules
 
 

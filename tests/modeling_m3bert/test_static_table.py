@@ -11,15 +11,15 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from transformers import AutoModel
 
-from modeling_m3bert import (
+from m3bert.modeling import (
     M3BertConfig,
     M3BertForMaskedLM,
     M3BertForTokenClassification,
     M3BertModel,
     convert_to_native,
 )
-from modeling_m3bert.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, write_parts
-from modeling_m3bert.native_m3bert import output_map
+from m3bert.modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, Elasticity, write_parts
+from m3bert.modeling.native_m3bert import output_map
 from tests.conftest import padded_batch, tiny_config
 from tests.modeling_m3bert.static_models import (
     IGNORED,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
 from tests.conftest import tiny_config
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, Qwen3Config, Qwen3Model
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
-from modeling_m3bert.modeling_elastic import Elasticity
-from scripts import train
-from scripts.backbone import BackboneArguments, load_backbone
+from m3bert.commands import train
+from m3bert.commands.backbone import BackboneArguments, load_backbone
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.modeling.modeling_elastic import Elasticity
 from tests.conftest import tiny_config
 
 

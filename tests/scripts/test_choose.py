@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from scripts import choose
-from trainers.evaluation import AsymmetricSearch, GridResults, Latency, Score
+from m3bert.commands import choose
+from m3bert.evaluation import AsymmetricSearch, GridResults, Latency, Score
 
 
 @pytest.fixture

@@ -7,10 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from scripts.command import (
-    parse_options,
-    run_command,
-)
+from m3bert.commands.command import parse_options, run_command
 
 
 @dataclass

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from modeling_m3bert import M3BertModel
-from scripts.convert import main
+from m3bert.commands.convert import main
+from m3bert.modeling import M3BertModel
 
 
 def test_an_elastic_checkpoint_is_written(minilm, tmp_path, run_bare, capsys):

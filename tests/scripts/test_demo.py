@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from scripts import demo
-from scripts.encoder import EncoderArguments
+from m3bert.commands import demo
+from m3bert.commands.encoder import EncoderArguments
+from m3bert.encode.quantizer import write_quantizer
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.trainers import Granularity, Grid
 from tests.modeling_m3bert.static_models import give_table
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
-from trainers.hub.quantizer import write_quantizer
 
 
 pytest.importorskip("sentence_transformers", reason="vectors in 8 bits or 1 need sentence-transformers")

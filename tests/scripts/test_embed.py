@@ -11,10 +11,10 @@ import pytest
 from accelerate import PartialState
 from datasets import Dataset, load_from_disk
 
-from scripts import embed
+from m3bert.commands import embed
+from m3bert.evaluation import GridEncoder
+from m3bert.trainers import Granularity, Grid
 from tests.trainers.tiny_run import start_two
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,14 +10,14 @@ import yaml
 from huggingface_hub import ModelCard
 from transformers import AutoModel
 
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.publication import prepare
-from hub_cards.upload import EVAL_RESULTS
-from scripts import choose, evaluate
+from m3bert.commands import choose, evaluate
+from m3bert.encode.device import ComputeArguments
+from m3bert.evaluation import GROUPS, GridEncoder, GridResults, find_task, load_task
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.publication import prepare
+from m3bert.hub_cards.upload import EVAL_RESULTS
+from m3bert.trainers import Granularity, Grid
 from tests.evaluation_data import write_data, write_nanobeir
-from trainers import Granularity, Grid
-from trainers.core.device import ComputeArguments
-from trainers.evaluation import GROUPS, GridEncoder, GridResults, find_task, load_task
 
 
 TASKS = ["stsb", "mrpc", "tatoeba-deu", "banking77", "cranfield", "stsb-geometry"]
@@ -147,7 +147,7 @@ def test_nanobeir_mteb_and_own_data_are_in_one_file_that_choose_and_the_card_rea
     tiny_checkpoint, data, sentences, tmp_path, capsys, monkeypatch
 ):
     pytest.importorskip("mteb", reason="needs the extra mteb")
-    from tests.trainers.evaluation.local_mteb import classification_task, register, similarity_task
+    from tests.evaluation.local_mteb import classification_task, register, similarity_task
 
     write_nanobeir(data, sentences)
     stsb, banking77 = (load_task(find_task(name), data) for name in ("stsb", "banking77"))

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from scripts.example_data import main
-from trainers.data.files import load_files
-from trainers.evaluation import collection_task, find_task, labels_task, load_task, pairs_task
+from m3bert.commands.example_data import main
+from m3bert.evaluation import collection_task, find_task, labels_task, load_task, pairs_task
+from m3bert.trainers.data.files import load_files
 
 
 def rows(file) -> list[dict[str, str]]:

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 from transformers import AutoConfig, AutoTokenizer
 
-from hub_cards import onnx_export
-from hub_cards.onnx_graphs import QUALITY
-from modeling_m3bert import EmbeddingSettings, M3BertModel
-from scripts.export import main
+from m3bert.commands.export import main
+from m3bert.evaluation import GridEncoder
+from m3bert.evaluation.readers import load_task
+from m3bert.evaluation.tasks import find_task
+from m3bert.hub_cards import onnx_export
+from m3bert.hub_cards.onnx_graphs import QUALITY
+from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.trainers import Granularity, Grid
 from tests.conftest import tiny_config
 from tests.evaluation_data import write_data
-from trainers import Granularity, Grid
-from trainers.evaluation import GridEncoder
-from trainers.evaluation.readers import load_task
-from trainers.evaluation.tasks import find_task
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_options_reach_the_graphs_and_the_folder_of_a_checkpoint_stays_as_it_is(
         assert options["normalize"] is False and not options["int8"]
         return SimpleNamespace(graphs=[])
 
-    monkeypatch.setattr("scripts.export.write_graphs", write)
+    monkeypatch.setattr("m3bert.commands.export.write_graphs", write)
     own = [*arguments[:2], "--output_dir", arguments[1]]
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()}
     for named in (["--granularity", "2x8", "1x8"], ["--grid", "1,2x8"], []):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from hub_cards.checkpoint import Checkpoint
-from scripts import export
-from scripts.convert import convert
+from m3bert.commands import export
+from m3bert.commands.convert import convert
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.trainers import Granularity
 from tests.static_checkpoints import save_static
-from trainers import Granularity
 
 
 @pytest.fixture

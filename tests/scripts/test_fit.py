@@ -12,15 +12,15 @@ import torch
 from sentence_transformers import SentenceTransformer, models
 from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, BertConfig, BertModel
 
-from modeling_m3bert import EmbeddingSettings
-from modeling_m3bert.auto_m3bert import load_model
-from modeling_m3bert.modeling_elastic import Elasticity
-from scripts.convert import main as convert
-from scripts.fit import layers_of_depth, main as fit
+from m3bert.commands.convert import main as convert
+from m3bert.commands.fit import layers_of_depth, main as fit
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import EmbeddingSettings
+from m3bert.modeling.auto_m3bert import load_model
+from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.trainers import Granularity
 from tests.conftest import write_modules
-from tests.trainers.exits.test_fit import pooled, random_texts
-from trainers import Granularity
-from trainers.evaluation import GridEncoder
+from tests.exits.test_fit import pooled, random_texts
 
 
 @pytest.fixture

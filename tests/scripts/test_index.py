@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from scripts import choose, index, search
+from m3bert.commands import choose, index, search
+from m3bert.index import Plan
 from tests.conftest import write_modules
 from tests.scripts.test_choose import results  # noqa: F401  # a fixture
-from trainers.index import Plan
 
 
 pytest.importorskip("faiss")

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from scripts import mine_negatives
+from m3bert.commands import mine_negatives
 
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from scripts import convert, evaluate, export, fit, train
-from scripts.command import EXPORT_FILES, MODEL_FILES, check_overwriting
+from m3bert.commands import convert, evaluate, export, fit, train
+from m3bert.commands.command import EXPORT_FILES, MODEL_FILES, check_overwriting
+from m3bert.encode.durable import remove_files
+from m3bert.evaluation import GridEncoder, GridResults
 from tests.evaluation_data import write_data
-from trainers.core.durable import remove_files
-from trainers.evaluation import GridEncoder, GridResults
 
 
 @pytest.mark.parametrize(

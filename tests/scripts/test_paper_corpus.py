@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from scripts import paper_corpus
+from m3bert.commands import paper_corpus
 
 
 @pytest.fixture

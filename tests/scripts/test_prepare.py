@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from modeling_m3bert import M3BertForMaskedLM
-from scripts import prepare, train
+from m3bert.commands import prepare, train
+from m3bert.modeling import M3BertForMaskedLM
 from tests.scripts.test_train import MLM_TERMS, logged, model_config
 
 

@@ -22,15 +22,15 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import normalize
 
-import modeling_m3bert
-from hub_cards.adapter import Adapter
-from hub_cards.metadata import Statements
-from hub_cards.publication import Options, prepare
+from m3bert import modeling as modeling_m3bert
+from m3bert.evaluation import GridEncoder
+from m3bert.hub_cards.adapter import Adapter
+from m3bert.hub_cards.metadata import Statements
+from m3bert.hub_cards.publication import Options, prepare
+from m3bert.trainers import Granularity
 from tests.conftest import HIDE_PROJECT, padded_batch, tiny_config
 from tests.published import GRID, contrastive_trainer, evaluated, save_with_exits
 from tests.static_checkpoints import save_static
-from trainers import Granularity
-from trainers.evaluation import GridEncoder
 
 
 ROOT = Path(__file__).parent.parent.parent
@@ -78,15 +78,15 @@ def in_process(hub, tmp_path) -> Callable[..., subprocess.CompletedProcess]:
 
 @pytest.fixture
 def push(in_process) -> Callable[..., subprocess.CompletedProcess]:
-    """`python -m scripts.push_to_hub`; several command lines take turns in one process."""
+    """`python -m m3bert.commands.push_to_hub`; several command lines take turns in one process."""
 
     def call(*lines: list[object], **options):
         commands = [[str(part) for part in line] for line in lines]
         return in_process(
             f"""
             import sys
-            from scripts import push_to_hub
-            from scripts.command import run_command
+            from m3bert.commands import push_to_hub
+            from m3bert.commands.command import run_command
             for line in {commands!r}:
                 sys.argv = ["push_to_hub", *line]
                 run_command(push_to_hub.main)
@@ -131,7 +131,7 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
         from huggingface_hub import hf_hub_download
         from safetensors.torch import load_file, save_file
         try:
-            import modeling_m3bert
+            from m3bert import modeling as modeling_m3bert
             raise SystemExit("the project is visible")
         except ModuleNotFoundError:
             pass
@@ -351,7 +351,7 @@ def test_the_token_is_in_no_file_log_or_traceback(run, hub, push, in_process, tm
     outputs = [push([run / "output", "user/model"], token=token, **debug)]
     hub.uploads_left = math.inf
     outputs.append(push([run / "output", "user/model"], token=token, **debug))
-    code = "from pathlib import Path; from hub_cards.publication import publish; "
+    code = "from pathlib import Path; from m3bert.hub_cards.publication import publish; "
     code += f"publish(Path({str(run / 'output')!r}), 'nobody/model', token={token!r})"
     outputs.append(in_process(code, token=None, **debug))
     assert [done.returncode for done in outputs] == [1, 0, 1]
@@ -369,7 +369,7 @@ def test_a_trainer_publishes_what_the_command_does(run, hub, in_process):
         import json
         from transformers import AutoTokenizer
         from tests.published import contrastive_trainer, evaluated
-        from trainers.evaluation import GridResults
+        from m3bert.evaluation import GridResults
         from pathlib import Path
         run = Path({str(run)!r})
         tokenizer = AutoTokenizer.from_pretrained(run / "output")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hub_cards.onnx_export import missing_packages
+from m3bert.hub_cards.onnx_export import missing_packages
 
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from transformers import BertConfig, Qwen3Config, XLMRobertaConfig
 
-from modeling_m3bert import M3BertConfig, M3BertModel
-from scripts import recipes, train
+from m3bert.commands import recipes, train
+from m3bert.encode.quantizer import find_quantizer
+from m3bert.modeling import M3BertConfig, M3BertModel
+from m3bert.trainers import DistillationConfig
 from tests.conftest import tiny_config
-from trainers import DistillationConfig
-from trainers.hub.quantizer import find_quantizer
 
 
 # Suffix of a recipe's name -> the published encoder that it is made for; m3BERT for all others.

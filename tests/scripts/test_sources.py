@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from scripts import sources
+from m3bert.commands import sources
 
 
 def test_local_data_is_where_the_environment_says(monkeypatch, tmp_path):

@@ -11,12 +11,12 @@ import pytest
 import torch
 from peft import PeftModel
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
-from scripts import train
+from m3bert.commands import train
+from m3bert.encode.quantizer import find_quantizer
+from m3bert.hub_cards.training_record import TrainingRecord
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
 from tests.conftest import padded_batch, tiny_config
 from tests.evaluation_data import serve_datasets
-from trainers.hub.quantizer import find_quantizer
-from trainers.hub.training_record import TrainingRecord
 
 
 MLM_TERMS = {"mlm_2x8", "mlm_2x32", "mlm_6x8", "mlm_6x32"}
@@ -135,7 +135,7 @@ def test_a_quantizer(text_files, tiny_checkpoint, quick_options, frozen):
 
 
 def test_a_config_of_ones_own_may_extend_a_method(text_files):
-    from trainers import IBKDConfig, IBKDTrainer
+    from m3bert.trainers import IBKDConfig, IBKDTrainer
 
     file = text_files / "student.py"
     file.write_text("from m3bert import IBKDConfig\nclass StudentConfig(IBKDConfig):\n    pass\n")

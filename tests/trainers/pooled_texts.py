@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from trainers import (
-    NestedBatch,
-)
-from trainers.core.states import PooledStates
+from m3bert.encode.states import PooledStates
+from m3bert.trainers import NestedBatch
 
 
 TAU = 0.1

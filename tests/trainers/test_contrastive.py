@@ -6,11 +6,11 @@ import pytest
 import torch
 from datasets import Dataset
 
-from modeling_m3bert import M3BertModel
+from m3bert.evaluation import GridEncoder, Retrieval, score_grid
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, NestedModel
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.tiny_run import named
-from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, NestedModel
-from trainers.evaluation import GridEncoder, Retrieval, score_grid
 
 
 def columns() -> dict[str, dict[str, torch.Tensor]]:

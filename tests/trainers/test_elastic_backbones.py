@@ -9,14 +9,14 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from modeling_m3bert.auto_m3bert import load_config, load_model
-from modeling_m3bert.modeling_elastic import Elasticity
+from m3bert.hub_cards.training_record import TrainingRecord
+from m3bert.modeling.auto_m3bert import load_config, load_model
+from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.trainers import Grid
+from m3bert.trainers.core.checkpoints import load_weights
+from m3bert.trainers.core.trainer import declare_grid
 from tests.elastic_repositories import PATH, VOCABULARY, save_elastic
 from tests.published import contrastive_trainer
-from trainers import Grid
-from trainers.core.checkpoints import load_weights
-from trainers.core.trainer import declare_grid
-from trainers.hub.training_record import TrainingRecord
 
 
 GRID = "0,2,4,6x8,32"

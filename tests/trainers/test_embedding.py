@@ -10,10 +10,9 @@ import torch
 import transformers
 from datasets import Dataset
 
-import trainers
-from modeling_m3bert import M3BertModel
-from tests.conftest import quiet, tiny_config
-from trainers import (
+from m3bert import trainers
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import (
     Composition,
     Contrastive,
     ContrastiveConfig,
@@ -30,7 +29,8 @@ from trainers import (
     StarbucksTrainer,
     TeacherEmbeddings,
 )
-from trainers.embedding import has_dropout
+from m3bert.trainers.shared.embedding_trainer import has_dropout
+from tests.conftest import quiet, tiny_config
 
 
 RUNS = {

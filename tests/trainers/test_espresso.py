@@ -8,11 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from m3bert.trainers import Espresso, Grid
 from tests.trainers.pooled_texts import TAU, WIDTH, assert_same, info_nce, kl
-from trainers import (
-    Espresso,
-    Grid,
-)
 
 
 @pytest.mark.parametrize("weighting", ["log", "uniform"])

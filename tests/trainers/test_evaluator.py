@@ -10,16 +10,12 @@ import torch
 from datasets import Dataset
 from transformers import EarlyStoppingCallback
 
-from modeling_m3bert import M3BertModel
+from m3bert.evaluation import GridEncoder, GridEvaluator, as_sentence_transformer, find_tasks, load_task, score_grid
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Granularity
 from tests.conftest import quiet, tiny_config, write_modules
 from tests.evaluation_data import write_data
 from tests.trainers.tiny_run import run_two
-from trainers import (
-    ContrastiveConfig,
-    ContrastiveTrainer,
-    Granularity,
-)
-from trainers.evaluation import GridEncoder, GridEvaluator, as_sentence_transformer, find_tasks, load_task, score_grid
 
 
 library = pytest.importorskip("sentence_transformers")

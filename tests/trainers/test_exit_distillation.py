@@ -9,11 +9,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, fit_exits, truncate
 from tests.conftest import quiet, tiny_config, write_modules
-from tests.trainers.exits.test_fit import pooled, random_texts
+from tests.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights, run_two
-from trainers import ExitDistillationConfig, ExitDistillationTrainer, fit_exits, truncate
 
 
 pytest.importorskip("sentence_transformers")

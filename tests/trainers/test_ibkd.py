@@ -11,11 +11,10 @@ from datasets import Dataset, IterableDataset
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel, PreTrainedTokenizerFast
 
-from modeling_m3bert import M3BertModel
-from modeling_m3bert.settings_m3bert import MODULES_FILE, PROJECTION_FOLDER
-from tests.conftest import quiet, tiny_config
-from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
-from trainers import (
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import M3BertModel
+from m3bert.modeling.settings_m3bert import MODULES_FILE, PROJECTION_FOLDER
+from m3bert.trainers import (
     HSIC,
     Composition,
     Grid,
@@ -27,7 +26,8 @@ from trainers import (
     Teacher,
     TeacherContrast,
 )
-from trainers.evaluation import GridEncoder
+from tests.conftest import quiet, tiny_config
+from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
 
 
 pytest.importorskip("sentence_transformers")

@@ -8,9 +8,8 @@ from itertools import combinations
 import pytest
 from datasets import Dataset
 
-from tests.conftest import WORDS, quiet
-from tests.trainers.tiny_run import quiet_model
-from trainers import (
+from m3bert.evaluation import GridEncoder
+from m3bert.trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
     Grid,
@@ -19,7 +18,8 @@ from trainers import (
     MIPICConfig,
     MIPICTrainer,
 )
-from trainers.evaluation import GridEncoder
+from tests.conftest import WORDS, quiet
+from tests.trainers.tiny_run import quiet_model
 
 
 HALF = len(WORDS) // 2

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from m3bert.trainers import Grid, Matryoshka2d
 from tests.trainers.pooled_texts import TAU, assert_same, batch_of, info_nce, kl
-from trainers import (
-    Grid,
-    Matryoshka2d,
-)
 
 
 def expected_2dmse(leaves, layer, dim, temperature=0.3):

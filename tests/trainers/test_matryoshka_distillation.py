@@ -7,6 +7,13 @@ import torch
 from datasets import Dataset
 from torch.nn import functional
 
+from m3bert.trainers import (
+    MatryoshkaDistillation,
+    MatryoshkaDistillationConfig,
+    MatryoshkaDistillationTrainer,
+    MultigranularMLM,
+    NestedModel,
+)
 from tests.conftest import quiet
 from tests.trainers.tiny_run import (
     GRID,
@@ -17,13 +24,6 @@ from tests.trainers.tiny_run import (
     quiet_model,
     run_two,
     weights,
-)
-from trainers import (
-    MatryoshkaDistillation,
-    MatryoshkaDistillationConfig,
-    MatryoshkaDistillationTrainer,
-    MultigranularMLM,
-    NestedModel,
 )
 
 

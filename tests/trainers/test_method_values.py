@@ -7,8 +7,8 @@ import json
 import pytest
 
 from benchmarks.method_values import TAUGHT, values_of
+from m3bert.trainers import METHODS
 from tests.snippets import ROOT
-from trainers import METHODS
 
 
 GOLDEN = json.loads((ROOT / "tests" / "frozen" / "method_values.json").read_text(encoding="utf-8"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from transformers import BertConfig
 
-from trainers import MICConfig
+from m3bert.trainers import MICConfig
 
 
 BERT_CONFIG = BertConfig()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from transformers import BertConfig
 
-from trainers import MIPICConfig
+from m3bert.trainers import MIPICConfig
 
 
 TINYBERT_CONFIG = BertConfig(num_hidden_layers=6)

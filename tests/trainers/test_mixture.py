@@ -7,19 +7,8 @@ import torch
 from datasets import Dataset
 from transformers import BertConfig, Qwen3Config, Qwen3Model
 
+from m3bert.trainers import PIC, SCR, SIA, SIR, Contrastive, Grid, MICConfig, MICTrainer, MIPICConfig, MIPICTrainer
 from tests.trainers.tiny_run import pair_config, pair_trainer, quiet_model, weights
-from trainers import (
-    PIC,
-    SCR,
-    SIA,
-    SIR,
-    Contrastive,
-    Grid,
-    MICConfig,
-    MICTrainer,
-    MIPICConfig,
-    MIPICTrainer,
-)
 
 
 TINYBERT_CONFIG = BertConfig(num_hidden_layers=6)

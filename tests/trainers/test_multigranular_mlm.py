@@ -10,11 +10,11 @@ from datasets import Dataset
 from torch import nn
 from transformers import AutoTokenizer, EvalPrediction
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.trainers import Grid, MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer, NestedModel
+from m3bert.trainers.data.files import tokenize_texts
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.tiny_run import named
-from trainers import Grid, MultigranularMLM, MultigranularMLMConfig, MultigranularMLMTrainer, NestedModel
-from trainers.data.files import tokenize_texts
 
 
 def labelled_batch() -> dict[str, torch.Tensor]:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from datasets import Dataset
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Contrastive, Grid, NestedLoss, NestedModel
 from tests.conftest import write_modules
 from tests.trainers.tiny_run import quiet_model
-from trainers import Contrastive, Grid, NestedLoss, NestedModel
 
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

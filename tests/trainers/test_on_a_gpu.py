@@ -8,12 +8,9 @@ import pytest
 import torch
 from datasets import Dataset
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
-from tests.conftest import quiet, tiny_config
-from tests.trainers.core.parallel.test_ranks import OBJECTIVES, OWN_BATCH, embedding_gradients
-from tests.trainers.exits.test_fit import random_texts
-from tests.trainers.tiny_run import assert_same_weights, mlm_trainer, quiet_model
-from trainers import (
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
     Grid,
@@ -26,7 +23,10 @@ from trainers import (
     NestedModel,
     fit_exits,
 )
-from trainers.evaluation import GridEncoder
+from tests.conftest import quiet, tiny_config
+from tests.exits.test_fit import random_texts
+from tests.trainers.core.parallel.test_ranks import OBJECTIVES, OWN_BATCH, embedding_gradients
+from tests.trainers.tiny_run import assert_same_weights, mlm_trainer, quiet_model
 
 
 pytestmark = pytest.mark.gpu

@@ -9,9 +9,9 @@ import torch
 from torch.nn.functional import cosine_similarity
 from transformers import BertConfig, BertModel
 
+from m3bert.encode.batch import PassCost
+from m3bert.trainers import Contrastive, Grid, NestedModel
 from tests.conftest import padded_batch
-from trainers import Contrastive, Grid, NestedModel
-from trainers.core.encoding.batch import PassCost
 
 
 GRID = Grid.parse("1,3x8,32")

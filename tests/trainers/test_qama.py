@@ -11,12 +11,11 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel
 
-from modeling_m3bert import EmbeddingSettings, M3BertModel, M3BertQuantizer
-from modeling_m3bert.modeling_elastic import Elasticity
-from tests.conftest import quiet, tiny_config, write_modules
-from tests.trainers.exits.test_fit import pooled, random_texts
-from tests.trainers.tiny_run import assert_same_weights
-from trainers import (
+from m3bert.encode.quantizer import find_quantizer
+from m3bert.hub_cards.training_record import RECORD_FILE, TrainingRecord
+from m3bert.modeling import EmbeddingSettings, M3BertModel, M3BertQuantizer
+from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.trainers import (
     QAMA,
     Contrastive,
     ContrastiveConfig,
@@ -29,9 +28,10 @@ from trainers import (
     TeacherEmbeddings,
     fit_exits,
 )
-from trainers.hub.quantizer import find_quantizer
-from trainers.hub.training_record import RECORD_FILE, TrainingRecord
-from trainers.qama import sample_of
+from m3bert.trainers.qama.trainer import sample_of
+from tests.conftest import quiet, tiny_config, write_modules
+from tests.exits.test_fit import pooled, random_texts
+from tests.trainers.tiny_run import assert_same_weights
 
 
 pytest.importorskip("sentence_transformers")

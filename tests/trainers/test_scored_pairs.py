@@ -6,11 +6,17 @@ import pytest
 import torch
 from datasets import Dataset
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
+from m3bert.trainers.shared.scored_losses import (
+    cosent,
+    margin_mse,
+    nested_pair_angles,
+    nested_pair_cosines,
+    nested_pair_products,
+)
 from tests.conftest import quiet
 from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
-from trainers import Grid, ScoredPairs, ScoredPairsConfig, ScoredPairsTrainer, TextColumnsCollator
-from trainers.losses.scored import cosent, margin_mse, nested_pair_angles, nested_pair_cosines, nested_pair_products
 
 
 GRID = "2,6x8,32"

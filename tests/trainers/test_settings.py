@@ -13,16 +13,16 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel, AutoTokenizer
 
-import trainers
-from hub_cards.checkpoint import Checkpoint
-from hub_cards.native_export import export_native
-from hub_cards.onnx_export import embed, export_onnx, missing_packages, open_session
-from modeling_m3bert import EmbeddingSettings, convert_to_m3bert
-from scripts.convert import convert
-from scripts.encoder import EncoderArguments, load_encoder
+from m3bert import trainers
+from m3bert.commands.convert import convert
+from m3bert.commands.encoder import EncoderArguments, load_encoder
+from m3bert.evaluation import GridEncoder
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native
+from m3bert.hub_cards.onnx_export import embed, export_onnx, missing_packages, open_session
+from m3bert.modeling import EmbeddingSettings, convert_to_m3bert
+from m3bert.trainers import Granularity, Grid, Projection, Teacher, fit_exits
 from tests.conftest import quiet, write_modules
-from trainers import Granularity, Grid, Projection, Teacher, fit_exits
-from trainers.evaluation import GridEncoder
 
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -9,10 +9,8 @@ import torch
 from datasets import Dataset, DatasetDict
 from transformers import TrainerCallback
 
-from modeling_m3bert import M3BertModel
-from tests.conftest import quiet, tiny_config
-from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
-from trainers import (
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import (
     ContrastiveConfig,
     ContrastiveTrainer,
     IBKDConfig,
@@ -23,6 +21,8 @@ from trainers import (
     SimCSETrainer,
     TeacherEmbeddings,
 )
+from tests.conftest import quiet, tiny_config
+from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
 
 
 PAIRS, TRIPLETS = ("query", "answer"), ("anchor", "positive", "negative")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
+from m3bert.trainers import Grid, SimCSE
 from tests.trainers.pooled_texts import TAU, assert_same, info_nce
-from trainers import (
-    Grid,
-    SimCSE,
-)
 
 
 def test_simcse_is_the_loss_of_the_full_size(leaves):

@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from m3bert.trainers import Grid, Starbucks
 from tests.trainers.pooled_texts import TAU, assert_same, info_nce, kl
-from trainers import (
-    Grid,
-    Starbucks,
-)
 
 
 def test_starbucks(leaves):

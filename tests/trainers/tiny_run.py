@@ -13,11 +13,19 @@ from torch import nn
 from torch.distributed import TCPStore
 from transformers import DataCollatorForTokenClassification
 
-from modeling_m3bert import M3BertForMaskedLM
+from m3bert.modeling import M3BertForMaskedLM
+from m3bert.trainers import (
+    Grid,
+    MultigranularMLM,
+    NestedBatch,
+    NestedTrainer,
+    NestedTrainingArguments,
+    Objective,
+    truncate,
+)
+from m3bert.trainers.core.objective import Terms
 from tests import warm_processes
 from tests.conftest import quiet, tiny_config
-from trainers import Grid, MultigranularMLM, NestedBatch, NestedTrainer, NestedTrainingArguments, Objective, truncate
-from trainers.core.objective import Terms
 
 
 GRID = Grid.parse("2,6x8,32")

@@ -12,13 +12,12 @@ from typing import Any, ClassVar, Self
 import torch
 from transformers import TrainingArguments
 
-from modeling_m3bert import EmbeddingSettings
-
-from .columns import Role, text_columns_of
-from .granularity import EncoderConfig, Grid
-from .help_texts import described
+from ...encode.columns import Role, text_columns_of
+from ...encode.granularity import EncoderConfig, Grid
+from ...encode.help_texts import described
+from ...encode.states import Pooling
+from ...modeling import EmbeddingSettings
 from .objective import Objective
-from .states import Pooling
 from .streams import column_names_of
 
 

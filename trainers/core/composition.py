@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 from torch import nn
 
-from .granularity import EncoderConfig
+from ...encode.granularity import EncoderConfig
 from .objective import Identity, NestedBatch, Objective, Terms
 
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from modeling_m3bert import EmbeddingSettings
-from modeling_m3bert.auto_m3bert import load_model
-from modeling_m3bert.settings_m3bert import safetensors_only
+from ...modeling import EmbeddingSettings
+from ...modeling.auto_m3bert import load_model
+from ...modeling.settings_m3bert import safetensors_only
 
 
 def backbone_of(

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from .encoding.batch import column_states
+from ...encode.batch import column_states
+from ...encode.projection import Projection
+from ...encode.ranks import is_sharded
+from ...encode.states import TextStates, transformer_layers
 from .objective import NestedBatch, Objective
-from .parallel.ranks import is_sharded
-from .projection import Projection
-from .states import TextStates, transformer_layers
 
 
 NOT_INPUTS = ("text_ids", "teacher")  # entries of a text column that the encoder does not read

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self, final
 import torch
 from torch import nn
 
-from .granularity import EncoderConfig, Granularity, Grid
+from ...encode.granularity import EncoderConfig, Granularity, Grid
+from ...encode.states import Pooling, TextStates
 from .papers import Paper
-from .states import Pooling, TextStates
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from datasets import IterableDataset
 from datasets.distributed import split_dataset_by_node
 
-from .parallel.ranks import rank, world_size
+from ...encode.ranks import rank, world_size
 
 
 class Epochs(torch.utils.data.IterableDataset):

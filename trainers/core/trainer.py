@@ -21,18 +21,17 @@ from transformers import PreTrainedModel, Trainer
 from transformers.trainer import FSDP_MODEL_NAME, TRAINER_STATE_NAME
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, EvalLoopOutput
 
-from modeling_m3bert.modeling_elastic import Elasticity, resolve_size
-
+from ...encode.durable import replacing_files, writing
+from ...encode.granularity import Grid
+from ...encode.projection import Projection
+from ...encode.ranks import wait_for_all_ranks, world_size
+from ...encode.states import check_pooling, unwrap_encoder
+from ...modeling.modeling_elastic import Elasticity, resolve_size
 from .arguments import NestedTrainingArguments
 from .checkpoints import load_weights, part_of, reading
 from .dataset_checks import require_one_batch
-from .durable import replacing_files, writing
-from .granularity import Grid
 from .model import NestedModel, columns_of
 from .objective import Objective, Term, TermMeter
-from .parallel.ranks import wait_for_all_ranks, world_size
-from .projection import Projection
-from .states import check_pooling, unwrap_encoder
 from .streams import Epochs
 
 

@@ -12,8 +12,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
-from ..core.encoding.packed_rows import DOCUMENTS
-from ..core.hashing import hash_of
+from ...encode.hashing import hash_of
+from ...encode.packed_rows import DOCUMENTS
 from .packing import DOCUMENT_LENGTHS, Frame
 from .teacher import TeacherEmbeddings
 

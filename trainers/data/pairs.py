@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, IterableDataset, concatenate_datasets
 
+from ...encode.hashing import hash_of
 from ..core.dataset_checks import require_columns
-from ..core.hashing import hash_of
 
 
 def clean_pairs(

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 from datasets import Dataset, Features, List, Value, load_from_disk
 from transformers import PreTrainedTokenizerBase
 
+from ...encode.durable import only_writer, replacing_files
+from ...encode.granularity import EncoderConfig
+from ...encode.hashing import key_of
+from ...encode.packed_rows import check_packable
+from ...encode.states import max_positions
 from ..core.dataset_checks import require_columns
-from ..core.durable import only_writer, replacing_files
-from ..core.encoding.packed_rows import check_packable
-from ..core.granularity import EncoderConfig
-from ..core.hashing import key_of
-from ..core.states import max_positions
 from .files import FORMATS, load_files, reading, suffix_of
 from .languages import mix_languages, smoothed_probabilities
 from .packing import DOCUMENT_LENGTHS, Frame, packed_rows

@@ -12,8 +12,8 @@ import numpy as np
 from datasets import Dataset
 from torch.utils.data import BatchSampler, DataLoader
 
-from ..core.hashing import hash_of
-from ..core.parallel.ranks import rank, world_size
+from ...encode.hashing import hash_of
+from ...encode.ranks import rank, world_size
 from .collators import ColumnsCollator, TextColumnsCollator, joined_text
 from .training_sets import NamedDatasets
 

@@ -18,13 +18,12 @@ import torch
 from tqdm.auto import tqdm
 from transformers.utils.hub import cached_file, extract_commit_hash
 
-from modeling_m3bert.settings_m3bert import safetensors_only
-
-from ..core.device import ComputeArguments, autocast, place
-from ..core.extras import require_sentence_transformers
-from ..core.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint
-from ..core.parallel.ranks import rank
-from .embedding_store import EmbeddingStore
+from ...encode.device import ComputeArguments, autocast, place
+from ...encode.embedding_store import EmbeddingStore
+from ...encode.extras import require_sentence_transformers
+from ...encode.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint
+from ...encode.ranks import rank
+from ...modeling.settings_m3bert import safetensors_only
 
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from modeling_m3bert.modeling_elastic import Elasticity
+from ...modeling.modeling_elastic import Elasticity
 
 
 SPECIAL = ("pad", "unk", "cls", "sep", "mask", "bos", "eos")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.conftest import tiny_config
-from tests.trainers.tiny_run import arguments
-from trainers import (
+from m3bert.trainers import (
     ContrastiveConfig,
     EspressoConfig,
     Grid,
@@ -16,6 +14,8 @@ from trainers import (
     SimCSEConfig,
     StarbucksConfig,
 )
+from tests.conftest import tiny_config
+from tests.trainers.tiny_run import arguments
 
 
 def test_the_grid_defaults_to_the_models_own(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from modeling_m3bert import quantization_m3bert
-from trainers.core.codes import CODES, bytes_per_vector, stored_bits
+from m3bert.encode.codes import CODES, bytes_per_vector, stored_bits
+from m3bert.modeling import quantization_m3bert
 
 
 def test_codes_go_from_most_to_fewest_bits():

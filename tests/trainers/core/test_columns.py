@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from trainers import ContrastiveConfig
-from trainers.core.columns import text_columns_of
+from m3bert.encode.columns import text_columns_of
+from m3bert.trainers import ContrastiveConfig
 
 
 @pytest.mark.parametrize(

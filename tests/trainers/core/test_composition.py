@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from m3bert.trainers import PIC, SIR, Composition, Contrastive, Granularity, Grid, Term
+from m3bert.trainers.core import papers
+from m3bert.trainers.core.composition import mapping_of, part_arguments
 from tests.trainers.objectives.token_texts import CHAIN, GRID, gradients, make_batch
 from tests.trainers.tiny_run import named
-from trainers import PIC, SIR, Composition, Contrastive, Granularity, Grid, Term
-from trainers.core import papers
-from trainers.core.composition import mapping_of, part_arguments
 
 
 def test_a_composition_is_the_weighted_sum_of_its_parts():

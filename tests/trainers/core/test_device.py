@@ -10,15 +10,10 @@ import pytest
 import torch
 import transformers
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
+from m3bert.encode.device import ComputeArguments, autocast, device_of, place
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.trainers import nested_states
 from tests.conftest import padded_batch, tiny_config
-from trainers import nested_states
-from trainers.core.device import (
-    ComputeArguments,
-    autocast,
-    device_of,
-    place,
-)
 
 
 ROOT = Path(__file__).parents[3]
@@ -40,7 +35,7 @@ def test_the_default_device_is_the_accelerator(monkeypatch, kind):
 
 
 def test_reading_the_options_does_not_load_torch():
-    code = "import sys, trainers.core.device; assert not {'torch', 'transformers'} & set(sys.modules)"
+    code = "import sys, m3bert.encode.device; assert not {'torch', 'transformers'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
@@ -84,7 +79,7 @@ def test_the_attention_that_was_asked_for_computes(tiny_masked_lm, name, monkeyp
     from transformers import AttentionInterface
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from modeling_m3bert import modeling_m3bert
+    from m3bert.modeling import modeling_m3bert
 
     batch, calls = padded_batch(), []
     expected = state(tiny_masked_lm, batch)

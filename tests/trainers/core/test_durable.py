@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from m3bert.encode.durable import only_writer, replace_text, replacing, replacing_files
 from tests import warm_processes
-from trainers.core.durable import only_writer, replace_text, replacing, replacing_files
 
 
 ROOT = Path(__file__).parents[3]
@@ -72,7 +72,7 @@ def test_files_that_cannot_be_written_leave_the_folder_as_it_was(tmp_path):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from trainers.core.durable import replacing_files
+from m3bert.encode.durable import replacing_files
 folder, replace, calls = Path(sys.argv[1]), os.replace, []
 
 def killed(source, target):
@@ -100,7 +100,7 @@ def test_a_folder_that_is_half_replaced_has_no_config(tmp_path, call):
 HOLDS = """
 import os, signal, sys
 from pathlib import Path
-from trainers.core.durable import only_writer
+from m3bert.encode.durable import only_writer
 try:
     with only_writer(Path(sys.argv[1])):
         print("mine", Path(sys.argv[1]).with_name(".out.lock").is_file())

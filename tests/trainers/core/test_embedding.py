@@ -8,16 +8,9 @@ import math
 import pytest
 import torch
 
+from m3bert.trainers import Contrastive, Espresso, Grid, Matryoshka2d, SimCSE, Starbucks
 from tests.trainers.pooled_texts import EQUAL_TEXTS, NO_NEGATIVES, TAU, batch_of, info_nce
 from tests.trainers.tiny_run import named
-from trainers import (
-    Contrastive,
-    Espresso,
-    Grid,
-    Matryoshka2d,
-    SimCSE,
-    Starbucks,
-)
 
 
 # As EQUAL_TEXTS, but the negative of the last row is its own positive.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trainers.core.extras import require_extra
+from m3bert.encode.extras import require_extra
 
 
 def test_a_package_that_is_there_is_imported():

@@ -7,15 +7,9 @@ import torch
 from datasets import Dataset, DatasetDict
 from peft import LoraConfig, PeftModel
 
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, IBKDConfig, IBKDTrainer, Teacher
 from tests.conftest import quiet, write_modules
 from tests.trainers.tiny_run import quiet_model
-from trainers import (
-    ContrastiveConfig,
-    ContrastiveTrainer,
-    IBKDConfig,
-    IBKDTrainer,
-    Teacher,
-)
 
 
 @pytest.fixture

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from m3bert.encode.codes import CODES, stored_bits
+from m3bert.encode.granularity import evenly_spaced
+from m3bert.trainers import Contrastive, Granularity, Grid
 from tests.conftest import tiny_config
-from tests.trainers.tiny_run import (
-    GRID,
-)
-from trainers import Contrastive, Granularity, Grid
-from trainers.core.codes import CODES, stored_bits
-from trainers.core.granularity import evenly_spaced
+from tests.trainers.tiny_run import GRID
 
 
 def test_a_product_and_a_list_are_told_apart():

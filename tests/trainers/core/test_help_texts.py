@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 from transformers import TrainingArguments
 
-import trainers
-from trainers.core.help_texts import described
+from m3bert import trainers
+from m3bert.encode.help_texts import described
 
 
 CONFIGS = [getattr(trainers, name) for name in trainers.__all__ if name.endswith("Config")]

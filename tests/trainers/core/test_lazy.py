@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-import trainers
-import trainers.evaluation
+import m3bert.evaluation
+from m3bert import trainers
+from m3bert.encode.lazy import face
 from tests.trainers.tiny_run import ROOT
-from trainers.core.lazy import face
 
 
-PACKAGES = [trainers, trainers.evaluation]
+PACKAGES = [trainers, m3bert.evaluation]
 
 
 def seen_by_type_checkers(package) -> dict[str, str]:
@@ -66,9 +66,8 @@ def test_the_public_names_of_trainers_are_no_helpers():
 
 
 def test_importing_a_face_imports_nothing_heavy():
-    code = (
-        "import sys, trainers, trainers.evaluation; print(sorted({'torch', 'transformers', 'faiss'} & {*sys.modules}))"
-    )
+    code = "import sys, m3bert.trainers, m3bert.evaluation\n"
+    code += "print(sorted({'torch', 'transformers', 'faiss'} & {*sys.modules}))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]"

@@ -7,10 +7,10 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 import torch
 
-from modeling_m3bert import M3BertModel
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import CRD, PIC, SIA, Contrastive, Granularity, Grid, NestedBatch, NestedModel, Objective, Term
 from tests.conftest import tiny_config
 from tests.trainers.tiny_run import GRID, WithProjector
-from trainers import CRD, PIC, SIA, Contrastive, Granularity, Grid, NestedBatch, NestedModel, Objective, Term
 
 
 @pytest.mark.parametrize(

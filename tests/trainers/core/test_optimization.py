@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from m3bert.trainers import MIPICConfig, MIPICTrainer
 from tests.trainers.tiny_run import pair_config, pair_trainer
-from trainers import MIPICConfig, MIPICTrainer
 
 
 def test_projectors_have_a_learning_rate_of_their_own(tiny_tokenizer, tmp_path, sentences):

@@ -7,8 +7,8 @@ import inspect
 import pytest
 from transformers import Trainer
 
-import trainers
-from trainers import NestedTrainer
+from m3bert import trainers
+from m3bert.trainers import NestedTrainer
 
 
 # Private method -> its parameters in transformers 5.23.

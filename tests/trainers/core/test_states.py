@@ -8,13 +8,13 @@ import transformers
 from datasets import Dataset
 from torch import nn
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
-from modeling_m3bert.anatomy_m3bert import anatomy_of, feed_forward_of
-from modeling_m3bert.conversion_m3bert import CONVERTIBLE
+from m3bert.encode.states import max_positions
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.modeling.anatomy_m3bert import anatomy_of, feed_forward_of
+from m3bert.modeling.conversion_m3bert import CONVERTIBLE
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Grid, NestedStates, nested_states, truncate
 from tests.conftest import padded_batch, quiet, tiny_config
-from trainers import ContrastiveConfig, ContrastiveTrainer, Grid, NestedStates, nested_states, truncate
-from trainers.core.states import max_positions
-from trainers.evaluation import GridEncoder
 
 
 SIZES = {

@@ -11,13 +11,13 @@ from datasets import IterableDataset
 from torch.utils.data import DataLoader
 from transformers import AutoTokenizer
 
-from modeling_m3bert import M3BertForMaskedLM
+from m3bert.modeling import M3BertForMaskedLM
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
+from m3bert.trainers.core import streams
+from m3bert.trainers.core.streams import Epochs
+from m3bert.trainers.data.files import load_files, tokenize_texts
 from tests.conftest import quiet, tiny_config
 from tests.trainers.tiny_run import assert_same_weights, pair_config, quiet_model, run_two
-from trainers import ContrastiveConfig, ContrastiveTrainer, MultigranularMLMConfig, MultigranularMLMTrainer
-from trainers.core import streams
-from trainers.core.streams import Epochs
-from trainers.data.files import load_files, tokenize_texts
 
 
 def write_rows(folder, files: int, rows: int = 36) -> list[str]:

@@ -13,7 +13,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BertConfig, BertForMaskedLM, DataCollatorForTokenClassification
 
-from modeling_m3bert import M3BertForMaskedLM
+from m3bert.modeling import M3BertForMaskedLM
+from m3bert.trainers import Granularity, Grid, MultigranularMLM, NestedBatch, NestedTrainer
+from m3bert.trainers.core.objective import Terms
 from tests.trainers.tiny_run import (
     GRID,
     arguments,
@@ -23,8 +25,6 @@ from tests.trainers.tiny_run import (
     quiet_model,
     weights,
 )
-from trainers import Granularity, Grid, MultigranularMLM, NestedBatch, NestedTrainer
-from trainers.core.objective import Terms
 
 
 SIZES = {"hidden_size": 32, "intermediate_size": 37, "num_hidden_layers": 6, "num_attention_heads": 4}

@@ -9,15 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from modeling_m3bert import M3BertForMaskedLM
-from tests.trainers.tiny_run import (
-    GRID,
-    assert_same_weights,
-    masked_dataset,
-    mlm_trainer,
-    quiet_model,
-    run_two,
-)
+from m3bert.modeling import M3BertForMaskedLM
+from tests.trainers.tiny_run import GRID, assert_same_weights, masked_dataset, mlm_trainer, quiet_model, run_two
 
 
 @functools.cache

@@ -10,7 +10,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedModel
 
-from modeling_m3bert import M3BertForMaskedLM
+from m3bert.modeling import M3BertForMaskedLM
+from m3bert.trainers.core.checkpoints import complete_checkpoints, last_checkpoint, load_weights
 from tests.trainers.tiny_run import (
     GRID,
     WithProjector,
@@ -20,7 +21,6 @@ from tests.trainers.tiny_run import (
     run_two,
     weights,
 )
-from trainers.core.checkpoints import complete_checkpoints, last_checkpoint, load_weights
 
 
 def test_a_resumed_run_ends_where_the_straight_one_does(tiny_tokenizer, tmp_path):
@@ -77,7 +77,7 @@ def test_weights_that_cannot_be_written_leave_the_model_as_it_was(tiny_tokenizer
 
 LATE_RANK = """
 import time
-from trainers.core.trainer import NestedTrainer, Trainer
+from m3bert.trainers.core.trainer import NestedTrainer, Trainer
 from tests.conftest import word_tokenizer
 from tests.trainers.tiny_run import mlm_trainer
 torch.distributed.init_process_group("gloo")

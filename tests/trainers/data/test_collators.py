@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainers import TextColumnsCollator
+from m3bert.trainers import TextColumnsCollator
 
 
 def test_fields_are_joined_by_the_separator_token(tiny_tokenizer):

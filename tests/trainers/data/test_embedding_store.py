@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from m3bert.encode.embedding_store import EmbeddingStore
+from m3bert.trainers import Teacher
 from tests.trainers.tiny_run import run_two
-from trainers import Teacher
-from trainers.data.embedding_store import EmbeddingStore
 
 
 ROWS = torch.arange(20.0).view(10, 2)
@@ -68,8 +68,8 @@ def test_a_full_disk_says_so_before_the_work(tmp_path, monkeypatch):
 
 FILL_TWO = """
 import json
-from trainers import Teacher
-from trainers.data import teacher
+from m3bert.trainers import Teacher
+from m3bert.trainers.data import teacher
 from sentence_transformers import SentenceTransformer
 torch.distributed.init_process_group("gloo")
 teacher.ROWS_OF_A_BATCH = 8

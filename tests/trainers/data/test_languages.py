@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from datasets import Dataset
 
-from trainers.data.languages import mix_languages, smoothed_probabilities
+from m3bert.trainers.data.languages import mix_languages, smoothed_probabilities
 
 
 def test_smoothing_raises_small_languages():

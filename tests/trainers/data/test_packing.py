@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers.data.packing import Frame, pack, packed_rows
+from m3bert.trainers.data.packing import Frame, pack, packed_rows
 
 
 def test_a_document_goes_where_the_least_room_is_left():

@@ -10,7 +10,7 @@ from datasets import Dataset
 from datasets.distributed import split_dataset_by_node
 from torch.utils.data import DataLoader
 
-from trainers.data.pairs import clean_pairs
+from m3bert.trainers.data.pairs import clean_pairs
 
 
 PAIRS = [

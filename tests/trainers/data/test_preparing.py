@@ -12,12 +12,12 @@ import torch
 from datasets import Dataset, load_from_disk
 from tokenizers import normalizers
 
+from m3bert.trainers.data import preparing
+from m3bert.trainers.data.collators import MaskedLMCollator
+from m3bert.trainers.data.languages import mix_languages, smoothed_probabilities
+from m3bert.trainers.data.packing import packed_rows
+from m3bert.trainers.data.preparing import load_prepared, prepare, read_prepared, tokenizer_fingerprint
 from tests.conftest import tiny_config
-from trainers.data import preparing
-from trainers.data.collators import MaskedLMCollator
-from trainers.data.languages import mix_languages, smoothed_probabilities
-from trainers.data.packing import packed_rows
-from trainers.data.preparing import load_prepared, prepare, read_prepared, tokenizer_fingerprint
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from trainers.data.samplers import Batches, MultiDatasetBatchSampler, text_numbers
-from trainers.data.training_sets import NamedDatasets
+from m3bert.trainers.data.samplers import Batches, MultiDatasetBatchSampler, text_numbers
+from m3bert.trainers.data.training_sets import NamedDatasets
 
 
 SIZES = (23, 9, 14)

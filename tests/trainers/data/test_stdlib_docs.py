@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainers.data.stdlib_docs import docstring_pairs, split_by_module, stdlib_pairs
+from m3bert.trainers.data.stdlib_docs import docstring_pairs, split_by_module, stdlib_pairs
 
 
 def test_the_pairs_are_many_and_each_is_there_once():

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import BertModel
 
-from trainers import Teacher, TeacherEmbeddings
-from trainers.data import teacher
+from m3bert.trainers import Teacher, TeacherEmbeddings
+from m3bert.trainers.data import teacher
 
 
 pytest.importorskip("sentence_transformers")

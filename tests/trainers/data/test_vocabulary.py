@@ -7,10 +7,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoModel, AutoModelForMaskedLM, PreTrainedTokenizerFast
 
-from modeling_m3bert import M3BertForMaskedLM
-from scripts.backbone import BackboneArguments, load_backbone
+from m3bert.commands.backbone import BackboneArguments, load_backbone
+from m3bert.modeling import M3BertForMaskedLM
+from m3bert.trainers.data.vocabulary import tokens_of_source, transfer_vocabulary, transferred
 from tests.conftest import tiny_config
-from trainers.data.vocabulary import tokens_of_source, transfer_vocabulary, transferred
 
 
 @pytest.fixture(scope="module")

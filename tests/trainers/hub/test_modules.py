@@ -13,12 +13,12 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from modeling_m3bert import EmbeddingSettings, M3BertModel
-from modeling_m3bert.settings_m3bert import MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER
-from scripts.encoder import EncoderArguments, load_encoder
+from m3bert.commands.encoder import EncoderArguments, load_encoder
+from m3bert.evaluation import GridEncoder
+from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.modeling.settings_m3bert import MODULES_FILE, POOLING_FOLDER, PROJECTION_FOLDER
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, Grid, Projection
 from tests.conftest import quiet, tiny_config, write_modules
-from trainers import ContrastiveConfig, ContrastiveTrainer, Grid, Projection
-from trainers.evaluation import GridEncoder
 
 
 LIBRARY = "sentence_transformers"

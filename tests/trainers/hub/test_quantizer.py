@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modeling_m3bert.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from scripts.encoder import EncoderArguments, load_encoder
-from trainers.hub.quantizer import find_quantizer, write_quantizer
+from m3bert.commands.encoder import EncoderArguments, load_encoder
+from m3bert.encode.quantizer import find_quantizer, write_quantizer
+from m3bert.modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 
 
 @pytest.fixture

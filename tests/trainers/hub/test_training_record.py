@@ -10,14 +10,8 @@ import torch
 from datasets import Dataset, DatasetInfo
 from transformers import TrainingArguments
 
-import trainers
-from modeling_m3bert import M3BertModel
-from tests.conftest import quiet, tiny_config
-from tests.published import contrastive_trainer
-from tests.trainers.tiny_run import quiet_model
-from trainers import ContrastiveConfig, PublishingTrainer, TeacherEmbeddings
-from trainers.core import papers
-from trainers.hub.training_record import (
+from m3bert import trainers
+from m3bert.hub_cards.training_record import (
     BOOKKEEPING,
     RECORD_FILE,
     TrainingRecord,
@@ -27,6 +21,12 @@ from trainers.hub.training_record import (
     hub_id,
     origin_of,
 )
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import ContrastiveConfig, PublishingTrainer, TeacherEmbeddings
+from m3bert.trainers.core import papers
+from tests.conftest import quiet, tiny_config
+from tests.published import contrastive_trainer
+from tests.trainers.tiny_run import quiet_model
 
 
 def test_every_setting_that_is_not_a_default_is_on_record(tmp_path):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from m3bert.trainers.baselines.losses import compression_alignment, embedding_kl, principal_map
 from tests.trainers.losses.naive import divergence
-from trainers.losses.alignment import compression_alignment, embedding_kl, principal_map
 
 
 def assert_teacher_is_detached(loss, student, *teachers):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from m3bert.trainers.shared.info_nce import nested_info_nce, with_own_negatives
 from tests.trainers.losses.naive import assert_computed_in_float32
-from trainers.losses.contrastive import nested_info_nce, with_own_negatives
 
 
 def naive(anchors, candidates, *, dims, temperature, targets, anchor_ids=None, candidate_ids=None):

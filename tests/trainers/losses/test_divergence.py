@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers.losses.masked_lm import nested_cross_entropy_and_divergence
+from m3bert.trainers.m3bert_mlm.losses import nested_cross_entropy_and_divergence
 
 
 LAYERS, TOKENS, WIDTH, VOCABULARY = 3, 5, 12, 23

@@ -5,6 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from m3bert.trainers.mic.losses import (
+    correlation_penalty,
+    nested_uniformity,
+    prefix_residual_products,
+    standardized,
+    variance_floor,
+    variance_variation,
+)
 from tests.trainers.losses.naive import (
     TOLERANCES,
     assert_computed_in_float32,
@@ -14,14 +22,6 @@ from tests.trainers.losses.naive import (
     naive_standardized,
     naive_uniformity,
     naive_variation,
-)
-from trainers.losses.isotropy import (
-    correlation_penalty,
-    nested_uniformity,
-    prefix_residual_products,
-    standardized,
-    variance_floor,
-    variance_variation,
 )
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from trainers.losses.masked_lm import nested_cross_entropy
+from m3bert.trainers.m3bert_mlm.losses import nested_cross_entropy
 
 
 def naive_nested(states, weight, bias, targets, *, dims):

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from trainers.losses.common import cosine_matrix
-from trainers.losses.quantization import (
+from m3bert.encode.numerics import cosine_matrix
+from m3bert.trainers.qama.losses import (
     added_dims_overlap,
     information_bottleneck,
     level_weights,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trainers.losses.scored import (
+from m3bert.trainers.shared.scored_losses import (
     cosent,
     margin_mse,
     nested_pair_angles,

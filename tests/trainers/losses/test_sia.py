@@ -7,19 +7,14 @@ import math
 import pytest
 import torch
 
-from tests.trainers.losses.naive import (
-    TOLERANCES,
-    assert_computed_in_float32,
-    assert_equal_with_gradients,
-    divergence,
-)
-from trainers.losses.sia import (
+from m3bert.trainers.mipic.losses import (
     attention_divergence,
     nested_token_cka,
     nested_token_counts,
     prefix_attention_scores,
     token_importance,
 )
+from tests.trainers.losses.naive import TOLERANCES, assert_computed_in_float32, assert_equal_with_gradients, divergence
 
 
 WIDTH, DIMS, LENGTHS = 13, (1, 5, 12), (7, 4, 2, 1, 0)

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from trainers import Grid, NestedBatch, Objective
-from trainers.core.objective import Terms
-from trainers.core.states import PooledStates
+from m3bert.encode.states import PooledStates
+from m3bert.trainers import Grid, NestedBatch, Objective
+from m3bert.trainers.core.objective import Terms
 
 
 Make = Callable[[], Objective]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from m3bert.trainers import Composition, Contrastive, Grid, NestedModel
+from m3bert.trainers.exit_distillation.cross_depth import CrossDepth
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.pooled_texts import (
     EQUAL_TEXTS,
@@ -15,8 +17,6 @@ from tests.trainers.pooled_texts import (
     info_nce,
 )
 from tests.trainers.tiny_run import named
-from trainers import Composition, Contrastive, Grid, NestedModel
-from trainers.objectives.cross_depth import CrossDepth
 
 
 GRID = Grid.parse("1,3x2,8")

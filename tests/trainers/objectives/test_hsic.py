@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from m3bert.encode.states import PooledStates
+from m3bert.trainers import HSIC, Grid, NestedBatch, NestedModel
 from tests.trainers.objectives.taught_texts import (
     COLUMNS,
     GRID,
@@ -14,8 +16,6 @@ from tests.trainers.objectives.taught_texts import (
     make_batch,
 )
 from tests.trainers.tiny_run import quiet_model
-from trainers import HSIC, Grid, NestedBatch, NestedModel
-from trainers.core.states import PooledStates
 
 
 def naive_hsic(objective, batch, layer, dim):

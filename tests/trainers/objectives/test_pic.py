@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from m3bert.trainers import PIC, Grid, NestedBatch
+from m3bert.trainers.mipic.pic import default_chain
 from tests.trainers.objectives.token_texts import CHAIN, assert_same, make_batch
-from trainers import PIC, Grid, NestedBatch
-from trainers.objectives.pic import default_chain
 
 
 def test_a_chain_that_is_not_given_has_the_dims_of_the_deepest_layer():

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from modeling_m3bert import M3BertQuantizer, M3BertQuantizerConfig
-from tests.trainers.tiny_run import named, quiet_model
-from trainers import QAMA, Grid, NestedBatch, NestedModel
-from trainers.core.states import PooledStates
-from trainers.losses.common import cosine_matrix
-from trainers.losses.contrastive import nested_info_nce
-from trainers.losses.quantization import (
+from m3bert.encode.numerics import cosine_matrix
+from m3bert.encode.states import PooledStates
+from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.trainers import QAMA, Grid, NestedBatch, NestedModel
+from m3bert.trainers.qama.losses import (
     added_dims_overlap,
     information_bottleneck,
     level_weights,
@@ -24,7 +22,9 @@ from trainers.losses.quantization import (
     threshold_repulsion,
     variance_control,
 )
-from trainers.objectives.quantization import WEIGHTS
+from m3bert.trainers.qama.objective import WEIGHTS
+from m3bert.trainers.shared.info_nce import nested_info_nce
+from tests.trainers.tiny_run import named, quiet_model
 
 
 WIDTH, ROWS, DIMS = 8, 5, [2, 4, 8]

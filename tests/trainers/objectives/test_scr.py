@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from m3bert.trainers import SCR, NestedBatch
 from tests.trainers.losses.naive import naive_correlation, naive_penalty, naive_standardized
 from tests.trainers.objectives.token_texts import DIMS, GRID, assert_same, make_batch
-from trainers import SCR, NestedBatch
 
 
 def naive_scr(batch: NestedBatch, threshold: float, weight: float) -> torch.Tensor:

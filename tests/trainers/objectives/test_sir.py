@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from m3bert.trainers import SIR, NestedBatch
 from tests.trainers.losses.naive import naive_uniformity, naive_variation
 from tests.trainers.objectives.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
-from trainers import SIR, NestedBatch
 
 
 def naive_sir(batch: NestedBatch, scale: float) -> torch.Tensor:

@@ -6,6 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from m3bert.encode.states import PooledStates
+from m3bert.trainers import CRD, HPD, Grid, NestedBatch, Projection, TeacherContrast, TeacherMSE
+from m3bert.trainers.shared.teacher import RepresentationDistillation
 from tests.trainers.objectives.taught_texts import (
     GRID,
     TEACHER,
@@ -15,9 +18,6 @@ from tests.trainers.objectives.taught_texts import (
     students_and_teachers,
 )
 from tests.trainers.tiny_run import named
-from trainers import CRD, HPD, Grid, NestedBatch, Projection, TeacherContrast, TeacherMSE
-from trainers.core.states import PooledStates
-from trainers.objectives.teacher import RepresentationDistillation
 
 
 def cosine(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from m3bert.trainers import Granularity, Grid, NestedBatch, TeacherSpace
 from tests.trainers.objectives.taught_texts import (
     TEACHER,
     assert_autocast_stays_close,
@@ -14,7 +15,6 @@ from tests.trainers.objectives.taught_texts import (
     make_batch,
     students_and_teachers,
 )
-from trainers import Granularity, Grid, NestedBatch, TeacherSpace
 
 
 GRID = Grid.parse("2x4,3x6")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from trainers import Grid, NestedBatch, NestedStates
+from m3bert.trainers import Grid, NestedBatch, NestedStates
 
 
 WIDTH, LAYERS, DIMS = 12, (1, 2, 3), (2, 5)

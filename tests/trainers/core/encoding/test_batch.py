@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers import AttentionInterface
 
-from modeling_m3bert import M3BertForMaskedLM, M3BertModel
-from modeling_m3bert.anatomy_m3bert import anatomy_of
-from tests.conftest import padded_batch, tiny_config
-from tests.trainers.core.test_states import OTHERS, PADDED_ON_ANY_SIDE, backbone
-from trainers import (
+from m3bert.encode.batch import PassCost, column_states
+from m3bert.encode.states import unwrap_encoder
+from m3bert.modeling import M3BertForMaskedLM, M3BertModel
+from m3bert.modeling.anatomy_m3bert import anatomy_of
+from m3bert.trainers import (
     Contrastive,
     Grid,
     MICConfig,
@@ -23,9 +23,9 @@ from trainers import (
     Objective,
     nested_states,
 )
-from trainers.core.encoding.batch import PassCost, column_states
-from trainers.core.model import NOT_INPUTS
-from trainers.core.states import unwrap_encoder
+from m3bert.trainers.core.model import NOT_INPUTS
+from tests.conftest import padded_batch, tiny_config
+from tests.trainers.core.test_states import OTHERS, PADDED_ON_ANY_SIDE, backbone
 
 
 SINGLE_PRECISION = ("gemma3_text",)  # computes its norms in float32, also for float64 weights

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from trainers.core.encoding.batch import PassCost, chunked
+from m3bert.encode.batch import PassCost, chunked
 
 
 def cost_of(chunks: list[list[int]], lengths: list[int], cost: PassCost) -> int:

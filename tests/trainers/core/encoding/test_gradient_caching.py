@@ -7,12 +7,12 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
 
-from modeling_m3bert import M3BertModel
+from m3bert.encode.batch import PassCost, column_states
+from m3bert.encode.states import nested_states
+from m3bert.modeling import M3BertModel
+from m3bert.trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, MultigranularMLM, NestedModel
 from tests.conftest import padded_batch, tiny_config
 from tests.trainers.tiny_run import GRID, assert_same_weights, quiet_model
-from trainers import Contrastive, ContrastiveConfig, ContrastiveTrainer, Grid, MultigranularMLM, NestedModel
-from trainers.core.encoding.batch import PassCost, column_states
-from trainers.core.states import nested_states
 
 
 LENGTHS = (7, 3, 1, 5, 9, 2, 0)

@@ -10,11 +10,11 @@ from safetensors.torch import load_file
 from torch.testing import assert_close
 from transformers import BertConfig, BertModel
 
-from modeling_m3bert import M3BertForMaskedLM
+from m3bert.modeling import M3BertForMaskedLM
+from m3bert.trainers import ContrastiveConfig, ContrastiveTrainer, NestedModel
 from tests.conftest import quiet, tiny_config
 from tests.trainers.core.parallel.test_ranks import OBJECTIVES, triplets
 from tests.trainers.tiny_run import quiet_model, run_two
-from trainers import ContrastiveConfig, ContrastiveTrainer, NestedModel
 
 
 def train(folder: Path, tokenizer, *, sharded: bool, resume: int | None = None) -> ContrastiveTrainer:

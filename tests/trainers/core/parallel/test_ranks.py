@@ -11,10 +11,10 @@ from datasets import Dataset
 from torch import distributed
 from torch.distributed import HashStore
 
-from modeling_m3bert import M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
-from tests.conftest import quiet
-from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
-from trainers import (
+from m3bert.encode import ranks
+from m3bert.encode.states import PooledStates
+from m3bert.modeling import M3BertModel, M3BertQuantizer, M3BertQuantizerConfig
+from m3bert.trainers import (
     CRD,
     HSIC,
     PIC,
@@ -37,9 +37,9 @@ from trainers import (
     TeacherMSE,
     TeacherSpace,
 )
-from trainers.core.parallel import ranks
-from trainers.core.states import PooledStates
-from trainers.objectives.cross_depth import CrossDepth
+from m3bert.trainers.exit_distillation.cross_depth import CrossDepth
+from tests.conftest import quiet
+from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
 
 
 ROWS = 16
@@ -203,7 +203,7 @@ def test_without_gathered_negatives_each_rank_has_the_loss_of_its_own_batch(of_t
 TRAIN_TWO = """
 from tests.conftest import tiny_tokenizer
 from tests.trainers.core.parallel.test_ranks import contrastive_trainer
-from trainers.core.encoding.batch import PassCost
+from m3bert.encode.batch import PassCost
 PassCost.on = classmethod(lambda cls, device: cls(2, 30))  # each rank has several chunks, not as many as the other
 for mini_batch_size, ring in ((None, False), (3, False), (None, True), (3, True)):
     folder = Path(sys.argv[1]) / f"{mini_batch_size} {ring}"

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from benchmarks._measure import allocated_peak, in_new_processes
-from trainers import Grid, NestedBatch
-from trainers.contrastive import Contrastive
-from trainers.core.parallel.ranks import RankRows, rank, world_size
-from trainers.core.states import PooledStates
-from trainers.losses.contrastive import nested_info_nce
+from m3bert.encode.ranks import RankRows, rank, world_size
+from m3bert.encode.states import PooledStates
+from m3bert.trainers import Grid, NestedBatch
+from m3bert.trainers.contrastive.contrastive import Contrastive
+from m3bert.trainers.shared.info_nce import nested_info_nce
 
 
 ROWS, DIMS, TILE = 13, (2, 5, 8), (2, 3)

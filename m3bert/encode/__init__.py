@@ -1,0 +1,1 @@
+"""Text to embeddings of every granularity: what training, evaluation and indexes stand on."""

@@ -1,0 +1,330 @@
+"""
+Embeddings in a precision: the bytes that are stored, an index of them, and the float vectors that compare as they do.
+
+An evaluator knows only float vectors. [`code_vectors`] gives it vectors whose cosines rank as an index of the stored
+bytes ranks, so that every precision is scored from the one encode of a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from .codes import FLOAT, bytes_per_vector, code_of, stored_bits
+from .embeddings import ROWS_AT_ONCE
+from .extras import require_extra, require_sentence_transformers
+from .granularity import Granularity, Grid
+from .states import truncate
+
+
+if TYPE_CHECKING:
+    from ..modeling.quantization_m3bert import M3BertQuantizer
+
+# Codes of a range per dim -> the type of faiss with the same bytes.
+RANGED = {"int8": "QT_8bit", "int4": "QT_4bit"}
+# Codes of numbers -> their storage in faiss. It compares a query in float32; other types of bytes would round it, too.
+STORAGE = {FLOAT: "Flat", "float16": "SQfp16", "int8": "SQ8", "int4": "SQ4"}
+
+
+@dataclass(frozen=True)
+class Coder:
+    """
+    A precision for the embeddings of one collection. Made by [`Coder.fit`].
+
+    Args:
+        code (`str`): One of [`~codes.CODES`].
+        dim (`int`): Dims of a stored embedding.
+        ranges (`np.ndarray` of shape `(2, dim)`, *optional*): Minimum and maximum of each dim, for `int8` and `int4`.
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
+    """
+
+    code: str
+    dim: int
+    ranges: np.ndarray | None = None
+    quantizer: M3BertQuantizer | None = None
+
+    @classmethod
+    def fit(
+        cls,
+        vectors: torch.Tensor,
+        code: str = FLOAT,
+        dim: int | None = None,
+        quantizer: M3BertQuantizer | None = None,
+    ) -> Coder:
+        """
+        Fit a precision to the embeddings that it will store.
+
+        Args:
+            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings; need not be normalised. A quantizer reads
+                their hidden size.
+            code (`str`, *optional*, defaults to `"float32"`): One of [`~codes.CODES`].
+            dim (`int`, *optional*): Leading dims to keep. Default: all.
+            quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
+
+        Raises:
+            ValueError: if the precision is unknown or needs a quantizer, or `dim` is not within the dims.
+        """
+        width = vectors.shape[1]
+        dim = width if dim is None else dim
+        if not 0 < dim <= width:
+            raise ValueError(f"dim={dim} must be within 1..{width}, the dims of the embeddings.")
+        if code_of(code).learned:
+            if quantizer is None:
+                raise ValueError(f"The precision {code} needs a quantizer, and there is none.")
+            return cls(code, dim, quantizer=quantizer)
+        if code not in RANGED:
+            return cls(code, dim)
+        blocks = [_unit(vectors[start : start + ROWS_AT_ONCE], dim) for start in range(0, len(vectors), ROWS_AT_ONCE)]
+        low, high = torch.stack([b.amin(dim=0) for b in blocks]), torch.stack([b.amax(dim=0) for b in blocks])
+        return cls(code, dim, np.stack([low.amin(dim=0).numpy(), high.amax(dim=0).numpy()]))
+
+    @property
+    def symmetric(self) -> bool:
+        """Whether a search codes the query, too, and compares bits by Hamming distance."""
+        return self.code == "binary" or code_of(self.code).learned
+
+    def pack(self, vectors: torch.Tensor) -> np.ndarray:
+        """
+        The bytes to store.
+
+        Args:
+            vectors (`torch.Tensor` of shape `(vectors, width)`): Embeddings as in [`Coder.fit`].
+
+        Returns:
+            `np.ndarray` of shape `(vectors, bytes_per_vector)`, uint8
+        """
+        blocks = (vectors[start : start + ROWS_AT_ONCE] for start in range(0, len(vectors), ROWS_AT_ONCE))
+        return np.concatenate([self._pack(block) for block in blocks])
+
+    def _pack(self, vectors: torch.Tensor) -> np.ndarray:
+        if self.quantizer is not None:
+            codes = self.quantizer.encode(vectors.float().to(self.quantizer.device), self.code, self.dim)
+            return codes.packed.cpu().numpy()
+        numbers = _unit(vectors, self.dim).numpy()
+        if self.code == "int8":
+            return quantized(numbers, "uint8", self.ranges)
+        if self.code == "binary":
+            return quantized(numbers, "ubinary")
+        if self.code == "int4":
+            return self._faiss_quantizer().compute_codes(numbers)
+        return numbers.astype(self.code).view(np.uint8)
+
+    @torch.no_grad()
+    def decode(self, packed: np.ndarray) -> torch.Tensor:
+        """
+        The numbers that stored bytes stand for, which are compared with [`~Coder.float_queries`]: the middle of a step
+        for `int8` and `int4`, 1 or -1 for `binary`, the mean of a level for `qama-*`.
+
+        Args:
+            packed (`np.ndarray` of shape `(vectors, bytes_per_vector)`): Bytes of [`Coder.pack`].
+
+        Returns:
+            `torch.Tensor` of shape `(vectors, numbers)`, float32
+        """
+        if self.quantizer is not None:
+            return self.quantizer.decode(self._codes(packed)).cpu()
+        if self.code == "binary":
+            return torch.from_numpy(2 * np.unpackbits(packed, axis=1, count=self.dim).astype(np.float32) - 1)
+        if self.code in RANGED:
+            return torch.from_numpy(self._faiss_quantizer().decode(packed))
+        return torch.from_numpy(packed.view(self.code).astype(np.float32))
+
+    @torch.no_grad()
+    def float_queries(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Queries as the float numbers that are compared with [`~Coder.decode`], `(queries, numbers)`, normalised."""
+        if self.quantizer is None:
+            return _unit(vectors, self.dim)
+        units = self.quantizer.units(vectors.float().to(self.quantizer.device), self.code, self.dim).cpu()
+        return torch.nn.functional.normalize(units, dim=1)
+
+    def documents(self, packed: np.ndarray) -> torch.Tensor:
+        """Stored bytes as a search compares them with [`~Coder.queries`]: bits as 1 and -1, or decoded."""
+        if self.quantizer is not None:
+            return self.quantizer.signs(self._codes(packed)).cpu()
+        return self.decode(packed)
+
+    def queries(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Queries as a search compares them with [`~Coder.documents`]: coded as the documents, or in float32."""
+        return self.documents(self.pack(vectors)) if self.symmetric else self.float_queries(vectors)
+
+    def _codes(self, packed: np.ndarray) -> Any:
+        from ..modeling.quantization_m3bert import Codes
+
+        assert self.quantizer is not None  # by the callers
+        tensor = torch.from_numpy(packed).to(self.quantizer.device)
+        return Codes(tensor, self.code, self.dim, self.quantizer.fingerprint)
+
+    def _faiss_quantizer(self) -> Any:
+        faiss = require_extra("faiss", "evaluation", f"The precision {self.code}")
+        quantizer = faiss.ScalarQuantizer(self.dim, getattr(faiss.ScalarQuantizer, RANGED[self.code]))
+        quantizer.train(self.ranges)
+        return quantizer
+
+
+@dataclass(frozen=True)
+class PackedIndex:
+    """
+    An index of embeddings in a precision, with exact search. Made by [`PackedIndex.pack`].
+
+    Args:
+        index (`faiss.Index` or `faiss.IndexBinary`): The stored vectors.
+        coder ([`Coder`]): The precision.
+    """
+
+    index: Any  # faiss has no common base class for both kinds
+    coder: Coder
+
+    @classmethod
+    def pack(
+        cls,
+        vectors: torch.Tensor,
+        code: str = FLOAT,
+        dim: int | None = None,
+        quantizer: M3BertQuantizer | None = None,
+    ) -> PackedIndex:
+        """Build an index of embeddings; the arguments are those of [`Coder.fit`]. `int8` and `binary` use
+        [`~sentence_transformers.quantize_embeddings`], with the range of each dim over the documents; `int4` is that
+        of faiss."""
+        coder = Coder.fit(vectors, code, dim, quantizer)
+        return cls.of(coder, coder.pack(vectors))
+
+    @classmethod
+    def of(cls, coder: Coder, packed: np.ndarray) -> PackedIndex:
+        """An index of bytes `(documents, bytes_per_vector)` that [`Coder.pack`] made."""
+        index = faiss_index(coder)
+        if coder.symmetric:
+            index.add(packed)
+        else:
+            index.add_sa_codes(packed)
+        return cls(index, coder)
+
+    @property
+    def bytes_per_vector(self) -> int:
+        """Bytes per document vector."""
+        return self.index.code_size
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a search reads: all vectors and, for `int8` and `int4`, the minimum and maximum of each dim."""
+        ranges = 0 if self.coder.ranges is None else self.coder.ranges.nbytes
+        return self.index.ntotal * self.bytes_per_vector + ranges
+
+    def search(self, queries: torch.Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Find the nearest documents by comparing each query with every document. For `binary` and `qama-*`, the bits of
+        query and document are compared by Hamming distance. For the other precisions, the score is the dot product of
+        the float32 query and the decoded document: the cosine, or nearly.
+
+        Args:
+            queries (`torch.Tensor` of shape `(queries, width)`): Embeddings; need not be normalised.
+            k (`int`): Number of documents to find per query; all documents if there are fewer.
+
+        Returns:
+            `tuple[np.ndarray, np.ndarray]`, both of shape `(queries, k)`: scores and rows, best first. For `binary`
+            and `qama-*`, the score is the cosine of the bits as 1 and -1: 1 if all are equal, -1 if all differ.
+        """
+        k = min(k, self.index.ntotal)
+        if not self.coder.symmetric:
+            return self.index.search(self.coder.float_queries(queries).numpy(), k)
+        distances, rows = self.index.search(self.coder.pack(queries), k)
+        return 1 - 2 * distances / stored_bits(self.coder.code, self.coder.dim), rows
+
+
+def faiss_index(coder: Coder, arrangement: str = "") -> Any:
+    """
+    An empty index of faiss for vectors in a precision: bits are compared by Hamming distance, numbers by dot product.
+
+    Args:
+        coder ([`Coder`]): The precision.
+        arrangement (`str`, *optional*, defaults to `""`): How `faiss.index_factory` calls their arrangement:
+            `"HNSW32"` is a graph, `"IVF64"` are clusters, which must still be trained. Default: one by one.
+    """
+    faiss = require_extra("faiss", "evaluation", "An index of packed vectors")
+    if coder.symmetric:
+        bits = 8 * bytes_per_vector(coder.code, coder.dim)
+        return faiss.index_binary_factory(bits, f"B{arrangement or 'Flat'}")
+    description = ",".join(filter(None, [arrangement, STORAGE[coder.code]]))
+    index = faiss.index_factory(coder.dim, description, faiss.METRIC_INNER_PRODUCT)
+    if coder.ranges is not None and not arrangement.startswith("IVF"):
+        index.train(coder.ranges)
+    return index
+
+
+def quantized(numbers: np.ndarray, precision: str, ranges: np.ndarray | None = None) -> np.ndarray:
+    """[`~sentence_transformers.quantize_embeddings`] of the optional dependency sentence-transformers. Ranges are
+    passed, because it cannot infer them from a single document."""
+    library = require_sentence_transformers("A precision of 8 bits or 1 a number")
+    return library.quantize_embeddings(numbers, precision=precision, ranges=ranges)
+
+
+def code_vectors(
+    vectors: Mapping[str, torch.Tensor],
+    stored: Sequence[str],
+    granularity: Granularity,
+    quantizer: M3BertQuantizer | None = None,
+    *,
+    float_queries: bool = False,
+) -> dict[str, torch.Tensor]:
+    """
+    Embeddings of a task in a precision, as float vectors whose cosines rank as an index of the stored bytes does.
+
+    Args:
+        vectors (`dict[str, torch.Tensor]`): Name -> embeddings of one layer `(texts, width)`, not normalised.
+        stored (`Sequence[str]`): Names of the embeddings that are stored. The precision is fitted to them; the others
+            are queries.
+        granularity ([`Granularity`]): Dim and precision.
+        quantizer ([`M3BertQuantizer`], *optional*): Quantizer, for the precisions `qama-*`.
+        float_queries (`bool`, *optional*, defaults to `False`): Whether queries stay in float32 and are compared with
+            decoded documents for every precision, as when a shortlist is rescored.
+
+    Returns:
+        `dict[str, torch.Tensor]`: name -> float32 vectors, of another number of dims than the embeddings for some
+        precisions.
+
+    Raises:
+        ValueError: as [`Coder.fit`].
+    """
+    everything = vectors[stored[0]] if len(stored) == 1 else torch.cat([vectors[name] for name in stored])
+    coder = Coder.fit(everything, granularity.code, granularity.dim, quantizer)
+    embed_document, embed_query = coder.documents, coder.queries
+    if float_queries:
+        embed_document, embed_query = coder.decode, coder.float_queries
+    documents = {name: embed_document(coder.pack(vectors[name])) for name in stored}
+    queries = {name: embed_query(side) for name, side in vectors.items() if name not in stored}
+    if not queries or coder.symmetric:
+        return documents | queries
+    # An index computes dot products, and decoded documents differ a little in length. One more number makes all
+    # lengths equal, so that cosines rank as dot products do. It is zero for queries.
+    squares = {name: side.square().sum(dim=1, keepdim=True) for name, side in documents.items()}
+    longest = max(square.max() for square in squares.values())
+    documents = {name: torch.cat([side, (longest - squares[name]).sqrt()], dim=1) for name, side in documents.items()}
+    queries = {name: torch.nn.functional.pad(side, (0, 1)) for name, side in queries.items()}
+    return documents | queries
+
+
+def require_quantizer(quantizer: M3BertQuantizer | None, grid: Grid, width: int) -> None:
+    """Check that the precisions `qama-*` of a grid can be made of embeddings of `width` dims. ValueError: names the
+    granularities for which there is no quantizer, or one for other layers or dims."""
+    learned = [member for member in grid if code_of(member.code).learned]
+    if not learned:
+        return
+    named = ", ".join(map(str, learned))
+    if quantizer is None:
+        raise ValueError(f"{named}: these precisions need a quantizer, and the encoder has none.")
+    if quantizer.config.hidden_size != width:
+        raise ValueError(
+            f"{named}: the quantizer reads {quantizer.config.hidden_size} dims, and the embeddings have {width}."
+        )
+    layers = quantizer.config.layers
+    if other := [str(member) for member in learned if layers and member.layer not in layers]:
+        raise ValueError(
+            f"{', '.join(other)}: the quantizer is for embeddings of layer {', '.join(map(str, layers))}."
+        )
+
+
+def _unit(vectors: torch.Tensor, dim: int) -> torch.Tensor:
+    return truncate(vectors.float(), dim, normalize=True)

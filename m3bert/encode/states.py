@@ -1,0 +1,333 @@
+"""
+The only module that turns a backbone's outputs into nested states, prefixes and pooled embeddings.
+
+The *state* of a depth is the output of its last layer; in a pre-norm backbone it also passes through the model's final
+norm, at full width, and in an elastic one through the exit of the depth, if it has one. States are truncated
+afterwards, so every granularity is a prefix of one tensor.
+
+Layers are numbers. Where a depth l reads the static table, `-l` is its state without the table: the *state-only* map,
+which native exports have in place of the exit.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..modeling.anatomy_m3bert import Resumed, Tapped, anatomy_of, run_native
+from ..modeling.conversion_m3bert import OFFSET_POSITIONS
+from ..modeling.modeling_elastic import Elasticity, layer_list, resolve_size, view
+from ..modeling.settings_m3bert import POOLINGS, Pooling
+from .granularity import EncoderConfig
+from .packed_rows import DOCUMENTS, Flattened, check_packable, packed_arguments
+
+
+def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
+    """Check the name of a pooling, and that the exits of a model of this config were fitted with it."""
+    if pooling not in POOLINGS:
+        raise ValueError(f"pooling={pooling!r} is unknown; legal values: {', '.join(POOLINGS)}.")
+    fitted = (Elasticity.of(config).fit or {}).get("pooling", pooling)
+    if fitted != pooling:
+        raise ValueError(
+            f"The exits were fitted with pooling={fitted!r}, not {pooling!r}: use {fitted!r}, or fit again."
+        )
+
+
+@dataclass(frozen=True)
+class NestedStates:
+    """
+    The states of one batch of texts at the requested layers.
+
+    Args:
+        layers (`dict[int, torch.Tensor]`): Layer -> state of shape `(batch, tokens, hidden_size)`.
+        attention_mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
+        causal (`bool`, *optional*, defaults to `False`): Whether the backbone is causal.
+        projections (`dict[int, nn.Module]`, *optional*): Layer -> projection of its pooled embedding.
+        packed (`bool`, *optional*, defaults to `False`): Whether the rows are packed, each with several texts.
+    """
+
+    layers: Mapping[int, torch.Tensor]
+    attention_mask: torch.Tensor
+    causal: bool = False
+    projections: Mapping[int, nn.Module] = field(default_factory=dict)
+    packed: bool = False
+
+    def projected(self, layer: int, projection: nn.Module) -> NestedStates:
+        """The states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled embedding."""
+        return replace(self, projections={layer: projection})
+
+    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+        """
+        One vector per text at full width; shorten it with [`truncate`]. The mean of an empty text is zero, not NaN.
+
+        Args:
+            layer (`int`): One of `layers`.
+            pooling (`str`, *optional*, defaults to `"mean"`): `"mean"` over real tokens, `"cls"` (the first real
+                token) or `"lasttoken"` (the last real token).
+
+        Returns:
+            `torch.Tensor` of shape `(batch, hidden_size)`, in float32 or wider.
+
+        Raises:
+            ValueError: if the pooling is unknown, or is `"cls"` for a causal backbone, whose first token attends to
+                no other token, or if the rows are packed.
+        """
+        check_pooling(pooling)
+        if self.packed:
+            raise ValueError("A packed row holds several texts, which are not pooled: use one text per row.")
+        vectors = self._pooled(layer, pooling)
+        return self.projections[layer](vectors) if layer in self.projections else vectors
+
+    def _pooled(self, layer: int, pooling: Pooling) -> torch.Tensor:
+        state = self.layers[layer]
+        # A mean over hundreds of tokens loses precision in float16 and bfloat16.
+        state = state.to(torch.promote_types(state.dtype, torch.float32))
+        mask = self.attention_mask
+        if pooling == "mean":
+            total = torch.bmm(mask.to(state.dtype)[:, None], state)[:, 0]  # einsum would multiply by transposed states
+            return total / mask.sum(dim=1, keepdim=True).clamp(min=1)
+        if pooling == "cls" and self.causal:
+            raise ValueError(
+                "pooling='cls' reads the first token, which attends to no other token in a causal model: use "
+                "'lasttoken' or 'mean'."
+            )
+        positions = self.first_positions() if pooling == "cls" else self.last_positions()
+        return state[torch.arange(state.shape[0], device=state.device), positions]
+
+    def first_positions(self) -> torch.Tensor:
+        """Position of the first real token of each text, `(batch,)`."""
+        return self.attention_mask.to(torch.int8).argmax(dim=1)
+
+    def last_positions(self) -> torch.Tensor:
+        """Position of the last real token of each text, `(batch,)`."""
+        real = self.attention_mask.to(torch.int8)
+        return real.shape[1] - 1 - real.flip(1).argmax(dim=1)
+
+    def anchor_token_positions(self) -> torch.Tensor:
+        """Position of the token that attends to the whole text, `(batch,)`: the last real token in a causal backbone,
+        the first real token in any other."""
+        return self.last_positions() if self.causal else self.first_positions()
+
+
+@dataclass(frozen=True)
+class PooledStates:
+    """
+    The pooled embeddings of one batch of texts, for when the token states of [`NestedStates`] do not fit in memory.
+
+    Args:
+        layers (`dict[int, torch.Tensor]`): Layer -> pooled embeddings of shape `(batch, hidden_size)`.
+        pooling (`str`): How the embeddings were pooled.
+    """
+
+    layers: Mapping[int, torch.Tensor]
+    pooling: Pooling
+
+    def projected(self, layer: int, projection: nn.Module) -> PooledStates:
+        """As [`NestedStates.projected`]."""
+        return replace(self, layers={**self.layers, layer: projection(self.layers[layer])})
+
+    def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
+        """
+        As [`NestedStates.pooled`].
+
+        Raises:
+            ValueError: if `pooling` is not the pooling of the embeddings.
+        """
+        if pooling != self.pooling:
+            raise ValueError(f"These embeddings were pooled with {self.pooling!r}; {pooling!r} needs token states.")
+        return self.layers[layer]
+
+
+TextStates = NestedStates | PooledStates
+
+
+def truncate(vectors: torch.Tensor, dim: int, normalize: bool = False) -> torch.Tensor:
+    """
+    The first `dim` entries of `vectors` `(..., hidden_size)`, L2-normalised on request. Normalisation comes after
+    truncation, so that dot products of normalised prefixes are their cosines.
+    """
+    sliced = vectors[..., :dim]
+    return nn.functional.normalize(sliced, dim=-1) if normalize else sliced
+
+
+def unwrap_encoder(model: Any) -> PreTrainedModel:
+    """The encoder of a model, without its head and without the peft wrapper. Adapters inside it stay active."""
+    if not isinstance(model, PreTrainedModel):
+        model = model.get_base_model()
+    return model.base_model
+
+
+def transformer_layers(model: Any) -> list[nn.Module]:
+    """The transformer layers of a model's encoder."""
+    encoder = unwrap_encoder(model)
+    depth = encoder.config.num_hidden_layers
+    return list(layer_list(encoder, depth)[1]) if depth else []
+
+
+def width_of(config: Any) -> int:
+    """Dims of the states that a model of this config returns by default."""
+    return resolve_size(config)[1]
+
+
+def shared_layers(config: EncoderConfig) -> list[int]:
+    """
+    Depths whose states are in one space, ascending: the last layer and those with an exit into its space. Vectors of
+    two of them can be compared. Without exits, only the last layer.
+    """
+    return sorted({*Elasticity.of(config).exits, config.num_hidden_layers})
+
+
+def reads_table(config: EncoderConfig, layers: Iterable[int] | None = None) -> bool:
+    """Whether one of these depths, by default any, reads the static table of an elastic model."""
+    table = {*Elasticity.of(config).table}
+    return bool(table) if layers is None else not table.isdisjoint(layers)
+
+
+def readable(config: EncoderConfig, layers: Iterable[int]) -> list[int]:
+    """Those of these layers that a model of this config has, ascending: all but the state-only maps of depths that do
+    not read the static table."""
+    table = Elasticity.of(config).table
+    return sorted({layer for layer in layers if layer >= 0 or -layer in table})
+
+
+def max_positions(config: EncoderConfig) -> int:
+    """The longest text, in tokens, that a backbone of this config reads."""
+    return (getattr(config, "max_position_embeddings", None) or sys.maxsize) - first_position(config)
+
+
+def first_position(config: EncoderConfig) -> int:
+    """Row of the position embeddings that the first token of a text reads."""
+    return (config.pad_token_id or 0) + 1 if config.model_type in (*OFFSET_POSITIONS, "mpnet") else 0
+
+
+def longest_text(config: EncoderConfig, tokenizer: Any, published: int | None = None) -> int:
+    """The longest text, in tokens, that an encoder embeds without truncation. `published` is a smaller limit that it
+    was published with."""
+    limit = min(max_positions(config), tokenizer.model_max_length)
+    return limit if published is None else min(published, limit)
+
+
+def nested_states(
+    model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int], exits: bool = True
+) -> NestedStates:
+    """
+    Run a backbone once and return its states at several depths. With flash attention, the texts are flattened into one
+    row without padding. Beside this one run, each path runs its layers from the first that is not as in the model.
+
+    Args:
+        model ([`~transformers.PreTrainedModel`] or peft model): Any encoder of transformers that [`anatomy_of`]
+            accepts, with or without a head.
+        inputs (`Mapping[str, torch.Tensor]`): Output of the tokenizer: `input_ids`, `attention_mask`, ... Packed rows
+            have `document_ids` in place of the mask: 1, 2, ... for the documents of a row, 0 for padding. If it has
+            `static_states` of shape `(batch, 1, hidden_size)`, depths that read the static table read these.
+        layers (`Iterable[int]`): Depths to read, in 0..N. 0 is the static table, or without one the input of the first
+            layer. `-l` is depth l by its state-only map, if it has one.
+        exits (`bool`, *optional*, defaults to `True`): Apply the exits.
+
+    Returns:
+        [`NestedStates`]
+
+    Raises:
+        ValueError: if a depth is outside the model, or the model cannot be read, or not with packed rows.
+    """
+    encoder = unwrap_encoder(model)
+    config, layers = encoder.config, readable(encoder.config, layers)
+    depths, last = sorted({abs(layer) for layer in layers}), config.num_hidden_layers
+    if not depths or depths[-1] > last:
+        raise ValueError(f"layers={layers} must be within 0..{last}; 0 is the embedding layer.")
+    spec = Elasticity.of(config) if exits else Elasticity(Elasticity.of(config).depths)
+    inputs, first, packed = dict(inputs), first_position(config), DOCUMENTS in inputs
+    static = inputs.pop("static_states", None)
+    arguments, mask, flattened = dict(inputs), inputs.get("attention_mask"), None
+    if packed:
+        check_packable(config)
+        mask = (inputs[DOCUMENTS] > 0).long()
+    if "flash" in config._attn_implementation and mask is not None:
+        flattened = Flattened.of(inputs, first)
+        arguments = flattened.inputs
+    elif packed:
+        causal = anatomy_of(encoder).causal
+        arguments = packed_arguments(config, inputs, first_position=first, causal=causal, dtype=encoder.dtype)
+
+    if reads_table(config, depths) and exits and static is None:
+        static = static_states(encoder, inputs, flattened)
+    elif static is not None and flattened is not None:
+        static = static.expand(-1, flattened.real.shape[1], -1)[flattened.real].unsqueeze(0)
+    run = [depth for depth in depths if depth > 0 or 0 not in spec.table]
+    raw = raw_states(encoder, arguments, run, spec) if run else {}
+    states = {layer: raw[layer] for layer in layers if layer in raw}
+    if spec.exits:
+        tokens = arguments.get("input_ids")
+        tokens = arguments["inputs_embeds"][..., 0] if tokens is None else tokens
+        for layer in layers:
+            if layer < 0:
+                states[layer] = encoder.elastic.exits[str(-layer)](raw[-layer])
+            else:
+                states[layer] = encoder.exit_state(layer, raw.get(layer, tokens[..., None]), static=static)
+    if flattened is not None:
+        states = {layer: flattened.padded(state) for layer, state in states.items()}
+    if mask is None:
+        first_state = next(iter(states.values()))
+        mask = torch.ones(first_state.shape[:2], dtype=torch.long, device=first_state.device)
+    return NestedStates(states, mask, anatomy_of(encoder).causal, packed=packed)
+
+
+def raw_states(
+    encoder: Any, arguments: Mapping[str, Any], depths: Sequence[int], spec: Elasticity
+) -> dict[int, torch.Tensor]:
+    """The hidden states of several depths before any exit, after the final norm; depth 0 is the input of the first
+    layer. `spec` says which layers they run."""
+    anatomy = anatomy_of(encoder)
+    norm = encoder.get_submodule(anatomy.final_norm) if anatomy.final_norm is not None else nn.Identity()
+    paths = [depth for depth in depths if spec.is_path(depth)]
+    starts = {depth: spec.shared_prefix(depth) if anatomy.resumes else 0 for depth in paths}
+    prefixes = [depth for depth in depths if depth not in paths]
+    read = [*prefixes, *(start for start in starts.values() if start)]
+    states: dict[int, torch.Tensor] = {}
+    if read:
+        deepest, outputs, last = _prefixes(encoder, arguments, max(1, *read))
+        states = {depth: norm(outputs[depth]) if 0 < depth < deepest else outputs[0] for depth in prefixes}
+        if deepest in prefixes:
+            states[deepest] = last
+    for depth, start in starts.items():
+        modules = encoder.layers_at(depth)[start:]
+        if start:
+            modules[0] = Resumed(modules[0], outputs[start])
+        states[depth] = run_native(
+            view(encoder, spec.layers_of(depth)[start:], modules), **arguments
+        ).last_hidden_state
+    return {depth: states[depth] for depth in depths}
+
+
+def _prefixes(
+    encoder: Any, arguments: Mapping[str, Any], deepest: int
+) -> tuple[int, Mapping[int, torch.Tensor], torch.Tensor]:
+    """The number of layers that run, at least `deepest`; the output of each and, as 0, the input of the first; and the
+    hidden state after all of them."""
+    if torch.compiler.is_compiling() or getattr(encoder, "_compiled_call_impl", None) is not None:
+        # A view would be compiled again at each call.
+        hidden = encoder(**arguments, output_hidden_states=True, return_dict=True).hidden_states
+        return encoder.config.num_hidden_layers, dict(enumerate(hidden)), hidden[-1]
+    outputs: dict[int, torch.Tensor] = {}
+    own = layer_list(encoder, encoder.config.num_hidden_layers)[1]
+    tapped = [Tapped(own[number - 1], number, outputs) for number in range(1, deepest + 1)]
+    last = run_native(view(encoder, range(1, deepest + 1), tapped), **arguments).last_hidden_state
+    return deepest, outputs, last
+
+
+def static_states(encoder: Any, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None) -> torch.Tensor:
+    """The static states of a batch, in a shape that broadcasts to its token states. Arguments as in
+    [`nested_states`]; `flattened` are the same texts in one row, if the encoder reads them so."""
+    if "input_ids" not in inputs:
+        raise ValueError("Layers that read the static table need input_ids, or static_states beside inputs_embeds.")
+    if flattened is None and DOCUMENTS not in inputs:
+        return encoder.static_states(inputs["input_ids"], inputs.get("attention_mask"))
+    row = flattened or Flattened.of(inputs, 0)
+    static = encoder.static_states(row.inputs["input_ids"], cu_seq_lens=row.inputs["cu_seq_lens_q"])
+    return static if flattened is not None else row.padded(static)

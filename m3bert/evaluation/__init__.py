@@ -1,0 +1,53 @@
+"""Evaluation of all granularities of a grid, with each text encoded once."""
+
+from typing import TYPE_CHECKING
+
+from ..encode.lazy import face
+
+
+if TYPE_CHECKING:
+    from ..encode.embeddings import GridEmbeddings as GridEmbeddings
+    from ..encode.encoder import GridEncoder as GridEncoder
+    from ..encode.hybrid import bm25_search as bm25_search, fuse_ranks as fuse_ranks, fuse_scores as fuse_scores
+    from ..encode.search import exact_search as exact_search, rerank as rerank
+    from .choice import Budget as Budget, Choice as Choice, SearchPlan as SearchPlan, choose as choose
+    from .evaluators import (
+        STS as STS,
+        BitextMining as BitextMining,
+        Classification as Classification,
+        Evaluator as Evaluator,
+        Geometry as Geometry,
+        PairClassification as PairClassification,
+        Retrieval as Retrieval,
+    )
+    from .grid_evaluation import (
+        evaluate_grid as evaluate_grid,
+        run_facts as run_facts,
+        score_grid as score_grid,
+        score_vectors as score_vectors,
+        tfidf_scores as tfidf_scores,
+    )
+    from .grid_evaluator import GridEvaluator as GridEvaluator, as_sentence_transformer as as_sentence_transformer
+    from .latency import measure_latency as measure_latency
+    from .metrics import library_metrics as library_metrics, ranking_scores as ranking_scores
+    from .own_data import collection_task as collection_task, labels_task as labels_task, pairs_task as pairs_task
+    from .readers import load_task as load_task
+    from .results import (
+        AsymmetricSearch as AsymmetricSearch,
+        GridResults as GridResults,
+        HybridSearch as HybridSearch,
+        Latency as Latency,
+        RescoredSearch as RescoredSearch,
+        Score as Score,
+        TwoStageSearch as TwoStageSearch,
+    )
+    from .tasks import (
+        GROUPS as GROUPS,
+        TASKS as TASKS,
+        HubData as HubData,
+        Task as Task,
+        find_task as find_task,
+        find_tasks as find_tasks,
+    )
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -1,0 +1,137 @@
+"""The metrics of the evaluators, and those of the library `evaluate` for a trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from transformers import EvalPrediction
+
+from ..encode.extras import require_extra
+
+
+ROWS_AT_ONCE = 1024  # rows of the matrix of distances that are in memory together
+
+
+def pair_cosines(first: torch.Tensor, second: torch.Tensor) -> np.ndarray:
+    """Cosine of each pair, `(pairs,)` in float64. The embeddings `(pairs, dim)` need not be normalised."""
+    return nn.functional.cosine_similarity(first.double(), second.double(), dim=1).numpy()
+
+
+def similarity_scores(cosines: np.ndarray, scores: Sequence[float]) -> dict[str, float]:
+    """`spearman`, the rank correlation of cosines and gold scores; NaN if all cosines or all scores are equal."""
+    stats = require_extra("scipy.stats", "evaluation", "Semantic textual similarity")
+    return {"spearman": float(stats.spearmanr(cosines, scores).statistic)}
+
+
+def pair_scores(cosines: np.ndarray, labels: Sequence[int]) -> dict[str, float]:
+    """
+    `accuracy` at the threshold that is best for these pairs (MIPIC,
+    [2604.24374](https://huggingface.co/papers/2604.24374), A.4), and `average_precision`. The accuracy is NaN if all
+    labels are equal.
+    """
+    metrics = require_extra("sklearn.metrics", "evaluation", "Pair classification")
+    false_positive_rate, true_positive_rate, _ = metrics.roc_curve(labels, cosines, drop_intermediate=False)
+    positives = np.mean(np.equal(labels, 1))
+    accuracies = true_positive_rate * positives + (1 - false_positive_rate) * (1 - positives)
+    average_precision = metrics.average_precision_score(labels, cosines)
+    return {"accuracy": float(accuracies.max()), "average_precision": float(average_precision)}
+
+
+def classification_scores(predicted: Sequence[Any], labels: Sequence[Any]) -> dict[str, float]:
+    """`macro_f1`, the unweighted mean over classes, and `accuracy` of labels, which are numbers or names."""
+    metrics = require_extra("sklearn.metrics", "evaluation", "Classification")
+    macro_f1 = metrics.f1_score(labels, predicted, average="macro")
+    return {"macro_f1": float(macro_f1), "accuracy": float(metrics.accuracy_score(labels, predicted))}
+
+
+def ranking_scores(
+    ranked: np.ndarray, relevant: Sequence[Mapping[int, float]], cutoffs: Sequence[int] = (1, 10, 100)
+) -> dict[str, float]:
+    """
+    Metrics of ranked lists, averaged over queries.
+
+    Args:
+        ranked (`np.ndarray` of shape `(queries, k)`): Documents found, best first.
+        relevant (`Sequence[Mapping[int, float]]`): Per query: relevant document -> its grade, above 0.
+        cutoffs (`Sequence[int]`, *optional*, defaults to `(1, 10, 100)`): Values of k for Recall@k; those above the
+            length of the lists are left out.
+
+    Returns:
+        `dict[str, float]`: `recall@k`, the share of the relevant documents among the first k; `mrr@10`, the reciprocal
+        rank of the first relevant document, 0 if it is not among the first 10; `ndcg@10`, with the grades as gains, as
+        in trec_eval; `ndcg_exp@10`, with the gains `2^grade - 1`, as in QAMA's text.
+
+    Raises:
+        ValueError: if a query has no relevant document, which leaves its metrics undefined.
+    """
+    if not all(relevant):
+        raise ValueError("Some queries have no relevant document; leave them out.")
+    lists = zip(ranked.tolist(), relevant, strict=True)
+    found = np.array([[grades.get(row, 0.0) for row in rows] for rows, grades in lists])
+    counts = np.array([len(grades) for grades in relevant])
+    within = {k: (found[:, :k] > 0).sum(axis=1) / counts for k in cutoffs if k <= found.shape[1]}
+    scores = {f"recall@{k}": float(share.mean()) for k, share in within.items()}
+    found = found[:, :10]
+    scores["mrr@10"] = float(((found > 0).any(axis=1) / (1 + (found > 0).argmax(axis=1))).mean())
+    ideal = np.zeros((len(relevant), 10))
+    for row, grades in zip(ideal, relevant, strict=True):
+        best = sorted(grades.values(), reverse=True)[:10]
+        row[: len(best)] = best
+    discount = 1 / np.log2(np.arange(2, 12))
+    for name, gain in (("ndcg@10", np.asarray), ("ndcg_exp@10", lambda grades: np.exp2(grades) - 1)):
+        reached = gain(found) @ discount[: found.shape[1]]
+        scores[name] = float((reached / (gain(ideal) @ discount)).mean())
+    return scores
+
+
+def alignment(first: torch.Tensor, second: torch.Tensor) -> float:
+    """
+    Mean squared distance of positive pairs on the unit sphere, in 0..4 (Wang and Isola,
+    [2005.10242](https://huggingface.co/papers/2005.10242); IBKD, Eq. 12). The embeddings `(pairs, dim)` need not be
+    normalised. Lower is better.
+    """
+    first, second = (nn.functional.normalize(side.double(), dim=1) for side in (first, second))
+    return float((first - second).square().sum(dim=1).mean())
+
+
+def uniformity(vectors: torch.Tensor, scale: float = 2.0) -> float:
+    """
+    `log mean exp(-scale |x - y|^2)` over pairs of different texts on the unit sphere (IBKD, Eq. 13). The embeddings
+    `(texts, dim)`, at least two, need not be normalised. Lower is better.
+    """
+    count, total = len(vectors), 0.0
+    vectors = nn.functional.normalize(vectors.float(), dim=1)
+    for start in range(0, count, ROWS_AT_ONCE):
+        kernel = torch.exp(2 * scale * (vectors[start : start + ROWS_AT_ONCE] @ vectors.T - 1))
+        kernel.diagonal(offset=start).zero_()
+        total += float(kernel.sum(dtype=torch.float64))
+    return float(np.log(total / (count * (count - 1))))
+
+
+def library_metrics(*names: str) -> Callable[[EvalPrediction], dict[str, float]]:
+    """
+    Metrics of the library `evaluate` as `compute_metrics` of a trainer that gives logits. Tokens without a label
+    (-100) are left out.
+
+    Args:
+        names (`str`): Metrics of predicted labels: names on the Hub, such as `"accuracy"`, or files of metrics.
+
+    ```python
+    >>> trainer = MultigranularMLMTrainer(..., compute_metrics=library_metrics("accuracy"))  # doctest: +SKIP
+    ```
+    """
+    import evaluate  # takes a second
+
+    metrics = evaluate.combine(list(names))
+
+    def compute(found: EvalPrediction) -> dict[str, float]:
+        known = found.label_ids != -100
+        return metrics.compute(
+            predictions=np.asarray(found.predictions).argmax(axis=-1)[known], references=found.label_ids[known]
+        )
+
+    return compute

@@ -1,0 +1,170 @@
+"""
+MTEB at every granularity of a grid, with each list of texts encoded once. Needs the extra `mteb`.
+
+```python
+models = mteb_models(encoder)  # granularity -> a model that mteb can run
+for granularity, model in models.items():
+    mteb.evaluate(model, tasks)
+```
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import mteb
+import torch
+from mteb.abstasks import AbsTask
+from mteb.models.abs_encoder import AbsEncoder
+from mteb.models.model_meta import ModelMeta, ScoringFunction
+from mteb.types import OutputDType, PromptType
+
+from ..encode.codes import CODES, FLOAT
+from ..encode.coding import Coder
+from ..encode.columns import Role
+from ..encode.embeddings import GridEmbeddings
+from ..encode.encoder import GridEncoder
+from ..encode.granularity import Granularity
+from ..encode.hashing import fingerprint_of
+from ..encode.states import unwrap_encoder
+from .results import GridResults, Score
+
+
+# Code -> MTEB's name of it. MTEB has no names for the codes of QAMA.
+PRECISIONS = {
+    FLOAT: OutputDType.FLOAT32,
+    "float16": OutputDType.FLOAT16,
+    "int8": OutputDType.INT8,
+    "int4": OutputDType.INT4,
+    "binary": OutputDType.BINARY,
+}
+UNNAMED = "local/encoder"  # what MTEB calls an encoder whose name does not have the form user/model
+
+
+class EncodeOnce:
+    """Embeddings of lists of texts at all granularities of a grid, in memory, or memory-mapped in a folder that later
+    runs reuse. Each list is encoded at its first call, once per role."""
+
+    def __init__(self, encoder: GridEncoder, folder: Path | None = None) -> None:
+        self.encoder = encoder
+        self.seconds = 0.0  # spent on encoding
+        self.texts: set[tuple[Role | None, str]] = set()
+        self._folder = folder
+        self._found: dict[str, GridEmbeddings] = {}
+
+    def __call__(self, texts: Sequence[str], role: Role | None, description: str | None = None) -> GridEmbeddings:
+        """The embeddings of these texts, in this role. A ValueError says that one is not finite."""
+        key = f"{role or 'text'}-{fingerprint_of(texts)}"
+        if key not in self._found:
+            start = time.perf_counter()
+            folder = None if self._folder is None else self._folder / key
+            found = self.encoder.encode(texts, role=role, folder=folder, description=description)
+            self._found[key] = found.require_finite()
+            self.texts.update((role, text) for text in texts)
+            self.seconds += time.perf_counter() - start
+        return self._found[key]
+
+
+class GranularityModel(AbsEncoder):
+    """
+    One granularity of a model as a model for MTEB, from [`mteb_models`]. With a precision, it gives the numbers that
+    an index compares: the stored bytes, decoded. Queries are in float32, or coded as well where vectors are compared
+    by Hamming distance. Ranges of `int8` and `int4` are those of the texts of one call.
+    """
+
+    def __init__(self, encode_once: EncodeOnce, granularity: Granularity, meta: ModelMeta) -> None:
+        self.granularity = granularity
+        self.mteb_model_meta = meta
+        self._encode_once = encode_once
+
+    def encode(self, inputs: Iterable[dict[str, Any]], *, prompt_type: Any = None, **kwargs: Any) -> torch.Tensor:
+        """
+        Embeddings of batches of texts: `(texts, dim)` in float32, normalised if the model does that; of another number
+        of dims for some precisions. Texts that are neither queries nor documents have no prompt, as in MTEB's own
+        wrapper of sentence-transformers; they are stored like documents. Other arguments of MTEB are ignored.
+        """
+        texts = [text for batch in inputs for text in batch["text"]]
+        role: Role | None = None if prompt_type is None else PromptType(prompt_type).value
+        g = self.granularity
+        found = self._encode_once(texts, role, "Encoding the grid" if kwargs.get("show_progress_bar") else None)
+        if g.code == FLOAT:
+            return found.at(g)
+        vectors = found.widest(g.layer)
+        coder = Coder.fit(vectors, g.code, g.dim, self._encode_once.encoder.quantizer)
+        return coder.queries(vectors) if role == "query" else coder.documents(coder.pack(vectors))
+
+
+def model_meta(encoder: GridEncoder, granularity: Granularity, name: str | None = None) -> ModelMeta:
+    """MTEB's metadata of one granularity, with the arguments of [`mteb_models`]. MTEB saves the results of each under
+    its `experiment_kwargs`, which name layer, dim, and a precision other than float32. `output_dtypes` is the
+    precision, if MTEB has a name for it."""
+    g, config = granularity, unwrap_encoder(encoder.model).config
+    similarity, code = ScoringFunction(encoder.similarity), {}
+    if g.code != FLOAT:
+        code = {"code": g.code}
+        # An index of decoded documents, which differ a little in length, compares by dot product.
+        as_cosine = g.code == "binary" or CODES[g.code].learned
+        similarity = ScoringFunction.COSINE if as_cosine else ScoringFunction.DOT_PRODUCT
+    described = {
+        "name": name or config.name_or_path,
+        "revision": getattr(config, "_commit_hash", None) or "no_revision",
+        "max_tokens": max(encoder.max_length_of(role) for role in ("query", "document")),
+        "embed_dim": g.dim,
+        "framework": ["PyTorch", "Transformers"],
+        "similarity_fn_name": similarity,
+        "use_instructions": bool(encoder.prompts),
+        "experiment_kwargs": {"output_layer": g.layer, "output_dim": g.dim} | code,
+        "output_dtypes": PRECISIONS.get(g.code),
+    }
+    return ModelMeta.model_validate({**ModelMeta.create_empty().model_dump(), **described})
+
+
+def mteb_models(
+    encoder: GridEncoder, *, name: str | None = None, folder: Path | None = None
+) -> dict[Granularity, GranularityModel]:
+    """
+    One MTEB model per granularity of a grid. Together they encode each list of texts once per role.
+
+    Args:
+        encoder ([`GridEncoder`]): Encoder and grid.
+        name (`str`, *optional*): Name of the form `user/model`; `None` takes it from the model's config.
+        folder (`Path`, *optional*): Folder for embeddings; see [`EncodeOnce`].
+
+    Returns:
+        `dict[Granularity, GranularityModel]`
+    """
+    encode_once = EncodeOnce(encoder, folder)
+    return {g: GranularityModel(encode_once, g, model_meta(encoder, g, name)) for g in encoder.grid}
+
+
+def score_mteb(
+    encoder: GridEncoder, task: AbsTask, results: GridResults, folder: Path | None = None, verbose: bool = False
+) -> float:
+    """Run a task of MTEB by MTEB's own protocol at every granularity of a grid, and add its scores to the results.
+    Returns the seconds that were spent on encoding."""
+    name, encode_once = task.metadata.name, EncodeOnce(encoder, folder)
+    task_type = "mteb_" + re.sub(r"(?<=[a-z])(?=[A-Z])", "_", task.metadata.type).lower()
+    for g in encoder.grid:
+        # Some tasks draw texts as they run: each granularity gets the draws of a new task.
+        fresh = copy.copy(task)
+        fresh.rng_state, fresh.np_rng = copy.deepcopy((task.rng_state, task.np_rng))
+        model: Any = GranularityModel(encode_once, g, model_meta(encoder, g, UNNAMED))
+        found = mteb.evaluate(
+            model,
+            fresh,
+            co2_tracker=False,
+            encode_kwargs={"batch_size": encoder.batch_size, "show_progress_bar": verbose},
+            cache=None,
+            show_progress_bar=False,
+        )
+        (result,) = found.task_results
+        metric = task.metadata.main_score
+        value = float(result.get_score())
+        results.add(Score(name, task_type, "+".join(result.scores), metric, True, str(g), value))
+    results.texts[name] = {"texts": len(encode_once.texts)}
+    return encode_once.seconds

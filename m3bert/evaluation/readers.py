@@ -1,0 +1,193 @@
+"""Read the data of a task from local files, or from the Hub if there are none."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..trainers.data.files import reading
+from ..trainers.data.hub_data import load_hub
+from ..trainers.data.stdlib_docs import split_by_module, stdlib_pairs
+from .evaluators import STS, BitextMining, Classification, Evaluator, Geometry, PairClassification, Retrieval
+from .tasks import HubData, Task
+
+
+logger = logging.getLogger(__name__)
+Rows = list[dict[str, Any]]
+Read = Callable[[str], Rows]  # name of a split, or of a part of a collection -> its rows
+ALIKE = 4.0  # lowest score of a positive pair, among the scores 0..5 of STS-B
+
+
+def load_task(task: Task, data: Path | None = None) -> Evaluator:
+    """
+    Read the texts and gold labels of a task from local files, or from the Hub if there are none.
+
+    Args:
+        task ([`Task`]): Task to read.
+        data (`Path`, *optional*): Folder of local data sets; `None` reads from the Hub.
+
+    Returns:
+        [`Evaluator`]
+
+    Raises:
+        ValueError: if the data is not found. The message names the task and the places that were searched.
+    """
+    try:
+        return READERS[task.task_type](task, partial(read_part, task, data))
+    except ValueError as error:
+        raise ValueError(f"Task {task.name!r}: {error}") from error
+
+
+def read_part(task: Task, data: Path | None, part: str) -> Rows:
+    """
+    Read the rows of a split, or of a part of a collection.
+
+    Raises:
+        ValueError: if they are not found. The message names the places that were searched.
+    """
+    if task.read is not None:
+        return task.read(part)
+    if task.builtin:
+        return stdlib_rows(part)
+    file = Path(data or "M3BERT_DATA", task.folder or task.name, f"{part}.{'tsv' if part == 'qrels' else 'jsonl'}.gz")
+    if data is not None and file.is_file():
+        return _relabel(read_rows(file), task.labels)
+    if task.hub is None:
+        raise ValueError(f"there is no {part!r}: {file} does not exist, and the Hub has no such data set.")
+    try:
+        return download(task, part, task.hub)
+    except OSError as error:  # offline, or the data set does not exist
+        raise ValueError(f"there is no {part!r}: {file} does not exist, and {error}") from error
+
+
+def download(task: Task, part: str, hub: HubData) -> Rows:
+    """Read the rows of a split, or of a part of a collection, from the Hub."""
+    config, split = hub.config, part
+    if task.task_type == "retrieval":
+        config, split = (config or "default", "test") if part == "qrels" else (part, part)
+    dataset = load_hub(hub.path, config, split=hub.splits.get(part, split))
+    theirs = {ours: name for ours, name in hub.columns.items() if name in dataset.column_names}
+    dataset = dataset.rename_columns({name: ours for ours, name in theirs.items()})
+    return _relabel(dataset.to_list(), hub.labels)
+
+
+def stdlib_rows(part: str) -> Rows:
+    """A part of the collection `stdlib`: the test split of the documentation of Python's standard library."""
+    _, pairs = split_by_module(stdlib_pairs())
+    if part == "qrels":
+        return [{"query-id": row, "corpus-id": row, "score": 1} for row in range(len(pairs))]
+    return [{"id": row, "text": pair.summary if part == "queries" else pair.body} for row, pair in enumerate(pairs)]
+
+
+def read_rows(file: Path) -> Rows:
+    """
+    Rows of a JSON Lines file, or of a TSV file with a header, whose values are texts; plain or gzipped.
+
+    Raises:
+        ValueError: if the file cannot be read. The message names it.
+    """
+    opened: Any = gzip.open if file.suffix == ".gz" else open
+    with reading(str(file)), opened(file, "rt", encoding="utf-8") as lines:
+        if ".tsv" in file.suffixes:
+            return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return [json.loads(line) for line in lines if line.strip()]
+
+
+def first_of(members: Iterable[object]) -> str:
+    """The first three different members of a list, for a message."""
+    different = [str(member) for member in dict.fromkeys(members)]
+    return ", ".join([*different[:3], *(["..."] if len(different) > 3 else [])])
+
+
+def _relabel(rows: Rows, labels: Mapping[Any, int]) -> Rows:
+    if not labels:
+        return rows
+    return [{**row, "label": labels[row["label"]]} for row in rows if row["label"] in labels]
+
+
+def _pairs(task: Task, read: Read) -> tuple[Rows, dict[str, list[str]]]:
+    """Rows of all splits, and the sentences of both columns."""
+    rows = [row for split in task.splits for row in read(split)]
+    return rows, {side: [row[side] for row in rows] for side in ("sentence1", "sentence2")}
+
+
+def _read_sts(task: Task, read: Read) -> STS:
+    rows, texts = _pairs(task, read)
+    return STS(texts, [row["score"] for row in rows])
+
+
+def _read_pair_classification(task: Task, read: Read) -> PairClassification:
+    rows, texts = _pairs(task, read)
+    return PairClassification(texts, [row["label"] for row in rows])
+
+
+def _read_geometry(task: Task, read: Read) -> Geometry:
+    rows, texts = _pairs(task, read)
+    return Geometry(texts, [index for index, row in enumerate(rows) if row["score"] >= ALIKE])
+
+
+def _read_bitext(task: Task, read: Read) -> BitextMining:
+    return BitextMining(_pairs(task, read)[1])
+
+
+def _read_classification(task: Task, read: Read) -> Classification:
+    train, test = read(task.train_split), [row for split in task.splits for row in read(split)]
+    return Classification(
+        {"train": [row["text"] for row in train], "test": [row["text"] for row in test]},
+        [row["label"] for row in train],
+        [row["label"] for row in test],
+    )
+
+
+def _read_retrieval(task: Task, read: Read) -> Retrieval:
+    """
+    Queries without a relevant document are left out. A document is its title followed by its text. Judgements of
+    documents or queries that are not there are counted in a warning. Without a score, a judgement says "relevant".
+    """
+    corpus, queries, qrels = (read(part) for part in ("corpus", "queries", "qrels"))
+    position = {str(row["id"]): index for index, row in enumerate(corpus)}
+    known = {str(row["id"]) for row in queries}
+    relevant: dict[str, dict[int, float]] = {}
+    unknown: dict[str, list[str]] = {"documents": [], "queries": []}
+    for row in qrels:
+        query, document = str(row["query-id"]), str(row["corpus-id"])
+        if document not in position:
+            unknown["documents"].append(document)
+        if query not in known:
+            unknown["queries"].append(query)
+        if document in position and query in known and (grade := float(row.get("score", 1))) > 0:
+            relevant.setdefault(query, {})[position[document]] = grade
+    for what, ids in unknown.items():
+        if ids:
+            named = f"{len(ids)} of {len(qrels)} qrels name unknown {what} ({first_of(ids)})"
+            logger.warning(f"Task {task.name!r}: {named}; they are left out.")
+    if not relevant:
+        raise ValueError("no query has a relevant document.")
+    if deep := [k for k in task.recall if k > len(corpus)]:
+        named = ", ".join(f"recall@{k}" for k in deep)
+        logger.warning(f"Task {task.name!r}: {named} is left out: the collection has {len(corpus)} documents.")
+    asked = [row for row in queries if str(row["id"]) in relevant]
+    return Retrieval(
+        {
+            "queries": [row["text"] or "" for row in asked],
+            "documents": [f"{row.get('title') or ''} {row['text'] or ''}".strip() for row in corpus],
+        },
+        [relevant[str(row["id"])] for row in asked],
+        task.recall,
+    )
+
+
+READERS: dict[str, Callable[[Task, Read], Evaluator]] = {
+    "sts": _read_sts,
+    "pair_classification": _read_pair_classification,
+    "geometry": _read_geometry,
+    "bitext": _read_bitext,
+    "classification": _read_classification,
+    "retrieval": _read_retrieval,
+}

@@ -1,0 +1,432 @@
+"""The results of an evaluation, saved as one versioned JSON file."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any, TypeVar
+
+from ..encode.codes import FLOAT, bytes_per_vector
+from ..encode.durable import replace_text
+from ..encode.granularity import Granularity, Grid
+from ..encode.typed import read_object, typed
+
+
+SCHEMA_VERSION = 7
+# What a shortlist is scored again by; "codes" are those that found it, compared with a float query.
+RESCORERS = ("codes", "int8", FLOAT)
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Score:
+    """
+    The value of one metric on one task at one granularity.
+
+    Args:
+        task (`str`): Name of the task.
+        task_type (`str`): Type of the task: `sts`, `retrieval`, ... Tasks of MTEB, scored by MTEB, have types of their
+            own: `mteb_sts`, `mteb_retrieval`, ...
+        split (`str`): Split that was scored.
+        metric (`str`): Name of the metric.
+        main (`bool`): Whether this is the main metric of the task type.
+        granularity (`str`): Granularity as text, such as `4x64` or `4x64@int8`.
+        value (`float`): Value. Correlations are in -1..1, shares in 0..1.
+    """
+
+    task: str
+    task_type: str
+    split: str
+    metric: str
+    main: bool
+    granularity: str
+    value: float
+
+
+@dataclass(frozen=True)
+class TwoStageSearch:
+    """
+    A measured two-stage search over prefixes of one layer's vectors.
+
+    Args:
+        task (`str`): Name of the retrieval task.
+        documents (`int`): Number of documents in its collection.
+        layer (`int`): Layer of the vectors.
+        first_dim (`int`): Dim of the first stage, which finds the shortlist.
+        second_dim (`int`): Dim of the second stage, which reranks the shortlist.
+        shortlist (`int`): Length of the shortlist.
+        products_share (`float`): Multiplications, as a share of an exact search at `second_dim`.
+        metric (`str`): Name of the metric.
+        value (`float`): Value of the metric.
+    """
+
+    task: str
+    documents: int
+    layer: int
+    first_dim: int
+    second_dim: int
+    shortlist: int
+    products_share: float
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class RescoredSearch:
+    """
+    A measured search in a precision whose shortlist is rescored with a float query. Fields that are not listed are
+    those of [`TwoStageSearch`].
+
+    Args:
+        dim (`int`): Dim of the codes and of what rescores.
+        code (`str`): Precision that finds the shortlist.
+        rescore (`str`): What rescores it: `"codes"`, the same codes, or vectors that are kept beside them in
+            `"int8"` or `"float32"`.
+    """
+
+    task: str
+    documents: int
+    layer: int
+    dim: int
+    code: str
+    rescore: str
+    shortlist: int
+    metric: str
+    value: float
+
+    @property
+    def granularity(self) -> Granularity:
+        """Granularity of the codes."""
+        return Granularity(self.layer, self.dim, self.code)
+
+
+def rescored_bytes(granularity: Granularity, rescore: str) -> int:
+    """Bytes per vector of codes and of what is kept beside them to rescore a shortlist."""
+    beside = 0 if rescore == "codes" else bytes_per_vector(rescore, granularity.dim)
+    return bytes_per_vector(granularity.code, granularity.dim) + beside
+
+
+@dataclass(frozen=True)
+class AsymmetricSearch:
+    """
+    A measured exact search whose queries and documents are embedded at different layers. Fields that are not listed
+    are those of [`TwoStageSearch`].
+
+    Args:
+        query_layer (`int`): Layer of the query vectors.
+        document_layer (`int`): Layer of the document vectors.
+        dim (`int`): Dim of both.
+    """
+
+    task: str
+    documents: int
+    query_layer: int
+    document_layer: int
+    dim: int
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class HybridSearch:
+    """
+    A measured search with BM25 beside exact search by embeddings. Fields that are not listed are those of
+    [`TwoStageSearch`].
+
+    Args:
+        query_layer (`int`, *optional*): Layer of the query vectors; `None` is BM25 alone.
+        document_layer (`int`, *optional*): Layer of the document vectors.
+        dim (`int`, *optional*): Dim of both.
+        fusion (`str`, *optional*): `"scores"` or `"ranks"`; see [`fuse_scores`] and [`fuse_ranks`].
+    """
+
+    task: str
+    documents: int
+    query_layer: int | None
+    document_layer: int | None
+    dim: int | None
+    fusion: str | None
+    metric: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Latency:
+    """
+    Latency of one query in milliseconds, measured on the machine of the run.
+
+    Args:
+        encode_ms (`dict[str, float]`): Layer -> time to encode one query in torch, with early exit if the encoder has
+            it.
+        search_ms (`dict[str, float]`): Dim, with a precision other than float32 (`64@int8`) -> time of one exact
+            search among `documents`.
+        rerank_ms (`dict[str, dict[str, float]]`): Dim, with a precision as above -> length of the shortlist -> time to
+            rerank it, decoded.
+        documents (`int`): Number of documents in the measured search. The time of an exact search is linear in it.
+        encoder (`str`): Model type of the encoder.
+        threads (`int`): Number of threads for encoding and search.
+        engine (`str`, *optional*, defaults to `"faiss"`): Library that searched: `"faiss"` or `"torch"`.
+        quantile (`float`, *optional*, defaults to 0.5): Which quantile of the measured times each value is.
+        engine_ms (`dict[str, dict[str, float]]`, *optional*): Runtime besides torch (`"ONNX int8"`) -> layer -> time
+            to encode one query, with as many threads.
+    """
+
+    encode_ms: dict[str, float]
+    search_ms: dict[str, float]
+    rerank_ms: dict[str, dict[str, float]]
+    documents: int
+    encoder: str
+    threads: int
+    engine: str = "faiss"
+    quantile: float = 0.5
+    engine_ms: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    @property
+    def statistic(self) -> str:
+        """The quantile in words, for tables and cards."""
+        if self.quantile == 0.5:
+            return "the median of its measurements"
+        return (
+            f"the {100 * self.quantile:g}th percentile of its measurements, because other work on the machine can "
+            "only add time"
+        )
+
+    def encode_ms_by_engine(self, layer: int) -> dict[str, float]:
+        """Runtime -> milliseconds to encode one query at a layer: torch, and the other runtimes measured at it."""
+        others = {engine: times[str(layer)] for engine, times in self.engine_ms.items() if str(layer) in times}
+        return {"torch": self.encode_ms[str(layer)], **others}
+
+    def of(
+        self,
+        granularity: Granularity,
+        documents: int | None = None,
+        *,
+        first_dim: int | None = None,
+        rescore: str = "codes",
+        shortlist: int | None = None,
+    ) -> float:
+        """
+        Milliseconds per query for encoding and search.
+
+        Args:
+            granularity ([`Granularity`]): Granularity of the vectors.
+            documents (`int`, *optional*): Number of documents. Default: as many as measured.
+            first_dim (`int`, *optional*): Dim of the first stage of a two-stage search. Default: that of the vectors.
+            rescore (`str`, *optional*, defaults to `"codes"`): What rescores the shortlist, see [`RescoredSearch`].
+            shortlist (`int`, *optional*): Length of the shortlist; `None` is an exact search.
+
+        Returns:
+            `float`: infinite if a part was not measured. Times of a precision are not guessed.
+        """
+        encode = self.encode_ms.get(str(granularity.layer), float("inf"))
+        search = self.search_ms.get(str(first_dim) if first_dim else _stored_as(granularity), float("inf"))
+        if documents is not None:
+            search *= documents / self.documents
+        if shortlist is None:
+            return encode + search
+        again = granularity if rescore == "codes" else replace(granularity, code=rescore)
+        return encode + search + self.rerank_ms.get(_stored_as(again), {}).get(str(shortlist), float("inf"))
+
+
+def _stored_as(granularity: Granularity) -> str:
+    """Dim and precision as text, which is the key of a [`Latency`]: `64`, or `64@int8`."""
+    return str(granularity).partition("x")[2]
+
+
+@dataclass
+class GridResults:
+    """
+    The evaluation of one model over a grid.
+
+    Args:
+        model (`str`): Hub id or folder of the model.
+        revision (`str`, *optional*): Commit on the Hub; `None` for a local model.
+        grid (`str`): Granularities as text.
+        seed (`int`): Seed of the run.
+        date (`str`): Date of the run, ISO 8601.
+        machine (`str`): Processor type, number of cores and number of GPUs.
+        versions (`dict[str, str]`): Package -> version.
+        settings (`dict`): Settings of the encoder: pooling, maximum lengths, batch size, prompts, type of
+            the computation, attention, device. `own_data` is where the data of your own tasks is from: task -> Hub id,
+            or name of the file or folder. `mteb` is what tasks of MTEB are: task -> `type`, and `dataset` and
+            `revision` on the Hub. `quantizer` is the fingerprint of the quantizer, if a precision needed it.
+        scores (`list[Score]`, *optional*): All scores.
+        seconds (`dict[str, dict[str, float]]`, *optional*): Task -> seconds for encoding (`encode`) and scoring
+            (`score`).
+        two_stage_searches (`list[TwoStageSearch]`, *optional*): Measured two-stage searches.
+        asymmetric_searches (`list[AsymmetricSearch]`, *optional*): Measured searches with queries and documents at
+            different layers.
+        variances (`dict[str, dict[str, list[float]]]`, *optional*): Task -> layer -> variance of each dim over texts.
+        latency ([`Latency`], *optional*): Latency; `None` if it was not measured.
+        weights (`str`, *optional*): Fingerprint of the scored weights ([`GridEncoder.weights_fingerprint`]).
+        rescored_searches (`list[RescoredSearch]`, *optional*): Measured searches in a precision, with a shortlist that
+            is rescored.
+        hybrid_searches (`list[HybridSearch]`, *optional*): Measured searches with BM25 beside embeddings.
+        texts (`dict[str, dict[str, int]]`, *optional*): Task -> name of a list of its texts (`queries`, `documents`,
+            `sentence1`, ...) -> number of texts.
+        schema_version (`int`, *optional*): Version of this schema.
+    """
+
+    model: str
+    revision: str | None
+    grid: str
+    seed: int
+    date: str
+    machine: str
+    versions: dict[str, str]
+    settings: dict[str, Any]
+    scores: list[Score] = field(default_factory=list)
+    seconds: dict[str, dict[str, float]] = field(default_factory=dict)
+    two_stage_searches: list[TwoStageSearch] = field(default_factory=list)
+    asymmetric_searches: list[AsymmetricSearch] = field(default_factory=list)
+    variances: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    latency: Latency | None = None
+    weights: str | None = None
+    rescored_searches: list[RescoredSearch] = field(default_factory=list)
+    hybrid_searches: list[HybridSearch] = field(default_factory=list)
+    texts: dict[str, dict[str, int]] = field(default_factory=dict)
+    schema_version: int = SCHEMA_VERSION
+
+    def save(self, file: Path) -> None:
+        """Write the results to a JSON file."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_text(file, json.dumps(asdict(self), indent=1) + "\n")
+
+    @classmethod
+    def load(cls, file: Path) -> GridResults:
+        """
+        Read results from a JSON file.
+
+        Raises:
+            ValueError: if the file is not JSON, has another schema version, or a field is missing or of another form.
+        """
+        content = read_object(file)
+        if (found := content.get("schema_version")) != SCHEMA_VERSION:
+            raise ValueError(f"{file} has schema version {found}; this version of m3bert reads {SCHEMA_VERSION}.")
+        try:
+            results: GridResults = typed(cls, content)
+            for text in {results.grid, *(score.granularity for score in results.scores)}:
+                Grid.parse(text)
+        except ValueError as error:
+            raise ValueError(f"{file} is not a results file: {error}") from error
+        named = {*results.variances, *(name for score in results.scores for name in (score.task, score.task_type))}
+        if outside := [name for name in named if re.search(r"^\.|[/\\\0]", name)]:
+            raise ValueError(f"{file} has the task {outside[0]!r}, which cannot be a part of the name of a figure.")
+        return results
+
+    def add(self, score: Score) -> None:
+        """Add a score. A ValueError says that its metric is not defined."""
+        if not math.isfinite(score.value):
+            where = f"{score.metric} is not defined at {score.granularity}"
+            raise ValueError(f"{where}: its embeddings or gold labels may all be equal.")
+        self.scores.append(score)
+
+    @property
+    def granularities(self) -> Grid:
+        """The grid of the evaluation."""
+        return Grid.parse(self.grid)
+
+    def within(self, size: Granularity, lost_layers: Collection[int] = ()) -> GridResults:
+        """
+        The results of the granularities within `size`: its layer and below, its dim and fewer. They also hold for a
+        model that is truncated to `size`, but not for `lost_layers`, whose exits such a model lacks.
+
+        Raises:
+            ValueError: if no granularity within `size` was scored.
+        """
+
+        def kept(layer: int) -> bool:
+            return layer <= size.layer and layer not in lost_layers
+
+        members = [g for g in self.granularities if kept(g.layer) and g.dim <= size.dim]
+        if not members:
+            raise ValueError(f"Nothing within {size} was scored; scored: {self.grid}.")
+        variances = {
+            task: {layer: values[: size.dim] for layer, values in spectra.items() if kept(int(layer))}
+            for task, spectra in self.variances.items()
+        }
+        return replace(self.only(members), variances=variances)
+
+    def only(self, members: Iterable[Granularity]) -> GridResults:
+        """The results of some granularities, and of the searches that use no other. Variances stay as they are."""
+        grid = Grid(tuple(members))
+        names = {str(g) for g in grid}
+
+        def known(search: AsymmetricSearch | HybridSearch) -> bool:
+            return {f"{layer}x{search.dim}" for layer in (search.query_layer, search.document_layer)} <= names
+
+        hybrid = [search for search in self.hybrid_searches if search.query_layer is None or known(search)]
+        two_stage = [each for each in self.two_stage_searches if f"{each.layer}x{each.second_dim}" in names]
+        return replace(
+            self,
+            grid=str(grid),
+            scores=[score for score in self.scores if score.granularity in names],
+            two_stage_searches=two_stage,
+            rescored_searches=[search for search in self.rescored_searches if str(search.granularity) in names],
+            asymmetric_searches=[search for search in self.asymmetric_searches if known(search)],
+            hybrid_searches=hybrid,
+        )
+
+    def tasks(self, task_type: str | None = None) -> list[str]:
+        """Scored tasks of one task type, or of all types, in the order of the run."""
+        return list(dict.fromkeys(score.task for score in self.scores if task_type in (None, score.task_type)))
+
+    def task_types(self) -> list[str]:
+        """Scored task types, in the order of the run."""
+        return list(dict.fromkeys(score.task_type for score in self.scores))
+
+    def judged_task_types(self) -> list[str]:
+        """Scored task types whose main metric measures quality (higher is better): all except geometry."""
+        return [task_type for task_type in self.task_types() if task_type != "geometry"]
+
+    def main_metric(self, task_type: str) -> str:
+        """The main metric of a task type; of a type of MTEB, those of its tasks."""
+        metrics = (score.metric for score in self.scores if score.task_type == task_type and score.main)
+        return ", ".join(dict.fromkeys(metrics))
+
+    def quality(self, tasks: Iterable[str]) -> dict[Granularity, float]:
+        """
+        Mean of the main metrics of several tasks, per granularity.
+
+        Raises:
+            ValueError: if there are no tasks, or a task was not scored.
+        """
+        tasks = list(tasks)
+        unknown = [task for task in tasks if task not in self.tasks()]
+        if unknown or not tasks:
+            raise ValueError(f"No scores of {', '.join(unknown) or 'any task'}; scored: {', '.join(self.tasks())}.")
+        values = {(score.task, score.granularity): score.value for score in self.scores if score.main}
+        return {g: mean(values[task, str(g)] for task in tasks) for g in self.granularities}
+
+    def asymmetric_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, int], float]:
+        """Granularity of the documents and layer of the queries -> mean of the main metrics over several tasks. Only
+        pairs that were measured on every task are in it: none if a task is not a retrieval task."""
+        measured = (
+            (search.task, (Granularity(search.document_layer, search.dim), search.query_layer), search.value)
+            for search in self.asymmetric_searches
+        )
+        return _means(measured, set(tasks))
+
+    def rescored_quality(self, tasks: Iterable[str]) -> dict[tuple[Granularity, str, int], float]:
+        """Granularity of the codes, what rescores, and length of the shortlist -> mean of the main metrics over
+        several tasks. Only searches that were measured on every task are in it."""
+        measured = (
+            (search.task, (search.granularity, search.rescore, search.shortlist), search.value)
+            for search in self.rescored_searches
+        )
+        return _means(measured, set(tasks))
+
+
+def _means(measured: Iterable[tuple[str, Key, float]], tasks: set[str]) -> dict[Key, float]:
+    """Mean of the values of each key, for keys with a value of every task."""
+    values: dict[Key, dict[str, float]] = {}
+    for task, key, value in measured:
+        if task in tasks:
+            values.setdefault(key, {})[task] = value
+    return {key: mean(found.values()) for key, found in values.items() if found.keys() == tasks}

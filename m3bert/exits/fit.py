@@ -1,0 +1,265 @@
+"""
+Depths in closed form: one ridge regression per depth, from its pooled hidden state to the embedding of the last layer,
+a table with one row per token of the vocabulary that they read beside it, and paths that skip layers.
+
+Every depth of the encoder then embeds into the same space, without any training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from ..encode.projection import Projection
+from ..encode.states import Pooling, check_pooling, longest_text
+from ..encode.tokenized_texts import TokenizedTexts
+from ..modeling import EmbeddingSettings
+from ..modeling.modeling_elastic import Elasticity, make_elastic
+from ..trainers.data.teacher import TeacherEmbeddings
+from .passes import RawStates, TextPasses, token_features
+from .paths import PathFit, default_path, fit_path
+from .ridge import weight_and_bias
+from .sums import ExitMaps, LayerFit
+from .token_features import check_tokenizer
+
+
+BASES = ("last_layer", "principal")
+REFIT_TEXTS = 2500  # for the refit of a path: about 200,000 tokens
+Sources = Mapping[str, Iterable[str]]
+
+
+@dataclass(frozen=True)
+class ExitFit:
+    """
+    Record of the fit of a model's depths, which is saved in its config under `elastic`.
+
+    Args:
+        layers (`dict[int, LayerFit]`): Layer -> its fit, for layers below the last.
+        state_only (`dict[int, LayerFit]`): Layer -> the fit of the map that reads the hidden state without the static
+            table, for layers that have both.
+        pooling (`str`): Pooling of the hidden states of tokens.
+        basis (`str`): `"last_layer"` or `"principal"`.
+        target (`str`): What the exits predict: `"last layer"`, or the name of a teacher.
+        dim (`int`): Dims of the target's space, at most the model's hidden size.
+        texts (`int`): Number of texts, without empty ones.
+        sources (`dict[str, int]`): Source -> its number of texts.
+        fingerprint (`str`): Digest of the texts in their order.
+        max_length (`int`): Maximum length of a text in tokens.
+        prompts (`list[str]`): Prompts that were put before the texts in turn.
+        features (`int`): Number of features of a token that the static table was fitted from; 0 without a table. With
+            fewer texts than features, a fit relies on its penalty.
+        paths (`dict[int, PathFit]`): Depth -> the fit of its path. `layers` has that of its exit.
+    """
+
+    layers: Mapping[int, LayerFit]
+    state_only: Mapping[int, LayerFit]
+    pooling: Pooling
+    basis: str
+    target: str
+    dim: int
+    texts: int
+    sources: Mapping[str, int]
+    fingerprint: str
+    max_length: int
+    prompts: Sequence[str]
+    features: int
+    paths: Mapping[int, PathFit]
+
+    def record(self) -> dict[str, Any]:
+        """The fit as JSON values, with four digits of each number."""
+        return json.loads(json.dumps(asdict(self)), parse_float=lambda text: float(f"{float(text):.4g}"))
+
+
+@torch.no_grad()
+def fit_exits(
+    model: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: Iterable[str] | Sources,
+    *,
+    layers: Sequence[int] | None = None,
+    paths: Mapping[int, Sequence[int]] | None = None,
+    pooling: Pooling | None = None,
+    static: bool = True,
+    basis: str = "last_layer",
+    projection: Projection | None = None,
+    teacher: TeacherEmbeddings | None = None,
+    teacher_name: str = "teacher",
+    max_length: int | None = None,
+    prompts: Sequence[str] | None = None,
+    batch_size: int = 64,
+    compute_dtype: torch.dtype | None = None,
+    cache_dir: str | Path | None = None,
+    description: str | None = None,
+) -> ExitFit:
+    """
+    Fit the depths of an encoder in closed form and put them into it; it becomes elastic. Earlier depths are replaced.
+    Memory does not grow with the number of texts, and all ranks share the work.
+
+    1. The texts are tokenised once, and the share p_t of each token t is counted.
+    2. Each token of the vocabulary is encoded as a text of its own: s_t. With its input embedding e_t, both also
+       weighted by a / (a + p_t), it has the features phi_t.
+    3. The texts are encoded once.
+    4. Depth 0: a ridge regression from the mean of phi over a text's tokens to its L2-normalised embedding at the
+       last layer. It gives the static table T, one row per token: depth 0 of a text is the mean of its tokens' rows.
+    5. Depth l: a ridge regression from [pooled hidden state of l, mean of T] to the same target; beside it, one from
+       the hidden state alone, which a native export uses.
+    6. A path: the layers before its gaps are refitted on the tokens of 2,500 texts ([`fit_path`]). 5,000 texts are
+       then encoded through the paths, for their exits as in 5.
+
+    The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
+    texts; the final fit uses all texts. Predictions are scaled to the variances of the target
+    ([`Regression.match_variances`]).
+
+    Args:
+        model ([`~transformers.PreTrainedModel`]): The encoder, whole or with a head. It is changed in place.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Tokenizer of the model.
+        texts (`Iterable[str]` or `Mapping[str, Iterable[str]]`): Unlabelled texts, or several sources of texts by
+            name. Empty texts are skipped. Queries should be among them if the model is to embed queries.
+        layers (`Sequence[int]`, *optional*): Depths that run the first layers, below the last. With a static table,
+            depth 0 is always among them. Default: none if there are `paths`, else all of them.
+        paths (`Mapping[int, Sequence[int]]`, *optional*): Depth -> its layers, counted from 1, the last of which is
+            the model's. [`default_paths`] makes some.
+        pooling (`str`, *optional*): `"mean"`, `"cls"` or `"lasttoken"`. Default: as the model was published, else the
+            mean.
+        static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
+            tokenizer, and a pass over its vocabulary.
+        basis (`str`, *optional*, defaults to `"last_layer"`): Basis of the common space. `"last_layer"` leaves the
+            last layer as it is. `"principal"` rotates it to the principal components of its embeddings; full-size
+            cosines do not change, and the rotation is stored as the exit of the last layer.
+        projection ([`Projection`], *optional*): Projection of the last layer that the model was published with. In an
+            m3BERT it becomes the exit of the last layer. In any other encoder it stays what it is, and the exits map
+            into the space in front of it.
+        teacher ([`TeacherEmbeddings`], *optional*): Embeddings of the texts by another encoder, to predict in place of
+            the last layer's; the last layer gets an exit, too. Embeddings wider than the model are reduced to their
+            principal components.
+        teacher_name (`str`, *optional*, defaults to `"teacher"`): Name of the teacher, for the record.
+        max_length (`int`, *optional*): Maximum length of a text in tokens. Default: as the model was published, else
+            its limit.
+        prompts (`Sequence[str]`, *optional*): Prompts that are put before the texts in turn, for encoders that were
+            trained with prompts. Default: those that the model was published with, else none.
+        batch_size (`int`, *optional*, defaults to 64): Number of texts of 128 tokens to encode at a time: more shorter
+            texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
+        compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products: `torch.bfloat16` or
+            `torch.float16` (mixed precision). Default: the type of the weights. The fit itself is in float64.
+        cache_dir (`str` or `Path`, *optional*): Folder that keeps the embeddings of the vocabulary's tokens, for the
+            next fit. Default: they are not kept.
+        description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
+
+    Returns:
+        [`ExitFit`]
+
+    Raises:
+        ValueError: if the encoder cannot skip layers, a depth is outside it, the tokenizer is not the model's or
+            cannot give a static table, there are fewer texts than dims, or a hidden state is not finite (the message
+            names the layer and a text, or the token).
+    """
+    encoder = model.base_model
+    config, training = encoder.config, encoder.training
+    settings = EmbeddingSettings.of(encoder) or EmbeddingSettings()
+    pooling = pooling or settings.pooling
+    if prompts is None:
+        prompts = list(dict.fromkeys(settings.prompts.values())) or [""]
+    check_pooling(pooling)
+    if basis not in BASES:
+        raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
+    if teacher is not None:
+        projection = None
+    elif projection is None:
+        projection = Projection.of(settings.projection)
+    depth, width = config.num_hidden_layers, config.hidden_size
+    routes = {length: list(its) for length, its in sorted((paths or {}).items())}
+    if layers is None:
+        layers = [] if routes else range(1, depth)
+    layers = sorted({*layers, *([0] if static else [])} - {*routes, depth})
+    Elasticity(routes, layers, [0] if static else []).validate(config)
+    if static:
+        check_tokenizer(tokenizer, config.vocab_size)
+    max_length = max_length or longest_text(config, tokenizer, settings.max_length)
+    stays = projection is not None and config.model_type != "m3bert"
+    if stays and basis != "last_layer":
+        raise ValueError("The projection of the model stays as it is, so its last layer cannot be rotated.")
+
+    sources = texts if isinstance(texts, Mapping) else {"texts": texts}
+    tokenized = TokenizedTexts(sources, tokenizer, max_length, prompts)
+    if len(tokenized) < width:
+        raise ValueError(
+            f"{len(tokenized)} texts are too few to fit exits of {width} dims: {width} texts are the minimum, and "
+            f"{20 * width} or more are better."
+        )
+    make_elastic(model)
+    kept = encoder.elastic, config.elastic if hasattr(config, "elastic") else None
+    try:
+        encoder.eval()
+        encoder.set_depths()
+        raw = RawStates(encoder, tokenizer, pooling, batch_size, compute_dtype)
+        tokens = None
+        if static:
+            tokens = token_features(raw, tokenized, prompts, cache_dir, progress=description is not None)
+        passes = TextPasses(raw, tokenized, tokens, description)
+        sums, targets = passes.sums(layers, projection, teacher, has_paths=bool(routes))
+        maps = ExitMaps(sums, basis, config, projection if stays else None)
+        maps.add(sums)
+        fitted = {}
+        if routes:
+            sampled = [group[passes.sampling(REFIT_TEXTS)] for group in tokenized]
+            fitted = {depth: fit_path(raw, sampled, its) for depth, its in routes.items()}
+            with_tensors = {its: (routes[its], tensors) for its, (_, tensors) in fitted.items()}
+            encoder.set_depths(paths=with_tensors)
+            maps.add(passes.path_sums([*routes], targets))
+
+        exits = {layer: its.affine for layer, its in maps.state_only.items()}
+        if teacher is None and not stays and (basis != "last_layer" or projection is not None):
+            last = torch.eye(width).to(maps.to_space) if projection is None else projection.weight.to(maps.to_space)
+            exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ maps.to_space
+        read = ({} if maps.table is None else {0: maps.table}) | maps.state_only | maps.joints
+        fit = ExitFit(
+            layers={layer: read[layer].report for layer in sorted(read)},
+            state_only={layer: maps.state_only[layer].report for layer in maps.joints},
+            pooling=pooling,
+            basis=basis,
+            target="last layer" if teacher is None else teacher_name,
+            dim=maps.dim,
+            texts=len(tokenized),
+            sources=tokenized.counts,
+            fingerprint=tokenized.fingerprint,
+            max_length=max_length,
+            prompts=list(prompts),
+            features=0 if tokens is None else tokens.width,
+            paths={layer: its for layer, (its, _) in fitted.items()},
+        )
+        encoder.set_depths(
+            exits={layer: weight_and_bias(affine) for layer, affine in exits.items()},
+            joints={layer: weight_and_bias(its.affine) for layer, its in maps.joints.items()},
+            paths={layer: (routes[layer], tensors) for layer, (_, tensors) in fitted.items()},
+            table=None if tokens is None or maps.table is None else tokens.table(maps.table.affine),
+            ignored_ids=() if tokens is None else tokens.ignored,
+            fit=fit.record(),
+        )
+    except BaseException:
+        encoder.elastic, config.elastic = kept
+        raise
+    finally:
+        encoder.train(training)
+    if config.model_type == "m3bert":
+        config.matryoshka_layers = sorted([*layers, *routes, depth])
+    if stays:
+        config.elastic["reads_all_dims"] = True
+    elif maps.dim < width:
+        config.output_dim = maps.dim
+        config.matryoshka_dims = [dim for dim in getattr(config, "matryoshka_dims", None) or [] if dim <= maps.dim]
+    if config.model_type == "m3bert":  # the exits hold the projection now
+        longest = longest_text(config, tokenizer, settings.max_length)
+        encoder.embedding_settings = replace(settings, pooling=pooling, projection=None, max_length=longest)
+    return fit
+
+
+def default_paths(last: int) -> dict[int, list[int]]:
+    """Depths of about a third, a half and two thirds of `last` layers, with the layers of [`default_path`]."""
+    depths = {max(1, round(last * share)) for share in (1 / 3, 1 / 2, 2 / 3)}
+    return {depth: default_path(depth, last) for depth in sorted(depths) if depth < last}

@@ -1,0 +1,190 @@
+"""The passes of a fit of exits: over the vocabulary, over all texts, and over some texts through paths."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+
+from ..encode.batch import PassCost, in_row_order
+from ..encode.device import autocast
+from ..encode.padded_batches import TOKENS_PER_TEXT, padded_chunks
+from ..encode.projection import Projection
+from ..encode.ranks import rank
+from ..encode.states import Pooling, nested_states, truncate
+from ..encode.tokenized_texts import TokenizedText, TokenizedTexts
+from ..trainers.data.teacher import TeacherEmbeddings
+from .ridge import Name
+from .sums import FEATURES, TARGET, ExitSums
+from .token_features import TokenFeatures, token_embeddings
+
+
+logger = logging.getLogger(__name__)
+PATH_TEXTS = 5000  # for the exits of paths, which are encoded once more
+LONGEST_PROMPTS = 8  # tokens of all prompts that are left out of static vectors
+States = dict[int, torch.Tensor]  # layer -> pooled states (texts, width)
+
+
+@dataclass(frozen=True)
+class RawStates:
+    """The hidden states of an encoder before any exit. The options are those of [`fit_exits`]."""
+
+    encoder: Any
+    tokenizer: PreTrainedTokenizerBase
+    pooling: Pooling
+    batch_size: int
+    compute_dtype: torch.dtype | None = None
+
+    def batches(self, ids: list[list[int]]) -> Iterator[tuple[list[int], BatchEncoding]]:
+        """Indices and inputs of texts, which are given by their token ids, in batches of similar length."""
+        device = self.encoder.device
+        cost = PassCost.on(device).limited(self.batch_size * TOKENS_PER_TEXT)
+        for chunk, inputs in padded_chunks(self.tokenizer, ids, cost):
+            yield chunk, inputs.to(device)
+
+    def pooled(self, ids: list[list[int]], layers: Sequence[int]) -> States:
+        """Layer -> pooled hidden states of texts `(texts, width)`, which are given by their token ids."""
+        chunks: list[list[int]] = []
+        vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
+        for chunk, inputs in self.batches(ids):
+            with autocast(self.encoder.device, self.compute_dtype):
+                states = nested_states(self.encoder, inputs, layers, exits=False)
+            chunks.append(chunk)
+            for layer in layers:
+                vectors[layer].append(states.pooled(layer, self.pooling))
+        return {layer: in_row_order(parts, chunks) for layer, parts in vectors.items()}
+
+
+def token_features(
+    raw: RawStates, texts: TokenizedTexts, prompts: Sequence[str], cache_dir: str | Path | None, *, progress: bool
+) -> TokenFeatures:
+    """
+    The features of all tokens: embeddings at the last layer and in the embedding table, by frequency. Special tokens
+    are ignored, and those of a short prompt, which says nothing of the text; a token is then embedded behind it.
+    """
+    encoder, tokenizer = raw.encoder, raw.tokenizer
+    prompted = [tokenizer(prompt, add_special_tokens=False)["input_ids"] for prompt in prompts]
+    if sum(map(len, prompted)) > LONGEST_PROMPTS:
+        prompted = []
+    ignored = sorted({*tokenizer.all_special_ids, *chain(*prompted)})
+    identity = {"pooling": raw.pooling, "compute_dtype": str(raw.compute_dtype or encoder.dtype)}
+    prompt = prompted[0] if prompted else []
+    deep = token_embeddings(
+        encoder, tokenizer, raw.pooled, identity, cache_dir, prompt=prompt, ignored=ignored, progress=progress
+    )
+    shares = texts.shares(encoder.config.vocab_size, ignored)
+    embedded = encoder.get_input_embeddings().weight.detach().float().cpu()
+    features = TokenFeatures([deep, embedded], shares, ignored)
+    if len(texts) < features.width:
+        logger.warning(
+            f"{len(texts):,} texts are fewer than the {features.width:,} features of a token that the static "
+            "table is fitted from: it relies on its penalty, and more texts make it better."
+        )
+    return features
+
+
+@dataclass(frozen=True)
+class TextPasses:
+    """The passes over the texts of a fit. `tokens` are the features of the tokens, for exits that read a static table,
+    and `description` is the text before the progress bar; `None` shows no bar."""
+
+    raw: RawStates
+    texts: TokenizedTexts
+    tokens: TokenFeatures | None
+    description: str | None
+
+    def sampling(self, most: int) -> slice:
+        """The stride that keeps at most `most` texts, spread over all sources."""
+        return slice(None, None, max(1, -(-len(self.texts) // most)))
+
+    def sums(
+        self,
+        layers: Sequence[int],
+        projection: Projection | None,
+        teacher: TeacherEmbeddings | None,
+        *,
+        has_paths: bool,
+    ) -> tuple[ExitSums, list[torch.Tensor]]:
+        """The sums that exits are fitted from and, with paths, the targets that [`~TextPasses.path_sums`] takes. With
+        token features, layer 0 is the static table and needs no sums; with a teacher, the last layer has an exit."""
+        config = self.raw.encoder.config
+        depth, target_width = config.num_hidden_layers, config.hidden_size
+        if projection is not None:
+            target_width = projection.out_features
+        if teacher is not None:
+            target_width = teacher.width
+        mapped = [layer for layer in layers if layer > 0 or self.tokens is None] + ([] if teacher is None else [depth])
+        sums, sampled = self._no_sums(mapped, target_width), []
+        for group, pooled in self._encoded(self.texts, len(self.texts), [*layers, depth], self.description):
+            targets = _targets(group, pooled[depth], projection, teacher)
+            self._add(sums, group, pooled, targets)
+            if has_paths:
+                sampled.append(targets[self.sampling(PATH_TEXTS)].clone())  # a view would keep all rows
+        sums.over_ranks()
+        return sums, sampled
+
+    def path_sums(self, depths: Sequence[int], targets: Sequence[torch.Tensor]) -> ExitSums:
+        """The sums that the exits of paths are fitted from, once the paths are in the encoder. `targets` are those
+        that [`~TextPasses.sums`] has kept."""
+        sums = self._no_sums(depths, targets[0].shape[1])
+        groups = [group[self.sampling(PATH_TEXTS)] for group in self.texts]
+        label = self.description and f"{self.description} of paths"
+        encoded = self._encoded(groups, sum(map(len, groups)), depths, label)
+        for (group, pooled), target in zip(encoded, targets, strict=True):
+            self._add(sums, group, pooled, target)
+        sums.over_ranks()
+        return sums
+
+    def _no_sums(self, layers: Sequence[int], target_width: int) -> ExitSums:
+        widths: dict[Name, int] = {**dict.fromkeys(layers, self.raw.encoder.config.hidden_size), TARGET: target_width}
+        if self.tokens is not None:
+            widths[FEATURES] = self.tokens.width
+        # All texts count, also where some are read: held-out texts and folds are then those of the static table.
+        return ExitSums(widths, len(self.texts))
+
+    def _add(self, sums: ExitSums, group: list[TokenizedText], pooled: States, targets: torch.Tensor) -> None:
+        vectors: dict[Name, torch.Tensor] = {**{layer: pooled[layer] for layer in sums.layers}, TARGET: targets}
+        if self.tokens is not None:
+            vectors[FEATURES] = self.tokens.means([its.ids for its in group]).to(targets.device)
+        sums.add([its.text for its in group], vectors)
+
+    def _encoded(
+        self, groups: Iterable[list[TokenizedText]], total: int, layers: Sequence[int], description: str | None
+    ) -> Iterator[tuple[list[TokenizedText], States]]:
+        """Groups of texts with their pooled hidden states. Raises a ValueError if a hidden state is not finite."""
+        quiet = description is None or rank() > 0
+        with tqdm(total=total, desc=description, unit=" texts", disable=quiet, leave=False) as bar:
+            for group in groups:
+                pooled = self.raw.pooled([its.ids for its in group], layers)
+                for layer, vectors in pooled.items():
+                    wrong = (~torch.isfinite(vectors)).any(dim=1).nonzero()
+                    if len(wrong):
+                        text = group[int(wrong[0])].text
+                        raise ValueError(
+                            f"Hidden states of layer {layer} are not finite, for example of {text[:80]!r}."
+                        )
+                yield group, pooled
+                bar.update(len(group))
+
+
+def _targets(
+    group: Sequence[TokenizedText],
+    last: torch.Tensor,
+    projection: Projection | None,
+    teacher: TeacherEmbeddings | None,
+) -> torch.Tensor:
+    """Targets of the exits, `(texts, target width)`, from the pooled hidden states of the last layer."""
+    vectors = last.double()
+    if projection is not None:
+        vectors = vectors @ projection.weight.T.to(vectors)
+        vectors = vectors if projection.bias is None else vectors + projection.bias.to(vectors)
+    if teacher is not None:
+        vectors = teacher.of([its.text for its in group]).to(vectors)
+    return truncate(vectors, vectors.shape[1], normalize=True)

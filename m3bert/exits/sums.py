@@ -1,0 +1,240 @@
+"""Sums over the texts of a fit of exits, and the maps that follow from them: to the space that all depths share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import torch
+
+from ..encode.projection import Projection
+from ..encode.ranks import rank, sum_over_ranks, world_size
+from .ridge import Moments, Name, Regression, apply_affine, principal_axes
+
+
+TARGET, FEATURES = "target", "features"
+PENALTIES = tuple(10 ** (exponent / 2) for exponent in range(-8, 3))  # 1e-4, 3.2e-4, ..., 10
+MOST_ROWS = 2000  # held-out rows, which are kept as they are
+HELD_OUT = 0.1
+NEAREST = 10
+
+
+class Fit(NamedTuple):
+    """A map `(1 + inputs, targets)` and its quality."""
+
+    report: LayerFit
+    affine: torch.Tensor
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """
+    The fit of one map, with its quality on held-out texts.
+
+    Args:
+        penalty (`float`): The chosen penalty, as a multiple of the number of texts.
+        r_squared (`float`): Share of the target's variance that the map explains.
+        cosine (`float`): Mean cosine of the map's output and its target.
+        agreement (`float`): Share of the nearest ten texts of a text that stay when its target is replaced with the
+            map's output.
+    """
+
+    penalty: float
+    r_squared: float
+    cosine: float
+    agreement: float
+
+
+class ExitSums:
+    """
+    Sums over two folds of texts, and some held-out texts that choose penalties. Memory does not grow with the number
+    of texts.
+
+    Args:
+        widths (`Mapping[Name, int]`): Dims of the hidden states of each layer, of the targets (`TARGET`) and, with a
+            static table, of the texts' features (`FEATURES`).
+        texts (`int`): Number of texts that will be added on all ranks.
+
+    Attributes:
+        layers (`list[int]`): The layers that have hidden states.
+    """
+
+    def __init__(self, widths: Mapping[Name, int], texts: int) -> None:
+        self.layers = [name for name in widths if isinstance(name, int)]
+        pairs = [(name, name) for name in widths] + [(name, TARGET) for name in widths]
+        if FEATURES in widths:
+            pairs += [(name, FEATURES) for name in widths if name != TARGET]
+        self.folds = Moments(widths, pairs), Moments(widths, pairs)
+        self.share = min(HELD_OUT, MOST_ROWS / max(1, texts))
+        self.rows = {name: torch.zeros(0, width, dtype=torch.float64) for name, width in widths.items()}
+
+    def add(self, texts: Sequence[str], vectors: Mapping[Name, torch.Tensor]) -> None:
+        """Add texts: name -> vectors `(texts, width)`. Equal texts are in the same fold."""
+        digests = [blake2b(text.encode(), digest_size=5).digest() for text in texts]
+        held = torch.tensor([int.from_bytes(its[:4], "big") < self.share * 2**32 for its in digests])
+        fold = torch.tensor([its[4] % 2 for its in digests])
+        held, fold = held.to(vectors[TARGET].device), fold.to(vectors[TARGET].device)
+        for number, sums in enumerate(self.folds):
+            rows = ~held & (fold == number)
+            sums.add({name: its[rows] for name, its in vectors.items()})
+        self.rows = {name: torch.cat([rows.to(held.device), vectors[name][held]]) for name, rows in self.rows.items()}
+
+    def over_ranks(self) -> None:
+        """Add the sums of all ranks, and gather the held-out rows."""
+        for fold in self.folds:
+            fold.sum_over_ranks()
+        self.rows = {name: _on_all_ranks(rows) for name, rows in self.rows.items()}
+
+    def fit(self, inputs: Sequence[Name]) -> Fit:
+        """The map from some inputs to the target."""
+        first, other = (fold.regression(inputs, TARGET) for fold in self.folds)
+        return self._solve(first + other, torch.cat([self.rows[name] for name in inputs], dim=1))
+
+    def tables(self, report: LayerFit) -> list[torch.Tensor]:
+        """The maps from the features to the target with the penalty of a fit: fitted to the other fold, to the first
+        fold, and to both."""
+        first, other = (fold.regression([FEATURES], TARGET) for fold in self.folds)
+        return [self._map(its, report.penalty) for its in (other, first, first + other)]
+
+    def fit_with_table(self, layer: int, tables: Sequence[torch.Tensor]) -> Fit:
+        """
+        The map from the hidden state h of a layer and the static vector t of the text to the target. A table knows the
+        texts that it was fitted to better than others, so each fold reads a table (of [`tables`]) that was fitted to
+        the other one. With the table's map t = b + phi W of the features phi,
+
+                                     | 1  0  b |
+            [1, h, t] = [1, h, phi]  | 0  I  0 |
+                                     | 0  0  W |
+        """
+        width = self.rows[layer].shape[1]
+        folds = []
+        for fold, table in zip(self.folds, tables, strict=False):
+            reader = torch.block_diag(torch.eye(1 + width).to(table), table[1:])
+            reader[0, 1 + width :] = table[0]
+            folds.append(fold.regression([layer, FEATURES], TARGET).through(reader))
+        static = apply_affine(tables[2], self.rows[FEATURES])
+        return self._solve(folds[0] + folds[1], torch.cat([self.rows[layer], static], dim=1))
+
+    def _solve(self, fitted: Regression, rows: torch.Tensor) -> Fit:
+        """The map with the best penalty on the held-out rows `(rows, inputs)`, fitted to them, too."""
+        reports = [
+            LayerFit(penalty, *_quality(apply_affine(self._map(fitted, penalty), rows), self.rows[TARGET]))
+            for penalty in PENALTIES
+        ]
+        best = max(reports, key=lambda its: its.agreement)
+        return Fit(best, self._map(fitted + Regression.of(rows, self.rows[TARGET]), best.penalty))
+
+    def _map(self, fitted: Regression, penalty: float) -> torch.Tensor:
+        """The ridge regression, with the variances of its predictions matched to those of the targets."""
+        return fitted.match_variances(fitted.ridge(penalty), self.target_axes, self.target_variances)
+
+    @cached_property
+    def target_covariance(self) -> torch.Tensor:
+        """Covariance of the targets over all texts."""
+        one, other = (fold.regression([TARGET], TARGET) for fold in self.folds)
+        return (one + other + Regression.of(self.rows[TARGET], self.rows[TARGET])).covariance()
+
+    @cached_property
+    def target_axes(self) -> torch.Tensor:
+        """Principal axes of the targets, as rows."""
+        return principal_axes(self.target_covariance)
+
+    @cached_property
+    def target_variances(self) -> torch.Tensor:
+        """Variance of the targets along each of their principal axes."""
+        return ((self.target_axes @ self.target_covariance) * self.target_axes).sum(dim=1)
+
+
+class ExitMaps:
+    """
+    The maps to the common space: the target's space, or its principal components, padded with zeros to the hidden
+    size. They are fitted in the target's space, so that the basis of the exits does not change them.
+
+    Args:
+        sums ([`ExitSums`]): Sums over the texts. With features of the tokens, they give the static table.
+        basis (`str`): `"last_layer"` or `"principal"`.
+        config ([`~transformers.PreTrainedConfig`]): Config of the model.
+        projection ([`Projection`], *optional*): A projection of the last layer that stays where it is. The common
+            space is then the one in front of it, and the target that behind it.
+
+    Attributes:
+        dim (`int`): Dims of the common space.
+        to_space (`torch.Tensor` of shape `(target dims, hidden_size)`): From the target's space to the common space.
+        table (`Fit`, *optional*): The map from a token's features to its row of the static table.
+        state_only (`dict[int, Fit]`): Layer -> the map from its hidden state.
+        joints (`dict[int, Fit]`): Layer below the last -> the map from its hidden state and the static vector, with a
+            static table.
+    """
+
+    def __init__(self, sums: ExitSums, basis: str, config: Any, projection: Projection | None = None) -> None:
+        self.depth, self.width = config.num_hidden_layers, config.hidden_size
+        # A model keeps as many principal axes of a target as its hidden size.
+        kept = torch.eye(len(sums.target_axes)).to(sums.target_axes)
+        if len(kept) > self.width:
+            kept = sums.target_axes[: self.width]
+        rotation = sums.target_axes[: self.width] if basis == "principal" else kept
+        self.dim = len(rotation)
+        self.to_space = torch.nn.functional.pad(rotation.T, (0, self.width - self.dim))
+        self._offset: torch.Tensor | None = None
+        behind = self.to_space.T @ kept.T  # from the common space to the target's
+        if projection is not None:
+            behind = projection.weight.detach().T.to(self.to_space)
+            self.to_space, self.dim = torch.linalg.pinv(behind), self.width
+            if projection.bias is not None:
+                self._offset = projection.bias.detach().to(self.to_space)
+        self.state_only: dict[int, Fit] = {}
+        self.joints: dict[int, Fit] = {}
+        self.table: Fit | None = None
+        if FEATURES in sums.rows:
+            table = sums.fit([FEATURES])
+            self.table = self._in_space(table)
+            # Static vectors in the target's space: from the features, and from the vectors of the model.
+            self._from_features = [affine @ kept.T for affine in sums.tables(table.report)]
+            self._from_space = behind
+
+    def add(self, sums: ExitSums) -> None:
+        """Fit the maps of the layers of these sums."""
+        for layer in sums.layers:
+            self.state_only[layer] = self._in_space(sums.fit([layer]))
+            if self.table is not None and layer < self.depth:
+                report, affine = sums.fit_with_table(layer, self._from_features)
+                state, static = affine[: 1 + self.width], affine[1 + self.width :]
+                if self._offset is not None:
+                    state[0] += self._offset @ static
+                self.joints[layer] = self._in_space(Fit(report, torch.cat([state, self._from_space @ static])))
+
+    def _in_space(self, fit: Fit) -> Fit:
+        if self._offset is None:
+            return Fit(fit.report, fit.affine @ self.to_space)
+        affine = torch.cat([fit.affine[:1] - self._offset, fit.affine[1:]])
+        return Fit(fit.report, affine @ self.to_space)
+
+
+def _quality(predicted: torch.Tensor, targets: torch.Tensor) -> tuple[float, float, float]:
+    """R^2, mean cosine, and agreement of the nearest texts of predictions and targets, `(texts, width)` each."""
+    error, variance = (predicted - targets).square().sum(), (targets - targets.mean(dim=0)).square().sum()
+    predicted = torch.nn.functional.normalize(predicted.float())
+    targets = torch.nn.functional.normalize(targets.float())
+    count = min(NEAREST, len(targets) - 1)
+    near, wanted = (_nearest(queries, targets, count) for queries in (predicted, targets))
+    agreement = (near[:, :, None] == wanted[:, None, :]).any(dim=2).float().mean() if count > 0 else 0.0
+    return float(1 - error / variance), float((predicted * targets).sum(dim=1).mean()), float(agreement)
+
+
+def _nearest(queries: torch.Tensor, documents: torch.Tensor, count: int) -> torch.Tensor:
+    """The other rows that are nearest to each row, `(rows, count)`."""
+    similarities = queries @ documents.T
+    return similarities.fill_diagonal_(-torch.inf).topk(count, dim=1).indices
+
+
+def _on_all_ranks(rows: torch.Tensor) -> torch.Tensor:
+    """The rows of all ranks, one rank's after another's."""
+    counts = torch.zeros(world_size(), dtype=torch.float64)
+    counts[rank()] = len(rows)
+    ends = sum_over_ranks(counts).cumsum(0).long().tolist()
+    gathered = rows.new_zeros(ends[-1], rows.shape[1])
+    gathered[ends[rank()] - len(rows) : ends[rank()]] = rows
+    return sum_over_ranks(gathered)

@@ -1,0 +1,149 @@
+"""Token features for the static table, from which texts are predicted without running the encoder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import PreTrainedTokenizerBase
+
+from ..encode.durable import replacing
+from ..encode.hashing import key_of, weights_fingerprint
+from ..encode.ranks import rank, sum_over_ranks, wait_for_all_ranks, world_size
+from ..trainers.data.packing import Frame
+
+
+SMOOTHING = (1e-3, 1e-4)  # a of the weights a / (a + share of the token)
+TOKENS_AT_ONCE = 1024
+LARGEST_PADDING = 128  # rows of an embedding matrix beyond the tokenizer's tokens
+Encode = Callable[[list[list[int]], Sequence[int]], Mapping[int, torch.Tensor]]  # token ids, layers -> pooled states
+
+
+class TokenFeatures:
+    """
+    Features of tokens: some vectors of each token, as they are and weighted by `a / (a + share of the token)` for each
+    a of `SMOOTHING` (smooth inverse frequency), so that frequent tokens count less. The features of a text are the
+    mean of those of its tokens. They are never stored for all tokens together.
+
+    Args:
+        vectors (`Sequence[torch.Tensor]`): Vectors of all tokens, `(vocabulary, width)` each.
+        shares (`torch.Tensor` of shape `(vocabulary,)`): Share of each token in the texts.
+        ignored (`Sequence[int]`): Tokens that do not count, such as special tokens.
+    """
+
+    def __init__(self, vectors: Sequence[torch.Tensor], shares: torch.Tensor, ignored: Sequence[int]) -> None:
+        self.vectors, self.ignored = list(vectors), list(ignored)
+        self.weights = torch.stack([torch.ones_like(shares), *(a / (a + shares) for a in SMOOTHING)], dim=1)
+        self.weights[self.ignored] = 0.0
+        self.width = self.weights.shape[1] * sum(its.shape[1] for its in self.vectors)
+
+    def means(self, ids: Sequence[Sequence[int]]) -> torch.Tensor:
+        """The features of texts, given by their token ids: `(texts, features)`; 0 for a text without tokens."""
+        lengths = torch.tensor([0, *map(len, ids)])
+        tokens, offsets = torch.tensor(list(chain(*ids)), dtype=torch.long), lengths.cumsum(0)[:-1]
+        weights = self.weights[tokens]
+        sums = [
+            torch.nn.functional.embedding_bag(
+                tokens, vectors, offsets, mode="sum", per_sample_weights=weight.contiguous()
+            )
+            for vectors in self.vectors
+            for weight in weights.T
+        ]
+        text = torch.arange(len(ids)).repeat_interleave(lengths[1:])
+        counts = torch.bincount(text, weights=weights[:, 0], minlength=len(ids))
+        return torch.cat(sums, dim=1) / counts.clamp(min=1)[:, None]
+
+    def table(self, affine: torch.Tensor) -> torch.Tensor:
+        """
+        The image of every token under an affine map `(1 + features, width)`, `(vocabulary, width)`; 0 for ignored
+        tokens. The mean of the rows of a text's tokens is the image of its features.
+        """
+        affine = affine.to("cpu", torch.float32)
+        blocks = iter(affine[1:].split([its.shape[1] for its in self.vectors for _ in self.weights.T]))
+        rows = affine[0] * (self.weights[:, :1] > 0)
+        for vectors in self.vectors:
+            for weight in self.weights.T:
+                rows += weight[:, None] * (vectors @ next(blocks))
+        return rows
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
+    """
+    Raises:
+        ValueError: if the tokenizer does not put its special tokens around a text, or is not that of a model with
+            `vocab_size` tokens.
+    """
+    if not 0 <= vocab_size - len(tokenizer) < LARGEST_PADDING:
+        raise ValueError(
+            f"The tokenizer has {len(tokenizer):,} tokens, and the model {vocab_size:,}: it is not the tokenizer of "
+            "this model."
+        )
+    Frame.of(tokenizer)
+
+
+def token_embeddings(
+    encoder: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    encode: Encode,
+    settings: Mapping[str, str],
+    cache_dir: str | Path | None = None,
+    *,
+    prompt: Sequence[int] = (),
+    ignored: Sequence[int] = (),
+    progress: bool = False,
+) -> torch.Tensor:
+    """
+    The embedding of every token as a text of its own, between the tokenizer's special tokens. All processes share the
+    work.
+
+    Args:
+        encoder ([`~transformers.PreTrainedModel`]): The encoder, for its name.
+        tokenizer ([`~transformers.PreTrainedTokenizerBase`]): Its tokenizer, a fast one.
+        encode (`Callable`): Token ids of texts, and layers -> layer -> pooled hidden states `(texts, width)`.
+        settings (`dict`): What the embeddings depend on beside the encoder, as JSON values.
+        cache_dir (`str` or `Path`, *optional*): Folder that keeps the embeddings for the next fit, in a file that is
+            named after encoder and settings.
+        prompt (`Sequence[int]`, *optional*): Token ids in front of the token.
+        ignored (`Sequence[int]`, *optional*): Tokens that get no embedding, such as special ones.
+        progress (`bool`, *optional*, defaults to `False`): Whether to show a progress bar.
+
+    Returns:
+        `torch.Tensor` of shape `(vocab_size, width)`; 0 for rows without a token, and for those to ignore.
+
+    Raises:
+        ValueError: if an embedding is not finite. The message names the token.
+    """
+    frame, config = Frame.of(tokenizer), encoder.config
+    begin, end = [*frame.begin, *prompt], [*frame.end]
+    # Many checkpoints leave the pooler to chance.
+    weights = {
+        name: each for name, each in encoder.state_dict().items() if not name.startswith(("elastic.", "pooler."))
+    }
+    identity = {**settings, "encoder": weights_fingerprint(weights), "begin": begin, "end": end}
+    file = None if cache_dir is None else Path(cache_dir) / f"m3bert-vocabulary-{key_of(identity)}.npy"
+    if file is not None and file.is_file():
+        return torch.from_numpy(np.load(file))
+    tokens = sorted(set(range(len(tokenizer))).difference(tokenizer.all_special_ids, ignored))
+    own = tokens[rank() :: world_size()]
+    vectors = torch.zeros(config.vocab_size, config.hidden_size)
+    quiet = not progress or rank() > 0
+    for first in tqdm(range(0, len(own), TOKENS_AT_ONCE), "Vocabulary", unit=" parts", disable=quiet, leave=False):
+        part = own[first : first + TOKENS_AT_ONCE]
+        depth = config.num_hidden_layers
+        vectors[part] = encode([[*begin, token, *end] for token in part], [depth])[depth].float().cpu()
+    vectors = sum_over_ranks(vectors)
+    if len(wrong := (~torch.isfinite(vectors)).any(dim=1).nonzero()):
+        token = int(wrong[0])
+        named = tokenizer.convert_ids_to_tokens(token)
+        raise ValueError(f"The embedding of the token {named!r} (id {token}) is not finite.")
+    if file is not None and rank() == 0:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as draft, draft.open("wb") as opened:
+            np.save(opened, vectors.numpy())
+    wait_for_all_ranks()
+    return vectors

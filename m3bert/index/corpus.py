@@ -1,0 +1,107 @@
+"""The documents to index, read from files in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any
+
+from ..trainers.data.collators import fields_of, joined_text
+from ..trainers.data.files import UNREADABLE, load_files
+
+
+# Types of metadata columns that documents can be filtered by.
+TYPES: dict[str, Any] = {"boolean": bool, "integer": int, "number": float, "text": str}
+
+
+@dataclass(frozen=True)
+class Document:
+    """
+    One row of a corpus.
+
+    Args:
+        place (`str`): File and row, for error messages.
+        id (`str`, *optional*): Its id; `None` if the files have none.
+        text (`str`): Text to embed.
+        metadata (`dict[str, Any]`): The other columns, as JSON has them.
+    """
+
+    place: str
+    id: str | None
+    text: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """
+    Files with documents. They are read as a stream, one after the other.
+
+    Args:
+        files (`Sequence[str]`): Paths of files, as [`load_files`] reads them.
+        text_column (`str`, *optional*, defaults to `"text"`): Column with the text; `"title+text"` joins two.
+        id_column (`str`, *optional*, defaults to `"id"`): Column with the ids. If the files do not have it, documents
+            are numbered.
+        metadata_columns (`Sequence[str]`, *optional*): Columns to keep. Default: all others.
+        separator (`str`, *optional*): Text between joined columns: see [`separator_for`].
+    """
+
+    files: Sequence[str]
+    text_column: str = "text"
+    id_column: str = "id"
+    metadata_columns: Sequence[str] | None = None
+    separator: str = ""
+
+    def documents(self) -> Iterator[Document]:
+        """
+        The documents in order.
+
+        Raises:
+            ValueError: if a file cannot be read, a column is missing, or a row has no text or no id. The message names
+                file and row.
+        """
+        for file in self.files:
+            rows = load_files([file], streaming=True)
+            try:
+                for number, row in enumerate(rows, start=1):
+                    yield self._document(row, f"{file}, row {number}")
+            except UNREADABLE as error:
+                if str(error).startswith(f"{file}, row "):
+                    raise
+                reason = " ".join(str(error.__cause__ or error).split())
+                raise ValueError(f"Cannot read {file}: {reason}") from error
+
+    def _document(self, row: dict[str, Any], place: str) -> Document:
+        try:
+            text = joined_text(row, self.text_column, self.separator)
+        except ValueError as error:
+            raise ValueError(f"{place}: {error}") from error
+        if not text.strip():
+            raise ValueError(f"{place}: the document has no text in the column {self.text_column}.")
+        columns = self.metadata_columns
+        if columns is None:
+            columns = [name for name in row if name not in {*fields_of(self.text_column), self.id_column}]
+        if missing := [name for name in columns if name not in row]:
+            raise ValueError(f"{place}: the row has no column {missing[0]!r}; it has {', '.join(row)}.")
+        id_ = row.get(self.id_column)
+        if id_ is None and self.id_column in row:
+            raise ValueError(f"{place}: the document has no id in the column {self.id_column}.")
+        metadata = {name: None if row[name] != row[name] else row[name] for name in columns}  # JSON has no NaN
+        return Document(place, None if id_ is None else str(id_), text, json.loads(json.dumps(metadata, default=str)))
+
+
+def column_types(documents: Sequence[Document]) -> dict[str, str]:
+    """The types of the metadata columns of some documents: one of [`TYPES`], or `"json"` for everything else."""
+    found = {}
+    for name in documents[0].metadata:
+        kinds = {type(document.metadata.get(name)) for document in documents} - {NoneType}
+        kinds -= {int} if kinds == {int, float} else set()
+        found[name] = next((kind for kind, its in TYPES.items() if kinds == {its}), "json")
+    return found
+
+
+def is_of_type(value: Any, kind: str) -> bool:
+    """Whether a column of a type may have a value. An integer is a number, too."""
+    return type(value) is TYPES.get(kind) or (type(value) is int and kind == "number")

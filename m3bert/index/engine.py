@@ -1,0 +1,227 @@
+"""What a vector store does for an index, and the list of vector stores."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+
+from ..encode.codes import bytes_per_vector, code_of
+from ..encode.coding import Coder
+from ..encode.extras import require_extra
+from .corpus import Document
+
+
+if TYPE_CHECKING:
+    from ..modeling.quantization_m3bert import M3BertQuantizer
+
+# Name of an engine -> module of the folder `engines`, and class.
+ENGINES = {
+    "faiss": ("faiss_engine", "FaissEngine"),
+    "qdrant": ("qdrant_engine", "QdrantEngine"),
+    "lancedb": ("lancedb_engine", "LanceDBEngine"),
+}
+# How the searched vectors are arranged: compared one by one, in clusters (IVF), or as a graph (HNSW).
+KINDS = ("flat", "ivf", "hnsw")
+# Metadata that documents must have: column -> values of its type, of which it must have one.
+Where = Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Hit:
+    """
+    A document that was found.
+
+    Args:
+        id (`str`): Its id.
+        score (`float`): The dot product of the float query and the decoded document, for float32 the cosine. For bits
+            without a shortlist, it is the cosine of the bits as 1 and -1.
+        text (`str`): Its text.
+        metadata (`dict[str, Any]`): Its metadata.
+    """
+
+    id: str
+    score: float
+    text: str
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """
+    Some documents to store.
+
+    Args:
+        keys (`np.ndarray` of shape `(documents,)`): Numbers that identify them in the vector store.
+        documents (`Sequence[Document]`): Ids, texts and metadata.
+        first (`np.ndarray` of shape `(documents, bytes)`): Vectors in the layout's first code, uint8.
+        second (`np.ndarray` of shape `(documents, bytes)`, *optional*): Vectors in its second code, uint8.
+    """
+
+    keys: np.ndarray
+    documents: Sequence[Document]
+    first: np.ndarray
+    second: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """
+    What an index stores per document, and how it is searched.
+
+    Args:
+        first ([`Coder`]): Precision of the vectors that are searched.
+        second ([`Coder`], *optional*): Precision of the vectors beside them, which rescore the shortlist. `None`:
+            there are none, and a shortlist of bits is scored with the first ones, decoded.
+        shortlist (`int`, *optional*): Length of the shortlist. `None`: the first search is the result.
+        kind (`str`, *optional*, defaults to `"flat"`): One of `KINDS`. Only `"flat"` is exact.
+        url (`str`, *optional*): Address of a Qdrant server.
+        collection (`str`, *optional*): Name of the collection on this server.
+        columns (`dict[str, str]`, *optional*): Metadata column -> type, as [`~index.corpus.column_types`].
+    """
+
+    first: Coder
+    second: Coder | None = None
+    shortlist: int | None = None
+    kind: str = "flat"
+    url: str | None = None
+    collection: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def coders(self) -> dict[str, Coder]:
+        """The precisions of the stored vectors: `first` and, if there is one, `second`."""
+        return {"first": self.first} | ({} if self.second is None else {"second": self.second})
+
+    @property
+    def rescorer(self) -> str | None:
+        """Which vectors score a shortlist: `first` or `second`; `None` without one."""
+        return None if self.shortlist is None else list(self.coders)[-1]
+
+    @property
+    def bytes_per_document(self) -> int:
+        """Bytes of the vectors of a document."""
+        return sum(bytes_per_vector(coder.code, coder.dim) for coder in self.coders.values())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The layout as JSON can hold it; the quantizer is left out."""
+        coders = {
+            name: {"code": coder.code, "dim": coder.dim, "ranges": getattr(coder.ranges, "tolist", lambda: None)()}
+            for name, coder in self.coders.items()
+        }
+        return {"second": None, **vars(self), **coders}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], quantizer: M3BertQuantizer | None = None) -> Layout:
+        """The layout that [`~Layout.to_dict`] wrote. Only the quantizer makes and compares learned precisions."""
+
+        def coder(code: str, dim: int, ranges: Any) -> Coder:
+            ranges = None if ranges is None else np.array(ranges, dtype=np.float32)
+            return Coder(code, dim, ranges, quantizer if code_of(code).learned else None)
+
+        coders = {name: coder(**content[name]) for name in ("first", "second") if content[name]}
+        return cls(**{**content, **coders})
+
+
+class Engine(ABC):
+    """
+    An index in one vector store, which holds vectors, ids, texts and metadata.
+
+    Args:
+        folder (`Path`): Folder of the index. A vector store writes to it, or to its server.
+        layout ([`Layout`]): What is stored, and how it is searched.
+
+    Raises:
+        ValueError: if the vector store is not installed, or does not have the layout. The message names what it has.
+    """
+
+    name: ClassVar[str]
+    module: ClassVar[str]  # the Python module of the engine
+    codes: ClassVar[tuple[str, ...]]  # codes of the searched vectors
+    second_codes: ClassVar[tuple[str, ...]]  # codes of the vectors beside them
+    kinds: ClassVar[tuple[str, ...]]
+
+    def __init__(self, folder: Path, layout: Layout):
+        self.require(layout)
+        self.folder, self.layout = folder, layout
+
+    @classmethod
+    def library(cls) -> Any:
+        """The module of the vector store. ValueError if it is not installed."""
+        return require_extra(cls.module, cls.name, f"The vector store {cls.name}")
+
+    @classmethod
+    def require(cls, layout: Layout) -> None:
+        """
+        Check that the vector store is installed and has a layout.
+
+        Raises:
+            ValueError: names what is missing, and the legal values.
+        """
+        cls.library()
+        second = None if layout.second is None else layout.second.code
+        for what, value, legal in (
+            ("precision", layout.first.code, cls.codes),
+            ("precision for rescoring", second, (None, *cls.second_codes)),
+            ("index type", layout.kind, cls.kinds),
+        ):
+            if value not in legal:
+                known = ", ".join(filter(None, legal))
+                raise ValueError(f"The vector store {cls.name} has no {what} {value}; it has {known}.")
+        if layout.url is not None and cls.name != "qdrant":
+            raise ValueError(f"--url is for Qdrant; the vector store {cls.name} has no server.")
+
+    @abstractmethod
+    def truncate(self, first: int) -> None:
+        """Remove the documents with this key and higher ones, such as those of an interrupted addition. With 0,
+        everything is made anew."""
+
+    @abstractmethod
+    def add(self, batches: Iterable[Batch]) -> None:
+        """Add documents, whose keys are in ascending order and higher than those before. When it returns, they are
+        found, and survive a killed process."""
+
+    @abstractmethod
+    def delete(self, ids: Sequence[str]) -> None:
+        """Remove documents, all or none. Ids that are not there are ignored."""
+
+    @abstractmethod
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Those of some ids that documents have."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of documents."""
+
+    @abstractmethod
+    def search(self, queries: torch.Tensor, k: int, where: Where | None = None) -> list[list[Hit]]:
+        """
+        Find the `k` nearest documents for embeddings of queries `(queries, width)`, as wide as those that were coded.
+        Of the metadata columns `where`, documents must have one of the values.
+
+        Returns:
+            `list[list[Hit]]`: documents per query, best first; fewer than `k` if there are fewer.
+        """
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give back files and connections."""
+
+
+def find_engine(name: str) -> type[Engine]:
+    """The vector store of a name. ValueError if there is none: the message names the legal values."""
+    if name not in ENGINES:
+        raise ValueError(f"--vector_store {name} is unknown; legal values: {', '.join(ENGINES)}.")
+    module, class_name = ENGINES[name]
+    return getattr(import_module(f".engines.{module}", __package__), class_name)
+
+
+def rescored(coder: Coder, query: torch.Tensor, packed: np.ndarray) -> np.ndarray:
+    """The second stage of a query `(width,)`: dot products with stored vectors `(shortlist, bytes)`, decoded."""
+    return (coder.decode(packed) @ coder.float_queries(query[None])[0]).numpy()

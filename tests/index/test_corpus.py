@@ -1,0 +1,59 @@
+"""Reading documents: order, ids, metadata, and rows that cannot be indexed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from m3bert.index.corpus import Corpus, Document, column_types
+
+
+def write(file: Path, rows: list[dict]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(file)
+
+
+def rows_of(first: int, count: int) -> list[dict]:
+    return [{"id": f"d{row}", "text": f"text {row}", "year": 1900 + row} for row in range(first, first + count)]
+
+
+def test_files_are_read_in_order(tmp_path):
+    files = [write(tmp_path / "one.jsonl", rows_of(0, 5)), write(tmp_path / "two.jsonl", rows_of(5, 4))]
+    corpus = Corpus(files)
+    everything = list(corpus.documents())
+    assert [document.id for document in everything] == [f"d{row}" for row in range(9)]
+    assert everything[6] == Document(f"{files[1]}, row 2", "d6", "text 6", {"year": 1906})
+
+
+def test_columns_can_be_joined_and_left_out(tmp_path):
+    file = write(tmp_path / "rows.jsonl", [{"name": 7, "title": "T", "text": "x", "a": 1, "b": 2}])
+    corpus = Corpus([file], "title+text", "name", ["b"], separator="[SEP]")
+    assert list(corpus.documents()) == [Document(f"{file}, row 1", "7", "T [SEP] x", {"b": 2})]
+
+
+@pytest.mark.parametrize(
+    ("row", "options", "reason"),
+    [
+        ({"id": "a", "text": " "}, {}, "row 2: the document has no text in the column text"),
+        ({"id": "a", "text": None}, {}, "row 2: Column 'text' of a row is not text: None"),
+        ({"id": None, "text": "x"}, {}, "row 2: the document has no id in the column id"),
+        ({"id": "a", "text": "x"}, {"text_column": "body"}, "row 1: Column 'body' of a row is not text"),
+        ({"id": "a", "text": "x"}, {"metadata_columns": ["year"]}, "row 1: the row has no column 'year'"),
+    ],
+)
+def test_rows_that_cannot_be_indexed_are_named(tmp_path, row, options, reason):
+    file = write(tmp_path / "rows.jsonl", [{**row, "id": "first", "text": "fine"}, row])
+    with pytest.raises(ValueError, match=reason) as error:
+        list(Corpus([file], **options).documents())
+    assert str(error.value).startswith(f"{file}, row ") and "\n" not in str(error.value)
+
+
+def test_types_of_columns():
+    rows = (
+        {"a": 1, "b": 1, "c": "x", "d": True, "e": [1], "f": None, "g": 1},
+        {"a": 2, "b": 1.5, "c": None, "d": False, "e": [2], "f": None, "g": "x"},
+    )
+    found = column_types([Document("", None, "x", row) for row in rows])
+    assert found == dict(zip("abcdefg", ("integer", "number", "text", "boolean", "json", "json", "json"), strict=True))

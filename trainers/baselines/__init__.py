@@ -1,0 +1,1 @@
+"""Methods to compare with: SimCSE, ESE, 2DMSE, Starbucks."""

@@ -1,1 +1,0 @@
-"""How a batch is encoded: texts, chunks and packed rows, and gradients that are cached between."""

@@ -1,1 +1,0 @@
-"""Work shared by several processes: gathering over ranks, the ring, and FSDP."""

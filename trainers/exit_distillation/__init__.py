@@ -1,0 +1,1 @@
+"""Exit distillation: an encoder teaches its own depths."""

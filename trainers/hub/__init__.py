@@ -1,1 +1,0 @@
-"""What a checkpoint says about itself: its training record and its sentence-transformers modules."""

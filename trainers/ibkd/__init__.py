@@ -1,0 +1,1 @@
+"""IBKD: distillation with an information bottleneck."""

@@ -1,1 +1,0 @@
-"""Loss functions: one equation each, tensors in, a loss out, without model, trainer or state."""

@@ -1,0 +1,334 @@
+"""The multigranular masked-LM loss: all prefix dims at the cost of one product over all dims."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ...encode.numerics import Buffers, blocks, check_dims, segments
+
+
+# Scores in memory at a time (rows x vocabulary block). On a CPU, they and their gradients at a few dims should stay in
+# the cache: 2^19 float32 scores are 2 MiB per dim. Elsewhere, small blocks would leave the device idle.
+CPU_BLOCK_SCORES = 2**19
+BLOCK_SCORES = 2**21
+
+Node = tuple[int, int]  # (index of a layer, index of a dim)
+
+
+def nested_cross_entropy(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    dims: Sequence[int],
+    block_size: int | None = None,
+) -> torch.Tensor:
+    r"""
+    Cross-entropy of every row at every prefix dim (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568),
+    section 2.1): `loss[i, k] = -log softmax(states[i, :d_k] @ weight[:, :d_k].T + bias)[targets[i]]`, exact in value
+    and gradient.
+
+    The scores of a prefix are those of the next shorter prefix plus one product over the dims between them, so all
+    prefixes together cost one product of all dims. Likewise, the gradient of a segment of dims is one product with
+    the sum of the gradients of all prefixes that contain it. The vocabulary is processed in blocks, twice: for the
+    log-sum-exp of every row and dim (forward), and for the gradients (backward). A full tensor of rows x vocabulary
+    is never allocated.
+
+    Memory in addition to the inputs and their gradients: `rows * block * (dims + 1)` numbers, and one number per row,
+    dim and block. If there are at most `hidden_size` rows, the memory of the gradient of `weight` is allocated in the
+    forward pass, and holds the scores of the longest prefix until the backward pass.
+
+    Args:
+        states (`torch.Tensor` of shape `(rows, hidden_size)`): Hidden states of the masked tokens. Carries gradient.
+        weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Vocabulary projection. Carries gradient.
+        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): Bias of the projection. Carries gradient.
+        targets (`torch.LongTensor` of shape `(rows,)`): Token ids in 0..vocab_size - 1.
+        dims (`Sequence[int]`): Prefix dims, ascending, at most `hidden_size`.
+        block_size (`int`, *optional*): Number of vocabulary entries at a time.
+
+    Returns:
+        `torch.Tensor` of shape `(rows, len(dims))`, in float32 (float64 for float64 hidden states). Under autocast,
+        products are computed in its dtype and summed in float32.
+
+    Raises:
+        ValueError: if the dims are not ascending and within 1..hidden_size.
+    """
+    head = _Head.of(states, weight, dims, block_size)
+    return _NestedCrossEntropy.apply(states, weight, bias, targets, head, None)[0]
+
+
+def nested_cross_entropy_and_divergence(
+    states: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    dims: Sequence[int],
+    pairs: Sequence[tuple[tuple[int, int], tuple[int, int]]],
+    reverse: bool = True,
+    temperature: float = 1.0,
+    block_size: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""
+    [`nested_cross_entropy`] of the hidden states of several layers, and KL divergences between the predictions at
+    pairs of granularities (m3BERT, [2605.19568](https://huggingface.co/papers/2605.19568), Eq. 2). Both are computed
+    from the same scores, in the same passes over the vocabulary. With `P = softmax(scores / temperature)` and teachers
+    without gradient, the divergence is `KL(P_student || P_teacher)`, as in Eq. 2, or the reverse. It is not multiplied
+    by `temperature^2`.
+
+    Memory in addition to that of [`nested_cross_entropy`]: a few times `tokens * block` numbers per pair.
+
+    Args:
+        states (`torch.Tensor` of shape `(layers, tokens, hidden_size)`): Hidden states of the masked tokens. Carries
+            gradient.
+        weight (`torch.Tensor` of shape `(vocab_size, hidden_size)`): Vocabulary projection. Carries gradient.
+        bias (`torch.Tensor` of shape `(vocab_size,)`, *optional*): Bias of the projection. Carries gradient.
+        targets (`torch.LongTensor` of shape `(tokens,)`): Token ids in 0..vocab_size - 1.
+        dims (`Sequence[int]`): Prefix dims, ascending, at most `hidden_size`.
+        pairs (`Sequence[tuple]`): Pairs (student, teacher); each is a tuple (index of a layer, index of a dim).
+        reverse (`bool`, *optional*, defaults to `True`): Whether to compute KL(student || teacher) rather than
+            KL(teacher || student).
+        temperature (`float`, *optional*, defaults to 1.0): tau_D; scores are divided by it.
+        block_size (`int`, *optional*): Number of vocabulary entries at a time.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: cross-entropies `(layers, tokens, dims)` and divergences
+        `(pairs, tokens)`, in float32 (float64 for float64 hidden states).
+
+    Raises:
+        ValueError: as [`nested_cross_entropy`].
+    """
+    layers, tokens, _ = states.shape
+    rows = states.flatten(0, 1)
+    head = _Head.of(rows, weight, dims, block_size)
+    divergences = _Divergences(tuple(pairs), tokens, reverse, temperature)
+    losses, values = _NestedCrossEntropy.apply(rows, weight, bias, targets.repeat(layers), head, divergences)
+    return losses.view(layers, tokens, len(dims)), values
+
+
+def default_block_size(rows: torch.Tensor) -> int:
+    """Default number of vocabulary entries at a time for these rows."""
+    scores = CPU_BLOCK_SCORES if rows.device.type == "cpu" else BLOCK_SCORES
+    return max(256, scores // max(1, len(rows)))
+
+
+@dataclass
+class _Head:
+    """
+    How the scores of a vocabulary projection are computed.
+
+    Args:
+        segments (`list[slice]`): The dims between consecutive prefix dims.
+        blocks (`list[slice]`): Blocks of the vocabulary.
+        dtype (`torch.dtype`): Type of the products.
+        stored (`torch.Tensor`, *optional*): Memory for the gradient of the weight. Until the backward pass, it holds
+            the scores of the longest prefix, which then need not be computed again. `None` if the weight needs no
+            gradient, or if its gradient is smaller than the scores or has a lower precision.
+    """
+
+    segments: list[slice]
+    blocks: list[slice]
+    dtype: torch.dtype
+    stored: torch.Tensor | None
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, weight: torch.Tensor, dims: Sequence[int], block_size: int | None) -> Self:
+        kind = rows.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+        fits = len(rows) <= weight.shape[1] and weight.dtype == torch.promote_types(dtype, torch.float32)
+        stored = torch.empty_like(weight) if fits and torch.is_grad_enabled() and weight.requires_grad else None
+        size = min(block_size or default_block_size(rows), len(weight))
+        return cls(segments(check_dims(dims, rows.shape[1])), blocks(len(weight), size), dtype, stored)
+
+    def buffers(self, rows: torch.Tensor, count: int) -> Buffers:
+        """Matrices `(rows, block)`."""
+        precise = torch.promote_types(self.dtype, torch.float32)
+        return Buffers(rows, count, len(rows) * (self.blocks[0].stop if self.blocks else 0), precise)
+
+    def nested_scores(
+        self, rows: torch.Tensor, block_weight: torch.Tensor, bias: torch.Tensor | None, scores: torch.Tensor
+    ) -> Iterator[torch.Tensor]:
+        """Yield the scores `(rows, block)` of each prefix, shortest first: always the tensor `scores`, updated in
+        place."""
+        scores.copy_(bias) if bias is not None else scores.zero_()
+        for segment in self.segments:
+            _add_product_(scores, rows[:, segment], block_weight[:, segment].T)
+            yield scores
+
+
+def _add_product_(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add `left @ right` to `total`, in place. Half-precision operands may have a total in float32."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _stored_scores(stored: torch.Tensor, block: slice, rows: int) -> torch.Tensor:
+    """The scores `(rows, block)` that are held in the memory of a block of the weight's gradient."""
+    width = block.stop - block.start
+    return stored[block].view(-1)[: rows * width].view(rows, width)
+
+
+class _NestedCrossEntropy(torch.autograd.Function):
+    """See [`nested_cross_entropy`] and [`nested_cross_entropy_and_divergence`]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        head: _Head,
+        divergences: _Divergences | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        rows, buffers = states.to(head.dtype), head.buffers(states, 2)
+        precise = buffers.flat.dtype
+        block_log_sums = states.new_empty((len(head.blocks), len(head.segments), len(rows)), dtype=precise)
+        parts: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for block, log_sums in zip(head.blocks, block_log_sums, strict=True):
+            nested, probabilities = buffers.of(len(rows), block.stop - block.start)
+            kept = []
+            block_bias = None if bias is None else bias[block]
+            for index, scores in enumerate(head.nested_scores(rows, weight[block].to(head.dtype), block_bias, nested)):
+                # A softmax is one pass over memory, where `logsumexp` is several. The largest score s has the
+                # probability p = exp(s - log_sum).
+                largest = torch.softmax(scores, dim=1, out=probabilities).amax(dim=1)
+                log_sums[index] = scores.amax(dim=1) - largest.log_()
+                if divergences is not None:
+                    kept.append(scores.clone())
+            if head.stored is not None:
+                _stored_scores(head.stored, block, len(rows)).copy_(nested)
+            if divergences is not None:
+                parts.append(divergences.of_block(kept))
+        log_sums = block_log_sums.logsumexp(dim=0)
+        target_scores = torch.stack(
+            [
+                (rows[:, segment] * weight[targets, segment].to(head.dtype)).sum(dim=1, dtype=precise)
+                for segment in head.segments
+            ],
+            dim=1,
+        ).cumsum(dim=1)
+        if bias is not None:
+            target_scores += bias[targets].to(precise).unsqueeze(1)
+        ctx.head, ctx.divergences = head, divergences
+        block_shares = block_log_sums.sub_(log_sums).exp_()
+        block_parts = [torch.stack(each) for each in zip(*parts, strict=True)]
+        ctx.save_for_backward(states, weight, bias, targets, block_shares, *block_parts)
+        values = None if divergences is None else divergences.values(*block_parts)
+        return log_sums.T.contiguous() - target_scores, values
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        states, weight, bias, targets, block_shares, *block_parts = ctx.saved_tensors
+        needs_states, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        head, divergences, precise = ctx.head, ctx.divergences, block_shares.dtype
+        grad_losses, rows = grad_outputs[0].to(precise), states.to(head.dtype)
+        grad_states = torch.zeros_like(states, dtype=precise) if needs_states else None
+        # The memory becomes grad_weight below, so a second backward pass cannot use its scores.
+        stored, head.stored = head.stored, None
+        grad_weight = (torch.empty_like(weight) if stored is None else stored) if needs_weight else None
+        grad_bias = torch.empty_like(bias) if needs_bias else None
+        grad_parts = divergences.part_gradients(block_parts, grad_outputs[1].to(precise)) if divergences else None
+        buffers = head.buffers(rows, 1 + len(head.segments))
+        for number, (block, shares) in enumerate(zip(head.blocks, block_shares, strict=True)):
+            block_weight = weight[block].to(head.dtype)
+            hits = ((targets >= block.start) & (targets < block.stop)).nonzero().squeeze(1)
+            nested, *gradients = buffers.of(len(rows), block.stop - block.start)
+            all_scores = head.nested_scores(rows, block_weight, None if bias is None else bias[block], nested)
+            if stored is not None:
+                shorter_prefixes = itertools.islice(all_scores, len(head.segments) - 1)
+                all_scores = itertools.chain(shorter_prefixes, [_stored_scores(stored, block, len(rows))])
+            kept = []
+            for index, scores in enumerate(all_scores):
+                if divergences is not None:
+                    kept.append(scores.clone())
+                probabilities = torch.softmax(scores, dim=1, out=gradients[index])
+                probabilities.mul_((shares[index] * grad_losses[:, index])[:, None])
+                # Subtract before rounding: in half precision, a probability close to 1 minus 1 would be 0.
+                gradients[index][hits, targets[hits] - block.start] -= grad_losses[hits, index]
+            if grad_parts is not None:
+                for gradient, extra in zip(
+                    gradients, divergences.score_gradients(kept, [each[number] for each in grad_parts]), strict=True
+                ):
+                    gradient.add_(extra)
+            # A segment of dims is in its own prefix and in all longer ones.
+            for shorter, longer in zip(reversed(gradients[:-1]), reversed(gradients[1:]), strict=True):
+                shorter.add_(longer)
+            for gradient, segment in zip(gradients, head.segments, strict=True):
+                gradient = gradient.to(head.dtype)
+                if grad_states is not None:
+                    _add_product_(grad_states[:, segment], gradient, block_weight[:, segment])
+                if grad_weight is not None:
+                    grad_weight[block, segment] = gradient.T @ rows[:, segment]
+            if grad_weight is not None:
+                grad_weight[block, head.segments[-1].stop :] = 0
+            if grad_bias is not None:
+                grad_bias[block] = gradients[0].sum(dim=0)
+
+        grad_states = grad_states.to(states.dtype) if grad_states is not None else None
+        return grad_states, grad_weight, grad_bias, None, None, None
+
+
+@dataclass(frozen=True)
+class _Divergences:
+    """
+    KL divergences from blocks of scores. With the scores s_p and s_q of two distributions,
+    `KL(p || q) = E_p[s_p - s_q] - logsumexp(s_p) + logsumexp(s_q)`. The parts of a block are its log-sum-exps and its
+    means `E_p[s_p - s_q]`; those of all blocks give the divergence. Autograd differentiates each of the two steps.
+
+    Args:
+        pairs (`tuple[tuple[Node, Node], ...]`): Pairs (student, teacher).
+        tokens (`int`): Number of rows per layer. The rows of layer i are `i * tokens` to `(i + 1) * tokens`.
+        reverse (`bool`): Whether to compute KL(student || teacher) rather than KL(teacher || student).
+        temperature (`float`): Scores are divided by it.
+    """
+
+    pairs: tuple[tuple[Node, Node], ...]
+    tokens: int
+    reverse: bool
+    temperature: float
+
+    def ordered(self, student: torch.Tensor, teacher: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """p and q of `KL(p || q)`. Teachers have no gradient."""
+        return (student, teacher.detach()) if self.reverse else (teacher.detach(), student)
+
+    def of_block(self, scores: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """From the scores of each dim, `(layers * tokens, block)`: the log-sum-exp of the two sides of each pair,
+        `(pairs, 2, tokens)`, and the means, `(pairs, tokens)`."""
+        log_sums, means = [], []
+        for pair in self.pairs:
+            sides = (scores[dim][layer * self.tokens : (layer + 1) * self.tokens] for layer, dim in pair)
+            p, q = self.ordered(*(side / self.temperature for side in sides))
+            means.append((p.softmax(dim=1) * (p - q)).sum(dim=1))
+            log_sums.append(torch.stack([p.logsumexp(dim=1), q.logsumexp(dim=1)]))
+        return torch.stack(log_sums), torch.stack(means)
+
+    def values(self, log_sums: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+        """The divergences `(pairs, tokens)` from the parts of all blocks, stacked."""
+        totals = log_sums.logsumexp(dim=0)
+        shares = (log_sums - totals).exp()
+        return (shares[:, :, 0] * means).sum(dim=0) - totals[:, 0] + totals[:, 1]
+
+    def part_gradients(self, parts: Sequence[torch.Tensor], grads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The gradients of the parts of all blocks, from those of the divergences."""
+        with torch.enable_grad():
+            leaves = [part.detach().requires_grad_() for part in parts]
+            return torch.autograd.grad(self.values(*leaves), leaves, grads)
+
+    def score_gradients(
+        self, scores: Sequence[torch.Tensor], part_gradients: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        """The gradients of a block's scores at each dim, from those of its parts."""
+        with torch.enable_grad():
+            leaves = [each.requires_grad_() for each in scores]
+            return torch.autograd.grad(self.of_block(leaves), leaves, part_gradients, materialize_grads=True)

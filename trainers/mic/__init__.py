@@ -1,0 +1,1 @@
+"""MIC: less redundant (SCR) and more isotropic (SIR) prefixes."""

@@ -1,0 +1,1 @@
+"""MIPIC: self-distilled token relations (SIA), and a chain from shallow to deep (PIC)."""

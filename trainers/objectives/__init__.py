@@ -1,1 +1,0 @@
-"""The terms of the methods: what the papers add to, or put in place of, a contrastive loss."""

@@ -1,0 +1,1 @@
+"""QAMA: learned precisions of a few bits."""
