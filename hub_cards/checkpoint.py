@@ -194,12 +194,12 @@ class Checkpoint:
 
     @cached_property
     def settings(self) -> EmbeddingSettings:
-        """How hidden states of tokens become an embedding."""
+        """Pooling, projection, prompts and longest text, as published."""
         return EmbeddingSettings.read(self.folder)
 
     @property
     def pooling(self) -> Pooling:
-        """How hidden states of tokens become a vector."""
+        """Pooling of the hidden states of tokens."""
         return self.settings.pooling
 
     @property

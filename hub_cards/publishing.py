@@ -1,4 +1,4 @@
-"""What all trainers share for the Hub: a record of the run, the model card, and publication."""
+"""The trainer that publishes: a record of the run, the model card, and the Hub."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ class PublishingTrainer(NestedTrainer):
         super().__init__(model, objective, args, *others, **kwargs)
 
     def settings(self, state_dict: Mapping[str, torch.Tensor]) -> EmbeddingSettings:
-        """How the trained model embeds a text. `state_dict` has the whole weights of [`NestedModel`]."""
+        """The settings by which the trained model embeds a text. `state_dict` has the whole weights of
+        [`NestedModel`]."""
         return EmbeddingSettings()
 
     def grid_encoder(self) -> GridEncoder:

@@ -182,7 +182,7 @@ def write_modules(folder: Path, kind: str, path: str, settings: EmbeddingSetting
 
 
 def name_of(checkpoint: Checkpoint) -> str:
-    """What a README calls the encoder."""
+    """The name of the encoder in a README."""
     made = "converted from" if checkpoint.is_m3bert else "made of"
     return f"an elastic encoder, {made} `{checkpoint.source}`" if checkpoint.source else "an elastic encoder"
 

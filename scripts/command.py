@@ -1,4 +1,4 @@
-"""What the commands share: reading options, and ending with a one-line error message."""
+"""Tools of the commands: reading options, and ending with a one-line error message."""
 
 from __future__ import annotations
 

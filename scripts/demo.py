@@ -16,7 +16,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from importlib import import_module
 from importlib.metadata import requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,7 +50,6 @@ Search with the same query at a depth, number of dims and precision of your choi
 is that of the stored documents; searches are exact. Times are for one query on this machine.
 """
 ABOUT_EXITS = "Documents are embedded once, with all layers. Only the query is read at fewer layers."
-SPACE_PACKAGES = ("m3bert", "m3bert.commands", "modeling_m3bert", "trainers")
 SPACE_EXTRAS = ("demo", "evaluation", "faiss", "sentence-transformers")
 SPACE_CARD = """---
 title: One encoder, many sizes
@@ -62,7 +60,7 @@ models: [{model}]
 ---
 
 Try [{model}](https://huggingface.co/{model}) at every depth, number of dims and precision, side by side with its full
-size. Written by `m3bert demo --space`; the folders are copies from m3BERT.
+size. Written by `m3bert demo --space`; the folder `m3bert` is a copy of this package.
 """
 
 
@@ -141,7 +139,8 @@ def search(encoder: GridEncoder, corpus: Corpus, query: str, g: Granularity, que
 
 
 def answer(encoder: GridEncoder, corpus: Corpus, query: str, g: Granularity, query_layer: int) -> tuple[Found, Found]:
-    """What a query finds at a granularity, and at the full size, which is the last of the encoder's grid."""
+    """The documents that a query finds at a granularity, and at the full size, which is the last of the encoder's
+    grid."""
     full = encoder.grid.full
     return search(encoder, corpus, query, g, query_layer), search(encoder, corpus, query, full, full.layer)
 
@@ -212,9 +211,8 @@ def write_space(folder: Path, encoding: EncoderArguments) -> None:
     """Write a complete Space of the Hub to a new folder: app, requirements, card, and a copy of the code."""
     validate_repo_id(encoding.model_name_or_path)
     folder.mkdir(parents=True)
-    for package in SPACE_PACKAGES:
-        source, ignore = Path(str(import_module(package).__file__)).parent, shutil.ignore_patterns("__pycache__")
-        shutil.copytree(source, folder / package.replace(".", "/"), ignore=ignore, dirs_exist_ok=True)
+    source, ignore = Path(__file__).parent.parent, shutil.ignore_patterns("__pycache__")
+    shutil.copytree(source, folder / "m3bert", ignore=ignore)
     defaults = asdict(EncoderArguments())
     arguments = [f"--{name}={value}" for name, value in asdict(encoding).items() if value != defaults[name]]
     app = f"from m3bert.commands.demo import main\n\n\nmain({arguments!r})\n"

@@ -37,7 +37,7 @@ ROWS_AT_ONCE = 1000
 
 @dataclass
 class EmbeddingArguments:
-    """What to embed, and where to."""
+    """The texts to embed, and the folder to write."""
 
     files: list[str] = field(
         default_factory=list, metadata={"help": "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped."}

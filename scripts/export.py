@@ -36,7 +36,7 @@ FORMATS = ("onnx", "native", "static", "router")
 
 @dataclass
 class ExportArguments:
-    """What to export, and where to."""
+    """The model to export, and the folder to write."""
 
     format: str = field(default="onnx", metadata={"help": "Format of the export.", "choices": [*FORMATS]})
     granularity: list[str] = field(

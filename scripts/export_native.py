@@ -32,7 +32,7 @@ from .command import EXPORT_FILES, naming, parse_options, writing_to
 
 @dataclass
 class PlainArguments:
-    """What to export, and where to."""
+    """The model to export, and the folder to write."""
 
     model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the model.", "aliases": ["--model"]})
     format: str = field(metadata={"help": "Format of the export.", "choices": ["native", "static", "router"]})

@@ -25,7 +25,7 @@ from .sources import default_base
 
 @dataclass
 class IndexArguments:
-    """What to index, and in which vector store."""
+    """The documents to index, and the vector store."""
 
     files: list[str] = field(
         default_factory=list, metadata={"help": "Documents: .jsonl, .csv, .tsv, .parquet or .txt files, also gzipped."}

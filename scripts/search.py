@@ -24,7 +24,7 @@ WIDTH = 110  # characters of a text that are printed
 
 @dataclass
 class SearchArguments:
-    """What to find."""
+    """The question."""
 
     top_k: int = field(default=10, metadata={"help": "Number of documents to find."})
     where: list[str] = field(

@@ -168,7 +168,7 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
 
 
 def evaluator_of(data: DataArguments) -> Any:
-    """What scores `eval_tasks`; `None` if there are none."""
+    """The evaluator of `eval_tasks`; `None` if there are none."""
     from ..evaluation import GridEvaluator
     from .sources import local_data
 

@@ -1,4 +1,4 @@
-"""What to train on: the options, and reading the data that they name."""
+"""Training data: the options, and reading the data that they name."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class DataArguments:
-    """What to train on."""
+    """The training data."""
 
     _argument_group_name = "The data"
 

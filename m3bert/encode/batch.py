@@ -1,6 +1,6 @@
 """
-The states of all text columns of a training batch, encoded together: texts of similar length share a forward pass, so
-that little of the work is done on padding.
+The hidden states of all text columns of a training batch, encoded together: texts of similar length share a forward
+pass, so that little of the work is done on padding.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def column_states(
         model ([`~transformers.PreTrainedModel`] or peft model): The encoder.
         columns (`Mapping[str, Mapping[str, torch.Tensor]]`): Text column -> output of the tokenizer.
         layers (`Iterable[int]`): Layers to read, as in [`nested_states`].
-        pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token states.
+        pooling (`str`, *optional*): Return only embeddings of this pooling. `None` returns token hidden states.
         mini_batch_size (`int`, *optional*): Cache gradients ([`cached_vectors`]), with at most as many tokens at a
             time as this number of the longest texts has. Needs `pooling`.
         same_passes (`bool`, *optional*, defaults to `False`): Make as many passes on every rank, as a sharded model
@@ -105,8 +105,8 @@ def column_states(
 
 
 def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Sequence[int]) -> NestedStates:
-    """The states of a column whose rows stay as they are, except that the documents of packed rows may be encoded in
-    chunks of similar length."""
+    """The hidden states of a column whose rows stay as they are, except that the documents of packed rows may be
+    encoded in chunks of similar length."""
     encoder = unwrap_encoder(model)
     if DOCUMENTS not in inputs or not encodes_own_rows(encoder):
         return nested_states(model, inputs, layers)
@@ -120,8 +120,8 @@ def states_of_rows(model: Any, inputs: Mapping[str, torch.Tensor], layers: Seque
 
 def encodes_own_rows(encoder: Any) -> bool:
     """
-    Whether the documents of packed rows are encoded faster in rows of their own. On two cores, with 6 layers of width
-    384 and rows of 512 tokens of short documents, a step took 0.4 of the time that it takes with a mask.
+    Whether the documents of packed rows are encoded faster in rows of their own. On two cores, with 6 layers of
+    384 dims and rows of 512 tokens of short documents, a step took 0.4 of the time that it takes with a mask.
     """
     masked = encoder.config._attn_implementation in ("eager", "sdpa")
     return masked and encoder.device.type == "cpu" and not torch.compiler.is_compiling()
@@ -134,7 +134,7 @@ class TextRows:
 
     Args:
         inputs (`dict[str, torch.Tensor]`): Tensors of shape `(texts, tokens, ...)`, among them `attention_mask`.
-        shapes (`tuple[tuple[int, int], ...]`): Number of texts and width of each column.
+        shapes (`tuple[tuple[int, int], ...]`): Number of texts and of tokens of each column.
         lengths (`tuple[int, ...]`): Number of tokens of each text ([`text_lengths`]).
         padded_left (`bool`): Whether a text has padding on the left.
     """
@@ -187,7 +187,8 @@ def _widened(values: torch.Tensor, width: int) -> torch.Tensor:
 
 
 def narrowed(states: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The first tokens of states `(texts, width, hidden_size)`. A slice of all of them would copy the gradient."""
+    """The first tokens of hidden states `(texts, width, hidden_size)`. A slice of all of them would copy the
+    gradient."""
     return states if states.shape[1] == tokens else states[:, :tokens]
 
 
@@ -226,7 +227,7 @@ class PassCost:
         """
         The cost on a device. On a CPU, a training step takes as long for 64 tokens as for a pass without tokens, and
         a pass over more than 4,096 tokens takes longer per token, because its activations do not fit in the cache
-        (measured with 6 layers of width 384 on two cores). The value for other devices is an estimate.
+        (measured with 6 layers of 384 dims on two cores). The value for other devices is an estimate.
         """
         return cls(64, 4096) if device.type == "cpu" else cls(8192)
 

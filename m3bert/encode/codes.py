@@ -56,7 +56,7 @@ def code_of(name: str) -> Code:
         ValueError: if there is none. The message names the legal values.
     """
     if name not in CODES:
-        raise ValueError(f"{name!r} is not a code; legal values: {', '.join(CODES)}.")
+        raise ValueError(f"{name!r} is not a precision; legal values: {', '.join(CODES)}.")
     return CODES[name]
 
 
@@ -65,7 +65,7 @@ def stored_bits(code: str, dim: int) -> int:
     Bits of a stored vector, before it is filled up to whole bytes.
 
     Args:
-        code (`str`): Name of a code.
+        code (`str`): Name of a precision.
         dim (`int`): Dims of the vector.
 
     Raises:

@@ -40,8 +40,8 @@ def cached_vectors(
     model: nn.Module, batches: Sequence[Rows], layers: Iterable[int], pooling: Pooling
 ) -> dict[int, torch.Tensor]:
     """
-    Pooled states of mini-batches at several layers. Values and gradients are those of encoding all texts at once. The
-    memory is that of the activations of one mini-batch; the cost is one more forward pass.
+    Pooled hidden states of mini-batches at several layers. Values and gradients are those of encoding all texts at
+    once. The memory is that of the activations of one mini-batch; the cost is one more forward pass.
 
     Every parameter's gradient hooks, such as those of data parallelism, run once, with the sum over the mini-batches.
 
@@ -77,7 +77,7 @@ def cached_vectors(
 
 
 class _PooledEncoder(nn.Module):
-    """Pooled states of a mini-batch, one tensor per layer, and their backward pass."""
+    """Pooled hidden states of a mini-batch, one tensor per layer, and their backward pass."""
 
     def __init__(self, model: nn.Module, layers: Sequence[int], pooling: Pooling) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class _PooledEncoder(nn.Module):
 
 
 class _CachedEncode(torch.autograd.Function):
-    """The pooled states of all mini-batches as one function of the parameters."""
+    """The pooled hidden states of all mini-batches as one function of the parameters."""
 
     @staticmethod
     def forward(

@@ -17,7 +17,7 @@ ASCENDING = {name: position for position, name in enumerate(reversed(CODES))}
 
 
 class EncoderConfig(Protocol):
-    """What is read of the config of any encoder, by these names: a [`~transformers.PreTrainedConfig`]."""
+    """Fields that are read from the config of any encoder: a [`~transformers.PreTrainedConfig`]."""
 
     model_type: str
     name_or_path: str
@@ -40,8 +40,8 @@ def is_elastic(config: Any) -> bool:
 @dataclass(frozen=True)
 class Granularity:
     """
-    One size of an encoder: the state after `layer`, truncated to its first `dim` entries. Written `4x64`. It may carry
-    a code, which is how the numbers are stored: `4x64@int8`. Sorted by layer, dim and bits.
+    One size of an encoder: the hidden state after `layer`, truncated to its first `dim` entries. Written `4x64`. It
+    may carry a precision, which is how the numbers are stored: `4x64@int8`. Sorted by layer, dim and bits.
 
     Args:
         layer (`int`): Depth: the number of layers that run. 0 is the static table.
@@ -118,7 +118,7 @@ class Grid:
 
     @classmethod
     def product(cls, layers: Iterable[int], dims: Iterable[int], codes: Iterable[str] = (FLOAT,)) -> Grid:
-        """The grid of every layer with every dim in every code."""
+        """The grid of every layer with every dim in every precision."""
         return cls(tuple(Granularity(*member) for member in product(layers, dims, codes)))
 
     @classmethod
@@ -135,7 +135,7 @@ class Grid:
             [`Grid`]
 
         Raises:
-            ValueError: if the text has neither form, or a code is unknown.
+            ValueError: if the text has neither form, or a precision is unknown.
         """
         compact = re.sub(r"\s", "", text).lower()
         numbers, code = r"\d+(,\d+)*", r"[a-z][a-z0-9.-]*"
@@ -154,7 +154,7 @@ class Grid:
     @classmethod
     def of(cls, config: EncoderConfig) -> Grid:
         """The default grid of a model: the granularities it was trained at. If its config does not name them, every
-        layer, or every depth of an elastic model, with 16, 32, 64, ... dims and the full width."""
+        layer, or every depth of an elastic model, with 16, 32, 64, ... dims and the hidden size."""
         from ..modeling.modeling_elastic import legal_layers  # not loaded to parse a grid
 
         layers, dims = (getattr(config, name, None) for name in ("matryoshka_layers", "matryoshka_dims"))
@@ -165,7 +165,7 @@ class Grid:
 
     @classmethod
     def full_size(cls, config: EncoderConfig) -> Grid:
-        """The grid of one granularity: full depth and full width of a model of this config."""
+        """The grid of one granularity: full depth and all dims of a model of this config."""
         return cls((Granularity(config.num_hidden_layers, config.hidden_size),))
 
     @property
@@ -198,7 +198,8 @@ class Grid:
         return Granularity(self.layers[-1], self.dims[-1])
 
     def require_float32(self) -> Grid:
-        """Check that no granularity has a code, and return the grid: a code stores embeddings, it is not trained."""
+        """Check that no granularity has a precision, and return the grid: a precision stores embeddings, it is not
+        trained."""
         if coded := [str(member) for member in self if member.code != FLOAT]:
             raise ValueError(
                 f"{', '.join(coded)}: a model is trained and run in float32. Codes are for stored embeddings: "
@@ -207,8 +208,8 @@ class Grid:
         return self
 
     def validate(self, config: EncoderConfig) -> Grid:
-        """Check that a model of this config has every granularity, and that none has a code, and return the grid. To
-        check a grid with codes, check its [`~Grid.sizes`]."""
+        """Check that a model of this config has every granularity, and that none has a precision, and return the grid.
+        To check a grid with codes, check its [`~Grid.sizes`]."""
         self.require_float32()
         depth, width = config.num_hidden_layers, config.hidden_size
         from ..modeling.modeling_elastic import Elasticity  # not loaded to parse a grid

@@ -124,7 +124,7 @@ class Flattened:
         return cls(row | {name: value[real].unsqueeze(0) for name, value in token_tensors(inputs).items()}, real)
 
     def padded(self, states: torch.Tensor) -> torch.Tensor:
-        """States `(1, real tokens, hidden_size)` as `(texts, tokens, hidden_size)`, with zeros at padding."""
+        """Hidden states `(1, real tokens, hidden_size)` as `(texts, tokens, hidden_size)`, with zeros at padding."""
         rows = states.new_zeros(*self.real.shape, states.shape[2])
         return rows.masked_scatter(self.real.unsqueeze(2), states)
 
@@ -169,6 +169,6 @@ class OwnRows:
         return {**rows, "attention_mask": self.own.long()}
 
     def pack(self, states: torch.Tensor) -> torch.Tensor:
-        """States of tokens, `(documents, longest, hidden_size)`, as `(rows, tokens, hidden_size)`."""
+        """Hidden states of tokens, `(documents, longest, hidden_size)`, as `(rows, tokens, hidden_size)`."""
         rows = states.new_zeros(*self.packed.shape, states.shape[2])
         return rows.masked_scatter(self.packed.unsqueeze(2), states[self.own])

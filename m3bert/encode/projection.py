@@ -27,7 +27,7 @@ class Projection(nn.Linear):
     Published as a Dense module of sentence-transformers.
 
     Args:
-        hidden_size (`int`): Width of the model.
+        hidden_size (`int`): Hidden size of the model.
         dim (`int`): Dims of the projected embedding, at most `hidden_size`.
         bias (`bool`, *optional*, defaults to `False`): Whether the map has a bias, as the exit of a native export has.
     """
@@ -53,19 +53,19 @@ class Projection(nn.Linear):
 
     def validate(self, objective: Objective, config: EncoderConfig) -> None:
         """
-        Check that the projection gives everything that the objective reads, and that the published model gives the
-        full width that the projection reads.
+        Check that the projection gives everything that the objective reads, and that the published model gives all
+        dims, which the projection reads.
 
         Raises:
-            ValueError: if the objective reads token states, a layer other than the last, or more dims than the
+            ValueError: if the objective reads token hidden states, a layer other than the last, or more dims than the
                 projection has; or if the model's config has an `output_dim`.
         """
         if width_of(config) != self.in_features:
             raise ValueError(
-                f"A projection reads the full width: unset output_dim={width_of(config)} in the model's config."
+                f"A projection reads all dims: unset output_dim={width_of(config)} in the model's config."
             )
         if objective.reads_token_states:
-            raise ValueError(f"{type(objective).__name__} reads token states. {FIT_EXITS}")
+            raise ValueError(f"{type(objective).__name__} reads token hidden states. {FIT_EXITS}")
         self._validate(objective.grid, [config.num_hidden_layers])
 
     def validate_grid(self, grid: Grid, config: EncoderConfig) -> None:

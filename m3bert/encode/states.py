@@ -1,12 +1,12 @@
 """
-The only module that turns a backbone's outputs into nested states, prefixes and pooled embeddings.
+The only module that turns a backbone's outputs into nested hidden states, prefixes and pooled embeddings.
 
-The *state* of a depth is the output of its last layer; in a pre-norm backbone it also passes through the model's final
-norm, at full width, and in an elastic one through the exit of the depth, if it has one. States are truncated
-afterwards, so every granularity is a prefix of one tensor.
+The *hidden state* of a depth is the output of its last layer; in a pre-norm backbone it also passes through the
+model's final norm, with all dims, and in an elastic one through the exit of the depth, if it has one. Hidden states
+are truncated afterwards, so every granularity is a prefix of one tensor.
 
-Layers are numbers. Where a depth l reads the static table, `-l` is its state without the table: the *state-only* map,
-which native exports have in place of the exit.
+Layers are numbers. Where a depth l reads the static table, `-l` is its hidden state without the table: the
+*state-only* map, which native exports have in place of the exit.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def check_pooling(pooling: str, config: EncoderConfig | None = None) -> None:
 @dataclass(frozen=True)
 class NestedStates:
     """
-    The states of one batch of texts at the requested layers.
+    The hidden states of one batch of texts at the requested layers.
 
     Args:
-        layers (`dict[int, torch.Tensor]`): Layer -> state of shape `(batch, tokens, hidden_size)`.
+        layers (`dict[int, torch.Tensor]`): Layer -> hidden state of shape `(batch, tokens, hidden_size)`.
         attention_mask (`torch.Tensor` of shape `(batch, tokens)`): 1 for real tokens.
         causal (`bool`, *optional*, defaults to `False`): Whether the backbone is causal.
         projections (`dict[int, nn.Module]`, *optional*): Layer -> projection of its pooled embedding.
@@ -59,12 +59,13 @@ class NestedStates:
     packed: bool = False
 
     def projected(self, layer: int, projection: nn.Module) -> NestedStates:
-        """The states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled embedding."""
+        """The hidden states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled
+        embedding."""
         return replace(self, projections={layer: projection})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
-        One vector per text at full width; shorten it with [`truncate`]. The mean of an empty text is zero, not NaN.
+        One vector per text with all dims; shorten it with [`truncate`]. The mean of an empty text is zero, not NaN.
 
         Args:
             layer (`int`): One of `layers`.
@@ -118,7 +119,8 @@ class NestedStates:
 @dataclass(frozen=True)
 class PooledStates:
     """
-    The pooled embeddings of one batch of texts, for when the token states of [`NestedStates`] do not fit in memory.
+    The pooled embeddings of one batch of texts, for when the token hidden states of [`NestedStates`] do not fit in
+    memory.
 
     Args:
         layers (`dict[int, torch.Tensor]`): Layer -> pooled embeddings of shape `(batch, hidden_size)`.
@@ -140,7 +142,9 @@ class PooledStates:
             ValueError: if `pooling` is not the pooling of the embeddings.
         """
         if pooling != self.pooling:
-            raise ValueError(f"These embeddings were pooled with {self.pooling!r}; {pooling!r} needs token states.")
+            raise ValueError(
+                f"These embeddings are pooled with {self.pooling!r}; {pooling!r} reads token hidden states."
+            )
         return self.layers[layer]
 
 
@@ -171,14 +175,14 @@ def transformer_layers(model: Any) -> list[nn.Module]:
 
 
 def width_of(config: Any) -> int:
-    """Dims of the states that a model of this config returns by default."""
+    """Dims of the hidden states that a model of this config returns by default."""
     return resolve_size(config)[1]
 
 
 def shared_layers(config: EncoderConfig) -> list[int]:
     """
-    Depths whose states are in one space, ascending: the last layer and those with an exit into its space. Vectors of
-    two of them can be compared. Without exits, only the last layer.
+    Depths whose hidden states are in one space, ascending: the last layer and those with an exit into its space.
+    Vectors of two of them can be compared. Without exits, only the last layer.
     """
     return sorted({*Elasticity.of(config).exits, config.num_hidden_layers})
 
@@ -217,8 +221,9 @@ def nested_states(
     model: nn.Module, inputs: Mapping[str, torch.Tensor], layers: Iterable[int], exits: bool = True
 ) -> NestedStates:
     """
-    Run a backbone once and return its states at several depths. With flash attention, the texts are flattened into one
-    row without padding. Beside this one run, each path runs its layers from the first that is not as in the model.
+    Run a backbone once and return its hidden states at several depths. With flash attention, the texts are flattened
+    into one row without padding. Beside this one run, each path runs its layers from the first that is not as in the
+    model.
 
     Args:
         model ([`~transformers.PreTrainedModel`] or peft model): Any encoder of transformers that [`anatomy_of`]
@@ -322,7 +327,7 @@ def _prefixes(
 
 
 def static_states(encoder: Any, inputs: Mapping[str, torch.Tensor], flattened: Flattened | None) -> torch.Tensor:
-    """The static states of a batch, in a shape that broadcasts to its token states. Arguments as in
+    """The static hidden states of a batch, in a shape that broadcasts to its token hidden states. Arguments as in
     [`nested_states`]; `flattened` are the same texts in one row, if the encoder reads them so."""
     if "input_ids" not in inputs:
         raise ValueError("Layers that read the static table need input_ids, or static_states beside inputs_embeds.")

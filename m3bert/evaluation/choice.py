@@ -52,7 +52,7 @@ class SearchPlan:
 
 @dataclass(frozen=True)
 class Rescoring:
-    """How a shortlist that a precision found is rescored: by `"codes"`, or vectors beside them in `"int8"` or
+    """Rescoring of a shortlist that a precision found: by `"codes"`, or vectors beside them in `"int8"` or
     `"float32"`."""
 
     by: str

@@ -1,4 +1,4 @@
-"""What a vector store does for an index, and the list of vector stores."""
+"""The interface of vector stores, and their list."""
 
 from __future__ import annotations
 

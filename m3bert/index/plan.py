@@ -108,7 +108,7 @@ class Plan:
         return replace(self.documents, layer=self.query_layer)
 
     def grid(self) -> Grid:
-        """What an encoder must encode: documents and queries."""
+        """The granularities to encode, of documents and queries."""
         return Grid(tuple({self.documents, self.query}))
 
     def layout(self, encoder: GridEncoder, sample: torch.Tensor, **options: Any) -> Layout:
@@ -162,7 +162,8 @@ class Plan:
 
 
 def encoder_identity(encoder: GridEncoder) -> dict[str, Any]:
-    """What the vectors of an encoder depend on: fingerprints of weights and quantizer, and how it reads texts."""
+    """Everything that the vectors of an encoder depend on: fingerprints of weights and quantizer, and how it reads
+    texts."""
     return {
         "weights": encoder.weights_fingerprint(),
         "quantizer": encoder.quantizer.fingerprint if encoder.quantizer is not None else None,

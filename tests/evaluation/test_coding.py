@@ -146,7 +146,7 @@ def test_a_float_query_is_compared_with_decoded_documents(code):
 
 def test_what_cannot_be_packed_is_named():
     vectors = unit_vectors(2, 8)
-    with pytest.raises(ValueError, match="'int2' is not a code; legal values: float32"):
+    with pytest.raises(ValueError, match="'int2' is not a precision; legal values: float32"):
         PackedIndex.pack(vectors, "int2")
     with pytest.raises(ValueError, match=r"dim=9 must be within 1\.\.8"):
         PackedIndex.pack(vectors, "int8", 9)

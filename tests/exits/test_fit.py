@@ -187,7 +187,7 @@ def test_a_teacher_of_any_width_is_predicted_by_every_layer(model, tiny_tokenize
 FIT_OF_TWO = """
 import torch
 from tests.conftest import tiny_tokenizer, tiny_config
-from tests.trainers.exits.test_fit import random_texts
+from tests.exits.test_fit import random_texts
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import fit_exits
 torch.distributed.init_process_group("gloo")

@@ -116,8 +116,8 @@ class TextTrainingArguments(NestedTrainingArguments):
     Args:
         > Parameters that control the texts and their embeddings
 
-        pooling (`str`, *optional*): Pooling of token states: `"mean"` over real tokens, `"cls"` (the first token) or
-            `"lasttoken"` (for causal backbones). Default: as the model was published, else the mean.
+        pooling (`str`, *optional*): Pooling of token hidden states: `"mean"` over real tokens, `"cls"` (the first
+            token) or `"lasttoken"` (for causal backbones). Default: as the model was published, else the mean.
         text_columns (`list[str]`, *optional*): Columns with text: anchor, positive, then hard negatives.
             `title+text` joins two columns with the tokenizer's separator token. Default: by their names, in any order:
             `anchor`, `query`, `question` or `sentence1`; `positive`, `document`, `answer` or `sentence2`; `negative`,
@@ -199,7 +199,7 @@ class TextTrainingArguments(NestedTrainingArguments):
 
     @property
     def views(self) -> int:
-        """How often each text is encoded, with dropout masks of its own."""
+        """Number of times that each text is encoded, with dropout masks of its own."""
         return 1
 
     def with_settings(self, settings: EmbeddingSettings | None, limit: int) -> Self:

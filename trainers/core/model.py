@@ -32,7 +32,7 @@ class NestedModel(nn.Module):
             the projected embedding.
 
     Raises:
-        ValueError: if `mini_batch_size` is given for an objective that reads token states.
+        ValueError: if `mini_batch_size` is given for an objective that reads token hidden states.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class NestedModel(nn.Module):
     ):
         super().__init__()
         if mini_batch_size is not None and objective.pooling is None:
-            raise ValueError(f"{type(objective).__name__} reads token states: its gradients cannot be cached.")
+            raise ValueError(f"{type(objective).__name__} reads token hidden states: its gradients cannot be cached.")
         self.backbone: Any = backbone
         self.objective: Objective = objective
         self.mini_batch_size = mini_batch_size
@@ -98,7 +98,7 @@ class NestedModel(nn.Module):
         return {"loss": self.objective.total(terms), "terms": {term: value.detach() for term, value in terms.items()}}
 
     def encode(self, columns: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, TextStates]:
-        """Text column -> the states that the objective reads; empty if it reads none."""
+        """Text column -> the hidden states that the objective reads; empty if it reads none."""
         if not self.objective.layers:
             return {}
         inputs = {

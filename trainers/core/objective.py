@@ -1,4 +1,4 @@
-"""The base class of objectives: nested states of a batch in, scalar loss terms out."""
+"""The base class of objectives: nested hidden states of a batch in, scalar loss terms out."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class NestedBatch:
     Input of an objective: one batch.
 
     Args:
-        texts (`Mapping[str, NestedStates]`): Text column -> states, in the order of the columns. [`PooledStates`] if
-            the objective reads only embeddings of one pooling.
+        texts (`Mapping[str, NestedStates]`): Text column -> hidden states, in the order of the columns.
+            [`PooledStates`] if the objective reads only embeddings of one pooling.
         text_ids (`Mapping[str, torch.Tensor]`, *optional*): Text column -> one number per text `(batch,)`; equal
             texts have equal numbers.
         teacher (`Mapping[str, torch.Tensor]`, *optional*): Text column -> the teacher's embeddings of the texts,
@@ -124,7 +124,7 @@ class Objective(nn.Module):
         grid ([`Grid`]): The granularities to train.
 
     Raises:
-        ValueError: if a granularity has a code.
+        ValueError: if a granularity has a precision.
 
     Class attributes:
         name (`str`): Name of its terms in the log.
@@ -134,7 +134,7 @@ class Objective(nn.Module):
         tags (`tuple[str, ...]`): Tags for the Hub.
         normalizes_by_num_items (`bool`): `True` for a sum over tokens, divided by `num_items_in_batch` if that is
             given. `False` for a mean over the batch, which the trainer divides by the accumulation steps.
-        needs_full_size (`bool`): `True` if the full depth at full width is a teacher and must be in the grid.
+        needs_full_size (`bool`): `True` if the full depth with all dims is a teacher and must be in the grid.
         pooling (`str`, *optional*): Pooling of an objective that reads only embeddings of one pooling; its gradients
             can be cached. `None` for any other objective.
     """
@@ -183,12 +183,13 @@ class Objective(nn.Module):
 
     @property
     def layers(self) -> list[int]:
-        """Layers whose states [`forward`] reads ([`nested_states`]). If there are none, the encoder is not run."""
+        """Layers whose hidden states [`forward`] reads ([`nested_states`]). If there are none, the encoder is not
+        run."""
         return self.grid.layers
 
     @property
     def reads_token_states(self) -> bool:
-        """Whether [`forward`] reads token states, rather than only pooled embeddings."""
+        """Whether [`forward`] reads token hidden states, rather than only pooled embeddings."""
         return self.pooling is None
 
     def validate(self, config: EncoderConfig) -> None:
@@ -196,7 +197,8 @@ class Objective(nn.Module):
         Check that a backbone of this config has the granularities of the objective.
 
         Raises:
-            ValueError: if a granularity is outside the model or has a code, or a required full size is missing from
+            ValueError: if a granularity is outside the model or has a precision, or a required full size is missing
+            from
                 the grid.
         """
         self.grid.validate(config)

@@ -51,7 +51,7 @@ class NestedTrainer(Trainer):
     - A loss that is not finite stops the run before the update.
     - A checkpoint has the backbone in the format of `from_pretrained`, and the objective's own parameters in a
       separate file, which [`~NestedTrainer.save_model`] does not write.
-    - Only the state of the optimizer and of the generators is pickled, which is needed to resume. It is read with
+    - Only the optimizer's state and the random states are pickled, which are needed to resume. It is read with
       `weights_only`: a file that holds anything but tensors and numbers is refused.
     - A stream is shuffled anew in each epoch, and each rank trains on rows of its own ([`Epochs`]).
 
@@ -152,7 +152,7 @@ class NestedTrainer(Trainer):
 
     def declare_grid(self) -> None:
         """Write the trained grid into the backbone's config. Does nothing for a model with a projection, whose grid
-        has dims of the projection, not of the encoder's states, and for an encoder that is not trained."""
+        has dims of the projection, not of the encoder's hidden states, and for an encoder that is not trained."""
         if self.projection is None and self.nested.objective.layers:
             declare_grid(unwrap_encoder(self.backbone).config, self.nested.objective.grid)
 
@@ -187,7 +187,7 @@ class NestedTrainer(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with reading(f"The generators' state in {checkpoint}"):
+        with reading(f"The random states in {checkpoint}"):
             super()._load_rng_state(checkpoint)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
@@ -407,7 +407,7 @@ def set_apart(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Paramete
 
 def declare_grid(config: Any, grid: Grid) -> None:
     """
-    Write the trained grid into a model's config, under the names that m3BERT and serving engines read.
+    Write the trained grid into a model's config, under the names that m3BERT and inference engines read.
 
     Raises:
         ValueError: if the config's default granularity is not in the grid.
@@ -419,7 +419,7 @@ def declare_grid(config: Any, grid: Grid) -> None:
 
 
 def drop_stale_exits(encoder: PreTrainedModel, grid: Grid) -> None:
-    """Remove exits and paths of depths outside the grid: training moves the states that they were fitted to."""
+    """Remove exits and paths of depths outside the grid: training moves the hidden states that they were fitted to."""
     spec = Elasticity.of(encoder.config)
     stale = sorted({*spec.exits, *filter(spec.is_path, spec.depths)} - {*grid.layers})
     if stale:

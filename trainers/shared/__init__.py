@@ -1,1 +1,1 @@
-"""What several methods share."""
+"""Parts of several methods: InfoNCE, the objective and the trainer of embeddings, teachers."""

@@ -142,7 +142,7 @@ def false_negatives(anchor_ids: torch.Tensor, candidate_ids: torch.Tensor, targe
 
 @dataclass(frozen=True)
 class _Contrast:
-    """What is compared with what, without the vectors."""
+    """The pairs to compare, without their vectors."""
 
     segments: list[slice]
     targets: torch.Tensor

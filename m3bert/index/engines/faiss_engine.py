@@ -200,5 +200,5 @@ class FaissEngine(Engine):
 
 
 def k_factor(shortlist: int, k: int) -> float:
-    """What faiss multiplies k with, in float32, and rounds down, for the length of the shortlist."""
+    """The factor that faiss multiplies k with, in float32, and rounds down, for the length of the shortlist."""
     return (max(k, shortlist) + 0.5) / k

@@ -101,7 +101,7 @@ def test_codes_are_no_matter_of_the_model():
             )
         ),
         ("2x16@int8,4x64@int8,binary", "is not a grid"),
-        ("4x64@int7", "'int7' is not a code; legal values: float32, float16, int8, int4, qama-2"),
+        ("4x64@int7", "'int7' is not a precision; legal values: float32, float16, int8, int4, qama-2"),
         ("4x64@int8,int8", "4x64@int8,4x64@int8 names a granularity twice"),
         ("4x8,4x8", "4x8,4x8 names a granularity twice"),
         ("2x0", "a layer below 0 or a dim below 1"),

@@ -72,7 +72,7 @@ def test_hsic_reads_the_embedding_layer_and_a_mean(tiny_tokenizer):
     torch.testing.assert_close(loss, expected)
     loss.backward()
     assert model.embed_tokens.weight.grad.any()
-    with pytest.raises(ValueError, match="HSIC reads token states: its gradients cannot be cached"):
+    with pytest.raises(ValueError, match="HSIC reads token hidden states: its gradients cannot be cached"):
         NestedModel(model, objective, mini_batch_size=2)
 
 
