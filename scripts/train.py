@@ -73,6 +73,7 @@ def load_class(file: Path, name: str) -> type:
 def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, DataArguments, Any]:
     """Options from `--config` and the command line. ValueError if a recipe is not found or has unknown options."""
     from transformers import HfArgumentParser, TrainingArguments
+    from transformers.hf_argparser import string_to_bool
 
     from ..encode.help_texts import own
     from .backbone import BackboneArguments
@@ -95,6 +96,8 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     for action in parser._actions:
         if action.dest in inherited:
             action.help = argparse.SUPPRESS
+        if action.type is string_to_bool and isinstance(action.default, str):  # bool | str, such as `non_padding`
+            action.type = str
         if action.dest in recipe:
             action.required = False
         if isinstance(recipe.get(action.dest), Mapping):

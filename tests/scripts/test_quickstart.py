@@ -25,7 +25,7 @@ def test_the_quickstart_runs_from_end_to_end(minilm, tmp_path):
 
     for arguments, searches in ((["--fast"], 3), (["--steps", "2"], 5)):
         printed = run(*arguments)
-        assert "0 layers x 384 dims" in printed and "2 layers x 384 dims" in printed
+        assert "| 0x384 | 2x384 | 6x384 |" in printed
         results = json.loads((tmp_path / "results.json").read_text())
         assert len(results["granularities"]) == 16 and results["latency"]["quantile"] < 0.5
         other = "pip install 'm3bert[onnx]'" if missing_packages() else "| layer | torch | ONNX float32 | ONNX int8 |"
