@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: help quickstart demo pretrain-mini test test-e2e test-slow test-versions test-loading lint format docs wheel bench bench-quick clean
+.PHONY: help quickstart demo pretrain-mini test test-default test-e2e test-slow test-versions test-loading lint format docs wheel bench bench-quick clean
 
 help:  ## List the targets
 	@grep -E '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "make %-13s %s\n", $$1, $$2}'
@@ -34,6 +34,10 @@ pretrain-mini: .venv/installed-dev  ## Pretrain a small m3BERT through its three
 
 test: .venv/installed-dev  ## Run the tests
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+
+test-default: .venv/installed-dev  ## Run the numeric tests with the kernels that every processor has
+	ATEN_CPU_CAPABILITY=default HF_HUB_OFFLINE=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4 \
+		--dist loadfile tests/trainers tests/exits tests/modeling_m3bert tests/test_frozen.py
 
 test-e2e: .venv/installed-dev  ## Check the wheel in an empty environment, the quickstart and the README
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m slow \

@@ -34,7 +34,7 @@ ARCHITECTURE = (
     "convert_to_m3bert",
     "convert_to_native",
 )
-__all__ = ["__version__", *ARCHITECTURE, *trainers.__all__, *evaluation.__all__]
+__all__ = sorted(("__version__", *ARCHITECTURE, *trainers.__all__, *evaluation.__all__))
 
 
 def __getattr__(name: str) -> Any:

@@ -198,8 +198,7 @@ class Objective(nn.Module):
 
         Raises:
             ValueError: if a granularity is outside the model or has a precision, or a required full size is missing
-            from
-                the grid.
+                from the grid.
         """
         self.grid.validate(config)
         (full,) = Grid.full_size(config)
