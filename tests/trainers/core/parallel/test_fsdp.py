@@ -37,7 +37,8 @@ ON_CPU = """
 from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import DistributedType
 from tests.conftest import tiny_tokenizer
-from tests.trainers.core.parallel.test_fsdp import DTensor, train
+from torch.distributed.tensor import DTensor
+from tests.trainers.core.parallel.test_fsdp import train
 started = AcceleratorState.__init__
 
 def start(state, *args, fsdp_plugin=None, **kwargs):
