@@ -12,9 +12,9 @@ from ...encode.granularity import Grid
 from ...encode.help_texts import described
 from ..core import papers
 from ..core.objective import NestedBatch, Terms
-from ..exit_distillation.losses import nested_similarity_distillation
 from ..shared.embedding import EmbeddingConfig, EmbeddingObjective
 from ..shared.embedding_trainer import EmbeddingTrainer
+from ..shared.similarity import nested_similarity_distillation
 
 
 class Starbucks(EmbeddingObjective):

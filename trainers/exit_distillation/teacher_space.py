@@ -13,8 +13,8 @@ from ...encode.states import truncate
 from ..core.objective import NestedBatch, Terms
 from ..shared.info_nce import nested_info_nce
 from ..shared.scored_losses import nested_pair_cosines
+from ..shared.similarity import nested_similarity_distillation
 from ..shared.teacher import RepresentationDistillation, TaughtTexts
-from .losses import nested_similarity_distillation
 
 
 LOSSES = ("similarity", "contrastive")

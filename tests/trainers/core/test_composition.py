@@ -8,8 +8,8 @@ import torch
 from m3bert.trainers import PIC, SIR, Composition, Contrastive, Granularity, Grid, Term
 from m3bert.trainers.core import papers
 from m3bert.trainers.core.composition import mapping_of, part_arguments
-from tests.trainers.objectives.token_texts import CHAIN, GRID, gradients, make_batch
 from tests.trainers.tiny_run import named
+from tests.trainers.token_texts import CHAIN, GRID, gradients, make_batch
 
 
 def test_a_composition_is_the_weighted_sum_of_its_parts():

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from m3bert.trainers import SIA, NestedBatch
-from tests.trainers.objectives.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
+from tests.trainers.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
 
 
 def centred_cka(student: torch.Tensor, teacher: torch.Tensor) -> torch.Tensor:

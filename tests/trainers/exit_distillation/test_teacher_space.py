@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from m3bert.trainers import Granularity, Grid, NestedBatch, TeacherSpace
-from tests.trainers.objectives.taught_texts import (
+from tests.trainers.taught_texts import (
     TEACHER,
     assert_autocast_stays_close,
     assert_same_as_a_loop,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from m3bert.trainers.exit_distillation.losses import nested_cosines, nested_similarity_distillation
+from m3bert.trainers.shared.similarity import nested_cosines, nested_similarity_distillation
 
 
 DIMS = (2, 3, 6)

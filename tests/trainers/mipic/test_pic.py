@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from m3bert.trainers import PIC, Grid, NestedBatch
 from m3bert.trainers.mipic.pic import default_chain
-from tests.trainers.objectives.token_texts import CHAIN, assert_same, make_batch
+from tests.trainers.token_texts import CHAIN, assert_same, make_batch
 
 
 def test_a_chain_that_is_not_given_has_the_dims_of_the_deepest_layer():

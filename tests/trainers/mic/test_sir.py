@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from m3bert.trainers import SIR, NestedBatch
-from tests.trainers.losses.naive import naive_uniformity, naive_variation
-from tests.trainers.objectives.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
+from tests.trainers.naive import naive_uniformity, naive_variation
+from tests.trainers.token_texts import DIMS, GRID, WIDTH, assert_same, make_batch
 
 
 def naive_sir(batch: NestedBatch, scale: float) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch import nn
 from m3bert.encode.states import PooledStates
 from m3bert.trainers import CRD, HPD, Grid, NestedBatch, Projection, TeacherContrast, TeacherMSE
 from m3bert.trainers.shared.teacher import RepresentationDistillation
-from tests.trainers.objectives.taught_texts import (
+from tests.trainers.taught_texts import (
     GRID,
     TEACHER,
     assert_autocast_stays_close,

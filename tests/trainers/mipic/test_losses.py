@@ -14,7 +14,7 @@ from m3bert.trainers.mipic.losses import (
     prefix_attention_scores,
     token_importance,
 )
-from tests.trainers.losses.naive import TOLERANCES, assert_computed_in_float32, assert_equal_with_gradients, divergence
+from tests.trainers.naive import TOLERANCES, assert_computed_in_float32, assert_equal_with_gradients, divergence
 
 
 WIDTH, DIMS, LENGTHS = 13, (1, 5, 12), (7, 4, 2, 1, 0)

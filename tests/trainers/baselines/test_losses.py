@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from m3bert.trainers.baselines.losses import compression_alignment, embedding_kl, principal_map
-from tests.trainers.losses.naive import divergence
+from tests.trainers.naive import divergence
 
 
 def assert_teacher_is_detached(loss, student, *teachers):

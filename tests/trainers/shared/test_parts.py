@@ -7,7 +7,7 @@ import torch
 
 from m3bert.encode.states import PooledStates
 from m3bert.trainers import PIC, SCR, SIA, SIR, Grid, NestedBatch, NestedStates
-from tests.trainers.objectives.token_texts import CHAIN, GRID, LAYERS, MASKS, WIDTH, gradients, make_batch
+from tests.trainers.token_texts import CHAIN, GRID, LAYERS, MASKS, WIDTH, gradients, make_batch
 
 
 @pytest.mark.parametrize("objective", [SIA(GRID), PIC(CHAIN), SCR(GRID), SIR(GRID)], ids=lambda part: part.name)

@@ -166,7 +166,7 @@ def step(tokenizer, folder, batch_size, **changes):
 
 STEP_OF_TWO = """
 from tests.conftest import tiny_tokenizer
-from tests.trainers.test_matryoshka_distillation import step
+from tests.trainers.m3bert_mlm.test_matryoshka_distillation import step
 trainer = step(tiny_tokenizer.__wrapped__(), Path(sys.argv[1]) / "two", 8, ddp_backend="gloo")
 assert trainer.accelerator.num_processes == 2
 trainer.train()

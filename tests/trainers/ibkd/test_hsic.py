@@ -8,7 +8,7 @@ from torch import nn
 
 from m3bert.encode.states import PooledStates
 from m3bert.trainers import HSIC, Grid, NestedBatch, NestedModel
-from tests.trainers.objectives.taught_texts import (
+from tests.trainers.taught_texts import (
     COLUMNS,
     GRID,
     assert_autocast_stays_close,

@@ -13,7 +13,7 @@ from m3bert.trainers.mic.losses import (
     variance_floor,
     variance_variation,
 )
-from tests.trainers.losses.naive import (
+from tests.trainers.naive import (
     TOLERANCES,
     assert_computed_in_float32,
     assert_equal_with_gradients,

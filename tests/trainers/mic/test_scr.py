@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from m3bert.trainers import SCR, NestedBatch
-from tests.trainers.losses.naive import naive_correlation, naive_penalty, naive_standardized
-from tests.trainers.objectives.token_texts import DIMS, GRID, assert_same, make_batch
+from tests.trainers.naive import naive_correlation, naive_penalty, naive_standardized
+from tests.trainers.token_texts import DIMS, GRID, assert_same, make_batch
 
 
 def naive_scr(batch: NestedBatch, threshold: float, weight: float) -> torch.Tensor:

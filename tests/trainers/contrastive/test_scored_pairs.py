@@ -84,7 +84,7 @@ def test_a_batch_has_the_loss_of_its_embeddings(tiny_tokenizer, sentences, tmp_p
 STEP_OF_TWO = """
 import sys
 from pathlib import Path
-from tests.trainers.test_scored_pairs import step
+from tests.trainers.contrastive.test_scored_pairs import step
 
 folder = Path(sys.argv[1])
 for loss in ("cosent", "kl"):

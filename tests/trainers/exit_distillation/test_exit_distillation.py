@@ -93,7 +93,7 @@ STEP = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "table_learning_ra
 STEP |= {"candidates": 0, "train_sampling_strategy": "sequential"}  # nothing is drawn
 RUN_TWO = f"""
 from tests.conftest import tiny_tokenizer
-from tests.trainers.test_exit_distillation import distiller
+from tests.trainers.exit_distillation.test_exit_distillation import distiller
 trainer = distiller(
     Path(sys.argv[1]) / "fitted", Path(sys.argv[1]) / "two" / "run", tiny_tokenizer.__wrapped__(), ddp_backend="gloo",
     **{STEP | {"per_device_train_batch_size": 8}}

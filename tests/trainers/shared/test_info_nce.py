@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from m3bert.trainers.shared.info_nce import nested_info_nce, with_own_negatives
-from tests.trainers.losses.naive import assert_computed_in_float32
+from tests.trainers.naive import assert_computed_in_float32
 
 
 def naive(anchors, candidates, *, dims, temperature, targets, anchor_ids=None, candidate_ids=None):

@@ -259,7 +259,7 @@ def big_step(folder, batch_size, **changes) -> IBKDTrainer:
 
 
 STEP_OF_TWO = """
-from tests.trainers.test_ibkd import big_step
+from tests.trainers.ibkd.test_ibkd import big_step
 folder = Path(sys.argv[1])
 for mini_batch_size in (None, 3):
     trainer = big_step(folder, 8, mini_batch_size=mini_batch_size, ddp_backend="gloo")
