@@ -113,10 +113,10 @@ class EmbeddingTrainer(PublishingTrainer):
         return args
 
     def embeddings_of(self, teacher: Any, args: Any, texts: Iterable[str]) -> TeacherEmbeddings | None:
-        """Hook for methods with a teacher: its embeddings of all texts. Here there is none."""
-        if teacher is not None:
-            raise ValueError(f"{type(self).__name__} takes no teacher.")
-        return None
+        """Hook for methods with a teacher: its embeddings of all texts. Here they can be given for an objective."""
+        if isinstance(teacher, TeacherEmbeddings | None):
+            return teacher
+        raise ValueError(f"{type(self).__name__} takes no teacher.")
 
     def build_objective(self, args: Any, grid: Grid) -> Objective:
         """Build the objective that `args` describes."""
