@@ -21,7 +21,7 @@ See docs/jobs.md.
 
 import sys
 
-from ...cli import main
+from m3bert.cli import main
 
 
 if __name__ == "__main__":

@@ -337,7 +337,7 @@ def test_what_was_trained_is_what_the_run_trained(tmp_path, tiny_tokenizer, sent
 def test_the_extras_are_not_needed_before_they_are_used():
     """Every module of hub_cards can be imported with the core dependencies alone."""
     extras = ("matplotlib", "onnx", "onnxruntime", "onnxscript", "faiss", "sklearn", "scipy", "torchao")
-    names = [file.stem for file in Path(sys.modules["hub_cards"].__file__).parent.glob("[a-z]*.py")]
+    names = [file.stem for file in Path(sys.modules["m3bert.hub_cards"].__file__).parent.glob("[a-z]*.py")]
     code = f"""
         import importlib
         from importlib.machinery import PathFinder
@@ -346,7 +346,7 @@ def test_the_extras_are_not_needed_before_they_are_used():
             return None if name.split(".")[0] in {extras} else find(name, path, target)
         PathFinder.find_spec = staticmethod(find_spec)
         for name in {names}:
-            importlib.import_module("hub_cards." + name)
+            importlib.import_module("m3bert.hub_cards." + name)
     """
     done = subprocess.run([sys.executable, "-c", "if True:" + code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and "card" in names, done.stderr

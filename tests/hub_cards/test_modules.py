@@ -143,10 +143,10 @@ def test_the_width_is_what_is_read_by_default(tiny_tokenizer, sentences, tmp_pat
 
 def test_commands_pool_as_published(tiny_tokenizer, sentences, tmp_path):
     trainer_of(M3BertModel(tiny_config()), tiny_tokenizer, sentences, tmp_path / "a", pooling="cls").save_model()
-    assert load_encoder(EncoderArguments(str(tmp_path / "a"))).pooling == "cls"
-    assert load_encoder(EncoderArguments(str(tmp_path / "a"), pooling="mean")).pooling == "mean"
+    assert load_encoder(EncoderArguments(model_name_or_path=str(tmp_path / "a"))).pooling == "cls"
+    assert load_encoder(EncoderArguments(model_name_or_path=str(tmp_path / "a"), pooling="mean")).pooling == "mean"
     (tmp_path / "a" / MODULES_FILE).unlink()
-    assert load_encoder(EncoderArguments(str(tmp_path / "a"))).pooling == "mean"
+    assert load_encoder(EncoderArguments(model_name_or_path=str(tmp_path / "a"))).pooling == "mean"
 
 
 @pytest.mark.parametrize(

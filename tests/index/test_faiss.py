@@ -132,7 +132,7 @@ def test_a_full_disk_is_said_and_breaks_nothing(tmp_path, collection):
     try:
         for room in (300, 100):  # the vectors fit, and no more; not even they
             resource.setrlimit(resource.RLIMIT_FSIZE, (room * 64 * 4, limits[1]))
-            with pytest.raises(OSError, match=f"The index {tmp_path} cannot be written: "):
+            with pytest.raises(OSError, match=f"The index {tmp_path} cannot be written; the disk may be full: "):
                 add(engine, collection, range(200, 300))
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
             engine.truncate(200)

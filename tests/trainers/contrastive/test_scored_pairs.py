@@ -135,8 +135,6 @@ def test_what_cannot_be_trained_on_is_refused_before_training(tiny_tokenizer, tm
 @pytest.mark.parametrize(
     ("scores", "message"),
     [
-        ([None, 1.0], "Column 'score' must have a number in each row, or equally long lists of them; got None, 1"),
-        ([[1.0], [1.0, 2.0]], "equally long lists"),
         ([float("nan"), 1.0], "Column 'score' of a row is not a finite number"),
     ],
 )

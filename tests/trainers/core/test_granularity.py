@@ -51,7 +51,7 @@ def test_what_a_grid_tells():
 
 
 def test_a_grid_has_codes_and_its_sizes_do_not():
-    grid = Grid.parse("2x16, 4x8@SIGN, 4x8@int8, 4x32@int8")
+    grid = Grid.parse("2x16, 4x8@BINARY, 4x8@int8, 4x32@int8")
     assert [str(member) for member in grid] == ["2x16", "4x8@binary", "4x8@int8", "4x32@int8"]
     assert (grid.dims_of(4), grid.codes, grid.full) == ([8, 32], ["binary", "int8", "float32"], Granularity(4, 32))
     assert grid.sizes == Grid.parse("2x16,4x8,4x32")

@@ -8,7 +8,7 @@ import torch
 from m3bert.trainers.ibkd.losses import gram_matrix, hsic
 
 
-KERNELS = ("rbf", "imq", "cosine")
+KERNELS = ("rbf", "imq", "linear")
 
 
 def naive_gram(vectors, kernel, gamma):

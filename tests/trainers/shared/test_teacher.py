@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from m3bert.encode.states import PooledStates
-from m3bert.trainers import CRD, HPD, Grid, NestedBatch, Projection, TeacherContrast, TeacherMSE
+from m3bert.trainers import CRD, HPD, Grid, NestedBatch, TeacherContrast, TeacherMSE
 from m3bert.trainers.shared.teacher import RepresentationDistillation
 from tests.trainers.taught_texts import (
     GRID,
@@ -120,7 +120,6 @@ def test_hpd_is_the_distance_to_the_teachers_components():
         (lambda: TeacherContrast(GRID, teacher_dim=6, temperature=0), "temperature=0 must be above 0"),
         (lambda: TeacherMSE(GRID, teacher_dim=6)(NestedBatch(make_batch().texts)), "TeacherMSE needs a teacher's"),
         (lambda: TeacherMSE(GRID, teacher_dim=9)(make_batch()), "embeddings have 6 dims, but teacher_dim=9"),
-        (lambda: Projection(8, 9), "dim=9 of a projection must be within 1..8"),
     ],
 )  # fmt: skip
 def test_bad_arguments_say_what_is_legal(make, message):
