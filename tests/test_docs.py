@@ -39,8 +39,8 @@ from tests.snippets import ROOT, pages, read, snippets
 
 # The lines of docs/scale.md start launchers: tests/test_scale.py runs them.
 PAGES = [page for page in pages() if snippets(read(page)) and page != "docs/scale.md"]
-# The pages that run by default: the others train, export, evaluate or search for longer.
-SHORT_PAGES = ("README.md", "docs/concepts.md")
+# The page that runs by default: the others train, export, evaluate or search for longer. README.md is in test-e2e.
+SHORT_PAGES = ("docs/concepts.md",)
 OWNERS = {
     "hf_user": "user",
     "hf_intfloat": "intfloat",
