@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from m3bert.commands import embed, train
@@ -17,7 +16,7 @@ from m3bert.evaluation import GridEncoder
 from m3bert.index import Corpus, Index, Plan
 from m3bert.trainers import Granularity, Teacher
 from tests import warm_processes
-from tests.conftest import quiet
+from tests.conftest import assert_close, quiet
 
 
 ROOT = Path(__file__).parents[1]
@@ -121,7 +120,7 @@ def test_a_folder_of_embeddings_has_one_writer(folder):
     embed.main([*words, str(folder / "alone")])
     found, alone = (pq.read_table(folder / name / "embeddings.parquet") for name in ("out", "alone"))
     assert found["text"] == alone["text"]
-    np.testing.assert_allclose(found["layer_6"].to_pylist(), alone["layer_6"].to_pylist(), atol=1e-6)
+    assert_close(found["layer_6"].to_pylist(), alone["layer_6"].to_pylist())
 
 
 def test_an_index_has_one_writer(folder, sentences):
@@ -148,4 +147,4 @@ def test_a_folder_of_a_training_has_one_writer(folder, monkeypatch):
     train.main(words(output_dir=folder / "alone"))
     found, alone = (load_file(folder / name / "model.safetensors") for name in ("out", "alone"))
     for name in found | alone:
-        torch.testing.assert_close(found[name], alone[name], atol=1e-6, rtol=1e-5)
+        assert_close(found[name], alone[name])

@@ -15,6 +15,7 @@ from m3bert.commands.encoder import EncoderArguments, load_encoder
 from m3bert.evaluation import GridEncoder
 from m3bert.evaluation.bulk import GridEmbedder
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import assert_close
 
 
 @pytest.fixture
@@ -35,9 +36,7 @@ def test_a_batch_gets_a_column_per_layer(encoder, sentences):
     for layer in (2, 6):
         np.testing.assert_allclose(found[f"layer_{layer}"], expected.layers[layer], rtol=1e-5)
     unit = GridEmbedder(partial(itself, encoder), role="query", normalize=True)({"text": sentences[:3]})
-    np.testing.assert_allclose(
-        unit["layer_6"], encoder.encode(sentences[:3]).at(Granularity(6, 16), normalize=True), atol=1e-6
-    )
+    assert_close(unit["layer_6"], encoder.encode(sentences[:3]).at(Granularity(6, 16), normalize=True))
     empty = embedder({"id": [], "text": []})
     assert empty["layer_2"].shape == (0, 16) and empty["layer_2"].dtype == np.float32
 

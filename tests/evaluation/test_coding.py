@@ -11,6 +11,7 @@ from m3bert.encode.coding import Coder, PackedIndex, code_vectors, require_quant
 from m3bert.encode.search import exact_search
 from m3bert.modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import assert_close
 
 
 pytest.importorskip("sentence_transformers", reason="vectors in 8 bits or 1 need sentence-transformers")
@@ -56,8 +57,8 @@ def test_a_search_equals_comparing_with_every_document(code, dim):
     for query, found, order in zip(queries.numpy(), scores, rows, strict=True):
         expected = naive_scores(query, documents.numpy(), code)
         assert len(set(order)) == 10
-        np.testing.assert_allclose(found, expected[order], atol=1e-6)
-        np.testing.assert_allclose(found, np.sort(expected)[::-1][:10], atol=1e-6)
+        assert_close(found, expected[order])
+        assert_close(found, np.sort(expected)[::-1][:10])
 
 
 @pytest.mark.parametrize("dim", [5, 16, 32])
@@ -67,8 +68,8 @@ def test_a_learned_code_is_searched_by_hamming_distance(code, dim):
     scores, rows = PackedIndex.pack(documents, code, dim, quantizer).search(queries, 200)
     codes, others = (quantizer.encode(vectors, code, dim) for vectors in (queries, documents))
     expected = 2 * quantizer.hamming(codes, others).numpy() - 1
-    np.testing.assert_allclose(scores, np.take_along_axis(expected, rows, axis=1), atol=1e-6)
-    np.testing.assert_allclose(scores, np.sort(expected, axis=1)[:, ::-1], atol=1e-6)
+    assert_close(scores, np.take_along_axis(expected, rows, axis=1))
+    assert_close(scores, np.sort(expected, axis=1)[:, ::-1])
 
 
 @pytest.mark.parametrize("dim", [5, 32])

@@ -14,6 +14,7 @@ from m3bert.encode import encoder as encoding
 from m3bert.evaluation import GridEncoder
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import assert_close
 from tests.modeling_m3bert.static_models import give_table
 from tests.trainers.tiny_run import count_forwards, run_two
 
@@ -181,10 +182,10 @@ def test_two_processes_fill_one_folder_and_the_command_one_table(encoder, senten
     expected = encoder.encode(sentences[:19])
     for layer in GRID.layers:
         found = torch.from_numpy(np.load(tmp_path / "vectors" / f"layer_{layer}.npy"))
-        torch.testing.assert_close(found, expected.layers[layer], atol=1e-6, rtol=1e-6)
+        assert_close(found, expected.layers[layer])
     table = Dataset.from_parquet(str(tmp_path / "out" / "embeddings.parquet"), cache_dir=str(tmp_path / "cache"))
     assert table["text"][:] == sentences[:19]
-    torch.testing.assert_close(torch.tensor(table["layer_6"][:]), expected.layers[6], atol=1e-6, rtol=1e-6)
+    assert_close(torch.tensor(table["layer_6"][:]), expected.layers[6])
 
 
 def test_prompts_stand_before_texts_of_their_role(encoder, sentences):

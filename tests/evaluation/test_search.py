@@ -11,6 +11,7 @@ import torch
 from m3bert.encode import search
 from m3bert.encode.search import ExactIndex, products_share
 from m3bert.evaluation import exact_search, ranking_scores, rerank
+from tests.conftest import assert_close
 
 
 def naive_ranking(ranked, relevant, cutoffs):
@@ -72,7 +73,7 @@ def test_both_engines_find_the_nearest(monkeypatch, engine):
     cosines, rows = ExactIndex(documents).search(queries, 5)
     expected = torch.nn.functional.cosine_similarity(queries[:, None], documents[None], dim=2)
     assert (rows == expected.argsort(dim=1, descending=True)[:, :5].numpy()).all()
-    np.testing.assert_allclose(cosines, np.take_along_axis(expected.numpy(), rows, axis=1), atol=1e-6)
+    assert_close(cosines, np.take_along_axis(expected.numpy(), rows, axis=1))
 
 
 def test_half_precision_and_zeros_can_be_searched():

@@ -25,7 +25,7 @@ from m3bert.trainers import (
     nested_states,
     truncate,
 )
-from tests.conftest import WORDS, quiet, tiny_config
+from tests.conftest import WORDS, assert_close, quiet, tiny_config
 from tests.trainers.tiny_run import run_two
 
 
@@ -337,7 +337,7 @@ def test_a_static_state_leaves_out_special_tokens_and_those_of_a_short_prompt(mo
     with_prompt, plain = (pooled(model, tiny_tokenizer, [text], [0])[0] for text in ("for the list", "list"))
     assert torch.allclose(with_prompt, plain, rtol=1e-5, atol=1e-6) is not counts
     rows = [pooled(model, tiny_tokenizer, [word], [0])[0] for word in ("for", "the", "list")]
-    torch.testing.assert_close(with_prompt, sum(rows) / (3 if counts else 1), atol=1e-6, rtol=1e-6)
+    assert_close(with_prompt, sum(rows) / (3 if counts else 1))
     assert not pooled(model, tiny_tokenizer, [""], [0])[0].any()
 
 

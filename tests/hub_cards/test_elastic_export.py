@@ -16,6 +16,7 @@ from m3bert.hub_cards.router_export import export_router
 from m3bert.hub_cards.static_export import export_static
 from m3bert.modeling.auto_m3bert import load_model
 from m3bert.trainers import Granularity, Projection
+from tests.conftest import assert_close
 from tests.elastic_repositories import KINDS, PATH, VOCABULARY, WIDTH, save_elastic
 
 
@@ -69,7 +70,7 @@ def test_embeddings_are_those_of_the_granularity(pooling, normalize, tmp_path, t
         folder = tmp_path / str(granularity)
         export_native(checkpoint, folder, granularity)
         expected = with_code(tmp_path / "model", granularity.layer, granularity.dim)
-        torch.testing.assert_close(vectors(folder), expected, atol=1e-6, rtol=0)
+        assert_close(vectors(folder), expected)
 
 
 def test_a_depth_that_reads_the_table_is_exported_with_its_state_only_map(tmp_path, tiny_tokenizer):
@@ -86,7 +87,7 @@ def test_a_published_projection_follows_the_exit(tmp_path, tiny_tokenizer):
     for dim in (12, 8):
         export_native(Checkpoint(tmp_path / "model"), tmp_path / str(dim), Granularity(4, dim))
         expected = with_code(tmp_path / "model", 4)[:, :dim]
-        torch.testing.assert_close(vectors(tmp_path / str(dim)), expected, atol=1e-6, rtol=0)
+        assert_close(vectors(tmp_path / str(dim)), expected)
 
 
 def test_the_settings_of_the_source_are_kept(tmp_path, tiny_tokenizer):
@@ -127,13 +128,8 @@ def test_a_router_embeds_queries_by_a_path_and_documents_by_all_layers(tmp_path,
     save_elastic(tmp_path / "model", tiny_tokenizer, table=False, normalize=True)
     export_router(Checkpoint(tmp_path / "model"), tmp_path / "router", Granularity(4, 32))
     router = library.SentenceTransformer(str(tmp_path / "router"), device="cpu")
-    torch.testing.assert_close(
-        router.encode_query(TEXTS, convert_to_tensor=True), with_code(tmp_path / "model", 4), atol=1e-6, rtol=0
-    )
+    assert_close(router.encode_query(TEXTS, convert_to_tensor=True), with_code(tmp_path / "model", 4))
     full = library.SentenceTransformer(str(tmp_path / "model"), device="cpu")
-    torch.testing.assert_close(
-        router.encode_document(TEXTS, convert_to_tensor=True),
-        full.encode_document(TEXTS, convert_to_tensor=True),
-        atol=1e-6,
-        rtol=0,
+    assert_close(
+        router.encode_document(TEXTS, convert_to_tensor=True), full.encode_document(TEXTS, convert_to_tensor=True)
     )

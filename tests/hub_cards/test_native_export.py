@@ -17,7 +17,7 @@ from m3bert.hub_cards.native_export import export_native, lost_layers
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.modeling import EmbeddingSettings, M3BertForMaskedLM, M3BertForTokenClassification, M3BertModel
 from m3bert.trainers import Granularity, Grid, Projection
-from tests.conftest import tiny_config, write_modules
+from tests.conftest import assert_close, tiny_config, write_modules
 from tests.modeling_m3bert.test_native_m3bert import BIASES, POST_NORM
 from tests.published import GRID, assert_served, contrastive_trainer, evaluated, save_with_exits
 from tests.static_checkpoints import LONGEST, PROMPTS, save_static, state_only_model
@@ -81,11 +81,11 @@ def test_embeddings_are_those_of_the_granularity(kind, size, request, tmp_path, 
     granularity = Grid.parse(size).full if size else Checkpoint(source).full
     expected = embeddings(Checkpoint(source), texts, granularity)
     assert native.full == granularity and native.config.model_type == "bert"
-    torch.testing.assert_close(embeddings(native, texts, granularity), expected, atol=1e-6, rtol=0)
+    assert_close(embeddings(native, texts, granularity), expected)
     library = pytest.importorskip("sentence_transformers")
     model = library.SentenceTransformer(str(tmp_path), device="cpu")
     vectors = model.encode(texts, convert_to_tensor=True)
-    torch.testing.assert_close(vectors, expected, atol=1e-6, rtol=0)
+    assert_close(vectors, expected)
     assert model.max_seq_length == Checkpoint(source).max_length
     assert_served(tmp_path)
     assert not list(tmp_path.glob("*.py")) and "auto_map" not in json.loads((tmp_path / "config.json").read_text())

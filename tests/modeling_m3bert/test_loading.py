@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoModelForMaskedLM, BertConfig, BertModel
 
 from benchmarks.elastic_loading import measure
 from m3bert.modeling import EmbeddingSettings, M3BertForMaskedLM, M3BertForSequenceClassification, M3BertModel
-from tests.conftest import padded_batch, tiny_config, write_modules
+from tests.conftest import assert_close, padded_batch, tiny_config, write_modules
 from tests.modeling_m3bert.test_modeling_m3bert import SWITCHES
 
 
@@ -36,7 +36,7 @@ def test_cutting_equals_slicing(tmp_path, switches, attention):
                 tmp_path, output_layer=layer, output_dim=dim, attn_implementation=attention
             )
             for found in (exited, cut(**batch)):
-                torch.testing.assert_close(found.last_hidden_state, expected, atol=1e-6, rtol=1e-5)
+                assert_close(found.last_hidden_state, expected)
             assert len(cut.layers) == layer
 
 

@@ -309,7 +309,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModel
 quantizer = AutoModel.from_pretrained("model", subfolder="quantizer", trust_remote_code=True)
-for name in ("modeling_m3bert", "trainers"):
+for name in ("m3bert", "modeling_m3bert"):
     try:
         __import__(name)
         raise SystemExit("the project is visible")

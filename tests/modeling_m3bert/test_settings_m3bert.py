@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from m3bert.modeling import EmbeddingSettings
-from tests.conftest import write_modules
+from tests.conftest import assert_close, write_modules
 
 
 def write_two_maps(folder: Path, *, bias: bool = False) -> list[nn.Linear]:
@@ -38,7 +38,7 @@ def test_two_maps_in_a_row_are_one(tmp_path):
     maps, vectors = write_two_maps(tmp_path), torch.randn(5, 32)
     settings = EmbeddingSettings.read(tmp_path)
     assert settings.normalize and settings.projection.out_features == 16
-    torch.testing.assert_close(settings.projection(vectors), maps[1](maps[0](vectors)), atol=1e-6, rtol=1e-5)
+    assert_close(settings.projection(vectors), maps[1](maps[0](vectors)))
 
 
 def test_the_modules_of_the_library_are_read_alike(tmp_path):
@@ -49,7 +49,7 @@ def test_the_modules_of_the_library_are_read_alike(tmp_path):
     for its in dense:
         states.append(its({"sentence_embedding": states[-1] if states else vectors})["sentence_embedding"])
     found = EmbeddingSettings.read(tmp_path).projection(vectors)
-    torch.testing.assert_close(found, states[-1], atol=1e-6, rtol=1e-5)
+    assert_close(found, states[-1])
 
 
 Change = Callable[[Any], Any]

@@ -14,6 +14,7 @@ from datasets import Dataset, load_from_disk
 from m3bert.commands import embed
 from m3bert.evaluation import GridEncoder
 from m3bert.trainers import Granularity, Grid
+from tests.conftest import assert_close
 from tests.trainers.tiny_run import start_two
 
 
@@ -44,7 +45,7 @@ def test_arrays_rows_and_tables_are_written(tiny_checkpoint, files, expected, tm
     assert "11 texts at 2,6x8,16" in capsys.readouterr().out
     for layer in (2, 6):
         array = np.load(tmp_path / "npy" / f"layer_{layer}.npy", mmap_mode="r")
-        np.testing.assert_allclose(array, expected.layers[layer], rtol=1e-5, atol=1e-6)
+        assert_close(array, expected.layers[layer])
     halves = ["--format", "datasets", "--dtype", "float16"]
     embed.main(command_line(tiny_checkpoint, files, tmp_path / "rows", *halves))
     embed.main(command_line(tiny_checkpoint, files, tmp_path / "table", "--format", "parquet"))
@@ -93,7 +94,7 @@ def test_vectors_are_normalised_after_truncation(tiny_checkpoint, files, expecte
     embed.main(command_line(tiny_checkpoint, files, tmp_path / "out", *options))
     table = Dataset.from_parquet(str(tmp_path / "out" / "embeddings.parquet"), cache_dir=str(tmp_path / "cache"))
     unit = expected.at(Granularity(2, 8), normalize=True)
-    np.testing.assert_allclose(np.array(table["layer_2"][:]), unit, atol=1e-6)
+    assert_close(np.array(table["layer_2"][:]), unit)
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_several_processes_fill_the_same_arrays(tiny_checkpoint, files, expected
     done = start_two(code, "embed", *command_line(tiny_checkpoint, files, tmp_path))
     assert ["11 texts at 2,6x8,16" in each.stdout for each in done] == [True, False], "the first process reports"
     for layer in (2, 6):
-        np.testing.assert_allclose(np.load(tmp_path / f"layer_{layer}.npy"), expected.layers[layer], atol=1e-6)
+        assert_close(np.load(tmp_path / f"layer_{layer}.npy"), expected.layers[layer])
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from m3bert.encode.states import PooledStates
 from m3bert.trainers import NestedBatch
+from tests.conftest import assert_close
 
 
 TAU = 0.1
@@ -52,4 +53,4 @@ def assert_same(objective, leaves, expected):
     inputs = [leaf for columns in leaves.values() for leaf in columns]
     actual, wanted = (torch.autograd.grad(x, inputs, materialize_grads=True) for x in (loss, expected))
     for one, other in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-7, rtol=1e-5)
+        assert_close(one, other)

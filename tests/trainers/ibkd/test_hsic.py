@@ -8,6 +8,7 @@ from torch import nn
 
 from m3bert.encode.states import PooledStates
 from m3bert.trainers import HSIC, Grid, NestedBatch, NestedModel
+from tests.conftest import assert_close
 from tests.trainers.taught_texts import (
     COLUMNS,
     GRID,
@@ -85,7 +86,7 @@ def test_hsic_with_cached_gradients_is_that_of_the_whole_batch(tiny_tokenizer):
         NestedModel(model, HSIC(Grid.parse("4,6x8,32"), gamma=0.1), mini_batch_size)(**batch)["loss"].backward()
         found.append(model.embed_tokens.weight.grad)
     for gradient in found[1:]:
-        torch.testing.assert_close(gradient, found[0], atol=1e-7, rtol=1e-4)
+        assert_close(gradient, found[0])
 
 
 @pytest.mark.parametrize(

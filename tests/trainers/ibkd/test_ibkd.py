@@ -26,7 +26,7 @@ from m3bert.trainers import (
     Teacher,
     TeacherContrast,
 )
-from tests.conftest import quiet, tiny_config
+from tests.conftest import assert_close, quiet, tiny_config
 from tests.trainers.tiny_run import assert_same_weights, quiet_model, run_two
 
 
@@ -115,7 +115,7 @@ def test_all_columns_are_taught_and_joined_texts_are_the_key(tiny_tokenizer, enc
     trainer.train()
     joined = f"{sentences[0]} </s> {sentences[16]}"
     expected = torch.from_numpy(SentenceTransformer(str(encoder_folder)).encode([joined, sentences[32]]))
-    torch.testing.assert_close(trainer.teacher.of([joined, sentences[32]]), expected, atol=1e-6, rtol=1e-6)
+    assert_close(trainer.teacher.of([joined, sentences[32]]), expected)
 
 
 def finetuner(model, tokenizer, sentences, folder, **changes) -> IBKDFinetuningTrainer:
@@ -223,7 +223,7 @@ def test_the_texts_of_a_stream_are_embedded_before_training(tiny_tokenizer, enco
     args = IBKDConfig(**quiet(tmp_path, text_columns=["text"], max_steps=1, **changes))
     trainer = IBKDTrainer(quiet_model().model, args, tiny_tokenizer, stream)
     expected = Teacher(str(encoder_folder)).embed(sentences, tmp_path / "other")
-    torch.testing.assert_close(trainer.teacher.of(sentences), expected.of(sentences), atol=1e-6, rtol=1e-6)
+    assert_close(trainer.teacher.of(sentences), expected.of(sentences))
     trainer.train()
     assert trainer.state.global_step == 1
 

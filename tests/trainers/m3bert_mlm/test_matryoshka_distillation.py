@@ -14,7 +14,7 @@ from m3bert.trainers import (
     MultigranularMLM,
     NestedModel,
 )
-from tests.conftest import quiet
+from tests.conftest import assert_close, quiet
 from tests.trainers.tiny_run import (
     GRID,
     assert_same_weights,
@@ -80,7 +80,7 @@ def test_loss_and_gradients_are_those_of_whole_logits(text, pairs, direction):
         torch.autograd.grad(expected, parameters, materialize_grads=True, allow_unused=True),
         strict=True,
     ):
-        torch.testing.assert_close(actual, value, atol=1e-6, rtol=1e-4)
+        assert_close(actual, value)
 
 
 def test_the_papers_values_are_the_defaults_and_terms_have_names():

@@ -29,7 +29,7 @@ from m3bert.trainers import (
     fit_exits,
 )
 from m3bert.trainers.qama.trainer import sample_of
-from tests.conftest import quiet, tiny_config, write_modules
+from tests.conftest import assert_close, quiet, tiny_config, write_modules
 from tests.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights
 
@@ -122,7 +122,7 @@ def test_thresholds_at_the_end_are_quantiles_of_the_training_texts(published, ti
     with torch.no_grad():
         transformed = trainer.quantizer(sample_of(trainer.teacher))
     expected = np.quantile(transformed.numpy(), [0.25, 0.5, 0.75], axis=0)
-    np.testing.assert_allclose(trainer.quantizer.thresholds("2").numpy(), expected, atol=1e-6)
+    assert_close(trainer.quantizer.thresholds("2").numpy(), expected)
 
 
 def test_a_frozen_encoder_stays_what_it_was(published, tiny_tokenizer, tmp_path):

@@ -10,7 +10,7 @@ from m3bert.encode import batch as column_states
 from m3bert.encode.packed_rows import PACKABLE, REFUSED, Flattened
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.trainers import Contrastive, Grid, MultigranularMLM, NestedModel, nested_states
-from tests.conftest import tiny_config
+from tests.conftest import assert_close, tiny_config
 from tests.trainers.core.test_states import EXTRA, SIZES, backbone
 
 
@@ -101,7 +101,7 @@ def test_states_at_every_layer_are_those_of_the_document_alone(model_type):
         for places in documents(batch):
             alone = nested_states(model, {"input_ids": batch["input_ids"][places][None]}, [0, 2, 4])
             for layer, state in states.layers.items():
-                torch.testing.assert_close(state[places], alone.layers[layer][0], atol=1e-6, rtol=1e-6)
+                assert_close(state[places], alone.layers[layer][0])
     assert torch.equal(states.attention_mask, (batch["document_ids"] > 0).long())
 
 
@@ -127,7 +127,7 @@ def test_flash_attention_gets_all_documents_in_one_row():
         expected = nested_states(model, batch, [4]).layers[4]
         found = flat.padded(model(**flat.inputs).last_hidden_state)
     real = batch["document_ids"] > 0
-    torch.testing.assert_close(found[real], expected[real], atol=1e-6, rtol=1e-6)
+    assert_close(found[real], expected[real])
 
 
 def test_a_cpu_encodes_documents_in_rows_of_their_own():
