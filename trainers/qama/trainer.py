@@ -46,7 +46,7 @@ class QAMAConfig(DistillationConfig):
             once, from texts of up to `teacher_max_length` tokens. `False` trains the encoder with it.
         codes (`list[str]`, *optional*): Codes whose similarities are trained. All codes can be used afterwards.
             Default: `qama-2` and `qama-hybrid`. Without `quantized_gradient`, only distances from their thresholds
-            are.
+            are trained.
         quantizer_config (`dict`, *optional*): Arguments of [`M3BertQuantizerConfig`], as JSON or a YAML mapping. The
             paper's are `{skip: none, intermediate_size: 12288}`.
         quantized_gradient (`bool`, *optional*, defaults to `False`): Pass a gradient through quantisation, which the
