@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -48,7 +49,10 @@ def fixed_seed() -> None:
 def assert_close(found: Any, expected: Any, share: float = 1e-5, msg: str | None = None) -> None:
     """Compare two computations of the same numbers in float32. Processors round them differently, and in sums the
     error grows with the largest terms: the tolerance is a share of the largest value, and never below that of 1e-2."""
-    found, expected = (torch.as_tensor(value).detach().double() for value in (found, expected))
+    found, expected = (
+        torch.as_tensor(value.copy() if isinstance(value, np.ndarray) else value).detach().double()
+        for value in (found, expected)
+    )
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     torch.testing.assert_close(found, expected, rtol=share, atol=share * max(largest, 1e-2), msg=msg)
 

@@ -51,7 +51,7 @@ class NestedTrainer(Trainer):
     - A loss that is not finite stops the run before the update.
     - A checkpoint has the backbone in the format of `from_pretrained`, and the objective's own parameters in a
       separate file, which [`~NestedTrainer.save_model`] does not write.
-    - Only the optimizer's state and the random states are pickled, which are needed to resume. It is read with
+    - Only the optimizer's state and the random state are pickled, which are needed to resume. It is read with
       `weights_only`: a file that holds anything but tensors and numbers is refused.
     - A stream is shuffled anew in each epoch, and each rank trains on rows of its own ([`Epochs`]).
 
@@ -187,7 +187,7 @@ class NestedTrainer(Trainer):
             super()._load_optimizer_and_scheduler(checkpoint)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
-        with reading(f"The random states in {checkpoint}"):
+        with reading(f"The random state in {checkpoint}"):
             super()._load_rng_state(checkpoint)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
