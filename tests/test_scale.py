@@ -136,6 +136,7 @@ def test_the_slurm_script_starts_torchrun_with_options_that_it_and_the_command_k
     assert command == "train" and args.resume_from_checkpoint == "auto" and data.train_files == ["triplets.csv"]
 
 
+@pytest.mark.slow
 def test_a_line_trains_in_two_processes(folder):
     assert len(run(folder, LINES[QUICK])) == 3
 

@@ -264,11 +264,8 @@ def test_a_graph_has_the_exit_of_its_layer_and_no_other(tiny_tokenizer, tmp_path
     ("granularity", "pooling", "paths"),
     [
         (Granularity(0, 8), "mean", {}),
-        (Granularity(0, 32), "cls", {}),
-        (Granularity(2, 8), "mean", {}),
         (Granularity(2, 32), "cls", {}),
         (Granularity(2, 8), "mean", {2: [1, 3]}),
-        (Granularity(2, 32), "cls", {2: [2, 3]}),
         (Granularity(3, 20), "lasttoken", {}),
     ],
     ids=str,

@@ -103,6 +103,7 @@ def test_the_page_compares_the_library_or_texts_of_its_own(encoder, sentences):
         assert {row[2] for row in chosen.value["data"]} <= {*known} and len(chosen.value["data"]) == min(5, len(known))
 
 
+@pytest.mark.slow
 def test_a_space_runs_from_its_folder(tmp_path):
     pytest.importorskip("gradio", reason="the page needs gradio")
     folder = tmp_path / "space"

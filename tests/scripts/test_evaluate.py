@@ -70,6 +70,7 @@ def test_results_say_how_they_were_computed_and_belong_to_the_same_weights(tiny_
     assert any(score.value != other.value for score, other in zip(plain.scores, mixed.scores, strict=True))
 
 
+@pytest.mark.slow
 def test_latency_in_onnxruntime_is_beside_that_in_torch(tiny_checkpoint, data, tmp_path, capsys):
     pytest.importorskip("onnxscript", reason="needs the extra onnx")
     line = ["--model_name_or_path", tiny_checkpoint, "--grid", "2,6x8", "--tasks", "stsb"]

@@ -197,6 +197,7 @@ def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push,
             assert torch.equal(outputs[name], model(**batch)[0]), name
 
 
+@pytest.mark.slow
 def test_both_sides_of_asymmetric_search_come_back_without_code(hub, push, in_process, tmp_path, tiny_tokenizer):
     folder = tmp_path / "exits"
     save_static(folder, tiny_tokenizer)
@@ -415,6 +416,7 @@ def adapter(tmp_path, tiny_tokenizer, sentences) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_an_adapter_comes_back_on_its_base(adapter, hub, push, in_process):
     """As a repository of peft, in every library; and the examples of its card run, as they stand there."""
     line = [adapter / "adapter", "user/adapter", "--base_model", "user/base"]
