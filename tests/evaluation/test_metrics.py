@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -98,7 +99,10 @@ class ErrorRate(evaluate.Metric):
 
 def test_a_metric_of_the_library_reads_the_labelled_tokens(tmp_path, monkeypatch):
     monkeypatch.setattr("evaluate.config.HF_EVALUATE_CACHE", tmp_path / "cache")
-    monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", tmp_path / "modules")
+    monkeypatch.setattr("evaluate.config.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.syspath_prepend(tmp_path / "modules")
+    for name in [name for name in sys.modules if name.startswith("evaluate_modules")]:
+        monkeypatch.delitem(sys.modules, name)  # of another test, from another cache
     (tmp_path / "error_rate.py").write_text(ERROR_RATE)
     labels, logits = np.array([[1, -100, 2], [0, 2, -100]]), np.random.default_rng(0).normal(size=(2, 3, 3))
     known = labels != -100
