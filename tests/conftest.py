@@ -4,8 +4,11 @@ hub on this machine, and a bare process."""
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +42,15 @@ class HiddenProject(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, HiddenProject())
 """
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let libraries leave their caches and sockets in a temporary folder that is removed at the end."""
+    outer = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of `tmp_path`, as always
+    folder = tempfile.mkdtemp(prefix="m3bert-", dir=outer)
+    os.environ |= {"TMPDIR": folder, "RAY_TMPDIR": folder}
+    tempfile.tempdir = folder
+    config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
 @pytest.fixture(autouse=True)
