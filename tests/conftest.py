@@ -46,10 +46,8 @@ sys.meta_path.insert(0, HiddenProject())
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let libraries leave their caches and sockets in a temporary folder that is removed at the end."""
-    outer = os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # of `tmp_path`, as always
-    folder = tempfile.mkdtemp(prefix="m3bert-", dir=outer)
-    os.environ |= {"TMPDIR": folder, "RAY_TMPDIR": folder}
-    tempfile.tempdir = folder
+    folder = tempfile.mkdtemp(prefix="m3bert-")
+    os.environ |= dict.fromkeys(("GRADIO_TEMP_DIR", "RAY_TMPDIR", "TORCHINDUCTOR_CACHE_DIR"), folder)
     config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
 
 

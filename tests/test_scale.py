@@ -88,6 +88,7 @@ def commands(line: str) -> list[list[str]]:
 def run(folder: Path, line: str) -> list[float]:
     """The losses of a line's run."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["TMPDIR"] = str(folder)  # where torchrun keeps its logs
     started = [
         subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         for command in commands(line)
@@ -164,6 +165,7 @@ def test_a_dead_process_ends_the_run_which_can_continue(folder):
     (command,) = commands(line)
     command += ["--save_steps", "1", "--max_steps", "100000"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment["TMPDIR"] = str(folder)  # where torchrun keeps its logs
     output = folder / "runs" / "dead"
     launcher = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
