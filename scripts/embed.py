@@ -76,7 +76,7 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Partia
     """Embed the texts of all files: arrays by all processes together, the others by the first one."""
     with state.main_process_first():
         dataset = load_files(options.files)
-    require_columns(dataset, fields_of(options.text_column))
+    require_columns(dataset, fields_of(options.text_column), ", ".join(options.files))
     role: Role = "document" if options.document else "query"
     load = partial(load_encoder, encoding, DTYPES[options.dtype])
     embedder = GridEmbedder(load, options.text_column, role, options.normalize)

@@ -121,8 +121,8 @@ def fit_to_files(model: Any, tokenizer: Any, files: Sequence[str], options: Name
 
     compute, kept = compute_of(options), model.dtype
     datasets = {file: load_files([file], streaming=True) for file in files}
-    for dataset in datasets.values():
-        require_columns(dataset, [options.text_column])
+    for file, dataset in datasets.items():
+        require_columns(dataset, [options.text_column], file)
 
     def texts_of(dataset: Any) -> Iterator[str]:
         return (row[options.text_column] or "" for row in dataset)
@@ -240,12 +240,14 @@ def main(arguments: list[str]) -> None:
 
     from transformers import AutoModel, AutoTokenizer
 
+    from ..modeling import EmbeddingSettings
     from ..modeling.settings_m3bert import safetensors_only
 
     source, revision = options.source, options.revision
     loading = {"revision": revision, "trust_remote_code": options.trust_remote_code}
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
         with naming(source):
+            EmbeddingSettings.find(source, revision=revision)  # exits that were fitted to another pooling are wrong
             model = AutoModel.from_pretrained(source, **safetensors_only(source), **loading)
             tokenizer = AutoTokenizer.from_pretrained(source, **loading)
         fit = fit_to_files(model, tokenizer, options.files, options)

@@ -180,15 +180,6 @@ def smallest_on_all_ranks(number: int, device: torch.device) -> int:
     return int(smallest)
 
 
-def equal_on_all_ranks(text: str) -> bool:
-    """Whether every rank passes the same text."""
-    if world_size() == 1:
-        return True
-    found: list[Any] = [None] * world_size()
-    distributed.all_gather_object(found, text)
-    return len(set(found)) == 1
-
-
 class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:

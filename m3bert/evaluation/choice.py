@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import mean
 
@@ -120,16 +120,6 @@ class Choice:
             f"Deploy {self.granularity}{queries}: quality {self.quality:.3f}, {self.memory_gb:.3g} GB "
             f"({self.bytes_per_vector} bytes per vector){time}. Search: {search}."
         )
-
-
-def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points (cost, quality) on the Pareto front, cheapest first: no other point is better at the same
-    or a lower cost, or cheaper at the same or a higher quality. Of equal points, only the first is returned."""
-    front: list[int] = []
-    for index in sorted(range(len(points)), key=lambda i: (points[i][0], -points[i][1], i)):
-        if not front or points[index][1] > points[front[-1]][1]:
-            front.append(index)
-    return front
 
 
 def two_stage_plans(results: GridResults, tasks: Iterable[str], granularity: Granularity) -> list[SearchPlan]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
 
 from m3bert.evaluation import AsymmetricSearch, GridResults, Latency, RescoredSearch, Score, TwoStageSearch
-from m3bert.evaluation.choice import Budget, choose, deployments, pareto_front
+from m3bert.evaluation.choice import Budget, choose, deployments
 
 
 QUALITY = {"2x8": 0.30, "2x32": 0.40, "6x8": 0.45, "6x32": 0.50}
@@ -113,19 +112,6 @@ def test_nothing_that_fits_names_the_best_of_each_quantity(results):
     assert choose(results, RETRIEVAL, Budget(1000)).latency_ms is None
     with pytest.raises(ValueError, match=r"the lowest latency inf ms \(inf: not measured\)"):
         choose(results, RETRIEVAL, Budget(1000, latency_ms=6))
-
-
-def test_the_pareto_front_is_what_nothing_beats():
-    draw = random.Random(0)
-    points = [(draw.randint(1, 9), draw.randint(1, 9)) for _ in range(40)]
-
-    def beaten(index):
-        cost, value = points[index]
-        return any(c <= cost and v >= value and (c, v) != (cost, value) for c, v in points)
-
-    front = pareto_front(points)
-    assert {points[index] for index in front} == {points[i] for i in range(40) if not beaten(i)}
-    assert [points[index][0] for index in front] == sorted({points[index][0] for index in front})
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from hashlib import sha256
 from pathlib import Path
@@ -209,9 +211,19 @@ def test_what_is_wrong_is_said(source, files, tmp_path):
         convert([source, str(tmp_path / "out"), "--fit_exits", files[0], "--encoder_only"])
     with pytest.raises(ValueError, match="a path must end in the last layer, 3"):
         fit([source, str(tmp_path / "out"), "--files", files[0], "--depths", "1,2", "2-2"])
-    with pytest.raises((KeyError, ValueError), match="text"):
-        convert([source, str(tmp_path / "out"), "--fit_exits", files[1]])
+    for command, option in ((convert, "--fit_exits"), (fit, "--files")):
+        with pytest.raises(ValueError, match=rf"^{re.escape(files[1])} lacks the column\(s\) text; it has body"):
+            command([source, str(tmp_path / "out"), option, files[1]])
     assert not (tmp_path / "out").exists()
+
+
+def test_settings_that_cannot_be_read_stop_the_fit(source, files, tmp_path):
+    """Exits that are fitted to another pooling than the published one are wrong."""
+    shutil.copytree(source, tmp_path / "broken")
+    write_modules(tmp_path / "broken", width=20, pooling="cls")
+    (tmp_path / "broken" / "1_Pooling" / "config.json").unlink()
+    with pytest.raises(OSError, match="1_Pooling/config.json"):
+        fit([str(tmp_path / "broken"), str(tmp_path / "out"), "--files", files[0]])
 
 
 def test_embedding_gemma_keeps_its_two_maps_after_the_pooling(files, tmp_path, tiny_tokenizer, capsys):

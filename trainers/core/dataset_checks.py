@@ -10,16 +10,16 @@ from transformers import TrainingArguments
 from .streams import column_names_of
 
 
-def require_columns(dataset: Any, columns: Iterable[str]) -> None:
+def require_columns(dataset: Any, columns: Iterable[str], name: str = "The dataset") -> None:
     """
-    Check that a dataset or stream has columns.
+    Check that a dataset or stream, which the message calls `name`, has columns.
 
     Raises:
         ValueError: if it lacks one. The message names the columns found.
     """
     found = column_names_of(dataset)
     if missing := [column for column in columns if column not in found]:
-        raise ValueError(f"The dataset lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.")
+        raise ValueError(f"{name} lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.")
 
 
 def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The training set") -> None:
