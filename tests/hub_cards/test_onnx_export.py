@@ -221,8 +221,10 @@ def test_nothing_of_this_machine_is_in_a_file(files, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("smaller", "share", "lowest"), [(quantize_onnx, 0.3, 0.97), (halve_onnx, 0.55, 0.999)])
-def test_smaller_numbers_make_smaller_files_and_keep_the_direction(real, tmp_path, smaller, share, lowest):
+@pytest.mark.parametrize(
+    ("smaller", "share", "lowest", "largest"), [(quantize_onnx, 0.3, 0.97, np.inf), (halve_onnx, 0.55, 0.999, 1e-3)]
+)
+def test_smaller_numbers_make_smaller_files_and_keep_the_direction(real, tmp_path, smaller, share, lowest, largest):
     encoder, written = real
     file = written[Granularity(6, 384)]
     small = smaller(file, tmp_path / "small.onnx")
@@ -230,7 +232,8 @@ def test_smaller_numbers_make_smaller_files_and_keep_the_direction(real, tmp_pat
     assert metadata(small).items() >= metadata(file).items()
     sentences = ["rain", "A man plays the guitar, and a crowd listens.", "What is a tuple?"]
     found, expected = (embed(open_session(each), encoder, sentences) for each in (small, file))
-    assert ((found * expected).sum(1) > lowest).all() and (found != expected).any() and found.dtype == np.float32
+    assert ((found * expected).sum(1) > lowest).all() and found.dtype == np.float32
+    assert 0 < np.abs(found - expected).max() < largest
 
 
 def test_a_graph_that_gives_something_else_is_not_written(encoder, files, tmp_path, monkeypatch):
