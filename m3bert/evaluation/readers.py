@@ -133,7 +133,11 @@ def _read_geometry(task: Task, read: Read) -> Geometry:
 
 
 def _read_bitext(task: Task, read: Read) -> BitextMining:
-    return BitextMining(_pairs(task, read)[1])
+    if not task.parallel:
+        return BitextMining(_pairs(task, read)[1])
+    sides = ((row["sentence1"] for row in read(split)) for split in task.splits)
+    first, second = zip(*dict.fromkeys(zip(*sides, strict=True)), strict=True)
+    return BitextMining({"sentence1": first, "sentence2": second})
 
 
 def _read_classification(task: Task, read: Read) -> Classification:

@@ -54,6 +54,8 @@ class Task:
             [`pairs_task`] and [`labels_task`].
         recall (`tuple[int, ...]`, *optional*, defaults to `(1, 10, 100)`): For retrieval: values of k for Recall@k.
             Those above the size of the collection are left out.
+        parallel (`bool`, *optional*, defaults to `False`): For bitext: whether two `splits` have the same sentences in
+            two languages, row by row in the column `sentence1`. Repeated ones are left out.
         about (`str`, *optional*): What its texts are, in a few words, for cards.
     """
 
@@ -67,6 +69,7 @@ class Task:
     builtin: bool = False
     read: Callable[[str], list[dict[str, Any]]] | None = None
     recall: tuple[int, ...] = (1, 10, 100)
+    parallel: bool = False
     about: str = ""
 
 
@@ -166,6 +169,7 @@ TASKS: dict[str, Task] = {
     )
 }  # fmt: skip
 BITEXT_LANGUAGES = ("ara", "bul", "cmn", "deu", "ell", "fra", "hin", "rus", "spa", "swh", "tha", "tur", "urd", "vie")
+XNLI_LANGUAGES = ("ar", "bg", "zh", "de", "el", "fr", "hi", "ru", "es", "sw", "th", "tr", "ur", "vi")
 STS_NAMES = tuple(name for name, task in TASKS.items() if task.task_type == "sts")
 CLASSIFICATION_NAMES = tuple(name for name, task in TASKS.items() if task.task_type == "classification")
 LOCAL_RETRIEVAL = ("cranfield", "cisi", "npl", "msmarco-mini")
@@ -180,14 +184,15 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "beir": ("scifact", "nfcorpus", "fiqa", "arguana"),
     "nanobeir": tuple(name for name in TASKS if name.startswith("nanobeir-")),
     "bitext": tuple(f"tatoeba-{language}" for language in BITEXT_LANGUAGES),
+    "xnli-pairs": tuple(f"xnli-pairs-{language}" for language in XNLI_LANGUAGES),
     "geometry": ("stsb-geometry",),
 }
 
 
 def find_task(name: str) -> Task:
     """
-    The task of this name: one of [`TASKS`], or one language of Tatoeba (`tatoeba-deu`, a code of three letters) or
-    XNLI (`xnli-de`, a code of two letters).
+    The task of this name: one of [`TASKS`], or one language of Tatoeba (`tatoeba-deu`, a code of three letters), of
+    XNLI (`xnli-de`, a code of two letters), or of XNLI's premises and their English originals (`xnli-pairs-de`).
 
     Raises:
         ValueError: if there is no such task. The message names the existing ones.
@@ -205,6 +210,10 @@ def find_task(name: str) -> Task:
             hub=HubData("mteb/tatoeba-bitext-mining", pair, splits={pair: "test"}),
             about=f"sentences in the language `{language}` and their English translations (Tatoeba)",
         )
+    if name.startswith("xnli-pairs-"):
+        other = name.removeprefix("xnli-pairs-")
+        about = f"sentences in the language `{other}` and their English originals (premises of XNLI)"
+        return Task(name, "bitext", "xnli", (f"{other}-dev", "en-dev"), parallel=True, about=about)
     if collection == "xnli" and language:
         split = f"{language}-dev"
         hub = HubData("facebook/xnli", language, NLI_COLUMNS, ENTAILED_OR_CONTRADICTED, {split: "validation"})
@@ -213,7 +222,7 @@ def find_task(name: str) -> Task:
             name, "pair_classification", "xnli", (split,), labels=ENTAILED_OR_CONTRADICTED, hub=hub, about=about
         )
     raise ValueError(
-        f"There is no task {name!r}. Tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE; "
+        f"There is no task {name!r}. Tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE, xnli-pairs-LANGUAGE; "
         f"groups: {', '.join(GROUPS)}."
     )
 

@@ -10,7 +10,7 @@ from datasets import Dataset
 
 from m3bert.evaluation import find_task, load_task
 from m3bert.evaluation.readers import read_rows
-from tests.evaluation_data import serve_datasets
+from tests.evaluation_data import serve_datasets, write_rows
 
 
 def test_a_task_without_data_says_where_it_was_looked_for(data):
@@ -89,3 +89,13 @@ def test_texts_that_come_with_python_need_no_folder():
     queries, documents = evaluator.texts["queries"], evaluator.texts["documents"]
     assert 800 <= len(queries) == len(documents) < 1000
     assert evaluator.relevant == [{row: 1.0} for row in range(len(queries))]
+
+
+def test_premises_of_two_languages_are_pairs_without_repetition(tmp_path):
+    for language, premises in (("de", ["A", "A", "B"]), ("en", ["a", "a", "b"])):
+        rows = [{"sentence1": premise, "sentence2": f"{row}"} for row, premise in enumerate(premises)]
+        write_rows(tmp_path / "xnli" / f"{language}-dev.jsonl.gz", rows)
+    pairs = load_task(find_task("xnli-pairs-de"), tmp_path)
+    assert pairs.task_type == "bitext" and {side: [*its] for side, its in pairs.texts.items()} == {
+        "sentence1": ["A", "B"], "sentence2": ["a", "b"],
+    }  # fmt: skip
