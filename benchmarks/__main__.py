@@ -31,6 +31,7 @@ NAMES = (
     "contrastive_memory",
     "objectives",
     "elastic_loading",
+    "fit_cost",
     "static_query",
     "grid_evaluation",
     "quantised_search",

@@ -38,6 +38,8 @@ KINDS: dict[str, dict[str, Any]] = {
         **SIZES, "num_key_value_heads": 2, "head_dim": 8, "bos_token_id": 0, "eos_token_id": 2, "sliding_window": 8,
         "use_bidirectional_attention": True,
     },
+    "llama": {**SIZES, "num_key_value_heads": 2},
+    "qwen3": {**SIZES, "num_key_value_heads": 2, "head_dim": 8},
 }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def test_hidden_states_are_those_of_the_depth(kind, tmp_path, tiny_tokenizer):
         assert type(loaded) is MODEL_MAPPING[type(config)]
         with torch.no_grad():
             expected = model.at(len(layers)) if len(layers) < 6 else model
-            caching = {"use_cache": False} if kind == "gemma3_text" else {}  # a view has no cache
+            caching = {"use_cache": False} if hasattr(config, "use_cache") else {}  # a view has no cache
             expected = type(loaded).forward(expected, input_ids=ids, **caching).last_hidden_state
             assert torch.equal(loaded(input_ids=ids).last_hidden_state, expected)
 
@@ -71,6 +71,45 @@ def test_embeddings_are_those_of_the_granularity(pooling, normalize, tmp_path, t
         export_native(checkpoint, folder, granularity)
         expected = with_code(tmp_path / "model", granularity.layer, granularity.dim)
         assert_close(vectors(folder), expected)
+
+
+BARE = """
+    import sys, torch, transformers
+    from sentence_transformers import SentenceTransformer
+    from transformers import AutoTokenizer
+    model, texts = transformers.{name}.from_pretrained("native").eval(), {texts}
+    inputs = AutoTokenizer.from_pretrained("native")(texts, return_tensors="pt", padding=True)
+    vectors = SentenceTransformer("native", device="cpu").encode(texts, prompt_name="query", convert_to_tensor=True)
+    with torch.no_grad():
+        states = model(**inputs).last_hidden_state
+    torch.save((vectors, states, inputs["attention_mask"]), "found.pt")
+    print(type(model).__module__, any("modeling_elastic" in name for name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "pooling"),
+    [
+        ("bert", "BertModel", "mean"), ("modernbert", "ModernBertModel", "cls"),
+        ("llama", "LlamaModel", "mean"), ("qwen3", "Qwen3Model", "lasttoken"),
+    ],
+)  # fmt: skip
+def test_a_path_is_a_plain_model_where_this_project_is_not_installed(
+    kind, name, pooling, tmp_path, tiny_tokenizer, run_bare
+):
+    """Post-norm, pre-norm and causal: the native class alone, and sentence-transformers without remote code."""
+    pytest.importorskip("sentence_transformers")
+    save_elastic(tmp_path / "model", tiny_tokenizer, kind, table=False, pooling=pooling, normalize=True)
+    export_native(Checkpoint(tmp_path / "model"), tmp_path / "native", Granularity(4, 16))
+    said = run_bare(BARE.format(name=name, texts=TEXTS)).split()
+    assert said == [f"transformers.models.{kind}.modeling_{kind}", "False"]
+    embedded, states, mask = torch.load(tmp_path / "found.pt")
+    assert_close(embedded, with_code(tmp_path / "model", 4, 16))
+    model = load_model(tmp_path / "model", output_layer=4).eval()
+    inputs = tiny_tokenizer(TEXTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        expected = model(**inputs, before_exit=True).last_hidden_state
+    assert_close(states[mask.bool()], expected[mask.bool()])
 
 
 def test_a_depth_that_reads_the_table_is_exported_with_its_state_only_map(tmp_path, tiny_tokenizer):

@@ -1,0 +1,70 @@
+"""
+Translations found by multilingual-e5-small, whole and trimmed to the tokens of the texts.
+
+    python -m benchmarks.reproduction.encoders e5 runs/e5
+    python -m benchmarks.reproduction.trimmed runs/e5                # five minutes
+
+`m3bert trim` keeps the tokens of the texts of some languages of Tatoeba. Both encoders then embed these texts. The
+score is the mean accuracy of both directions.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from transformers import AutoConfig
+
+from benchmarks.reproduction.exits import RESULTS
+from benchmarks.reproduction.paths import embed
+from benchmarks.reproduction.study import Scores, add_results
+from m3bert.commands import trim
+from m3bert.commands.command import argument_parser, run_command
+from m3bert.commands.sources import data_folder
+from m3bert.evaluation import find_task
+from m3bert.evaluation.readers import load_task
+from m3bert.trainers import Granularity
+
+
+TASKS = ("tatoeba-deu", "tatoeba-rus", "tatoeba-cmn")
+
+
+def main(arguments: list[str]) -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("source", type=Path, help="folder of the encoder")
+    source = parser.parse_args(arguments).source
+    tests = {name: load_task(find_task(name), data_folder()) for name in TASKS}
+    config = AutoConfig.from_pretrained(source)
+    size = Granularity(config.num_hidden_layers, config.hidden_size)
+    found: dict[str, dict[str, Scores]] = {"whole": {}, "trimmed": {}}
+    differences: list[float] = []
+    with TemporaryDirectory() as temporary:
+        folder, file = Path(temporary, "trimmed"), Path(temporary, "texts.jsonl")
+        texts = [text for test in tests.values() for side in test.texts.values() for text in side]
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+        trim.main([str(source), str(folder), "--files", str(file)])
+        kept = AutoConfig.from_pretrained(folder).vocab_size
+        for name, test in tests.items():
+            vectors = {
+                run: {side: embed(where, "queries", its) for side, its in test.texts.items()}
+                for run, where in (("whole", source), ("trimmed", folder))
+            }
+            for run, its in vectors.items():
+                scores = test.score(its)
+                found[run][name] = {size: sum(scores.values()) / len(scores)}
+            differences += [
+                float((one - vectors["trimmed"][side]).abs().max()) for side, one in vectors["whole"].items()
+            ]
+            print(name, {run: its[name][size] for run, its in found.items()}, max(differences), flush=True)
+    about = {
+        "command": "python -m benchmarks.reproduction.trimmed",
+        "settings": {"tokens": config.vocab_size, "tokens kept": kept},
+        "largest difference of a number of an embedding": max(differences),
+        "metric": "accuracy, mean of both directions; run -> seed -> test -> granularity",
+    }
+    add_results(RESULTS / "trimmed_e5.json", {run: {"0": its} for run, its in found.items()}, about)
+
+
+if __name__ == "__main__":
+    run_command(main)
