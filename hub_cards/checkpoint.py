@@ -55,7 +55,7 @@ TOKENIZER_FILES = (
 # What is published of a checkpoint beside its code and modules: no pickles, no optimizer state, no data.
 PUBLISHED = (
     *("config.json", "generation_config.json", "model.safetensors.index.json", "model.safetensors"),
-    *("model-*-of-*.safetensors", f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", RECORD_FILE),
+    *("model-*-of-*.safetensors", f"{EXTRAS_FOLDER}/{EXTRAS_FILE}", f"{EXTRAS_FOLDER}/to_target.npy", RECORD_FILE),
     *(MODULES_FILE, *ENCODER_FILES, SIMILARITY_FILE),
     *(f"{QUANTIZER_FOLDER}/{name}" for name in ("config.json", "model.safetensors", RECORD_FILE)),
     *(*TOKENIZER_FILES, *LICENSES),

@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> None:
             compute_of(options)  # refuses what is not there before the model is loaded
             model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
             fit = fit_to_files(model, tokenizer, options.fit_exits, options)
-            save_with_exits(model, tokenizer, options)
+            save_with_exits(model, tokenizer, options, fit)
             print(report(fit))
         else:
             chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}

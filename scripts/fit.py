@@ -13,6 +13,9 @@ listed. Depth 0 is a table look-up:
 
     m3bert fit SOURCE OUTPUT --files texts.txt --depths 2 1,2,5,6 1-3,10-12
 
+With `--target_vectors`, rows of text and vector take the place of the files: the model joins the index that they are
+from, and its queries search it.
+
 Without `trust_remote_code`, the result is the source: its weights and its other files are copied as they are.
 """
 
@@ -27,12 +30,17 @@ from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..encode.durable import replacing_files
 from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, naming, writing_to
 
 
 if TYPE_CHECKING:
-    from ..exits.fit import ExitFit
+    from ..exits.fit import ExitFit, Sources
+    from ..trainers.data.teacher import TeacherEmbeddings
+
+    TargetVectors = tuple[dict[str, list[str]], TeacherEmbeddings]
 
 # What is copied of a source, beside the folders of its sentence-transformers modules.
 SOURCE_FILES = (
@@ -110,8 +118,11 @@ def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, li
     return sorted({*prefixes, *first}), {depth: chosen[depth] for depth in sorted(chosen) if depth not in first}
 
 
-def fit_to_files(model: Any, tokenizer: Any, files: Sequence[str], options: Namespace) -> ExitFit:
-    """Fit the depths of an encoder to the texts in some files, in place, with the options of [`add_exit_options`]."""
+def fit_to_files(
+    model: Any, tokenizer: Any, files: Sequence[str], options: Namespace, targets: TargetVectors | None = None
+) -> ExitFit:
+    """Fit the depths of an encoder to the texts in some files, or to `targets` in their place, in place, with the
+    options of [`add_exit_options`]."""
     from ..encode.device import place
     from ..exits.fit import fit_exits
     from ..hub_cards.training_record import file_name
@@ -127,7 +138,11 @@ def fit_to_files(model: Any, tokenizer: Any, files: Sequence[str], options: Name
     def texts_of(dataset: Any) -> Iterator[str]:
         return (row[options.text_column] or "" for row in dataset)
 
+    sources: Sources = {file_name(file): texts_of(its) for file, its in datasets.items()}
     teacher = None
+    if targets is not None:
+        sources, teacher = targets
+    name = ", ".join(sources) if options.teacher is None else Path(options.teacher).name
     if options.teacher is not None:
         every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())
         loaded = Teacher(options.teacher, compute=compute)
@@ -136,13 +151,13 @@ def fit_to_files(model: Any, tokenizer: Any, files: Sequence[str], options: Name
     fit = fit_exits(
         place(model, compute),
         tokenizer,
-        {file_name(file): texts_of(dataset) for file, dataset in datasets.items()},
+        sources,
         layers=layers,
         paths=paths,
         static=not options.no_static,
         basis=options.basis,
         teacher=teacher,
-        teacher_name=Path(options.teacher).name if options.teacher else "teacher",
+        teacher_name=name,
         max_length=options.max_length,
         batch_size=options.batch_size,
         compute_dtype=compute.autocast_dtype,
@@ -154,11 +169,18 @@ def fit_to_files(model: Any, tokenizer: Any, files: Sequence[str], options: Name
     return fit
 
 
-def save_with_exits(model: Any, tokenizer: Any, options: Namespace) -> None:
+def save_with_exits(model: Any, tokenizer: Any, options: Namespace, fit: ExitFit) -> None:
     """Save a fitted m3BERT with its tokenizer and the settings of its source."""
     with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
         model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
+        write_map(fit, draft)
+
+
+def write_map(fit: ExitFit, folder: Path) -> None:
+    """Write the map from the model's space to that of its target, if there is one."""
+    if fit.to_target is not None:
+        np.save(folder / "elastic" / "to_target.npy", fit.to_target.numpy())
 
 
 def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
@@ -205,6 +227,9 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     values = json.loads(file.read_text("utf-8"))
     own_code = {name: its for name, its in values.get("auto_map", {}).items() if "modeling_elastic" not in its}
     values["elastic"] = {**encoder.config.elastic, "fit": fit, **({"source_auto_map": own_code} if own_code else {})}
+    values.pop("output_dim", None)
+    if getattr(encoder.config, "output_dim", None) is not None:  # the target is narrower than the model
+        values["output_dim"] = encoder.config.output_dim
     file.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
     describe(folder, native=True)
 
@@ -222,6 +247,9 @@ def report(fit: ExitFit) -> str:
     for depth, its in fit.paths.items():
         kept = ", ".join(f"{kind} {share:.3f}" for kind, share in zip(its.kinds, its.r_squared, strict=False))
         lines.append(f"Depth {depth} runs the layers {', '.join(map(str, its.layers))} ({kept or 'as they are'}).")
+    if fit.to_target is not None:
+        shape = " x ".join(map(str, fit.to_target.shape))
+        lines.append(f"Multiply embeddings by elastic/to_target.npy ({shape}): that is the space of the target.")
     if fit.state_only:
         lines.append("Depth 0 is the static table; deeper exits read it beside their hidden state.")
     return "\n".join(lines)
@@ -231,18 +259,27 @@ def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("source", help="folder or Hub id of an encoder")
     parser.add_argument("output_dir", help="folder for the elastic encoder")
-    parser.add_argument("--files", nargs="+", required=True, help=".txt, .jsonl, .csv or .parquet files, also gzipped")
+    texts = parser.add_mutually_exclusive_group(required=True)
+    texts.add_argument("--files", nargs="+", help=".txt, .jsonl, .csv or .parquet files, also gzipped")
+    texts.add_argument("--target_vectors", nargs="+", help="files with rows of text and vector: the index to join")
+    parser.add_argument("--vector_column", default="vector", help="column with the vectors of --target_vectors")
     parser.add_argument("--revision", help="branch, tag or commit of the source")
     parser.add_argument("--trust_remote_code", action="store_true", help="run code that comes with the source")
     add_exit_options(parser)
     options = parser.parse_args(arguments)
     compute_of(options)  # refuses what is not there before the model is loaded
+    if options.target_vectors and options.teacher:
+        raise ValueError("--target_vectors are the vectors of a teacher: pass them or --teacher.")
 
     from transformers import AutoModel, AutoTokenizer
 
     from ..modeling import EmbeddingSettings
     from ..modeling.settings_m3bert import safetensors_only
+    from ..trainers.data.target_vectors import read_target_vectors
 
+    targets = None
+    if options.target_vectors:
+        targets = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
     source, revision = options.source, options.revision
     loading = {"revision": revision, "trust_remote_code": options.trust_remote_code}
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
@@ -250,10 +287,11 @@ def main(arguments: list[str]) -> None:
             EmbeddingSettings.find(source, revision=revision)  # exits that were fitted to another pooling are wrong
             model = AutoModel.from_pretrained(source, **safetensors_only(source), **loading)
             tokenizer = AutoTokenizer.from_pretrained(source, **loading)
-        fit = fit_to_files(model, tokenizer, options.files, options)
+        fit = fit_to_files(model, tokenizer, options.files or (), options, targets)
         if model.config.model_type == "m3bert":
-            save_with_exits(model, tokenizer, options)
+            save_with_exits(model, tokenizer, options, fit)
         else:
             with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
                 write_repository(model, source, draft, revision)
+                write_map(fit, draft)
     print(f"{report(fit)}\nSaved to {options.output_dir}.")

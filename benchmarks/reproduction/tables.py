@@ -207,6 +207,37 @@ def paths_decoder() -> str:
     return titled(found, markdown(header, rows))
 
 
+def join() -> str:
+    """nDCG@10 of an index of one encoder with the queries of another, by the pairs of the fit, and its share."""
+    found = results("join")
+    ways = {"minilm into e5": ("e5", "12x384", "6x384"), "e5 into minilm": ("minilm", FULL, "12x384")}
+    groups = (("cranfield", "cisi"), ("msmarco-mini",))
+
+    def both(run: str, size: str, whole: tuple[str, str]) -> str:
+        if run not in found["scores"]:
+            return ""
+        pairs = ((mean_of(found, run, tests, size), mean_of(found, whole[0], tests, whole[1])) for tests in groups)
+        return " / ".join(with_share(*pair) for pair in pairs)
+
+    rows = [
+        [
+            f"{pairs:,}",
+            *(
+                both(f"{way}, {pairs} pairs", size, (target, whole))
+                for way, (target, whole, full) in ways.items()
+                for size in (full, "0x384")
+            ),
+        ]
+        for pairs in found["settings"]["pairs"]
+    ]
+    own = [
+        cell(found, target, whole, *groups) if target in found["scores"] else "" for target, whole, _ in ways.values()
+    ]
+    rows.append(["the target itself", own[0], "", own[1], ""])
+    header = ["pairs", "MiniLM into e5", "its table", "e5 into MiniLM", "its table"]
+    return titled(found, markdown(header, [row for row in rows if any(row[1:])]))
+
+
 QAMA_SIZES = [Granularity(6, dim, code) for code in ("qama-2", "qama-1.5") for dim in (384, 192, 96)]
 QAMA_HEADER = [f"`{g.code}`, {g.dim} dims" for g in QAMA_SIZES]
 QAMA_STEPS = ["thresholds only", "+ feed-forward transform", "+ quantisation loss", "+ Matryoshka loss"]
@@ -324,6 +355,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exits-development": exits_development,
     "paths": paths,
     "paths-decoder": paths_decoder,
+    "join": join,
     "qama-steps": qama_steps,
     "qama-bytes": qama_bytes,
     "qama-kept": qama_kept,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,8 @@ class ExitFit:
         features (`int`): Number of features of a token that the static table was fitted from; 0 without a table. With
             fewer texts than features, a fit relies on its penalty.
         paths (`dict[int, PathFit]`): Depth -> the fit of its path. `layers` has that of its exit.
+        to_target (`torch.Tensor` of shape `(dim, target dims)`, *optional*): With a teacher that is wider than the
+            model, or the principal basis: `vectors @ to_target` are in the teacher's space. It is not in the config.
     """
 
     layers: Mapping[int, LayerFit]
@@ -70,10 +72,12 @@ class ExitFit:
     prompts: Sequence[str]
     features: int
     paths: Mapping[int, PathFit]
+    to_target: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:
         """The fit as JSON values, with four digits of each number."""
-        return json.loads(json.dumps(asdict(self)), parse_float=lambda text: float(f"{float(text):.4g}"))
+        values = {name: its for name, its in asdict(self).items() if name != "to_target"}
+        return json.loads(json.dumps(values), parse_float=lambda text: float(f"{float(text):.4g}"))
 
 
 @torch.no_grad()
@@ -136,8 +140,8 @@ def fit_exits(
             m3BERT it becomes the exit of the last layer. In any other encoder it stays what it is, and the exits map
             into the space in front of it.
         teacher ([`TeacherEmbeddings`], *optional*): Embeddings of the texts by another encoder, to predict in place of
-            the last layer's; the last layer gets an exit, too. Embeddings wider than the model are reduced to their
-            principal components.
+            the last layer's; the last layer gets an exit, too. They are found by text. Embeddings wider than the model
+            are reduced to their principal components, and `to_target` of the result maps back.
         teacher_name (`str`, *optional*, defaults to `"teacher"`): Name of the teacher, for the record.
         max_length (`int`, *optional*): Maximum length of a text in tokens. Default: as the model was published, else
             its limit.
@@ -156,8 +160,9 @@ def fit_exits(
 
     Raises:
         ValueError: if the encoder cannot skip layers, a depth is outside it, the tokenizer is not the model's or
-            cannot give a static table, there are fewer texts than dims, or a hidden state is not finite (the message
-            names the layer and a text, or the token).
+            cannot give a static table, there are fewer texts than dims, a teacher has no embedding of a text, or one
+            that is zero or not finite, the projection of a model that is no m3BERT would follow exits into a teacher's
+            space, or a hidden state is not finite (the message names the layer and a text, or the token).
     """
     encoder = model.base_model
     config, training = encoder.config, encoder.training
@@ -169,6 +174,11 @@ def fit_exits(
     if basis not in BASES:
         raise ValueError(f"basis={basis!r} is unknown; legal values: {', '.join(BASES)}.")
     if teacher is not None:
+        if settings.projection is not None and config.model_type != "m3bert":
+            raise ValueError(
+                "The projection of the model stays behind its exits, so they cannot predict a teacher: convert the "
+                "model first (m3bert convert)."
+            )
         projection = None
     elif projection is None:
         projection = Projection.of(settings.projection)
@@ -192,6 +202,9 @@ def fit_exits(
             f"{len(tokenized)} texts are too few to fit exits of {width} dims: {width} texts are the minimum, and "
             f"{20 * width} or more are better."
         )
+    if teacher is not None:
+        for group in tokenized:
+            teacher.check([its.text for its in group])
     make_elastic(model)
     kept = encoder.elastic, config.elastic if hasattr(config, "elastic") else None
     try:
@@ -232,6 +245,9 @@ def fit_exits(
             prompts=list(prompts),
             features=0 if tokens is None else tokens.width,
             paths={layer: its for layer, (its, _) in fitted.items()},
+            to_target=maps.to_space[:, : maps.dim].T.float().cpu()
+            if teacher is not None and (basis != "last_layer" or teacher.width > width)
+            else None,
         )
         encoder.set_depths(
             exits={layer: weight_and_bias(affine) for layer, affine in exits.items()},
@@ -253,6 +269,8 @@ def fit_exits(
     elif maps.dim < width:
         config.output_dim = maps.dim
         config.matryoshka_dims = [dim for dim in getattr(config, "matryoshka_dims", None) or [] if dim <= maps.dim]
+    elif config.model_type != "m3bert":  # an earlier fit may have had a narrower target
+        config.output_dim = None
     if config.model_type == "m3bert":  # the exits hold the projection now
         longest = longest_text(config, tokenizer, settings.max_length)
         encoder.embedding_settings = replace(settings, pooling=pooling, projection=None, max_length=longest)

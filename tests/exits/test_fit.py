@@ -184,6 +184,47 @@ def test_a_teacher_of_any_width_is_predicted_by_every_layer(model, tiny_tokenize
     assert torch.corrcoef(similarities)[0, 1] > 0.8
 
 
+@pytest.mark.parametrize("basis", ["last_layer", "principal"])
+@pytest.mark.parametrize("width", [20, 32, 48])
+def test_a_fitted_model_searches_an_index_of_any_width(model, tiny_tokenizer, width, basis):
+    """As close to the index as a ridge regression to its own dims; of a wider one, to its first principal axes."""
+    texts = random_texts(400)
+    raw = pooled(model, tiny_tokenizer, texts, [6])[6]
+    index = truncate((raw @ torch.randn(32, width, dtype=torch.float64)).tanh(), width, normalize=True)
+    teacher = TeacherEmbeddings(texts[::-1], index.flip(0).float().numpy())  # found by text, in any order
+    fit = fit_exits(model, tiny_tokenizer, texts, layers=[2], teacher=teacher, basis=basis)
+    found = pooled(model, tiny_tokenizer, texts, [6])[6][:, : fit.dim]
+    if fit.to_target is None:
+        assert basis == "last_layer" and width <= 32
+    else:
+        assert fit.to_target.shape == (fit.dim, width)
+        torch.testing.assert_close(fit.to_target @ fit.to_target.T, torch.eye(fit.dim), atol=1e-5, rtol=0)
+        found = found @ fit.to_target.double()
+    assert found.shape == index.shape
+    best = naive_ridge(raw, index, 1e-4)(raw)
+    close, closest = (torch.cosine_similarity(its, index).mean() for its in (found, best))
+    assert close > 0.97 * closest
+    similarities = truncate(found, width, normalize=True) @ index.T
+    assert (similarities.argmax(dim=1) == torch.arange(len(texts))).double().mean() > 0.8
+
+
+def test_embeddings_that_are_no_targets_are_refused_before_the_vocabulary_is_encoded(
+    model, tiny_tokenizer, monkeypatch
+):
+    texts = random_texts(60)
+    vectors = torch.randn(60, 20, generator=torch.Generator().manual_seed(1)).numpy()
+    monkeypatch.setattr(RawStates, "pooled", lambda *_: pytest.fail("a text was encoded"))
+    for wrong in (float("nan"), float("inf"), 0.0):
+        spoilt = vectors.copy()
+        spoilt[7] = wrong
+        with pytest.raises(ValueError, match=f"The teacher's embedding is zero or not finite: '{texts[7][:9]}"):
+            fit_exits(model, tiny_tokenizer, texts, teacher=TeacherEmbeddings(texts, spoilt))
+    with pytest.raises(ValueError, match="The teacher has no embedding of 'a file': embed all texts first"):
+        fit_exits(model, tiny_tokenizer, [*texts, "a file"], teacher=TeacherEmbeddings(texts, vectors))
+    with pytest.raises(ValueError, match="31 texts are too few to fit exits of 32 dims"):
+        fit_exits(model, tiny_tokenizer, texts[:31], teacher=TeacherEmbeddings(texts, vectors))
+
+
 FIT_OF_TWO = """
 import torch
 from tests.conftest import tiny_tokenizer, tiny_config

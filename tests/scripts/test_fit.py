@@ -9,6 +9,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer, models
@@ -17,6 +18,7 @@ from transformers import CONFIG_MAPPING, AutoModel, AutoTokenizer, BertConfig, B
 from m3bert.commands.convert import main as convert
 from m3bert.commands.fit import layers_of_depth, main as fit
 from m3bert.evaluation import GridEncoder
+from m3bert.hub_cards.checkpoint import files_of
 from m3bert.modeling import EmbeddingSettings
 from m3bert.modeling.auto_m3bert import load_model
 from m3bert.modeling.modeling_elastic import Elasticity
@@ -200,6 +202,73 @@ def test_a_teacher_is_named_in_the_record(source, files, tmp_path, encoder_folde
     spec = Elasticity.of(model.config)
     assert spec.fit["target"] == "tiny-bert" and spec.exits == [0, 1, 2, 3]
     assert pooled(model, AutoTokenizer.from_pretrained(tmp_path / "model"), ["a list"], [3], "cls")[3].isfinite().all()
+
+
+def write_vectors(source, file, texts, width):
+    """Rows of text and vector of an index: the source's own embeddings in another space, `(texts, width)`."""
+    own = torch.from_numpy(SentenceTransformer(source).encode(texts))
+    draw = torch.randn(20, width, generator=torch.Generator().manual_seed(1))
+    vectors = torch.nn.functional.normalize(torch.nn.functional.normalize(own) @ draw)
+    rows = zip(texts, vectors.tolist(), strict=True)
+    file.write_text("".join(json.dumps({"text": text, "vector": vector}) + "\n" for text, vector in rows))
+    return vectors
+
+
+@pytest.mark.parametrize(("width", "converted"), [(12, False), (20, False), (28, False), (12, True), (28, True)])
+def test_a_model_joins_an_index(source, tmp_path, width, converted, capsys):
+    """What is loaded from the result embeds into the space of the index."""
+    write_modules(Path(source), width=20, max_length=32, pooling="cls")
+    texts, rows, out = sorted({*random_texts(150)}), tmp_path / "rows.jsonl", tmp_path / "out"
+    index = write_vectors(source, rows, texts, width)
+    if converted:
+        convert([source, str(tmp_path / "plain")])
+        source = str(tmp_path / "plain")
+    fit([source, str(out), "--target_vectors", str(rows), "--depths", "1-1", "--no_static"])
+    assert f"Exits fitted to {len(texts)} texts (target: rows.jsonl" in capsys.readouterr().out
+    found = torch.from_numpy(SentenceTransformer(str(out), trust_remote_code=True).encode(texts))
+    map_file = out / "elastic" / "to_target.npy"
+    assert map_file.is_file() == ("elastic/to_target.npy" in files_of(out)) == (width > 20)
+    if width > 20:
+        found = found @ torch.from_numpy(np.load(map_file))
+    assert found.shape == index.shape
+    assert torch.cosine_similarity(found, index).mean() > 0.99
+
+
+def test_a_fit_after_that_of_a_narrower_index_has_all_dims(source, files, tmp_path):
+    write_vectors(source, tmp_path / "rows.jsonl", random_texts(60), 12)
+    options = ["--depths", "1-2", "--no_static"]
+    fit([source, str(tmp_path / "joined"), "--target_vectors", str(tmp_path / "rows.jsonl"), *options])
+    assert load_model(tmp_path / "joined").config.output_dim == 12
+    fit([str(tmp_path / "joined"), str(tmp_path / "again"), "--files", files[0], *options])
+    again = load_model(tmp_path / "again")
+    texts = ["a list of files", "for the loop"]
+    found = pooled(again, AutoTokenizer.from_pretrained(tmp_path / "again"), texts, [3], "cls")[3]
+    assert found.shape == (2, 20) and getattr(again.config, "output_dim", None) is None
+
+
+def test_a_join_that_cannot_be_is_refused(source, files, tmp_path, capsys):
+    line, rows = [source, str(tmp_path / "out")], tmp_path / "rows.jsonl"
+    write_vectors(source, rows, random_texts(15), 12)
+    with pytest.raises(ValueError, match="15 texts are too few to fit exits of 20 dims"):
+        fit([*line, "--target_vectors", str(rows)])
+    with pytest.raises(ValueError, match="--target_vectors are the vectors of a teacher: pass them or --teacher"):
+        fit([*line, "--target_vectors", str(rows), "--teacher", "large"])
+    with pytest.raises(ValueError, match=r"rows.jsonl lacks the column\(s\) embedding; it has text, vector"):
+        fit([*line, "--target_vectors", str(rows), "--vector_column", "embedding"])
+    for options in ([], ["--files", files[0], "--target_vectors", str(rows)]):
+        with pytest.raises(SystemExit):
+            fit([*line, *options])
+    assert "not allowed with argument --files" in capsys.readouterr().err
+    modules = [
+        models.Transformer(source, max_seq_length=32),
+        models.Pooling(20, "cls"),
+        models.Dense(20, 8, bias=False, activation_function=torch.nn.Identity()),
+    ]
+    SentenceTransformer(modules=modules).save(str(tmp_path / "projected"))
+    write_vectors(source, rows, random_texts(60), 12)
+    with pytest.raises(ValueError, match=r"stays behind its exits, .*: convert the model first \(m3bert convert\)"):
+        fit([str(tmp_path / "projected"), str(tmp_path / "out"), "--target_vectors", str(rows)])
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_is_wrong_is_said(source, files, tmp_path):

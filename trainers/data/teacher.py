@@ -198,11 +198,14 @@ class TeacherEmbeddings:
 
     Args:
         texts (`Sequence[str]`): Texts without duplicates.
-        vectors (`np.memmap` of shape `(texts, width)`): Embeddings of the texts.
+        vectors (`np.ndarray` of shape `(texts, width)`): Embeddings of the texts, in memory or in a memory-mapped
+            file `.npy`.
     """
 
-    def __init__(self, texts: Sequence[str], vectors: np.memmap) -> None:
-        self._file = str(vectors.filename)
+    def __init__(self, texts: Sequence[str], vectors: np.ndarray) -> None:
+        self._file = str(vectors.filename) if isinstance(vectors, np.memmap) else None
+        if self._file is None:
+            self.vectors = vectors
         keys = np.fromiter(map(hash_of, texts), np.int64, len(texts))
         self._rows = keys.argsort()
         self._keys = keys[self._rows]
@@ -223,12 +226,12 @@ class TeacherEmbeddings:
 
     @cached_property
     def vectors(self) -> np.ndarray:
-        """All embeddings `(texts, width)`, memory-mapped. Changes would stay in memory: torch warns of read-only
-        arrays."""
-        return np.load(self._file, mmap_mode="c")
+        """All embeddings `(texts, width)`. Changes of a memory-mapped file would stay in memory: torch warns of
+        read-only arrays."""
+        return np.load(str(self._file), mmap_mode="c")
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "vectors"}
+        return {name: value for name, value in self.__dict__.items() if name != "vectors" or not self._file}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -251,6 +254,13 @@ class TeacherEmbeddings:
         if len(absent):
             raise ValueError(f"The teacher has no embedding of {texts[absent[0]][:80]!r}: embed all texts first.")
         return torch.from_numpy(self.vectors[self._rows[places]].astype(np.float32))
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Raise a ValueError if a text has no embedding, or one that is zero or not finite. The message names it."""
+        vectors = self.of(texts)
+        wrong = (~vectors.isfinite().all(dim=1) | ~vectors.any(dim=1)).nonzero()
+        if len(wrong):
+            raise ValueError(f"The teacher's embedding is zero or not finite: {texts[int(wrong[0])][:80]!r}.")
 
     def principal_components(self, dim: int) -> torch.Tensor:
         """
