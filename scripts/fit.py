@@ -13,8 +13,7 @@ listed. Depth 0 is a table look-up:
 
     m3bert fit SOURCE OUTPUT --files texts.txt --depths 2 1,2,5,6 1-3,10-12
 
-With `--target_vectors`, rows of text and vector take the place of the files: the model joins the index that they are
-from, and its queries search it.
+With `--target_vectors`, the texts are those of an index, with their vectors: the model joins it.
 
 Without `trust_remote_code`, the result is the source: its weights and its other files are copied as they are.
 """
@@ -37,7 +36,7 @@ from .command import MODEL_FILES, add_compute_options, argument_parser, compute_
 
 
 if TYPE_CHECKING:
-    from ..exits.fit import ExitFit, Sources
+    from ..exits.fit import ExitFit
     from ..trainers.data.teacher import TeacherEmbeddings
 
     TargetVectors = tuple[dict[str, list[str]], TeacherEmbeddings]
@@ -138,10 +137,8 @@ def fit_to_files(
     def texts_of(dataset: Any) -> Iterator[str]:
         return (row[options.text_column] or "" for row in dataset)
 
-    sources: Sources = {file_name(file): texts_of(its) for file, its in datasets.items()}
-    teacher = None
-    if targets is not None:
-        sources, teacher = targets
+    named: Any = {file_name(file): texts_of(its) for file, its in datasets.items()}
+    sources, teacher = targets or (named, None)
     name = ", ".join(sources) if options.teacher is None else Path(options.teacher).name
     if options.teacher is not None:
         every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())

@@ -21,14 +21,9 @@ def read_target_vectors(
     files: Sequence[str], text_column: str = "text", vector_column: str = "vector"
 ) -> tuple[dict[str, list[str]], TeacherEmbeddings]:
     """
-    Read rows of text and vector, as exports of vector stores have them, into memory. Rows without text are skipped; of
-    equal texts, the first one counts.
-
-    Args:
-        files (`Sequence[str]`): Files as [`load_files`] reads them: Parquet, JSON Lines, ...
-        text_column (`str`, *optional*, defaults to `"text"`): Column with the texts.
-        vector_column (`str`, *optional*, defaults to `"vector"`): Column with the vectors: lists of numbers, or texts
-            such as `"[0.1, 0.2]"`, which pgvector gives.
+    Read rows of text and vector, as exports of vector stores have them, into memory, from files that [`load_files`]
+    reads. A vector is a list of numbers, or a text such as `"[0.1, 0.2]"`, which pgvector gives. Rows without text are
+    skipped; of equal texts, the first one counts.
 
     Returns:
         `tuple[dict[str, list[str]], TeacherEmbeddings]`: name of each file -> its texts, and all vectors by text.
@@ -41,7 +36,7 @@ def read_target_vectors(
     """
     rows: dict[str, tuple[str, np.ndarray]] = {}  # text -> where it is, and its vector
     sources: dict[str, list[str]] = {}
-    width = None
+    width = 0
     for file in files:
         dataset, texts = load_files([file], streaming=True), sources.setdefault(file_name(file), [])
         require_columns(dataset, [text_column, vector_column], file)
