@@ -207,35 +207,32 @@ def paths_decoder() -> str:
     return titled(found, markdown(header, rows))
 
 
+JOINED = {"MiniLM into e5": ("e5", "12x384", "6x384"), "e5 into MiniLM": ("minilm", FULL, "12x384")}
+
+
 def join() -> str:
     """nDCG@10 of an index of one encoder with the queries of another, by the pairs of the fit, and its share."""
-    found = results("join")
-    ways = {"minilm into e5": ("e5", "12x384", "6x384"), "e5 into minilm": ("minilm", FULL, "12x384")}
+    found, header, columns = results("join"), ["pairs"], []
+    for name, (target, whole, full) in JOINED.items():
+        runs = [f"{name.lower()}, {pairs} pairs" for pairs in found["settings"]["pairs"]]
+        if not found["scores"].keys() & {*runs}:
+            continue
+        for words, size in ((name, full), ("its table", "0x384")):
+            header.append(words)
+            columns.append([kept_of(found, run, size, target, whole) for run in runs])
+            columns[-1].append(kept_of(found, target, whole, target, whole) if size == full else "")
+    named = [*(f"{pairs:,}" for pairs in found["settings"]["pairs"]), "the target itself"]
+    rows = [[name, *cells] for name, *cells in zip(named, *columns, strict=True) if any(cells)]
+    return titled(found, markdown(header, rows))
+
+
+def kept_of(found: Found, run: str, size: str, target: str, whole: str) -> str:
+    """Two means of a run, and their shares of those of a target; empty without results."""
+    if run not in found["scores"]:
+        return ""
     groups = (("cranfield", "cisi"), ("msmarco-mini",))
-
-    def both(run: str, size: str, whole: tuple[str, str]) -> str:
-        if run not in found["scores"]:
-            return ""
-        pairs = ((mean_of(found, run, tests, size), mean_of(found, whole[0], tests, whole[1])) for tests in groups)
-        return " / ".join(with_share(*pair) for pair in pairs)
-
-    rows = [
-        [
-            f"{pairs:,}",
-            *(
-                both(f"{way}, {pairs} pairs", size, (target, whole))
-                for way, (target, whole, full) in ways.items()
-                for size in (full, "0x384")
-            ),
-        ]
-        for pairs in found["settings"]["pairs"]
-    ]
-    own = [
-        cell(found, target, whole, *groups) if target in found["scores"] else "" for target, whole, _ in ways.values()
-    ]
-    rows.append(["the target itself", own[0], "", own[1], ""])
-    header = ["pairs", "MiniLM into e5", "its table", "e5 into MiniLM", "its table"]
-    return titled(found, markdown(header, [row for row in rows if any(row[1:])]))
+    pairs = ((mean_of(found, run, its, size), mean_of(found, target, its, whole)) for its in groups)
+    return " / ".join(with_share(*pair) for pair in pairs)
 
 
 QAMA_SIZES = [Granularity(6, dim, code) for code in ("qama-2", "qama-1.5") for dim in (384, 192, 96)]
