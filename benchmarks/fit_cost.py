@@ -34,7 +34,7 @@ BOUNDS: Bounds = {
     "qwen3_seconds_per_1000_tokens": None,
 }
 HEAD, MAX_LENGTH = 64, 64
-FULL, QUICK = (256, 600), (64, 150)  # width, texts
+FULL, QUICK = (256, 400), (64, 150)  # width, texts
 # Model type -> its layers, the width of its feed-forward network in hidden sizes, and its other settings.
 ENCODERS: dict[str, tuple[int, float, dict[str, Any]]] = {
     "modernbert": (22, 1.5, {}),
