@@ -2,7 +2,7 @@
 Translations found by multilingual-e5-small, whole and trimmed to the tokens of the texts.
 
     python -m benchmarks.reproduction.encoders e5 runs/e5
-    python -m benchmarks.reproduction.trimmed runs/e5                # five minutes
+    python -m benchmarks.reproduction.tatoeba_trim runs/e5                # five minutes
 
 `m3bert trim` keeps the tokens of the texts of some languages of Tatoeba. Both encoders then embed these texts. The
 score is the mean accuracy of both directions.
@@ -58,12 +58,12 @@ def main(arguments: list[str]) -> None:
             ]
             print(name, {run: its[name][size] for run, its in found.items()}, max(differences), flush=True)
     about = {
-        "command": "python -m benchmarks.reproduction.trimmed",
+        "command": "python -m benchmarks.reproduction.tatoeba_trim",
         "settings": {"tokens": config.vocab_size, "tokens kept": kept},
         "largest difference of a number of an embedding": max(differences),
         "metric": "accuracy, mean of both directions; run -> seed -> test -> granularity",
     }
-    add_results(RESULTS / "trimmed_e5.json", {run: {"0": its} for run, its in found.items()}, about)
+    add_results(RESULTS / "tatoeba_trim.json", {run: {"0": its} for run, its in found.items()}, about)
 
 
 if __name__ == "__main__":
