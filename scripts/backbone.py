@@ -14,7 +14,6 @@ from ..modeling.conversion_m3bert import take_layers
 from ..modeling.modeling_elastic import Elasticity, legal_layers
 from ..modeling.settings_m3bert import safetensors_only
 from ..trainers.core.composition import mapping_of
-from ..trainers.data.vocabulary import transfer_vocabulary
 from .command import naming
 from .convert import for_m3bert, layers_from
 
@@ -31,13 +30,6 @@ class BackboneArguments:
     )
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "Folder or Hub id of the tokenizer. Default: that of the model."}
-    )
-    transfer_vocabulary: bool = field(
-        default=False,
-        metadata={
-            "help": "Give the model the vocabulary of --tokenizer_name: each new token starts as the mean of the old "
-            "tokens that spell it."
-        },
     )
     model_config: dict | str | None = field(
         default=None,
@@ -79,8 +71,6 @@ class BackboneArguments:
 
 def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any]:
     """The model and its tokenizer."""
-    if options.transfer_vocabulary and (options.tokenizer_name is None or options.model_name_or_path is None):
-        raise ValueError("--transfer_vocabulary needs --model_name_or_path and --tokenizer_name.")
     tokenizer_name = options.tokenizer_name or options.model_name_or_path
     if tokenizer_name is None:
         raise ValueError("A new m3BERT needs --tokenizer_name.")
@@ -102,11 +92,6 @@ def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any
         else:
             model = student_of(options.model_name_or_path, options.student_layers, auto_class, loading)
             tokenizer = for_m3bert(tokenizer, model)
-        if options.transfer_vocabulary:
-            own = AutoTokenizer.from_pretrained(
-                options.model_name_or_path, trust_remote_code=options.trust_remote_code
-            )
-            transfer_vocabulary(model, own, tokenizer)
         return with_adapter(attending(model, options), options), tokenizer
     if options.student_layers is not None or options.peft is not None:
         raise ValueError("--student_layers and --peft need a trained model: pass --model_name_or_path.")

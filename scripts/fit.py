@@ -180,9 +180,9 @@ def write_map(fit: ExitFit, folder: Path) -> None:
         np.save(folder / "elastic" / "to_target.npy", fit.to_target.numpy())
 
 
-def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
+def copy_source(source: str, folder: Path, revision: str | None = None, others: Sequence[str] = ()) -> None:
     """Copy what makes a model of a repository: its weights byte for byte, its tokenizer, the modules of
-    sentence-transformers, its code and its licence."""
+    sentence-transformers, its code and its licence; and `others` of its folders, where it has them."""
     from huggingface_hub import snapshot_download
 
     from ..modeling.modeling_elastic import FOLDER
@@ -192,7 +192,7 @@ def copy_source(source: str, folder: Path, revision: str | None = None) -> None:
         found = Path(snapshot_download(source, revision=revision, allow_patterns=[*SOURCE_FILES, "*/config.json"]))
     modules = found / "modules.json"
     folders = [its["path"] for its in json.loads(modules.read_text("utf-8"))] if modules.is_file() else []
-    folders = [name for name in folders if re.fullmatch(FOLDER, name)]
+    folders = [*(name for name in folders if re.fullmatch(FOLDER, name)), *others]
     if folders and not Path(source).is_dir():
         snapshot_download(source, revision=revision, allow_patterns=[f"{name}/*" for name in folders])
     root = [file for pattern in SOURCE_FILES for file in found.glob(pattern) if file.is_file()]

@@ -124,10 +124,8 @@ def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -
         )
     if backbone.merge_adapter and (backbone.peft is None or args.fsdp or args.push_to_hub):
         raise ValueError("--merge_adapter needs --peft lora, and excludes --fsdp and --push_to_hub.")
-    if backbone.peft and not backbone.merge_adapter and (backbone.student_layers or backbone.transfer_vocabulary):
-        raise ValueError(
-            "The base model that --student_layers and --transfer_vocabulary make would be lost: pass --merge_adapter."
-        )
+    if backbone.peft and not backbone.merge_adapter and backbone.student_layers:
+        raise ValueError("The base model that --student_layers makes would be lost: pass --merge_adapter.")
 
 
 def masked_lm_trainer(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, args: Any) -> Any:

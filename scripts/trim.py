@@ -1,0 +1,372 @@
+"""
+Trim a vocabulary: an encoder in its own repository, with the tokens that your texts use and those that spell all other
+text. Most weights of a small multilingual encoder are embeddings of tokens that texts in a few languages never have:
+
+    m3bert trim intfloat/multilingual-e5-small runs/trimmed --files passages.txt queries.txt
+    m3bert trim intfloat/multilingual-e5-small runs/trimmed --languages en pt
+
+These texts keep their tokens and hidden states, to the last bit. Other texts may have more, shorter tokens: how many,
+is measured on texts that are held out, or on those of --other. --languages reads articles of Wikipedia from the Hub.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+from ..encode.durable import remove_files, replacing, replacing_files
+from .command import MODEL_FILES, argument_parser, naming, writing_to
+from .fit import copy_source
+
+
+Texts = Callable[[], Iterable[str | None]]  # gives the texts, each time that it is called
+OTHER_VOCABULARIES = ("vocab.txt", "vocab.json", "merges.txt", "*.model", "added_tokens.json")
+HELD_OUT, MOST_HELD_OUT = 10, 2000  # every tenth text, up to this number
+
+
+def ids_of(model: Mapping[str, Any]) -> dict[str, int]:
+    """Token -> id, of the `model` of a tokenizer.json."""
+    found = model["vocab"]
+    return found if isinstance(found, dict) else {piece: number for number, (piece, _) in enumerate(found)}
+
+
+def unknown_of(model: Mapping[str, Any]) -> int | None:
+    """The id of the unknown token, if there is one."""
+    return model["unk_id"] if "unk_id" in model else ids_of(model).get(model["unk_token"])
+
+
+def spelled(token: str, model: Mapping[str, Any]) -> str:
+    """A token without the mark of its place in a word."""
+    prefix, suffix = (model.get(name) or "" for name in ("continuing_subword_prefix", "end_of_word_suffix"))
+    return token.removeprefix(prefix).removesuffix(suffix) or token
+
+
+def merged(token: str, model: Mapping[str, Any], ranks: Mapping[tuple[str, ...], int]) -> Iterator[str]:
+    """The tokens that byte-pair encoding makes on the way from the characters to a token."""
+    symbols, suffix = [*spelled(token, model)], model["end_of_word_suffix"] or ""
+    symbols[-1] += suffix if token.endswith(suffix) else ""
+    while found := [(ranks[pair], at) for at, pair in enumerate(pairwise(symbols)) if pair in ranks]:
+        at = min(found)[1]
+        symbols[at : at + 2] = ["".join(symbols[at : at + 2])]
+        yield symbols[at]
+
+
+def tokens_used(tokenizer: Any, model: Mapping[str, Any], texts: Sequence[str]) -> set[int]:
+    """The tokens of texts, with special ones. Of an unknown word, they include the pieces that WordPiece takes before
+    it finds none: with others in their place, the word might no longer be unknown."""
+    encoded, unknown = tokenizer.encode_batch_fast(texts), unknown_of(model)
+    if model["type"] == "WordPiece":
+        words = {word for text, its in zip(texts, encoded, strict=True) if unknown in its.ids for word in text.split()}
+        encoded += tokenizer.encode_batch_fast([word[:end] for word in words for end in range(1, len(word))])
+    return {token for its in encoded for token in its.ids}
+
+
+def kept_tokens(tokenizer: Mapping[str, Any], used: Iterable[int], *, every_character: bool = True) -> list[int]:
+    """
+    The tokens that a trimmed tokenizer keeps: those in use, added ones, the unknown one, bytes and single characters.
+    Texts in these tokens keep them. WordPiece takes the longest piece and Unigram the most likely pieces, which are
+    all there; byte-pair encoding makes each token by the same merges, in the same order.
+
+    Args:
+        tokenizer (`dict`): Content of a tokenizer.json.
+        used (`Iterable[int]`): Tokens of the texts.
+        every_character (`bool`, *optional*, defaults to `True`): Whether to keep all single characters, and not only
+            those of the other kept tokens.
+
+    Returns:
+        `list[int]`: Their ids, ascending.
+    """
+    model = tokenizer["model"]
+    ids, added, unknown = ids_of(model), {its["id"] for its in tokenizer["added_tokens"]}, unknown_of(model)
+    numbers = {*used} - added
+    kept = {token for token, number in ids.items() if number in numbers}
+    if model["type"] == "BPE":
+        ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
+        kept |= {made for token in kept for made in merged(token, model, ranks)}
+    if model["type"] == "Unigram":  # an unknown character costs a constant more than the least likely piece
+        kept.add(min(model["vocab"], key=lambda its: its[1])[0])
+    of_bytes = "ByteLevel" in json.dumps([tokenizer["normalizer"], tokenizer["pre_tokenizer"]])
+    characters = {*chain.from_iterable(kept)}
+    for token in ids:
+        text = spelled(token, model)
+        single = len(text) == 1 and (every_character or of_bytes or text in characters)
+        if single or re.fullmatch("<0x[0-9A-F]{2}>", text):
+            kept.add(token)
+    return sorted({ids[token] for token in kept} | added | ({unknown} - {None}))
+
+
+def trimmed_tokenizer(tokenizer: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
+    """The content of a tokenizer.json with these tokens only, which are renumbered in their order."""
+    values = json.loads(json.dumps(tokenizer))
+    model, new = values["model"], {old: number for number, old in enumerate(kept)}
+    if isinstance(model["vocab"], dict):
+        model["vocab"] = {token: new[old] for token, old in model["vocab"].items() if old in new}
+    else:
+        model["vocab"] = [its for old, its in enumerate(model["vocab"]) if old in new]
+    if "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if {*pair, "".join(pair)} <= model["vocab"].keys()]
+    if model.get("unk_id") is not None:
+        model["unk_id"] = new[model["unk_id"]]
+    for its in values["added_tokens"]:
+        its["id"] = new[its["id"]]
+    if values["padding"]:
+        values["padding"]["pad_id"] = new[values["padding"]["pad_id"]]
+    processor = values["post_processor"] or {}
+    for its in processor.get("processors", [processor]):
+        for name in {"sep", "cls"} & its.keys():
+            its[name][1] = new[its[name][1]]
+        for special in its.get("special_tokens", {}).values():
+            special["ids"] = [new[old] for old in special["ids"]]
+    return values
+
+
+def trim_settings(folder: Path, kept: Sequence[int]) -> None:
+    """Renumber the tokens in the settings of a model, of its generation and of its tokenizer."""
+    new = {old: number for number, old in enumerate(kept)}
+    for file in (folder / name for name in ("config.json", "generation_config.json", "tokenizer_config.json")):
+        values = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+        for name, its in values.items():
+            if name.endswith("_token_id"):
+                values[name] = [new.get(old, old) for old in its] if isinstance(its, list) else new.get(its, its)
+        if "vocab_size" in values:
+            values["vocab_size"] = len(kept)
+        if elastic := values.get("elastic"):
+            elastic["ignored_ids"] = [new[old] for old in elastic.get("ignored_ids", ()) if old in new]
+            (elastic.get("fit") or {}).pop("source_sha256", None)  # it no longer has the source's weights
+        if added := values.get("added_tokens_decoder"):
+            values["added_tokens_decoder"] = {str(new[int(old)]): its for old, its in added.items()}
+        if values:
+            file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def size_of(tensors: Mapping[str, Any]) -> Counter[str]:
+    """Parameters, bytes, and about the bytes of an ONNX graph with 8-bit weights: one per weight of a matrix, four per
+    weight of a vector."""
+    size: Counter[str] = Counter()
+    for its in tensors.values():
+        graph = its.numel() * (1 if its.dim() > 1 else 4)
+        size += Counter(parameters=its.numel(), bytes=its.nbytes, graph_bytes=graph)
+    return size
+
+
+def trim_weights(folder: Path, kept: Sequence[int], rows: int) -> tuple[Counter[str], Counter[str]]:
+    """Leave only the rows of some tokens in tensors with `rows` rows: embeddings, a head and its bias, a static table.
+    Other tensors stay as they are. Returns the [`size_of`] the weights before and after, without what a fit added."""
+    from safetensors.torch import load_file, save_file
+
+    from ..modeling.modeling_elastic import EXTRAS_FILE, EXTRAS_FOLDER, write_parts
+
+    def trimmed(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+        found = load_file(file)
+        return found, {name: its[list(kept)] if its.shape[:1] == (rows,) else its for name, its in found.items()}
+
+    extras, index = folder / EXTRAS_FOLDER / EXTRAS_FILE, folder / "model.safetensors.index.json"
+    before, after = Counter[str](), Counter[str]()
+    for file in folder.glob("model*.safetensors"):
+        old, new = trimmed(file)
+        before, after = before + size_of(old), after + size_of(new)
+        with replacing(file) as draft:
+            save_file(new, draft, {"format": "pt"})
+    if extras.is_file():
+        parts = trimmed(extras)[1]
+        extras.unlink()  # not while its tensors are mapped from it
+        write_parts(folder, parts, exact=True)  # which records the weights that they are for
+    if index.is_file():
+        values = {**json.loads(index.read_text("utf-8")), "metadata": {"total_size": after["bytes"]}}
+        index.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    return before, after
+
+
+def compare(tokenizers: Sequence[Any], unknown: Sequence[int | None], texts: Iterable[str | None]) -> dict[str, float]:
+    """What two tokenizers, of a source and trimmed, make of other texts: how many more tokens there are, as a share,
+    and the share of unknown tokens before and after."""
+    count, sums, rare = 0, [0, 0], [0, 0]
+    for some in batches(texts):
+        count += len(some)
+        for side, (tokenizer, number) in enumerate(zip(tokenizers, unknown, strict=True)):
+            encoded = tokenizer.encode_batch_fast(some, add_special_tokens=False)
+            sums[side] += sum(map(len, encoded))
+            rare[side] += sum(its.ids.count(number) for its in encoded)
+    before, after = (number / max(1, total) for number, total in zip(rare, sums, strict=True))
+    longer = sums[1] / max(1, sums[0]) - 1
+    return {"texts": count, "longer": longer, "unknown_before": before, "unknown_after": after}
+
+
+def batches(texts: Iterable[str | None], size: int = 1000) -> Iterator[list[str]]:
+    """The texts that are not empty, in lists."""
+    kept = (text for text in texts if text and text.strip())
+    while some := list(islice(kept, size)):
+        yield some
+
+
+def texts_of(files: Sequence[str], column: str) -> Texts:
+    """The texts of some files."""
+    from ..trainers.core.dataset_checks import require_columns
+    from ..trainers.data.files import load_files
+
+    datasets = {file: load_files([file], streaming=True) for file in files}
+    for file, dataset in datasets.items():
+        require_columns(dataset, [column], file)
+    return lambda: (row[column] for dataset in datasets.values() for row in dataset)
+
+
+def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:
+    """The first articles of Wikipedia in each language, from the Hub."""
+    from datasets import load_dataset
+
+    names = [f"{snapshot}.{language}" for language in languages]
+    loaded = [load_dataset("wikimedia/wikipedia", name, split="train", streaming=True) for name in names]
+    return [row["text"] for rows in loaded for row in islice(rows, number)]
+
+
+def trim(
+    source: str,
+    folder: Path,
+    texts: Texts,
+    *,
+    other: Texts | None = None,
+    every_character: bool = True,
+    revision: str | None = None,
+) -> dict[str, dict[str, float]]:
+    """
+    Write a repository like another one, with the tokens of some texts ([`kept_tokens`]).
+
+    Args:
+        source (`str`): Folder or Hub id of a model with a fast tokenizer.
+        folder (`Path`): Empty folder for the result.
+        texts (`Callable`): Gives the texts, each time that it is called.
+        other (`Callable`, *optional*): Gives texts to measure on. Default: every tenth text, up to 2,000 of them, and
+            the tokens of the others.
+        every_character (`bool`, *optional*, defaults to `True`): As for [`kept_tokens`].
+        revision (`str`, *optional*): Branch, tag or commit of the source.
+
+    Returns:
+        `dict`: tokens and [`size_of`] the weights, `"before"` and `"after"`, and what [`compare`] finds on texts that
+        were not counted (`"other"`).
+
+    Raises:
+        ValueError: if the source has no tokenizer.json, or no weights whose rows are its tokens; if there are no
+            texts; or if a text would have other tokens than before.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    def tokenizer_of() -> Any:
+        found = AutoTokenizer.from_pretrained(folder).backend_tokenizer
+        found.no_truncation()
+        found.no_padding()
+        return found
+
+    def contents(pattern: str) -> dict[str, Any]:
+        return {
+            name: its for file in folder.glob(pattern) for name, its in json.loads(file.read_text("utf-8")).items()
+        }
+
+    with naming(source):
+        copy_source(source, folder, revision, others=("elastic", "quantizer"))
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(f"{source} has no tokenizer.json, which a fast tokenizer has: its vocabulary stays as it is.")
+    values = json.loads(Tokenizer.from_file(str(folder / "tokenizer.json")).to_str())
+    tokenizer, model, config = tokenizer_of(), values["model"], contents("config.json")
+    rows, number = config.get("vocab_size", 0), tokenizer.get_vocab_size()
+    alike = [name for name, its in config.items() if its == rows and name != "vocab_size"]
+    if rows < number or alike or not [*folder.glob("model*.safetensors")]:
+        raise ValueError(
+            f"{source} needs weights in safetensors, and in its config a vocab_size of at least its {number} tokens "
+            "that no other setting equals."
+        )
+    prompts = [prompt for prompt in (contents("config_sentence_*").get("prompts") or {}).values() if prompt]
+    lower = contents("sentence_*_config.json").get("do_lower_case")
+
+    def as_read(some: Iterable[str]) -> list[str]:
+        every = [prompt + text for text in some for prompt in ("", *prompts)]
+        return [text.lower() for text in every] if lower else every
+
+    def smaller() -> tuple[list[int], dict[str, Any]]:
+        kept = kept_tokens(values, used, every_character=every_character)
+        return kept, trimmed_tokenizer(values, kept)
+
+    def measured(texts: Iterable[str | None]) -> dict[str, float]:
+        its = smaller()[1]
+        tokenizers = tokenizer, Tokenizer.from_str(json.dumps(its))
+        return compare(tokenizers, [unknown_of(model), unknown_of(its["model"])], texts)
+
+    special = [its for name, its in config.items() if name.endswith("_token_id") and its is not None]
+    used = {*tokenizer.encode("", "").ids, *chain(*(its if isinstance(its, list) else [its] for its in special))}
+    alone, held = len(used), []
+    for some in batches(texts()):
+        apart = some[HELD_OUT - 1 :: HELD_OUT] if other is None and len(held) < MOST_HELD_OUT else []
+        held += apart
+        used |= tokens_used(tokenizer, model, as_read({*some} - {*apart}))
+    if len(used) == alone:
+        raise ValueError("There are no texts, or all are empty.")
+    measure = measured(held) if other is None else {}
+    used |= tokens_used(tokenizer, model, as_read(held))
+    kept, content = smaller()
+    (folder / "tokenizer.json").write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    remove_files(folder, OTHER_VOCABULARIES)
+    trim_settings(folder, kept)
+    before, after = trim_weights(folder, kept, rows)
+    trimmed = tokenizer_of()
+    for some in map(as_read, batches(texts())):
+        encoded = [its.encode_batch_fast(some) for its in (tokenizer, trimmed)]
+        for text, old, new in zip(some, *encoded, strict=True):
+            if old.ids != [kept[token] for token in new.ids]:
+                raise ValueError(f"{text[:60]!r} would have other tokens: this tokenizer cannot be trimmed.")
+    return {
+        "before": {"tokens": number, **before},
+        "after": {"tokens": len(kept), **after},
+        "other": measure if other is None else measured(other()),
+    }
+
+
+def report(found: Mapping[str, Mapping[str, float]], which: str) -> str:
+    """What [`trim`] returns, as a table."""
+    before, after, other = found["before"], found["after"], found["other"]
+    titles = {"parameters": "millions of parameters", "bytes": "MB of weights", "graph_bytes": "MB as 8-bit ONNX"}
+    lines = [f"{'':<24}{'before':>10}{'after':>10}"]
+    lines += [f"{'tokens':<24}{before['tokens']:>10,}{after['tokens']:>10,}"]
+    lines += [f"{title:<24}{before[name] / 1e6:>10.1f}{after[name] / 1e6:>10.1f}" for name, title in titles.items()]
+    return "\n".join(lines) + (
+        f"\n{other['texts']:,} {which} texts have {other['longer']:.2%} more tokens, {other['unknown_after']:.2%} of "
+        f"which are unknown (before: {other['unknown_before']:.2%})."
+    )
+
+
+def main(arguments: list[str]) -> None:
+    parser = argument_parser(__doc__)
+    parser.add_argument("source", help="folder or Hub id of an encoder with a fast tokenizer")
+    parser.add_argument("output_dir", help="folder for the trimmed encoder")
+    chosen = parser.add_mutually_exclusive_group(required=True)
+    chosen.add_argument("--files", nargs="+", help=".txt, .jsonl, .csv or .parquet files, also gzipped")
+    chosen.add_argument("--languages", nargs="+", help="languages of Wikipedia, such as en pt")
+    parser.add_argument("--text_column", default="text", help="column with the texts, for files with columns")
+    parser.add_argument("--articles", type=int, default=10_000, help="articles of Wikipedia per language")
+    parser.add_argument("--snapshot", default="20231101", help="date of Wikipedia in the data set wikimedia/wikipedia")
+    parser.add_argument("--other", nargs="+", help="files with texts to measure on; default: every tenth text")
+    parser.add_argument(
+        "--characters",
+        choices=["all", "texts"],
+        default="all",
+        help="single characters to keep: all, or those of the texts, which makes others unknown",
+    )
+    parser.add_argument("--revision", help="branch, tag or commit of the source")
+    parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
+    options = parser.parse_args(arguments)
+    output = Path(options.output_dir)
+    with writing_to(output, MODEL_FILES, options.overwrite, options.source):
+        other = texts_of(options.other, options.text_column) if options.other else None
+        if options.files:
+            texts = texts_of(options.files, options.text_column)
+        else:
+            read = articles(options.languages, options.articles, options.snapshot)
+            texts = read.copy
+        settings = {"every_character": options.characters == "all", "revision": options.revision}
+        with replacing_files(output, stale=MODEL_FILES if options.overwrite else ()) as draft:
+            found = trim(options.source, draft, texts, other=other, **settings)
+    print(f"{report(found, 'held-out' if other is None else 'other')}\nSaved to {output}.")
