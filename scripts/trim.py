@@ -293,7 +293,7 @@ def trim(
 
     def measured(texts: Iterable[str | None]) -> dict[str, float]:
         its = smaller()[1]
-        tokenizers = tokenizer, Tokenizer.from_str(json.dumps(its))
+        tokenizers = tokenizer, Tokenizer.from_str(json.dumps({**its, "truncation": None, "padding": None}))
         return compare(tokenizers, [unknown_of(model), unknown_of(its["model"])], texts)
 
     special = [its for name, its in config.items() if name.endswith("_token_id") and its is not None]

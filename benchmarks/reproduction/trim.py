@@ -6,9 +6,9 @@ Trimmed vocabularies of real encoders: sizes, equal hidden states, and what beco
     python -m benchmarks.reproduction.trim smollm2 --model FOLDER       # SmolLM2-135M-Instruct
     python -m benchmarks.reproduction.report                            # write the table
 
-Each is trimmed to the 20,000 English texts of benchmarks.reproduction.exits, with all single characters ("all") and with
-those of these texts ("texts"). "difference" is the largest difference of a hidden state, of 200 of them in float32.
-Other texts are the held-out ones, Cranfield's documents, and sentences in the languages of text-multilingual.
+Each is trimmed to the 20,000 English texts of benchmarks.reproduction.exits, with all single characters ("all") and
+with those of these texts ("texts"). "difference" is the largest difference of a hidden state, of 200 texts in float32.
+Other texts are the held-out ones, Cranfield's documents, and 1,000 lines in each of four languages.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ def measure(source: str, texts: list[str], others: dict[str, list[str]], *, ever
         found = trim(source, Path(temporary), lambda: texts, every_character=every_character)
         found["held-out texts"] = found.pop("other")
         tokenizers = [AutoTokenizer.from_pretrained(its) for its in (source, temporary)]
-        for tokenizer in tokenizers:
-            tokenizer.backend_tokenizer.no_truncation()
+        backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
+        for backend in backends:
+            backend.no_truncation()
+            backend.no_padding()
         for name, its in others.items():
-            backends = [tokenizer.backend_tokenizer for tokenizer in tokenizers]
             found[name] = compare(backends, [tokenizer.unk_token_id for tokenizer in tokenizers], its)
         found["hidden states"] = {"difference": difference([source, temporary], texts[:: len(texts) // SHOWN][:SHOWN])}
     return found

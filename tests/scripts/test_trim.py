@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from m3bert.commands.trim import main as trim
+from m3bert.commands.trim import main as trim, trim as trim_to
 from m3bert.encode.durable import only_writer
 from m3bert.modeling import M3BertForMaskedLM
 from m3bert.modeling.modeling_elastic import Elasticity
@@ -74,6 +74,8 @@ def trained(kind: str) -> PreTrainedTokenizerFast:
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=frame
     )
     tokenizer.add_special_tokens(["[EXTRA]"])  # after the model's own tokens
+    tokenizer.enable_padding(pad_id=tokenizer.token_to_id("[PAD]"), pad_token="[PAD]")
+    tokenizer.enable_truncation(16)
     names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=64, **names)
 
@@ -159,6 +161,21 @@ def test_an_unknown_word_stays_unknown(tmp_path):
     new = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert [new.tokenize(text) for text in ("abcd", "ab", "acd")] == [["[UNK]"], ["ab"], ["a", "##cd"]]
     assert "zz" not in new.get_vocab()
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_other_texts_are_measured(kind, corpus, tmp_path):
+    source, others = save(tmp_path / "source", trained(kind)), [*LINES[40:], *OTHERS]
+    (tmp_path / "out").mkdir()
+    found = trim_to(source, tmp_path / "out", lambda: LINES[:40], other=lambda: others)["other"]
+    old, new = (AutoTokenizer.from_pretrained(tmp_path / name) for name in ("source", "out"))
+    pieces = [[its(text, add_special_tokens=False)["input_ids"] for text in others] for its in (old, new)]
+    counts = [sum(map(len, its)) for its in pieces]
+    rare = [sum(text.count(its.unk_token_id) for text in texts) for its, texts in zip((old, new), pieces, strict=True)]
+    assert found["texts"] == len(others) and counts[1] > counts[0] and rare[0] > 0
+    assert found["longer"] == pytest.approx(counts[1] / counts[0] - 1)
+    assert found["unknown_before"] == pytest.approx(rare[0] / counts[0])
+    assert found["unknown_after"] == pytest.approx(rare[1] / counts[1])
 
 
 @pytest.mark.parametrize("tied", [True, False])
