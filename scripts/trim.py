@@ -97,7 +97,7 @@ def kept_tokens(tokenizer: Mapping[str, Any], used: Iterable[int], *, every_char
         single = len(text) == 1 and (every_character or of_bytes or text in characters)
         if single or re.fullmatch("<0x[0-9A-F]{2}>", text):
             kept.add(token)
-    return sorted({ids[token] for token in kept} | added | ({unknown} - {None}))
+    return sorted({ids[token] for token in kept} | added | (set() if unknown is None else {unknown}))
 
 
 def trimmed_tokenizer(tokenizer: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
@@ -298,7 +298,8 @@ def trim(
 
     special = [its for name, its in config.items() if name.endswith("_token_id") and its is not None]
     used = {*tokenizer.encode("", "").ids, *chain(*(its if isinstance(its, list) else [its] for its in special))}
-    alone, held = len(used), []
+    alone = len(used)
+    held: list[str] = []
     for some in batches(texts()):
         apart = some[HELD_OUT - 1 :: HELD_OUT] if other is None and len(held) < MOST_HELD_OUT else []
         held += apart
