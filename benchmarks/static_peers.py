@@ -4,9 +4,17 @@ the static table of exits (layer 0), model2vec's `distill`, BM25, and the encode
 
     python -m benchmarks.static_peers                  # the tests: seven STS sets; Cranfield, CISI, NPL
     python -m benchmarks.static_peers --development    # the development sets
+    python -m benchmarks.static_peers --tables         # smaller rows, and rows for words, in place of the peers
 
-Needs `model2vec` with its extra `distill`. `benchmarks.reproduction.exits --fit` first: its states of the
-fit's texts and of the tests are read.
+Needs `model2vec` with its extra `distill`, but not for `--tables`. The states of the fit's texts and of the tests are
+those of `benchmarks.reproduction.exits`, and are computed if it has not run.
+
+`--tables`: "8 bits" has one scale per row. "8 bits, one scale" has one for the whole table, as model2vec's
+`quantize_to`, and so has "7 bits, one scale", as onnxruntime's `quantize_dynamic`. "N words" has a row for each of the
+N most frequent words of the fit's texts that are several tokens, beside those of the tokens; a text is the mean over
+its words. The features of a word are its embedding as a text of its own and the mean input embedding of its tokens.
+"same map" has the rows that the map of the table gives these features, "refitted" those of a new fit to the texts in
+words.
 """
 
 from __future__ import annotations
@@ -16,8 +24,12 @@ import json
 import os
 import platform
 import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
+from itertools import chain, groupby
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -27,19 +39,27 @@ import torch
 from benchmarks.reproduction import exits
 from benchmarks.reproduction.study import commit
 from m3bert.commands.command import run_command
+from m3bert.commands.convert import converted
 from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.hybrid import CANDIDATES, FUSIONS, Ranking, bm25_search, fuse_scores
+from m3bert.encode.numerics import quantize_rows
 from m3bert.encode.search import nearest
 from m3bert.evaluation import Retrieval
 from m3bert.evaluation.evaluators import Evaluator
 from m3bert.evaluation.latency import seconds_in_turn
 from m3bert.evaluation.metrics import ranking_scores
+from m3bert.exits.passes import RawStates
+from m3bert.exits.sums import FEATURES, TARGET, ExitMaps, ExitSums
+from m3bert.exits.token_features import TokenFeatures, token_embeddings
+from m3bert.trainers.data.packing import Frame
 
 
 RESULTS = Path(__file__).with_name("results")
 DIM, QUERIES = 384, 50
 WEIGHTS = (0.25, 0.5, 1.0)  # of BM25
+WORDS = (5000, 20000)  # numbers of rows for words, on the development sets
 Embedded = dict[str, dict[str, torch.Tensor]]  # test -> name of its texts -> embeddings
+Word = tuple[int, ...]  # the ids of its tokens
 
 
 def distilled() -> tuple[Any, float]:
@@ -141,6 +161,140 @@ def measure(data: Path, development: bool) -> dict[str, Any]:
     }
 
 
+def words_of(tokenizer: Any, texts: Iterable[str]) -> list[list[Word]]:
+    """The words of texts, truncated as the encoder truncates them."""
+    found = []
+    for encoding in tokenizer(list(texts), truncation=True, max_length=exits.MAX_LENGTH).encodings:
+        pairs = [its for its in zip(encoding.word_ids, encoding.ids, strict=True) if its[0] is not None]
+        found.append([tuple(token for _, token in its) for _, its in groupby(pairs, key=lambda pair: pair[0])])
+    return found
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of tokens and words `(rows, width)`, their size, and the row of each word that has one."""
+
+    rows: torch.Tensor
+    megabytes: float
+    words: Mapping[Word, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, words: Mapping[Word, int] | None = None) -> Table:
+        """A table in float32."""
+        return cls(rows, rows.nbytes / 1e6, words or {})
+
+    def embed(self, texts: Sequence[Sequence[Word]]) -> torch.Tensor:
+        """The mean rows of texts, `(texts, width)`."""
+        return TokenFeatures([self.rows], torch.zeros(len(self.rows)), []).means(in_rows(texts, self.words))[:, :DIM]
+
+
+def in_rows(texts: Sequence[Sequence[Word]], words: Mapping[Word, int]) -> list[list[int]]:
+    """The rows of texts: one for a word that has one, else those of its tokens."""
+    return [list(chain(*((words[its],) if its in words else its for its in text))) for text in texts]
+
+
+def with_one_scale(rows: torch.Tensor, scale: torch.Tensor) -> Table:
+    """A table of whole numbers, one byte each, times one scale."""
+    return Table((rows / scale).round() * scale, rows.numel() / 1e6)
+
+
+def with_row_scales(rows: torch.Tensor) -> Table:
+    """A table of 8 bits with one scale per row."""
+    whole, scales = quantize_rows(rows)
+    return Table(whole * scales[:, None], (whole.nbytes + scales.nbytes) / 1e6)
+
+
+class WordTables:
+    """Fits of tables to the texts of `exits.sources`, with rows for at most `most` frequent words."""
+
+    def __init__(self, data: Path, most: int) -> None:
+        self.model, self.tokenizer = converted(default_base())
+        self.ignored = self.tokenizer.all_special_ids
+        states, sources = exits.raw_states(data, "texts"), exits.sources(data)
+        self.texts = list(chain(*sources.values()))
+        self.targets = torch.nn.functional.normalize(torch.cat([states[name][exits.DEPTH] for name in sources]))
+        self.read = words_of(self.tokenizer, self.texts)
+        counts = Counter(word for text in self.read for word in text if len(word) > 1)
+        self.frequent = [word for word, _ in counts.most_common(most)]
+        raw = RawStates(self.model.eval(), self.tokenizer, "mean", batch_size=64)
+        identity = {"pooling": "mean", "compute_dtype": "torch.float32"}
+        tokens = token_embeddings(self.model, self.tokenizer, raw.pooled, identity, exits.FOLDER, ignored=self.ignored)
+        self.vectors = [tokens, self.model.get_input_embeddings().weight.detach()]
+        if self.frequent:
+            frame, inputs = Frame.of(self.tokenizer), self.vectors[1]
+            framed = [[*frame.begin, *word, *frame.end] for word in self.frequent]
+            own = torch.stack([inputs[[*word]].mean(dim=0) for word in self.frequent])
+            deep = raw.pooled(framed, [exits.DEPTH])[exits.DEPTH]
+            self.vectors = [torch.cat([tokens, deep]), torch.cat([inputs, own])]
+        self.vocabulary = len(tokens)
+
+    def words(self, count: int) -> dict[Word, int]:
+        """The most frequent words -> their rows."""
+        return {word: self.vocabulary + row for row, word in enumerate(self.frequent[:count])}
+
+    def features(self, count: int, ids: Iterable[Sequence[int]]) -> TokenFeatures:
+        """The features of tokens and words, which are as frequent as in these texts."""
+        size = min(self.vocabulary + count, len(self.vectors[0]))
+        counts = torch.bincount(torch.tensor(list(chain(*ids))), minlength=size).double()
+        counts[self.ignored] = 0
+        vectors = [its[:size] for its in self.vectors]
+        return TokenFeatures(vectors, (counts[:size] / counts.sum()).float(), self.ignored)
+
+    def fit(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The rows of tokens and words, and their map from the features."""
+        ids = in_rows(self.read, self.words(count))
+        features = self.features(count, ids)
+        sums = ExitSums({TARGET: DIM, FEATURES: features.width}, len(self.texts))
+        for start in range(0, len(self.texts), 1024):
+            part = slice(start, start + 1024)
+            sums.add(self.texts[part], {TARGET: self.targets[part].double(), FEATURES: features.means(ids[part])})
+        fit = ExitMaps(sums, "last_layer", self.model.config).table
+        assert fit is not None
+        print(f"{count} words:", fit.report, flush=True)
+        return features.table(fit.affine), fit.affine
+
+    def mapped(self, count: int, affine: torch.Tensor) -> torch.Tensor:
+        """The rows of words that the map of a table without words gives, after those of the table."""
+        alone, together = (in_rows(self.read, words) for words in ({}, self.words(count)))
+        tokens = self.features(0, alone).table(affine)
+        words = self.features(count, (*alone, *([row for row in its if row >= self.vocabulary] for its in together)))
+        return torch.cat([tokens, words.table(affine)[self.vocabulary :]])
+
+
+@torch.no_grad()
+def measure_tables(data: Path, development: bool) -> dict[str, Any]:
+    """Test -> table -> score of both sides by the table and, of retrieval, of queries only; and the tables' sizes."""
+    fits = WordTables(data, max(WORDS) if development else 0)
+    rows, affine = fits.fit(0)
+    tables = {"float32": Table.of(rows), "8 bits": with_row_scales(rows)}
+    tables["8 bits, one scale"] = with_one_scale(rows, rows.abs().max() / 127)
+    tables["7 bits, one scale"] = with_one_scale(rows, (rows.max() - rows.min()) / 127)
+    for count in WORDS if development else ():
+        words = fits.words(count)
+        tables[f"{count} words, same map"] = Table.of(fits.mapped(count, affine), words)
+        tables[f"{count} words, refitted"] = Table.of(fits.fit(count)[0], words)
+    raw = exits.raw_states(data, "development" if development else "retrieval")
+    scores: dict[str, dict[str, float]] = {}
+    for test, evaluator in exits.evaluators(data, development).items():
+        read = {name: words_of(fits.tokenizer, texts) for name, texts in evaluator.texts.items()}
+        full = {name: states[exits.DEPTH] for name, states in raw[test].items()} if test in raw else {}
+        scores[test] = {"full depth": score(evaluator, full)} if full else {}
+        for name, table in tables.items():
+            vectors = {side: table.embed(texts) for side, texts in read.items()}
+            scores[test][name] = score(evaluator, vectors)
+            if isinstance(evaluator, Retrieval):
+                across = scores.setdefault(f"{test} asymmetric", {})
+                across[name] = score(evaluator, {**full, "queries": vectors["queries"]})
+        print(test, scores[test], scores.get(f"{test} asymmetric"), flush=True)
+    return {
+        "scores": {test: {name: round(value, 2) for name, value in its.items()} for test, its in scores.items()},
+        "megabytes": {name: round(table.megabytes, 1) for name, table in tables.items()},
+        "rows_per_text": {
+            name: round(mean(map(len, in_rows(fits.read, table.words))), 1) for name, table in tables.items()
+        },
+    }
+
+
 def print_means(found: dict[str, Any], tests: dict[str, Evaluator]) -> None:
     """Means over STS sets and over collections, one row per system."""
     for kind in (False, True):
@@ -153,19 +307,23 @@ def print_means(found: dict[str, Any], tests: dict[str, Evaluator]) -> None:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--development", action="store_true", help="score the development sets")
+    parser.add_argument("--tables", action="store_true", help="compare smaller rows, and rows for words")
     options = parser.parse_args(arguments)
     data = data_folder()
-    found = measure(data, options.development)
+    found = (measure_tables if options.tables else measure)(data, options.development)
+    chosen = [name for name in ("tables", "development") if getattr(options, name)]
     about = {
-        "command": f"python -m benchmarks.static_peers{' --development' if options.development else ''}",
+        "command": " ".join(["python -m benchmarks.static_peers", *(f"--{name}" for name in chosen)]),
         "metric": "percent: Spearman correlation (STS), nDCG@10 (retrieval); test -> system",
         "date": date.today().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, no accelerator",
         "versions": {name: version(name) for name in ("torch", "transformers", "model2vec")},
         "commit": commit(),
     }
-    file = RESULTS / f"static_peers{'_development' if options.development else ''}.json"
+    file = RESULTS / f"{'_'.join(['static_peers', *chosen])}.json"
     file.write_text(json.dumps({**about, **found}, indent=1) + "\n", encoding="utf-8")
+    if options.tables:
+        return
     print_means(found, exits.evaluators(data, options.development))
     print({name: found[name] for name in ("seconds", "bytes", "milliseconds_per_query")})
 

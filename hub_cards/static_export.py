@@ -16,13 +16,14 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerBase
 
 from ..encode.granularity import Granularity, Grid
+from ..encode.numerics import quantize_rows
 from ..modeling.auto_m3bert import load_model
 from ..modeling.settings_m3bert import MODULES_FILE, SIMILARITY_FILE, EmbeddingSettings
 from .checkpoint import Checkpoint
 from .upload import CARD
 
 
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+DTYPES = ("float32", "float16", "int8")
 README = """---
 library_name: sentence-transformers
 pipeline_tag: sentence-similarity
@@ -53,13 +54,19 @@ vectors = StaticModel.from_pretrained("user/name", normalize=True).encode(["one 
 - Special and unknown tokens have rows of zeros. They shorten a vector and do not change its direction.
 - Longer texts are truncated to {max_length} tokens. model2vec first truncates a text to {characters:,}
   characters ({max_length} times the median length of a token), so its vectors of long texts with longer tokens differ.
-- model2vec leaves out unknown tokens{unknown}, and knows no prompts.{half}
+- model2vec leaves out unknown tokens{unknown}, and knows no prompts.{rows}
 """
 # How a README loads a table of each type in sentence-transformers, which normalises in the type of the table.
-CASTS = {"float32": "", "float16": ".float()"}
-HALF = """
+CASTS = {"float32": "", "float16": ".float()", "int8": ""}
+ROWS = {
+    "float32": "",
+    "float16": """
 - The rows are float16. Without `.float()`, sentence-transformers computes in float16 and normalises the vector of a
-  text without known tokens to NaN; with it, to zeros."""
+  text without known tokens to NaN; with it, to zeros.""",
+    "int8": """
+- The rows are int8 in the file, with one scale per row (`weights`); vectors are float32. sentence-transformers reads
+  this from version 6.2 on.""",
+}
 
 
 def export_static(
@@ -76,8 +83,9 @@ def export_static(
         checkpoint ([`Checkpoint`]): An elastic checkpoint with a static table.
         folder (`Path`): Folder to write.
         dim (`int`, *optional*): Leading dims to keep. Default: those of the checkpoint.
-        dtype (`str`, *optional*, defaults to `"float32"`): Type of the rows, and of the vectors: `"float32"` or
-            `"float16"`, in which sentence-transformers normalises an empty text to NaN; its `.float()` avoids that.
+        dtype (`str`, *optional*, defaults to `"float32"`): Type of the rows. `"int8"` has one scale per row, and
+            vectors in float32. With `"float16"`, vectors are float16, too, in which sentence-transformers normalises
+            an empty text to NaN; its `.float()` avoids that.
 
     Returns:
         [`Granularity`]: what was exported.
@@ -100,10 +108,13 @@ def export_static(
     ids = max(tokenizer.get_vocab().values()) + 1
     rows = table[:ids, : size.dim].to(torch.float32, memory_format=torch.contiguous_format, copy=True)
     rows[[token for token in ignored if token < len(rows)]] = 0
-    rows = rows.to(DTYPES[dtype])
+    if dtype == "float16":
+        rows = rows.half()
     if not rows.isfinite().all():
         raise ValueError(f"The static table of {checkpoint.folder} has rows that are not finite in {dtype}.")
     tensors = {"embeddings": rows}
+    if dtype == "int8":
+        tensors["embeddings"], tensors["weights"] = quantize_rows(rows)
     if bare.get_vocab_size() < len(rows):  # ids with gaps; model2vec asks for as many rows as tokens without this
         tensors["mapping"] = torch.arange(len(rows))
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +146,7 @@ def export_static(
         max_length=max_length,
         characters=characters,
         unknown=unknown,
-        half=HALF if dtype == "float16" else "",
+        rows=ROWS[dtype],
     )
     write_readme(folder, f"Static embeddings of {size.dim} dims", text, ("model2vec", "static-embeddings"))
     return size

@@ -199,8 +199,9 @@ def encode_tests(encode: Encode, tests: Mapping[str, Evaluator]) -> dict[str, di
     }
 
 
+@torch.no_grad()
 def raw_states(data: Path, name: str) -> Any:
-    """The raw states of the fit's texts (`texts`), of [`short_queries`] (`queries`) or of tests (`tests`,
+    """The raw states of the fit's texts (`texts`), of [`short_queries`] (`queries`) or of tests (`tests`, `retrieval`,
     `development`), computed once."""
     file = FOLDER / f"{name}.pt"
     if not file.is_file():
@@ -217,7 +218,9 @@ def raw_states(data: Path, name: str) -> Any:
             found = found if name == "texts" else {"queries": short_queries(found)}
             states: Any = {source: encoded(encode, texts) for source, texts in found.items()}
         else:
-            states = encode_tests(encode, evaluators(data, name == "development"))
+            tests = evaluators(data, name == "development")
+            kept = RETRIEVAL_TESTS if name == "retrieval" else [*tests]
+            states = encode_tests(encode, {test: tests[test] for test in kept})
         seconds = time.perf_counter() - start
         print(f"{name}: encoded in {seconds:.0f} s", flush=True)
         FOLDER.mkdir(parents=True, exist_ok=True)

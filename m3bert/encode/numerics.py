@@ -1,4 +1,5 @@
-"""Shared tools of the losses: precision, checks of dims, blocks of rows, segments of dims, and reusable buffers."""
+"""Shared tools, most of them of the losses: precision, checks of dims, blocks of rows, segments of dims, and reusable
+buffers."""
 
 from __future__ import annotations
 
@@ -37,6 +38,13 @@ def cosine_matrix(vectors: torch.Tensor, candidates: torch.Tensor) -> torch.Tens
     vectors, candidates = (nn.functional.normalize(precise(side), dim=1) for side in (vectors, candidates))
     with no_autocast(vectors):
         return vectors @ candidates.T
+
+
+def quantize_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """8 bits per number, with one scale per row: int8 `(rows, width)` within -127..127, and float32 `(rows,)`. Their
+    product differs from a row by at most half its scale, 1 / 254 of its largest number."""
+    scales = rows.abs().amax(dim=1).float() / 127
+    return (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().to(torch.int8), scales
 
 
 def blocks(length: int, size: int) -> list[slice]:

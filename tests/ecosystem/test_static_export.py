@@ -14,7 +14,7 @@ from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.router_export import export_router
 from m3bert.hub_cards.static_export import export_static
 from m3bert.trainers import Granularity, Grid
-from tests.static_checkpoints import plain_tokenizer, save_static, sentencepiece_tokenizer, state_only_model
+from tests.static_checkpoints import in_8_bits, plain_tokenizer, save_static, sentencepiece_tokenizer, state_only_model
 
 
 pytest.importorskip("sentence_transformers")
@@ -69,12 +69,18 @@ def test_a_static_folder_gives_the_vectors_of_layer_0(tokenizers, tmp_path, run_
     for kind, pooling in KINDS.items():
         save_static(tmp_path / kind, tokenizers[kind], pooling, normalize=kind == "words")
         checkpoint = Checkpoint(tmp_path / kind)
-        for dim, dtype in ((32, "float32"), (8, "float16")):
+        sizes = {}
+        for dim, dtype in ((32, "float32"), (8, "float16"), (32, "int8")):
             name = f"{kind} {dim} {dtype}"
             assert export_static(checkpoint, tmp_path / name, dim, dtype=dtype) == Granularity(0, dim)
+            sizes[dtype] = (tmp_path / name / "model.safetensors").stat().st_size
             encoder = checkpoint.encoder(Grid.parse("0,6x8,32"))
+            if dtype == "int8":
+                table = encoder.model.elastic.table
+                table.weight.data = in_8_bits(table.weight)
             expected[name] = vectors_of(encoder, Granularity(0, dim))
             expected[f"{name} query"] = vectors_of(encoder, Granularity(0, dim), "query")
+        assert sizes["int8"] < 0.4 * sizes["float32"]
     leave(tmp_path, expected)
     printed = run_bare(
         COMPARE
@@ -92,7 +98,7 @@ for name in [name for name in expected if "query" not in name]:
     compare(name, StaticModel.from_pretrained(name).encode(texts))
 """
     )
-    assert printed.count("PASSED") == 24, printed
+    assert printed.count("PASSED") == 36, printed
 
 
 def test_what_model2vec_cannot_reproduce(tokenizers, tmp_path):
