@@ -35,7 +35,9 @@ from m3bert.trainers import Grid
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PAGES = {HERE / "README.md": True, HERE / "NOTES.md": True, ROOT / "README.md": False}  # page -> all tables
-PAGES |= {ROOT / "docs" / f"{name}.md": False for name in ("studies", "exits", "distil", "quantize", "publish")}
+PAGES |= {
+    ROOT / "docs" / f"{name}.md": False for name in ("studies", "exits", "distil", "quantize", "publish", "serve")
+}
 MEAN = "mean of the families"
 CONFIDENCE = 0.95
 MARKED = re.compile(r"<!-- (study|terms|table) ([\w-]+) -->.*?<!-- end of \1 \2 -->", re.DOTALL)

@@ -325,6 +325,29 @@ def static_peers() -> str:
     return titled(found, markdown(["queries", "documents", "STS", "nDCG@10", "with BM25"], rows, words=2))
 
 
+def static_tables() -> str:
+    """The static table with smaller rows, and with rows for words, on the development set and on the tests."""
+    searched, found = (results(f"static_peers_tables{its}", HERE.parent) for its in ("_development", ""))
+
+    def kept(file: Found, tests: Sequence[str], table: str) -> str:
+        """nDCG@10, with its share of that of full depth."""
+        if any(table not in file["scores"][test] for test in tests):
+            return ""
+        whole = mean(file["scores"][test.removesuffix(" asymmetric")]["full depth"] for test in tests)
+        return with_share(mean(file["scores"][test][table] for test in tests) / 100, whole / 100)
+
+    rows = []
+    for table, megabytes in searched["megabytes"].items():
+        row = [table, f"{megabytes:.1f}", f"{searched['rows_per_text'][table]:.1f}"]
+        row += [kept(searched, [name], table) for name in ("msmarco-mini", "msmarco-mini asymmetric")]
+        tested = table in found["megabytes"]
+        row.append(f"{mean(found['scores'][test][table] for test in STS_TESTS):.1f}" if tested else "")
+        rows.append([*row, *(kept(found, tests, table) for tests in (RETRIEVAL, ASYMMETRIC))])
+    header = ["table", "MB", "rows per text", "msmarco-mini", "msmarco-mini, full documents"]
+    header += ["STS", "tests", "tests, full documents"]
+    return titled(found, markdown(header, rows), " [--development]")
+
+
 def onnx_quality() -> str:
     """The size and the loss of quality of the ONNX graphs of the default encoder."""
     found = results("onnx_quality")
@@ -358,5 +381,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "qama-kept": qama_kept,
     "qama-development": qama_development,
     "static-peers": static_peers,
+    "static-tables": static_tables,
     "onnx-quality": onnx_quality,
 }
