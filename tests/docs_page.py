@@ -190,6 +190,8 @@ def run_page(page: str) -> None:
         elif language in ("sh", "yaml"):
             if file := FILE.match(code):
                 Path(file[1]).write_text(code, encoding="utf-8")
+        elif language == "json":
+            json.loads(code)
         elif language != "javascript":  # which tests/ecosystem/test_onnx_clients.py runs
             assert language == "python", language
             run_python(code, heading, namespace)
