@@ -11,6 +11,9 @@ The vectors are passages of e5; MiniLM has no prompts. Documents are then embedd
 the other encoder at full depth, through its exit, or by its static table (nDCG@10, 128 tokens per text). Runs "e5" and
 "minilm": the target's own queries.
 
+"5000 pairs and the index" adds all documents of the collection with their vectors, which is what an export of a small
+index has; queries and judgements are not read.
+
 Each text is encoded once by each encoder, into runs/join. Interrupted, call again to continue.
 """
 
@@ -19,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import tempfile
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -44,6 +46,7 @@ FOLDER = Path("runs/join")
 FILE = RESULTS / "join.json"
 PAIRS = (1000, 2500, 5000, 10_000, 20_000)
 TESTS = ("cranfield", "cisi", "msmarco-mini")
+OWN = "5000 pairs and the index"
 AT_ONCE = 500  # texts that an interruption loses
 
 
@@ -95,10 +98,10 @@ def pairs_of(data: Path) -> list[str]:
 
 @torch.no_grad()
 def fitted(student: Encoder, target: Encoder, texts: Sequence[str]) -> Any:
-    """The student with depths in the target's space. Its states of texts are those that were kept; the vocabulary is
-    encoded once for all fits."""
+    """The student, with its table and its full depth in the target's space. Its states of texts are those that were
+    kept; the vocabulary is encoded once for all fits."""
     model = AutoModel.from_pretrained(student.folder).eval()
-    depth, encode = model.config.num_hidden_layers, RawStates.pooled
+    encode = RawStates.pooled
     prompts = list(dict.fromkeys(student.prompts.values())) or [""]
     known: dict[tuple[int, ...], torch.Tensor] = {}
     for turn, prompt in enumerate(prompts):  # prompts take turns
@@ -112,21 +115,20 @@ def fitted(student: Encoder, target: Encoder, texts: Sequence[str]) -> Any:
             return encode(raw, ids, layers)
         return {layer: torch.stack([known[tuple(its)] for its in ids]) for layer in layers}
 
-    with tempfile.TemporaryDirectory() as folder, patch.object(RawStates, "pooled", remembered):
-        teacher = TeacherEmbeddings.write(texts, target.vectors(texts, "document"), Path(folder, "vectors.npy"))
+    with patch.object(RawStates, "pooled", remembered):
         fit_exits(
             model,
             student.tokenizer,
             texts,
             layers=[0],
-            teacher=teacher,
+            teacher=TeacherEmbeddings(texts, target.vectors(texts, "document").numpy()),
             teacher_name=target.name,
             prompts=prompts,
             max_length=MAX_LENGTH,
             cache_dir=FOLDER,
             description="Fit",
         )
-    return model, depth
+    return model
 
 
 @torch.no_grad()
@@ -180,21 +182,26 @@ def main(arguments: list[str]) -> None:
             }
             print(target.name, own, flush=True)
             add_results(FILE, {target.name: {"0": own}}, about)
-        for number in PAIRS:
-            run = f"{student.name} into {target.name}, {number} pairs"
+        plans = {f"{number} pairs": dict.fromkeys(tests, texts[:number]) for number in PAIRS}
+        plans[OWN] = {
+            name: [text for text in dict.fromkeys([*its.texts["documents"], *texts[:5000]]) if text.strip()]
+            for name, its in tests.items()
+        }
+        for plan, of_tests in sorted(plans.items(), key=lambda its: int(its[0].split()[0])):
+            run, before = f"{student.name} into {target.name}, {plan}", None
+            model: Any = None
             if run in finished():
                 continue
-            model, last = fitted(student, target, texts[:number])
-            width = model.config.hidden_size
-            scores: dict[str, dict[Granularity, float]] = {
-                name: {
-                    Granularity(depth, width): scored(
-                        name, queries_of(model, student, list(its.texts["queries"]), depth)
-                    )
+            scores: dict[str, dict[Granularity, float]] = {}
+            for name, of_fit in of_tests.items():
+                if of_fit is not before:
+                    model, before = fitted(student, target, of_fit), of_fit
+                last, width = model.config.num_hidden_layers, model.config.hidden_size
+                queries = list(tests[name].texts["queries"])
+                scores[name] = {
+                    Granularity(depth, width): scored(name, queries_of(model, student, queries, depth))
                     for depth in (0, last)
                 }
-                for name, its in tests.items()
-            }
             print(run, scores, flush=True)
             add_results(FILE, {run: {"0": scores}}, about)
 

@@ -214,14 +214,16 @@ def join() -> str:
     """nDCG@10 of an index of one encoder with the queries of another, by the pairs of the fit, and its share."""
     found, header, columns = results("join"), ["pairs"], []
     for name, (target, whole, full) in JOINED.items():
-        runs = [f"{name.lower()}, {pairs} pairs" for pairs in found["settings"]["pairs"]]
+        plans = [*(f"{pairs} pairs" for pairs in found["settings"]["pairs"]), "5000 pairs and the index"]
+        runs = [f"{name.lower()}, {plan}" for plan in plans]
         if not found["scores"].keys() & {*runs}:
             continue
         for words, size in ((name, full), ("its table", "0x384")):
             header.append(words)
             columns.append([kept_of(found, run, size, target, whole) for run in runs])
             columns[-1].append(kept_of(found, target, whole, target, whole) if size == full else "")
-    named = [*(f"{pairs:,}" for pairs in found["settings"]["pairs"]), "the target itself"]
+    named = [f"{pairs:,}" for pairs in found["settings"]["pairs"]]
+    named += ["5,000 and those of the index", "the target itself"]
     rows = [[name, *cells] for name, *cells in zip(named, *columns, strict=True) if any(cells)]
     return titled(found, markdown(header, rows))
 
