@@ -199,7 +199,7 @@ class ExitMaps:
         """Fit the maps of the layers of these sums."""
         for layer in sums.layers:
             self.state_only[layer] = self._in_space(sums.fit([layer]))
-            if self.table is not None and layer < self.depth:
+            if self.table is not None:
                 report, affine = sums.fit_with_table(layer, self._from_features)
                 state, static = affine[: 1 + self.width], affine[1 + self.width :]
                 if self._offset is not None:
