@@ -165,12 +165,12 @@ class ExitMaps:
         to_space (`torch.Tensor` of shape `(target dims, hidden_size)`): From the target's space to the common space.
         table (`Fit`, *optional*): The map from a token's features to its row of the static table.
         state_only (`dict[int, Fit]`): Layer -> the map from its hidden state.
-        joints (`dict[int, Fit]`): Layer below the last -> the map from its hidden state and the static vector, with a
+        joints (`dict[int, Fit]`): Layer -> the map from its hidden state and the static vector of the text, with a
             static table.
     """
 
     def __init__(self, sums: ExitSums, basis: str, config: Any, projection: Projection | None = None) -> None:
-        self.depth, self.width = config.num_hidden_layers, config.hidden_size
+        self.width = config.hidden_size
         # A model keeps as many principal axes of a target as its hidden size.
         kept = torch.eye(len(sums.target_axes)).to(sums.target_axes)
         if len(kept) > self.width:
