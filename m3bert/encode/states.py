@@ -60,8 +60,8 @@ class NestedStates:
 
     def projected(self, layer: int, projection: nn.Module) -> NestedStates:
         """The hidden states, with a projection `(batch, hidden_size)` -> `(batch, dim)` of a layer's pooled
-        embedding."""
-        return replace(self, projections={layer: projection})
+        embedding, with and without the static table."""
+        return replace(self, projections={layer: projection, -layer: projection})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """
@@ -132,7 +132,8 @@ class PooledStates:
 
     def projected(self, layer: int, projection: nn.Module) -> PooledStates:
         """As [`NestedStates.projected`]."""
-        return replace(self, layers={**self.layers, layer: projection(self.layers[layer])})
+        mapped = {its: projection(vectors) for its, vectors in self.layers.items() if abs(its) == layer}
+        return replace(self, layers={**self.layers, **mapped})
 
     def pooled(self, layer: int, pooling: Pooling = "mean") -> torch.Tensor:
         """

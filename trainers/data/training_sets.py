@@ -11,7 +11,7 @@ from torch.utils.data import ConcatDataset
 from transformers import PreTrainedTokenizerBase
 
 from ..core.dataset_checks import require_one_batch
-from .collators import TextColumnsCollator
+from .collators import TextColumnsCollator, fields_of
 from .files import require_texts
 
 
@@ -61,6 +61,16 @@ def training_data(data: Any, args: Any) -> Any:
     for name, dataset in named.items():
         require_one_batch(dataset, args, f"The data set {name!r}")
     return NamedDatasets(named)
+
+
+def with_lengths(data: Any, columns: Sequence[str], name: str) -> Any:
+    """A data set with a column of the lengths of its texts, by which [`~transformers.TrainingArguments`] can make
+    batches of texts of a similar length (`train_sampling_strategy`). A stream, several data sets and one with such a
+    column stay as they are."""
+    if not isinstance(data, Dataset) or name in data.column_names:
+        return data
+    texts = [data[field] for column in columns for field in fields_of(column)]
+    return data.add_column(name, [sum(len(text or "") for text in row) for row in zip(*texts, strict=True)])
 
 
 def by_columns(train_dataset: Any, eval_dataset: Any) -> list[list[Any]]:

@@ -26,7 +26,7 @@ from ..core.objective import Objective
 from ..data.collators import ColumnsCollator
 from ..data.samplers import batch_loader
 from ..data.teacher import TeacherEmbeddings
-from ..data.training_sets import NamedDatasets, by_columns, collator_of, training_data
+from ..data.training_sets import NamedDatasets, by_columns, collator_of, training_data, with_lengths
 
 
 logger = logging.getLogger(__name__)
@@ -86,6 +86,8 @@ class EmbeddingTrainer(PublishingTrainer):
         train_dataset = training_data(train_dataset, args)
         groups = by_columns(train_dataset, eval_dataset)
         collator = ColumnsCollator([collator_of(args, datasets, processing_class) for datasets in groups])
+        if args.train_sampling_strategy in ("group_by_length", "batch_rebalance"):
+            train_dataset = with_lengths(train_dataset, collator.collators[0].columns, args.length_column_name)
         if args.views > 1 and not has_dropout(model):
             raise ValueError(
                 f"{type(model).__name__} has no dropout (see its config): two views of a text would be the same."

@@ -9,9 +9,12 @@ import torch
 from datasets import Dataset
 from transformers import AutoModel
 
-from m3bert.modeling import M3BertModel
-from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, fit_exits, truncate
-from tests.conftest import quiet, tiny_config, write_modules
+from m3bert.hub_cards.checkpoint import Checkpoint
+from m3bert.hub_cards.native_export import export_native
+from m3bert.modeling import EmbeddingSettings, M3BertModel
+from m3bert.trainers import ExitDistillationConfig, ExitDistillationTrainer, Granularity, fit_exits, truncate
+from tests.conftest import assert_close, quiet, tiny_config, write_modules
+from tests.elastic_repositories import save_elastic
 from tests.exits.test_fit import pooled, random_texts
 from tests.trainers.tiny_run import assert_same_weights, run_two
 
@@ -87,6 +90,41 @@ def test_the_table_has_its_own_learning_rate_and_does_not_decay(fitted, tiny_tok
     trainer.optimizer.step()
     trainer.lr_scheduler.step()
     assert own["lr"] == pytest.approx(0.9e-2), "the schedule is that of all"
+
+
+def test_a_native_export_of_a_path_learns_from_the_whole_encoder(tiny_tokenizer, tmp_path):
+    """It stays a native model whose embedding, exit included, comes closer to the teacher's."""
+    from sentence_transformers import SentenceTransformer
+
+    save_elastic(tmp_path / "elastic", tiny_tokenizer, table=False)
+    export_native(Checkpoint(tmp_path / "elastic"), tmp_path / "path", Granularity(4, 32))
+    trainer = distiller(
+        tmp_path / "path", tmp_path, tiny_tokenizer, grid=None, max_steps=30, learning_rate=3e-3, max_length=40,
+        teacher_name_or_path=str(tmp_path / "elastic-source"),
+    )  # fmt: skip
+    assert str(trainer.nested.objective.grid) == "4x32"
+    trainer.train()
+    trainer.save_model(str(tmp_path / "trained"))
+    source, before, after = (SentenceTransformer(str(tmp_path / its)) for its in ("elastic-source", "path", "trained"))
+    wanted, start, found = (torch.from_numpy(its.encode(TEXTS)) for its in (source, before, after))
+    cosines = [torch.cosine_similarity(its, wanted).mean() for its in (start, found)]
+    assert cosines[1] > cosines[0] + 0.1
+    assert type(after[0].auto_model).__module__.startswith("transformers.")
+    states = pooled(trainer.backbone.eval(), tiny_tokenizer, TEXTS, [4])[4].float()
+    with torch.no_grad():
+        assert_close(*(truncate(its, 32, normalize=True) for its in (trainer.nested.projection(states), found)))
+    exits = [EmbeddingSettings.read(tmp_path / its).projection for its in ("path", "trained")]
+    assert not torch.equal(*(its.weight for its in exits)) and not torch.equal(*(its.bias for its in exits))
+
+
+def test_batches_can_have_texts_of_a_similar_length(fitted, tiny_tokenizer, tmp_path):
+    trainer = distiller(fitted, tmp_path, tiny_tokenizer, train_sampling_strategy="group_by_length")
+    lengths = torch.tensor([len(text) for text in TEXTS])
+    padded, unordered = (
+        sum(int((its.max() - its).sum()) for its in lengths[rows].split(16))
+        for rows in ([*trainer._get_train_sampler()], [*range(len(TEXTS))])
+    )
+    assert padded < unordered / 2
 
 
 STEP = {"max_steps": 1, "optim": "sgd", "learning_rate": 0.1, "table_learning_rate": 0.5, "max_grad_norm": 0.0}
