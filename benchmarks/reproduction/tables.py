@@ -195,6 +195,31 @@ def paths() -> str:
     return "\n\n".join(blocks)
 
 
+def trained_paths() -> str:
+    """nDCG@10 of queries by native students against documents of the whole encoder, before and after training."""
+    found, blocks = results("trained_paths"), []
+    size = {run: next(iter(seeds["0"]["cranfield"])) for run, seeds in found["scores"].items()}
+    for name, encoder in PATH_ENCODERS.items():
+
+        def both(run: str, whole: str = f"{name} full") -> str:
+            pairs = (
+                (mean_of(found, its, tests, size[its]) for its in (run, whole))
+                for tests in (RETRIEVAL, ["msmarco-mini"])
+            )
+            return " / ".join(with_share(*pair) for pair in pairs)
+
+        rows = []
+        for trained in (its for its in size if its.startswith(f"{name} ") and its.endswith(", trained")):
+            run = trained.removesuffix(", trained")
+            rows.append([run.removeprefix(f"{name} "), both(run), both(trained)])
+        if rows:
+            rows.append(["whole encoder", both(f"{name} full"), ""])
+            steps = found["settings"]["training"]["max_steps"][name]
+            columns = [f"layers of {encoder}", "before training", f"after {steps} steps"]
+            blocks.append(titled(found, markdown(columns, rows), f" {name}"))
+    return "\n\n".join(blocks)
+
+
 def paths_decoder() -> str:
     """The share of the nearest ten texts that a path of a decoder keeps."""
     found = results("paths_smollm2")
@@ -403,6 +428,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exits-development": exits_development,
     "paths": paths,
     "paths-decoder": paths_decoder,
+    "trained-paths": trained_paths,
     "join": join,
     "qama-steps": qama_steps,
     "qama-bytes": qama_bytes,
