@@ -23,7 +23,8 @@ from m3bert.commands.command import run_command
 from m3bert.commands.sources import default_base
 from m3bert.encode.batch import PassCost
 from m3bert.encode.padded_batches import padded_chunks
-from m3bert.exits.fit import default_paths, fit_exits
+from m3bert.exits.choice import default_depths
+from m3bert.exits.fit import fit_exits
 from m3bert.trainers.data.stdlib_docs import stdlib_pairs
 
 
@@ -70,8 +71,8 @@ def figures(run: Run) -> dict[str, float]:
                 model(**inputs)
 
         def fit(model: Any = fitted) -> None:
-            paths = default_paths(model.config.num_hidden_layers)
-            fit_exits(model, tokenizer, texts, paths=paths, static=False, max_length=MAX_LENGTH)
+            depths = default_depths(model.config.num_hidden_layers)
+            fit_exits(model, tokenizer, texts, depths=depths, static=False, max_length=MAX_LENGTH)
 
         seconds = run.time(f"{kind}, {tokens:,} tokens", {"one pass": one_pass, "fit": fit}, 1)
         found[f"{kind}_passes"] = seconds["fit"] / seconds["one pass"]

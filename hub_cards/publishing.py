@@ -24,10 +24,11 @@ from ..modeling import EmbeddingSettings
 from ..trainers.core.arguments import NestedTrainingArguments
 from ..trainers.core.objective import Objective
 from ..trainers.core.trainer import NestedTrainer
+from ..trainers.data.files import file_name
 from ..trainers.data.training_sets import NamedDatasets
 from .metadata import Statements
 from .publication import Options, publish, write_card
-from .training_record import TrainingRecord, changed_settings, file_name, hub_datasets, origin_of, parts_of
+from .training_record import TrainingRecord, changed_settings, hub_datasets, origin_of, parts_of
 
 
 logger = logging.getLogger(__name__)

@@ -157,11 +157,6 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else str(value)
 
 
-def file_name(file: str) -> str:
-    """The name of a file or URL without its folder, and without a query, which may hold a signature."""
-    return Path(file.partition("?")[0] if "://" in file else file).name
-
-
 def hub_datasets(datasets: Iterable[Any]) -> list[str]:
     """Hub ids of those data sets that were loaded from the Hub, found by the origin of their files."""
     found: dict[str, None] = {}

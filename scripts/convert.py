@@ -122,7 +122,7 @@ def main(arguments: list[str]) -> None:
             model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
             fit = fit_to_files(model, tokenizer, options.fit_exits, options)
             save_with_exits(model, tokenizer, options, fit)
-            print(report(fit))
+            print(report(fit, model, tokenizer))
         else:
             chosen = {name: getattr(options, name) for name in ("encoder_only", "overwrite", "student_layers")}
             model = convert(options.source, options.output_dir, options.revision, **chosen)

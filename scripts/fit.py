@@ -8,10 +8,12 @@ needs no training:
 Each file is a source of its own, which helps to choose the penalty. A few thousand texts are enough; take texts like
 those that will be searched, and queries like those that will be asked.
 
-A depth is a number of layers: half of them are the model's first ones and half its last ones, unless the layers are
-listed. Depth 0 is a table look-up:
+A depth is a number of layers. Which ones is chosen by comparison on the texts, unless the layers are listed. Depth 0
+is a table look-up:
 
     m3bert fit SOURCE OUTPUT --files texts.txt --depths 2 1,2,5,6 1-3,10-12
+
+An interrupted fit continues when it is called again.
 
 With `--target_vectors`, the texts are those of an index, with their vectors: the model joins it.
 
@@ -23,13 +25,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from ..encode.durable import replacing_files
 from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, naming, writing_to
@@ -54,7 +55,7 @@ def add_exit_options(parser: ArgumentParser) -> None:
         nargs="+",
         metavar="DEPTH",
         help="depths to fit beside the table: a number of layers (2), or the layers (1,2,11,12 or 1-3,10-12); "
-        "default: about a third, a half and two thirds of the layers",
+        "default: about a sixth, a third, a half and two thirds of the layers",
     )
     parser.add_argument("--exit_layers", type=int, nargs="+", help="depths that run the first layers: 2 is 1-2")
     parser.add_argument("--overwrite", action="store_true", help="replace a model that output_dir holds")
@@ -68,8 +69,8 @@ def add_exit_options(parser: ArgumentParser) -> None:
         "--no_static", action="store_true", help="fit no static table: exits read their layer's hidden state alone"
     )
     parser.add_argument(
-        "--vocabulary_cache_dir",
-        help="folder that keeps the embeddings of the vocabulary's tokens for the next fit; default: none",
+        "--cache_dir",
+        help="folder that keeps finished parts for the next fit; default: OUTPUT_DIR.fit, until this one is saved",
     )
     parser.add_argument(
         "--teacher",
@@ -83,10 +84,8 @@ def add_exit_options(parser: ArgumentParser) -> None:
 
 
 def layers_of_depth(text: str, last: int) -> list[int]:
-    """The layers of one value of `--depths`, counted from 1: `2`, `1,2,5,6` or `1-3,10-12`, of a model with `last`
-    layers."""
-    from ..exits.paths import default_path
-
+    """The layers of one value of `--depths`, counted from 1: `1,2,5,6` or `1-3,10-12`; none of a number of layers, as
+    `2`, of a model with `last` layers."""
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
         raise ValueError(
             f"--depths {text} is neither a number of layers nor a list of them, such as 1,2,5,6 or 1-3,6."
@@ -94,27 +93,25 @@ def layers_of_depth(text: str, last: int) -> list[int]:
     if text.isdecimal():
         if int(text) >= last:
             raise ValueError(f"--depths {text} must be within 0..{last - 1}: the model has {last} layers.")
-        return default_path(int(text), last)
+        return []
     ends = [[int(end) for end in part.split("-")] for part in text.split(",")]
     return [layer for each in ends for layer in range(each[0], each[-1] + 1)]
 
 
-def depths_of(options: Namespace, encoder: Any) -> tuple[list[int], dict[int, list[int]]]:
-    """The depths that run the first layers, and the paths, that the options ask for."""
-    from ..exits.fit import default_paths
-    from ..modeling.anatomy_m3bert import feed_forward_of
+def depths_of(options: Namespace, last: int) -> dict[str, Any]:
+    """The depths that the options ask for, as arguments of [`fit_exits`]."""
+    from ..exits.choice import default_depths
 
-    last, prefixes = encoder.config.num_hidden_layers, list(options.exit_layers or ())
-    chosen = {len(layers): layers for layers in (layers_of_depth(text, last) for text in options.depths or ())}
-    if not chosen and not prefixes:
-        chosen = default_paths(last)
-        try:
-            feed_forward_of(encoder)
-        except ValueError as error:
-            print(error)
-            chosen = {depth: [*range(1, depth + 1)] for depth in chosen}
-    first = {depth for depth, layers in chosen.items() if layers == [*range(1, depth + 1)]}
-    return sorted({*prefixes, *first}), {depth: chosen[depth] for depth in sorted(chosen) if depth not in first}
+    chosen = {depth: [*range(1, depth + 1)] for depth in options.exit_layers or ()}
+    for text in options.depths or ():
+        layers = layers_of_depth(text, last)
+        chosen[len(layers) or int(text)] = layers
+    if not chosen:
+        chosen = dict.fromkeys(default_depths(last), [])
+    prefixes = [depth for depth, layers in chosen.items() if layers == [*range(1, depth + 1)]]  # depth 0, too
+    paths = {depth: layers for depth, layers in chosen.items() if layers and depth not in prefixes}
+    depths = [depth for depth, layers in chosen.items() if not layers and depth > 0]
+    return {"layers": sorted(prefixes), "paths": paths, "depths": depths}
 
 
 def fit_to_files(
@@ -124,9 +121,8 @@ def fit_to_files(
     options of [`add_exit_options`]."""
     from ..encode.device import place
     from ..exits.fit import fit_exits
-    from ..hub_cards.training_record import file_name
     from ..trainers.core.dataset_checks import require_columns
-    from ..trainers.data.files import load_files
+    from ..trainers.data.files import file_name, load_files
     from ..trainers.data.teacher import Teacher
 
     compute, kept = compute_of(options), model.dtype
@@ -144,13 +140,11 @@ def fit_to_files(
         every = (text for dataset in datasets.values() for text in texts_of(dataset) if text.strip())
         loaded = Teacher(options.teacher, compute=compute)
         teacher = loaded.embed(every, options.teacher_cache_dir, description="Teacher")
-    layers, paths = depths_of(options, model.base_model)
     fit = fit_exits(
         place(model, compute),
         tokenizer,
         sources,
-        layers=layers,
-        paths=paths,
+        **depths_of(options, model.config.num_hidden_layers),
         static=not options.no_static,
         basis=options.basis,
         teacher=teacher,
@@ -158,12 +152,17 @@ def fit_to_files(
         max_length=options.max_length,
         batch_size=options.batch_size,
         compute_dtype=compute.autocast_dtype,
-        cache_dir=options.vocabulary_cache_dir,
+        cache_dir=options.cache_dir or unfinished(options.output_dir),
         description="Fitting exits",
     )
     if model.dtype != kept:
         model.to(kept)
     return fit
+
+
+def unfinished(output_dir: str) -> Path:
+    """The folder of the finished parts of a fit until it is saved."""
+    return Path(output_dir.rstrip("/") + ".fit")
 
 
 def save_with_exits(model: Any, tokenizer: Any, options: Namespace, fit: ExitFit) -> None:
@@ -176,6 +175,8 @@ def save_with_exits(model: Any, tokenizer: Any, options: Namespace, fit: ExitFit
 
 def write_map(fit: ExitFit, folder: Path) -> None:
     """Write the map from the model's space to that of its target, if there is one."""
+    import numpy as np
+
     if fit.to_target is not None:
         np.save(folder / "elastic" / "to_target.npy", fit.to_target.numpy())
 
@@ -231,25 +232,49 @@ def write_repository(model: Any, source: str, folder: Path, revision: str | None
     describe(folder, native=True)
 
 
-def report(fit: ExitFit) -> str:
-    """The fit as a table."""
-    lines = [
-        f"Exits fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}):"
-    ]
-    lines += ["depth  penalty  held-out R^2  mean cosine to the target  nearest ten kept"]
+def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
+    """The depths of a fit as a table, with a bar for the retrieval that each keeps."""
+    times = milliseconds_of(model.base_model, tokenizer, [depth for depth in fit.retrieval if depth in fit.layers])
+    lines = [f"Fitted to {fit.texts:,} texts (target: {fit.target}, basis: {fit.basis}, pooling: {fit.pooling}).", ""]
+    lines += [f"{'depth':>5}  {'layers':<22} {'exit reads':<20} {'retrieval kept':<22} {'ms per query':>12}"]
+    for depth, milliseconds in times.items():
+        path, kept = fit.paths.get(depth), fit.retrieval.get(depth, 1.0)
+        layers = "the table" if depth == 0 else str(path or f"1-{depth}")
+        reads = "table" if depth == 0 else "hidden state, table" if depth in fit.state_only else "hidden state"
+        bar = "█" * round(10 * kept)
+        lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {kept:>6.1%} {milliseconds:>17.1f}")
     lines += [
-        f"{layer:>5}  {its.penalty:>7.2g}  {its.r_squared:>12.3f}  {its.cosine:>25.3f}  {its.agreement:>16.3f}"
-        for layer, its in fit.layers.items()
+        "",
+        "Retrieval kept: share of nDCG@10 of spans of held-out texts as queries, documents at full depth.",
     ]
-    for depth, its in fit.paths.items():
-        kept = ", ".join(f"{kind} {share:.3f}" for kind, share in zip(its.kinds, its.r_squared, strict=False))
-        lines.append(f"Depth {depth} runs the layers {', '.join(map(str, its.layers))} ({kept or 'as they are'}).")
+    for depth, compared in fit.candidates.items():
+        best = next(iter(compared))
+        if depth not in fit.paths:
+            lines.append(f"Depth {depth} is left out: {best} comes no closer to the whole model than the table.")
+        others = ", ".join(f"{name} {share:.1%}" for name, share in compared.items())
+        lines.append(f"Compared for depth {depth}, by the hidden state alone: {others}.")
     if fit.to_target is not None:
         shape = " x ".join(map(str, fit.to_target.shape))
         lines.append(f"Multiply embeddings by elastic/to_target.npy ({shape}): that is the space of the target.")
-    if fit.state_only:
-        lines.append("Depth 0 is the static table; deeper exits read it beside their hidden state.")
     return "\n".join(lines)
+
+
+def milliseconds_of(encoder: Any, tokenizer: Any, depths: Sequence[int]) -> dict[int, float]:
+    """Milliseconds of the embedding of one short query at each depth and, last, at full depth: the median of ten runs,
+    in turn."""
+    import numpy as np
+    import torch
+
+    inputs = tokenizer("how are the exits of an encoder fitted", return_tensors="pt").to(encoder.device)
+    every = [*depths, encoder.config.num_hidden_layers]
+    times: dict[int, list[float]] = {depth: [] for depth in every}
+    with torch.no_grad():
+        for _ in range(11):
+            for depth in every:
+                start = time.perf_counter()
+                encoder(**inputs, output_layer=depth)
+                times[depth].append(1000 * (time.perf_counter() - start))
+    return {depth: float(np.median(its[1:])) for depth, its in times.items()}
 
 
 def main(arguments: list[str]) -> None:
@@ -291,4 +316,5 @@ def main(arguments: list[str]) -> None:
             with replacing_files(Path(options.output_dir), stale=MODEL_FILES if options.overwrite else ()) as draft:
                 write_repository(model, source, draft, revision)
                 write_map(fit, draft)
-    print(f"{report(fit)}\nSaved to {options.output_dir}.")
+    shutil.rmtree(unfinished(options.output_dir), ignore_errors=True)
+    print(f"{report(fit, model, tokenizer)}\nSaved to {options.output_dir}.")

@@ -380,6 +380,8 @@ def test_options_that_are_named_exist(capsys):
         "--seeds",
         "--encoder",
         "--runner",
+        "--tables",
+        "--development",
     }  # of torchrun, accelerate, studies, benchmarks, vLLM
     assert len(named) > 30
     assert {name for name in named - others if not re.search(rf"{name}\b", known)} == set()

@@ -38,7 +38,7 @@ from m3bert.commands.sources import data_folder, default_base
 from m3bert.encode.tokenized_texts import TokenizedText
 from m3bert.evaluation.readers import load_task
 from m3bert.exits.passes import RawStates
-from m3bert.exits.paths import fit_path
+from m3bert.exits.paths import fit_paths
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
 from m3bert.modeling.modeling_elastic import Elasticity, make_elastic
@@ -76,7 +76,7 @@ def fitted(name: str, source: str, data: Path) -> Path:
         for kind, its in sources(data).items():
             files.append(texts / f"{kind.replace(' ', '_')}.jsonl")
             files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in its), encoding="utf-8")
-        options = ["--max_length", str(MAX_LENGTH), "--vocabulary_cache_dir", str(FOLDER)]
+        options = ["--max_length", str(MAX_LENGTH), "--cache_dir", str(FOLDER)]
         fit.main([source, str(folder), "--files", *map(str, files), "--depths", *PATHS[name], *options])
     return folder
 
@@ -139,7 +139,7 @@ def score_decoder(source: str, data: Path) -> None:
     of_refit = [TokenizedText("texts", text, its) for text, its in zip(some[::2], ids[::2], strict=True)]
     depth, last, width = len(DECODER_PATH), model.config.num_hidden_layers, model.config.hidden_size
     raw, found = RawStates(model, tokenizer, "mean", 64), {}
-    path, tensors = fit_path(raw, [of_refit], DECODER_PATH)
+    ((path, tensors),) = fit_paths(raw, [of_refit], [DECODER_PATH])
     print(path, flush=True)
     settings: dict[str, Any] = {
         "texts": DECODER_TEXTS,

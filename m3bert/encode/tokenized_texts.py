@@ -72,6 +72,11 @@ class TokenizedTexts:
                 self._token_counts += torch.bincount(every, minlength=len(tokenizer))
         self.fingerprint = digest.hexdigest()
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of this rank's texts."""
+        return int(self._token_counts.sum())
+
     def __len__(self) -> int:
         """Number of texts on all ranks."""
         return sum(self.counts.values())

@@ -8,29 +8,36 @@ Every depth of the encoder then embeds into the same space, without any training
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from tqdm.auto import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from ..encode.durable import replacing
+from ..encode.hashing import key_of, weights_fingerprint
 from ..encode.projection import Projection
+from ..encode.ranks import rank, world_size
 from ..encode.states import Pooling, check_pooling, longest_text
 from ..encode.tokenized_texts import TokenizedTexts
 from ..modeling import EmbeddingSettings
 from ..modeling.modeling_elastic import Elasticity, make_elastic
 from ..trainers.data.teacher import TeacherEmbeddings
-from .passes import RawStates, TextPasses, token_features
-from .paths import PathFit, default_path, fit_path
+from .choice import Measured, Queries, candidates_of, choose, without_queries
+from .passes import PATH_TEXTS, RawStates, TextPasses, token_features
+from .paths import PathFit, Tensors, fit_paths
 from .ridge import weight_and_bias
 from .sums import ExitMaps, LayerFit
 from .token_features import check_tokenizer
 
 
 BASES = ("last_layer", "principal")
-REFIT_TEXTS = 2500  # for the refit of a path: about 200,000 tokens
+REFIT_TEXTS = 3000  # for the refits of paths: about 200,000 tokens
+SPAN_TOKENS, GRAM_LAYERS = 14, 4  # for the estimate of the time: tokens of a span, layers that cost as much as a refit
 Sources = Mapping[str, Iterable[str]]
 
 
@@ -55,6 +62,10 @@ class ExitFit:
         features (`int`): Number of features of a token that the static table was fitted from; 0 without a table. With
             fewer texts than features, a fit relies on its penalty.
         paths (`dict[int, PathFit]`): Depth -> the fit of its path. `layers` has that of its exit.
+        candidates (`dict[int, dict[str, float]]`): Depth -> layers and kind of refit that were compared for it -> the
+            share of the retrieval that they keep ([`retrieval_kept`]), the chosen one first.
+        retrieval (`dict[int, float]`): Depth -> the share of the retrieval that it keeps with its exit; `-l` is depth
+            l without the table.
         to_target (`torch.Tensor` of shape `(dim, target dims)`, *optional*): With a teacher that is wider than the
             model, or the principal basis: `vectors @ to_target` are in the teacher's space. It is not in the config.
     """
@@ -72,6 +83,8 @@ class ExitFit:
     prompts: Sequence[str]
     features: int
     paths: Mapping[int, PathFit]
+    candidates: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    retrieval: Mapping[int, float] = field(default_factory=dict)
     to_target: torch.Tensor | None = field(default=None, repr=False, compare=False)
 
     def record(self) -> dict[str, Any]:
@@ -88,6 +101,7 @@ def fit_exits(
     *,
     layers: Sequence[int] | None = None,
     paths: Mapping[int, Sequence[int]] | None = None,
+    depths: Sequence[int] = (),
     pooling: Pooling | None = None,
     static: bool = True,
     basis: str = "last_layer",
@@ -113,8 +127,10 @@ def fit_exits(
        last layer. It gives the static table T, one row per token: depth 0 of a text is the mean of its tokens' rows.
     5. Depth l: a ridge regression from [pooled hidden state of l, mean of T] to the same target; beside it, one from
        the hidden state alone, which a native export uses.
-    6. A path: the layers before its gaps are refitted on the tokens of 2,500 texts ([`fit_path`]). 5,000 texts are
-       then encoded through the paths, for their exits as in 5.
+    6. Paths: the layers before their gaps are refitted on the tokens of 3,000 texts ([`fit_paths`]). For each depth in
+       `depths`, several lists of layers are compared; for all paths, the two ways to refit
+       ([`m3bert.exits.choice`]). 5,000 texts and a span of each, in place of a query, are then encoded through the
+       chosen paths, for their exits as in 5. The exit of a path reads the table only if that comes closer.
 
     The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target
@@ -126,9 +142,11 @@ def fit_exits(
         texts (`Iterable[str]` or `Mapping[str, Iterable[str]]`): Unlabelled texts, or several sources of texts by
             name. Empty texts are skipped. Queries should be among them if the model is to embed queries.
         layers (`Sequence[int]`, *optional*): Depths that run the first layers, below the last. With a static table,
-            depth 0 is always among them. Default: none if there are `paths`, else all of them.
+            depth 0 is always among them. Default: none if there are `paths` or `depths`, else all of them.
         paths (`Mapping[int, Sequence[int]]`, *optional*): Depth -> its layers, counted from 1, the last of which is
-            the model's. [`default_paths`] makes some.
+            the model's.
+        depths (`Sequence[int]`, *optional*): Depths whose layers are chosen. One that comes no closer to the whole
+            model than the static table is left out.
         pooling (`str`, *optional*): `"mean"`, `"cls"` or `"lasttoken"`. Default: as the model was published, else the
             mean.
         static (`bool`, *optional*, defaults to `True`): Whether the exits read a static table, too. It needs a fast
@@ -151,8 +169,9 @@ def fit_exits(
             texts, fewer longer ones. A CPU encodes at most 4,096 tokens at a time.
         compute_dtype (`torch.dtype`, *optional*): Type of the encoder's matrix products: `torch.bfloat16` or
             `torch.float16` (mixed precision). Default: the type of the weights. The fit itself is in float64.
-        cache_dir (`str` or `Path`, *optional*): Folder that keeps the embeddings of the vocabulary's tokens, for the
-            next fit. Default: they are not kept.
+        cache_dir (`str` or `Path`, *optional*): Folder that keeps finished parts, such as the embeddings of the
+            vocabulary's tokens, for when an interrupted fit is called again and for the next one. It must be your own:
+            the files are pickles. Default: nothing is kept.
         description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
 
     Returns:
@@ -168,6 +187,7 @@ def fit_exits(
     config, training = encoder.config, encoder.training
     settings = EmbeddingSettings.of(encoder) or EmbeddingSettings()
     pooling = pooling or settings.pooling
+    query_prompt = settings.prompts.get("query", "") if prompts is None else [*prompts, ""][0]
     if prompts is None:
         prompts = list(dict.fromkeys(settings.prompts.values())) or [""]
     check_pooling(pooling)
@@ -183,11 +203,14 @@ def fit_exits(
     elif projection is None:
         projection = Projection.of(settings.projection)
     depth, width = config.num_hidden_layers, config.hidden_size
-    routes = {length: list(its) for length, its in sorted((paths or {}).items())}
+    routes = {length: [list(its)] for length, its in sorted((paths or {}).items())}
+    routes |= {length: candidates_of(length, depth) for length in depths if length not in routes}
     if layers is None:
         layers = [] if routes else range(1, depth)
     layers = sorted({*layers, *([0] if static else [])} - {*routes, depth})
-    Elasticity(routes, layers, [0] if static else []).validate(config)
+    for number in range(max(map(len, routes.values()), default=1)):
+        some = {length: its[min(number, len(its) - 1)] for length, its in routes.items()}
+        Elasticity(some, layers, [0] if static else []).validate(config)
     if static:
         check_tokenizer(tokenizer, config.vocab_size)
     max_length = max_length or longest_text(config, tokenizer, settings.max_length)
@@ -211,25 +234,65 @@ def fit_exits(
         encoder.eval()
         encoder.set_depths()
         raw = RawStates(encoder, tokenizer, pooling, batch_size, compute_dtype)
+        if description is not None and rank() == 0:
+            tqdm.write(_cost(raw, tokenized, tokenizer if static else None, routes))
         tokens = None
         if static:
             tokens = token_features(raw, tokenized, prompts, cache_dir, progress=description is not None)
         passes = TextPasses(raw, tokenized, tokens, description)
-        sums, targets = passes.sums(layers, projection, teacher, has_paths=bool(routes))
+        settled = (layers, routes, pooling, static, max_length, list(prompts), str(compute_dtype), teacher_name)
+        of_projection = None if projection is None else weights_fingerprint(projection.state_dict())
+        kept_parts = _Parts(cache_dir, encoder, [tokenized.fingerprint, str(settled), str(of_projection)])
+        sums, targets = kept_parts("sums", lambda: passes.sums(layers, projection, teacher))
         maps = ExitMaps(sums, basis, config, projection if stays else None)
         maps.add(sums)
-        fitted = {}
+        sampled = list(zip(passes.sampled(PATH_TEXTS), targets, strict=True))
+        spans = sampled  # a teacher has no embeddings of spans
+        if teacher is None:
+            spans = kept_parts(
+                "spans", lambda: passes.spans(query_prompt, max_length, projection, only_queries=not routes)
+            )
+        queries = Queries.of(spans, torch.cat(targets))
+        fitted: dict[int, tuple[PathFit, Tensors]] = {}
+        compared: dict[int, dict[str, float]] = {}
         if routes:
-            sampled = [group[passes.sampling(REFIT_TEXTS)] for group in tokenized]
-            fitted = {depth: fit_path(raw, sampled, its) for depth, its in routes.items()}
-            with_tensors = {its: (routes[its], tensors) for its, (_, tensors) in fitted.items()}
-            encoder.set_depths(paths=with_tensors)
-            maps.add(passes.path_sums([*routes], targets))
+            every = [layers for its in routes.values() for layers in its]
+            label = description and "Refitting layers"
+            refits = kept_parts(
+                "refits", lambda: fit_paths(raw, passes.sampled(REFIT_TEXTS), every, description=label)
+            )
+            found = {length: [its for its in refits if its[0].layers in each] for length, each in routes.items()}
+            rows = without_queries(spans)
+            fitted, compared = kept_parts("choice", lambda: choose(raw, found, rows, queries, sums))
+            encoder.set_depths(paths=_by_layers(fitted))
+            maps.add(passes.path_sums([*fitted], rows if teacher is not None else [*rows, *sampled]))
 
         exits = {layer: its.affine for layer, its in maps.state_only.items()}
         if teacher is None and not stays and (basis != "last_layer" or projection is not None):
             last = torch.eye(width).to(maps.to_space) if projection is None else projection.weight.to(maps.to_space)
             exits[depth] = torch.nn.functional.pad(last.T, (0, 0, 1, 0)) @ maps.to_space
+
+        def put(fit: Mapping[str, Any] | None = None) -> None:
+            encoder.set_depths(
+                exits={layer: weight_and_bias(affine) for layer, affine in exits.items()},
+                joints={layer: weight_and_bias(its.affine) for layer, its in maps.joints.items()},
+                paths=_by_layers(fitted),
+                table=None if tokens is None or maps.table is None else tokens.table(maps.table.affine),
+                ignored_ids=() if tokens is None else tokens.ignored,
+                fit=fit,
+            )
+
+        put()
+        measured = _measured(raw, queries, maps, projection if stays else None)
+        for length in fitted:
+            if length in maps.joints and measured[length] >= measured[-length]:
+                del maps.joints[length]
+                measured[length] = measured.pop(-length)
+            if length not in (paths or {}) and 0 in measured and measured[length] >= measured[0]:
+                for its in (exits, maps.joints, maps.state_only):
+                    its.pop(length, None)
+        left_out = {length for length in fitted if length not in exits}
+        fitted = {length: its for length, its in fitted.items() if length not in left_out}
         read = ({} if maps.table is None else {0: maps.table}) | maps.state_only | maps.joints
         fit = ExitFit(
             layers={layer: read[layer].report for layer in sorted(read)},
@@ -245,25 +308,20 @@ def fit_exits(
             prompts=list(prompts),
             features=0 if tokens is None else tokens.width,
             paths={layer: its for layer, (its, _) in fitted.items()},
+            candidates=compared,
+            retrieval={length: its.kept for length, its in measured.items()},
             to_target=maps.to_space[:, : maps.dim].T.float().cpu()
             if teacher is not None and (basis != "last_layer" or teacher.width > width)
             else None,
         )
-        encoder.set_depths(
-            exits={layer: weight_and_bias(affine) for layer, affine in exits.items()},
-            joints={layer: weight_and_bias(its.affine) for layer, its in maps.joints.items()},
-            paths={layer: (routes[layer], tensors) for layer, (_, tensors) in fitted.items()},
-            table=None if tokens is None or maps.table is None else tokens.table(maps.table.affine),
-            ignored_ids=() if tokens is None else tokens.ignored,
-            fit=fit.record(),
-        )
+        put(fit.record())
     except BaseException:
         encoder.elastic, config.elastic = kept
         raise
     finally:
         encoder.train(training)
     if config.model_type == "m3bert":
-        config.matryoshka_layers = sorted([*layers, *routes, depth])
+        config.matryoshka_layers = sorted([*layers, *fitted, depth])
     if stays:
         config.elastic["reads_all_dims"] = True
     elif maps.dim < width:
@@ -277,7 +335,60 @@ def fit_exits(
     return fit
 
 
-def default_paths(last: int) -> dict[int, list[int]]:
-    """Depths of about a third, a half and two thirds of `last` layers, with the layers of [`default_path`]."""
-    depths = {max(1, round(last * share)) for share in (1 / 3, 1 / 2, 2 / 3)}
-    return {depth: default_path(depth, last) for depth in sorted(depths) if depth < last}
+class _Parts:
+    """Finished parts of a fit, which are kept in a folder for when it is called again."""
+
+    def __init__(self, folder: str | Path | None, encoder: Any, identity: list[str]) -> None:
+        self.folder = None if folder is None else Path(folder)
+        key = {} if folder is None else {"encoder": weights_fingerprint(encoder.state_dict()), "of": identity}
+        self.key = f"{key_of(key)}-{rank()}-of-{world_size()}"
+
+    def __call__(self, name: str, make: Callable[[], Any]) -> Any:
+        if self.folder is None:
+            return make()
+        file = self.folder / f"m3bert-fit-{self.key}-{name}.pt"
+        if file.is_file():
+            return torch.load(file, weights_only=False)
+        made = make()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as draft:
+            torch.save(made, draft)
+        return made
+
+
+def _cost(
+    raw: RawStates, texts: TokenizedTexts, vocabulary: PreTrainedTokenizerBase | None, routes: Mapping[int, list[Any]]
+) -> str:
+    """What a fit will do, and about how long it takes, by one batch of the texts."""
+    last, count = raw.encoder.config.num_hidden_layers, len(texts)
+    tokens, spans = texts.tokens, SPAN_TOKENS * min(count, PATH_TEXTS)
+    rows = len(vocabulary) if vocabulary is not None else 0
+    lists = [layers for its in routes.values() for layers in its]
+    cost = (tokens + 4 * rows + spans * bool(lists)) * last  # in tokens and layers
+    if lists:
+        cost += tokens * min(1, REFIT_TEXTS / count) * (last + GRAM_LAYERS * len({len(its) for its in lists}))
+        cost += spans * 2 * sum(map(len, lists)) + (tokens * min(1, PATH_TEXTS / count) + spans) * sum(routes)
+    ids = [its.ids for its in next(iter(texts), [])[:64]]
+    raw.pooled(ids[:8], [last])  # the first call is slower
+    start = time.perf_counter()
+    raw.pooled(ids, [last])
+    minutes = cost / max(1, sum(map(len, ids)) * last) * (time.perf_counter() - start) / 60 / world_size()
+    of_vocabulary = f", {rows:,} tokens of the vocabulary" if rows else ""
+    of_paths = f", {len(lists)} lists of layers to compare" if lists else ""
+    return f"About {max(1, round(minutes))} min: {count:,} texts ({tokens:,} tokens){of_vocabulary}{of_paths}."
+
+
+def _measured(raw: RawStates, queries: Queries, maps: ExitMaps, projection: Projection | None) -> dict[int, Measured]:
+    """Depth -> how close it comes to the whole model with its exit; `-l` is depth l without the table."""
+    table = [] if maps.table is None else [0]
+    vectors = raw.pooled(queries.ids, [*table, *maps.state_only, *(-depth for depth in maps.joints)], exits=True)
+    if projection is None:
+        queries = replace(queries, wanted=queries.wanted @ maps.to_space, passages=queries.passages @ maps.to_space)
+    else:
+        projection = projection.to(raw.encoder.device)
+        vectors = {depth: projection(its.float()) for depth, its in vectors.items()}
+    return {depth: queries.measured(vectors[depth]) for depth in sorted(vectors)}
+
+
+def _by_layers(fitted: Mapping[int, tuple[PathFit, Tensors]]) -> dict[int, tuple[list[int], Tensors]]:
+    return {depth: (its.layers, tensors) for depth, (its, tensors) in fitted.items()}

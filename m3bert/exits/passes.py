@@ -21,6 +21,7 @@ from ..encode.ranks import rank
 from ..encode.states import Pooling, nested_states, truncate
 from ..encode.tokenized_texts import TokenizedText, TokenizedTexts
 from ..trainers.data.teacher import TeacherEmbeddings
+from .choice import TextGroup, is_query, span_of
 from .ridge import Name
 from .sums import FEATURES, TARGET, ExitSums
 from .token_features import TokenFeatures, token_embeddings
@@ -49,13 +50,14 @@ class RawStates:
         for chunk, inputs in padded_chunks(self.tokenizer, ids, cost):
             yield chunk, inputs.to(device)
 
-    def pooled(self, ids: list[list[int]], layers: Sequence[int]) -> States:
-        """Layer -> pooled hidden states of texts `(texts, width)`, which are given by their token ids."""
+    def pooled(self, ids: list[list[int]], layers: Sequence[int], *, exits: bool = False) -> States:
+        """Layer -> pooled hidden states of texts `(texts, width)`, which are given by their token ids: before the
+        exits, or after them."""
         chunks: list[list[int]] = []
         vectors: dict[int, list[torch.Tensor]] = {layer: [] for layer in layers}
         for chunk, inputs in self.batches(ids):
             with autocast(self.encoder.device, self.compute_dtype):
-                states = nested_states(self.encoder, inputs, layers, exits=False)
+                states = nested_states(self.encoder, inputs, layers, exits=exits)
             chunks.append(chunk)
             for layer in layers:
                 vectors[layer].append(states.pooled(layer, self.pooling))
@@ -109,11 +111,10 @@ class TextPasses:
         layers: Sequence[int],
         projection: Projection | None,
         teacher: TeacherEmbeddings | None,
-        *,
-        has_paths: bool,
     ) -> tuple[ExitSums, list[torch.Tensor]]:
-        """The sums that exits are fitted from and, with paths, the targets that [`~TextPasses.path_sums`] takes. With
-        token features, layer 0 is the static table and needs no sums; with a teacher, the last layer has an exit."""
+        """The sums that exits are fitted from, and the targets of the sampled texts, group by group. With token
+        features, layer 0 is the static table and needs no sums; with a teacher, the last layer has an exit, and the
+        texts that are queries are left out."""
         config = self.raw.encoder.config
         depth, target_width = config.num_hidden_layers, config.hidden_size
         if projection is not None:
@@ -124,23 +125,45 @@ class TextPasses:
         sums, sampled = self._no_sums(mapped, target_width), []
         for group, pooled in self._encoded(self.texts, len(self.texts), [*layers, depth], self.description):
             targets = _targets(group, pooled[depth], projection, teacher)
+            sampled.append(targets[self.sampling(PATH_TEXTS)].clone())  # a view would keep all rows
+            if teacher is not None:
+                kept = [row for row, its in enumerate(group) if not is_query(its.text)]
+                group, targets = [group[row] for row in kept], targets[kept]
+                pooled = {layer: its[kept] for layer, its in pooled.items()}
             self._add(sums, group, pooled, targets)
-            if has_paths:
-                sampled.append(targets[self.sampling(PATH_TEXTS)].clone())  # a view would keep all rows
         sums.over_ranks()
         return sums, sampled
 
-    def path_sums(self, depths: Sequence[int], targets: Sequence[torch.Tensor]) -> ExitSums:
-        """The sums that the exits of paths are fitted from, once the paths are in the encoder. `targets` are those
-        that [`~TextPasses.sums`] has kept."""
-        sums = self._no_sums(depths, targets[0].shape[1])
-        groups = [group[self.sampling(PATH_TEXTS)] for group in self.texts]
-        label = self.description and f"{self.description} of paths"
-        encoded = self._encoded(groups, sum(map(len, groups)), depths, label)
-        for (group, pooled), target in zip(encoded, targets, strict=True):
-            self._add(sums, group, pooled, target)
+    def sampled(self, most: int) -> list[list[TokenizedText]]:
+        """At most `most` texts in groups, spread over all sources."""
+        return [group[self.sampling(most)] for group in self.texts]
+
+    def spans(
+        self, prompt: str, max_length: int, projection: Projection | None, *, only_queries: bool
+    ) -> list[TextGroup]:
+        """A span of each sampled text behind a prompt, and its targets, in groups. Its `text` is the whole text."""
+        tokenizer, depth, groups = self.raw.tokenizer, self.raw.encoder.config.num_hidden_layers, []
+        for sampled in self.sampled(PATH_TEXTS):
+            group = [its for its in sampled if not only_queries or is_query(its.text)]
+            if not group:
+                continue
+            texts = [prompt + span_of(its.text) for its in group]
+            ids = tokenizer(texts, truncation=True, max_length=max_length, return_attention_mask=False)["input_ids"]
+            groups.append([its._replace(ids=own) for its, own in zip(group, ids, strict=True)])
+        encoded = self._encoded(groups, sum(map(len, groups)), [depth], self._label("queries"))
+        return [(group, _targets(group, pooled[depth], projection, None)) for group, pooled in encoded]
+
+    def path_sums(self, depths: Sequence[int], texts: Sequence[TextGroup]) -> ExitSums:
+        """The sums over some texts that the exits of paths are fitted from, once the paths are in the encoder."""
+        sums, groups = self._no_sums(depths, texts[0][1].shape[1]), [group for group, _ in texts]
+        encoded = self._encoded(groups, sum(map(len, groups)), depths, self._label("paths"))
+        for (group, pooled), (_, targets) in zip(encoded, texts, strict=True):
+            self._add(sums, group, pooled, targets)
         sums.over_ranks()
         return sums
+
+    def _label(self, what: str) -> str | None:
+        return self.description and f"{self.description}: {what}"
 
     def _no_sums(self, layers: Sequence[int], target_width: int) -> ExitSums:
         widths: dict[Name, int] = {**dict.fromkeys(layers, self.raw.encoder.config.hidden_size), TARGET: target_width}

@@ -12,34 +12,42 @@ that makes t:
 - **swap**, of a post-norm layer without a gate: 2 * hidden_size hidden units become act(y) and act(-y), whose
   difference is y, so that the factor of the residual is free, too: a map from [g of the units that stay, y, 1] to n.
 
-Scale and penalty are those with the smallest error on the tokens of held-out texts, after the norm.
+Scale and penalty are those with the smallest error on the tokens of held-out texts, after the norm. That error does
+not tell which layers, and fold or swap, search best: see [`m3bert.exits.choice`].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import nn
+from tqdm.auto import tqdm
 from transformers.activations import ACT2FN
 
 from ..encode.device import autocast
-from ..encode.ranks import sum_over_ranks
+from ..encode.ranks import rank, sum_over_ranks
 from ..encode.tokenized_texts import TokenizedText
 from ..modeling.anatomy_m3bert import FeedForward, Resumed, Tapped, anatomy_of, feed_forward_of, run_native
 from ..modeling.modeling_elastic import Elasticity, layer_list, view, with_parameters
 from .passes import RawStates
-from .ridge import Moments, Regression
+from .ridge import Moments, Name, Regression
 
 
 HELD_OUT = 0.1  # share of the texts that choose penalty and scale
-MOST_HELD_OUT = 4000  # tokens, which are kept as they are
+MOST_HELD_OUT = 2000  # tokens, which are kept as they are
 PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1)
 SCALES = (1.0, 2.0, 4.0)
 Tensors = dict[str, torch.Tensor]
+Rows = dict[Name, torch.Tensor]
+
+
+KINDS = ("fold", "swap")
 
 
 @dataclass(frozen=True)
@@ -58,72 +66,148 @@ class PathFit:
     kinds: list[str]
     r_squared: list[float]
 
+    def __str__(self) -> str:
+        """Its layers, and how they were refitted: `1,2,11,12 fold`."""
+        return " ".join([",".join(map(str, self.layers)), *dict.fromkeys(self.kinds)])
 
-def default_path(depth: int, last: int) -> list[int]:
-    """The layers of a depth of a model with `last` layers: half of them from the bottom and half from the top."""
-    top = depth // 2
-    return [*range(1, depth - top + 1), *range(last - top + 1, last + 1)]
+
+class _Path:
+    """A path on the way: its modules, of which those in front of `place` are final."""
+
+    def __init__(self, layers: Sequence[int], kind: str, own: nn.ModuleList) -> None:
+        self.layers, self.kind = list(layers), kind
+        self.modules: list[nn.Module] = [own[layer - 1] for layer in layers]
+        self.gaps = [place for place, layer in enumerate(layers[:-1]) if layers[place + 1] != layer + 1]
+        self.kinds: list[str] = []
+        self.explained: list[float] = []
+        self.tensors: Tensors = {}
+
+    @property
+    def place(self) -> int:
+        """Place of the layer to refit next."""
+        return self.gaps[len(self.kinds)]
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Paths with the same key have the same layers, with the same weights, up to the one to refit."""
+        return (*self.layers[: self.place + 1], *((self.kind,) if self.kinds else ()))
+
+    @property
+    def wanted(self) -> int:
+        """The source's layer whose output the next layer reads."""
+        return self.layers[self.place + 1] - 1
 
 
 @torch.no_grad()
-def fit_path(
-    raw: RawStates, texts: Sequence[Sequence[TokenizedText]], layers: Sequence[int]
-) -> tuple[PathFit, Tensors]:
-    """Refit the layers of a path (counted from 1; the last one is the source's) before its gaps, from the bottom, each
-    with the input that it has in the path. Returns the fit, and the refitted matrices by their names in the native
-    model of these layers."""
-    encoder, depth = raw.encoder, raw.encoder.config.num_hidden_layers
-    name, own = layer_list(encoder, depth)
-    modules: list[nn.Module] = [own[layer - 1] for layer in layers]
-    gaps = [place for place, layer in enumerate(layers[:-1]) if layers[place + 1] != layer + 1]
+def fit_paths(
+    raw: RawStates,
+    texts: Iterable[Sequence[TokenizedText]],
+    paths: Iterable[Sequence[int]],
+    kinds: Sequence[str] = KINDS,
+    description: str | None = None,
+) -> list[tuple[PathFit, Tensors]]:
+    """
+    Refit the layers of paths (counted from 1; the last one is the source's) before their gaps, from the bottom, each
+    with the input that it has in the path. The first gaps of all paths are served by one pass over the texts.
+
+    Args:
+        raw ([`RawStates`]): The encoder.
+        texts (`Iterable[Sequence[TokenizedText]]`): Groups of texts.
+        paths (`Iterable[Sequence[int]]`): The layers of each path.
+        kinds (`Sequence[str]`, *optional*, defaults to fold and swap): Each path is refitted in each of these ways
+            that its layers allow.
+        description (`str`, *optional*): Text before the progress bar; `None` shows no bar.
+
+    Returns:
+        `list[tuple[PathFit, dict[str, torch.Tensor]]]`: Each fit, and its refitted matrices by their names in the
+        native model of these layers. Layers that cannot be refitted stay as they are.
+    """
+    encoder = raw.encoder
+    name, own = layer_list(encoder, encoder.config.num_hidden_layers)
     try:
-        ends = feed_forward_of(encoder)
+        ends: FeedForward | None = feed_forward_of(encoder)
     except ValueError:
-        return PathFit([*layers], ["as it is"] * len(gaps), []), {}
-    tensors: Tensors = {}
-    kinds, explained = [], []
-    for place in gaps:
-        refit = _Refit(ends, own[layers[place] - 1], own[layers[place + 1] - 2])
-        for held_out, rows in _rows(raw, texts, layers, modules, place, ends):
-            refit.add(rows, held_out)
-        kind, found, r_squared = refit.best()
-        kinds.append(kind)
-        explained.append(r_squared)
-        modules[place] = with_parameters(modules[place], found)
-        tensors |= {f"{name}.{place}.{key}": tensor for key, tensor in found.items()}
-    return PathFit([*layers], kinds, explained), tensors
+        ends = None
+    found = []
+    for layers in paths:
+        path = _Path(layers, "as it is", own)
+        if ends is None or not path.gaps:
+            found.append(path)
+            path.kinds = ["as it is"] * len(path.gaps)
+        else:
+            swaps = ends.norm is not None and ends.inner is not None
+            found += [_Path(layers, kind, own) for kind in kinds if kind == "fold" or swaps]
+    while ends is not None and (open_paths := [path for path in found if len(path.kinds) < len(path.gaps)]):
+        refits: dict[tuple[Any, ...], _Refit] = {}
+        first = {path.key: path for path in reversed(open_paths)}
+        for key, path in first.items():
+            wanted = {its.wanted for its in open_paths if its.key == key}
+            refits[key] = _Refit(ends, path.modules[path.place], {layer: own[layer - 1] for layer in wanted})
+        for held_out, rows in _rows(raw, texts, first, {path.wanted for path in open_paths}, ends, description):
+            for key, its in rows.items():
+                refits[key].add(its, held_out)
+        for refit in refits.values():
+            refit.sum_over_ranks()
+        for path in open_paths:
+            kind, tensors, explained = refits[path.key].best(path.kind, path.wanted)
+            place = path.place
+            path.modules[place] = with_parameters(path.modules[place], tensors)
+            path.tensors |= {f"{name}.{place}.{key}": tensor for key, tensor in tensors.items()}
+            path.kinds.append(kind)
+            path.explained.append(explained)
+    return [(PathFit(path.layers, path.kinds, path.explained), path.tensors) for path in found]
 
 
 def _rows(
     raw: RawStates,
     texts: Iterable[Sequence[TokenizedText]],
-    layers: Sequence[int],
-    modules: Sequence[nn.Module],
-    place: int,
+    paths: Mapping[tuple[Any, ...], _Path],
+    wanted: Iterable[int],
     ends: FeedForward,
-) -> Iterator[tuple[bool, Tensors]]:
-    """Batches of texts: whether they are held out, and g, y and the wanted hidden state t of each token."""
+    description: str | None = None,
+) -> Iterator[tuple[bool, dict[tuple[Any, ...], Rows]]]:
+    """Batches of texts: whether they are held out, and for each path g and y of each token, and the wanted hidden
+    states of the source by their layers."""
     encoder, anatomy = raw.encoder, anatomy_of(raw.encoder)
-    wanted = layers[place + 1] - 1
+    wanted, groups = sorted(wanted), list(texts)
     own = layer_list(encoder, encoder.config.num_hidden_layers)[1]
-    start = min(Elasticity({len(layers): [*layers]}).shared_prefix(len(layers)), place) if anatomy.resumes else 0
-    for group in texts:
-        held = [blake2b(its.text.encode(), digest_size=1).digest()[0] < HELD_OUT * 256 for its in group]
-        for held_out in (True, False):
-            ids = [its.ids for its, own_part in zip(group, held, strict=True) if own_part == held_out]
-            for _, inputs in raw.batches(ids) if ids else ():
-                states: dict[int, torch.Tensor] = {}
-                tapped = [Tapped(own[number - 1], number, states) for number in range(1, wanted + 1)]
-                part = list(modules[start : place + 1])
-                with autocast(encoder.device, raw.compute_dtype):
-                    run_native(view(encoder, range(1, wanted + 1), tapped), **inputs)
-                    if start:
-                        part[0] = Resumed(part[0], states[start])
-                    seen = _ends_of(encoder, layers[start : place + 1], part, modules[place], ends, inputs)
-                real = inputs["attention_mask"].bool()
-                if anatomy.causal:  # a sink of attention, whose norm is huge
-                    real = real & (real.cumsum(1) > 1)
-                yield held_out, {key: its[real].float() for key, its in {**seen, "t": states[wanted]}.items()}
+    starts = dict.fromkeys(paths, 0)
+    if anatomy.resumes:
+        prefixes = {
+            key: Elasticity({len(its.layers): its.layers}).shared_prefix(len(its.layers)) for key, its in paths.items()
+        }
+        starts = {key: min(prefixes[key], its.place) for key, its in paths.items()}
+    quiet = description is None or rank() > 0
+    with tqdm(total=sum(map(len, groups)), desc=description, unit=" texts", disable=quiet, leave=False) as bar:
+        for group in groups:
+            held = [blake2b(its.text.encode(), digest_size=1).digest()[0] < HELD_OUT * 256 for its in group]
+            for held_out in (True, False):
+                ids = [its.ids for its, own_part in zip(group, held, strict=True) if own_part == held_out]
+                for _, inputs in raw.batches(ids) if ids else ():
+                    states: dict[int, torch.Tensor] = {}
+                    tapped = [Tapped(own[number - 1], number, states) for number in range(1, wanted[-1] + 1)]
+                    real = inputs["attention_mask"].bool()
+                    if anatomy.causal:  # a sink of attention, whose norm is huge
+                        real = real & (real.cumsum(1) > 1)
+                    seen = {}
+                    with autocast(encoder.device, raw.compute_dtype):
+                        run_native(view(encoder, range(1, wanted[-1] + 1), tapped), **inputs)
+                        for key, path in paths.items():
+                            places = slice(starts[key], path.place + 1)
+                            part = list(path.modules[places])
+                            if starts[key]:
+                                part[0] = Resumed(part[0], states[starts[key]])
+                            layer = path.modules[path.place]
+                            seen[key] = _ends_of(encoder, path.layers[places], part, layer, ends, inputs)
+                    targets: Rows = {number: states[number][real].float() for number in wanted}
+                    yield (
+                        held_out,
+                        {
+                            key: {**{name: its[real].float() for name, its in found.items()}, **targets}
+                            for key, found in seen.items()
+                        },
+                    )
+                    bar.update(len(real))
 
 
 def _ends_of(
@@ -152,70 +236,89 @@ def _ends_of(
 
 
 class _Refit:
-    """Sums over tokens for the refit of one layer, and some tokens of held-out texts. `before` is the source's layer
-    in front of the next one of the path."""
+    """Sums over tokens for the refit of one layer, and some tokens of held-out texts. `before` are the source's layers
+    whose output the next layer of a path may read, by their numbers."""
 
-    def __init__(self, ends: FeedForward, layer: nn.Module, before: nn.Module) -> None:
-        self.ends, self.layer = ends, layer
+    def __init__(self, ends: FeedForward, layer: nn.Module, before: Mapping[int, nn.Module]) -> None:
+        self.ends, self.layer, self.before = ends, layer, before
         self.output: nn.Linear = layer.get_submodule(ends.output)  # type: ignore[assignment]
         inputs, width = self.output.in_features, self.output.out_features
-        self.norm: Any = before.get_submodule(ends.norm) if ends.norm is not None else None
-        pairs = [("g", "g"), ("g", "n"), ("g", "y"), ("y", "y"), ("y", "n")]
-        self.sums = Moments({"g": inputs, "y": width, "n": width}, pairs, exact=False)
-        self.held: list[Tensors] = []
+        pairs: list[tuple[Name, Name]] = [("g", "g"), ("g", "y"), ("y", "y")]
+        pairs += [(name, target) for target in before for name in ("g", "y")]
+        self.sums = Moments({"g": inputs, "y": width, **dict.fromkeys(before, width)}, pairs, exact=False)
+        self.held: list[Rows] = []
         self.has_bias = self.output.bias is not None
 
-    def add(self, rows: Tensors, held_out: bool) -> None:
-        """Add the tokens of some texts."""
+    def norm_of(self, target: int) -> Any:
+        """The closing norm of the layer that makes a target; `None` for a pre-norm encoder."""
+        return None if self.ends.norm is None else self.before[target].get_submodule(self.ends.norm)
+
+    def add(self, rows: Mapping[Name, torch.Tensor], held_out: bool) -> None:
+        """Add the tokens of some texts: g, y, and the hidden states by their layers."""
+        names: list[Name] = ["g", "y", *self.before]
+        rows = {name: rows[name] for name in names}
         if held_out:
             if sum(len(its["g"]) for its in self.held) < MOST_HELD_OUT:
                 self.held.append(rows)
             return
-        self.sums.add({"g": rows["g"], "y": rows["y"], "n": self.unnormed(rows)})
+        self.sums.add(rows | {target: self.unnormed(rows, target) for target in self.before})
 
-    def unnormed(self, rows: Tensors) -> torch.Tensor:
-        """Targets of W: t - y, or for a post-norm layer t without the weight and bias of its norm."""
-        if self.norm is None:
-            return rows["t"] - rows["y"]
-        weight, bias = self.norm.weight.float(), getattr(self.norm, "bias", None)
+    def unnormed(self, rows: Mapping[Name, torch.Tensor], target: int) -> torch.Tensor:
+        """What W is to give: t - y, or for a post-norm layer t without the weight and bias of its norm."""
+        norm = self.norm_of(target)
+        if norm is None:
+            return rows[target] - rows["y"]
+        weight, bias = norm.weight.float(), getattr(norm, "bias", None)
         small = weight.abs() < 1e-4  # a dim that is almost constant
-        return (rows["t"] - (0 if bias is None else bias.float())) / torch.where(small, 1.0, weight)
+        return (rows[target] - (0 if bias is None else bias.float())) / torch.where(small, 1.0, weight)
 
-    def best(self) -> tuple[str, Tensors, float]:
-        """Kind, new matrices by their names in the layer, and explained variance of the best refit."""
+    def sum_over_ranks(self) -> None:
+        """Add the sums of all ranks."""
         self.sums.sum_over_ranks()
+
+    def best(self, kind: str, target: int) -> tuple[str, Tensors, float]:
+        """Kind, new matrices by their names in the layer, and explained variance of the best refit of a kind."""
         own = {f"{self.ends.output}.{name}": its.detach() for name, its in self.output.named_parameters()}
-        found = [("as it is", own), *self.folds()]
-        if self.norm is not None and self.ends.inner is not None:
-            found += [*self.swaps()]
+        found = [("as it is", own), *self.folds(target)] if kind == "fold" else [*self.swaps(target)]
+        if not found:  # too few hidden units for a swap
+            return self.best("fold", target)
         squares = torch.zeros(len(found) + 1, dtype=torch.float64)
         sums = torch.zeros(1 + self.output.out_features, dtype=torch.float64)  # of 1 and t
         for held in self.held:
-            errors = [self.result(kind, tensors, held) - held["t"] for kind, tensors in found]
-            squares += torch.stack([its.double().square().sum().cpu() for its in (*errors, held["t"])])
-            sums += nn.functional.pad(held["t"].double(), (1, 0), value=1.0).sum(dim=0).cpu()
+            wanted = held[target]
+            errors = [self.result(its, tensors, held, target) - wanted for its, tensors in found]
+            squares += torch.stack([its.double().square().sum().cpu() for its in (*errors, wanted)])
+            sums += nn.functional.pad(wanted.double(), (1, 0), value=1.0).sum(dim=0).cpu()
         squares, sums = sum_over_ranks(squares), sum_over_ranks(sums)
         squares[-1] -= sums[1:].square().sum() / sums[0].clamp(min=1)
         best = int(squares[:-1].argmin())
-        kind, tensors = found[best]
-        return kind, tensors | self.norm_tensors(), float(1 - squares[best] / squares[-1].clamp(min=1e-30))
+        chosen, tensors = found[best]
+        return chosen, tensors | self.norm_tensors(target), float(1 - squares[best] / squares[-1].clamp(min=1e-30))
 
-    def folds(self) -> Iterator[tuple[str, Tensors]]:
+    @cached_property
+    def ridges(self) -> list[dict[Name, torch.Tensor]]:
+        """For each penalty, the maps from g to what W is to give for each target, and to y."""
+        names: list[Name] = [*self.before, "y"]
+        each = [self.sums.regression(["g"], name) for name in names]
+        every = Regression(each[0].products, torch.cat([its.cross_products for its in each], dim=1))
+        maps = [every.ridge(its) if self.has_bias else every.ridge_through_origin(its) for its in PENALTIES]
+        width = self.output.out_features
+        return [dict(zip(names, its.split(width, dim=1), strict=True)) for its in maps]
+
+    def folds(self, target: int) -> Iterator[tuple[str, Tensors]]:
         """Refits of W alone."""
-        for penalty in PENALTIES:
-            to_n = self.ridge(self.sums.regression(["g"], "n"), penalty)
-            if self.norm is None:
-                yield "fold", self.of_output(to_n)
+        for maps in self.ridges:
+            if self.ends.norm is None:
+                yield "fold", self.of_output(maps[target])
                 continue
-            to_y = self.ridge(self.sums.regression(["g"], "y"), penalty)
             for scale in SCALES:
-                yield "fold", self.of_output(scale * self.deviation() * to_n - to_y)
+                yield "fold", self.of_output(scale * self.deviation() * maps[target] - maps["y"])
 
-    def swaps(self) -> Iterator[tuple[str, Tensors]]:
+    def swaps(self, target: int) -> Iterator[tuple[str, Tensors]]:
         """Refits with a free factor of the residual."""
         inner: Any = self.layer.get_submodule(str(self.ends.inner))
         inputs, width = self.output.in_features, self.output.out_features
-        regression, kept = self.sums.regression(["g", "y"], "n"), inputs - 2 * width
+        regression, kept = self.sums.regression(["g", "y"], target), inputs - 2 * width
         if kept <= 0:
             return
         whole = regression.ridge(1e-2)[1 : 1 + inputs]
@@ -241,12 +344,6 @@ class _Refit:
                 },
             )
 
-    def ridge(self, regression: Regression, penalty: float) -> torch.Tensor:
-        """The map `(1 + inputs, width)`; its first row is 0 if the matrix has no bias."""
-        if self.has_bias:
-            return regression.ridge(penalty)
-        return regression.ridge_through_origin(penalty)
-
     def of_output(self, affine: torch.Tensor) -> Tensors:
         """A map as weight and bias of the output matrix."""
         bias = {f"{self.ends.output}.bias": affine[0].float()} if self.has_bias else {}
@@ -257,13 +354,14 @@ class _Refit:
         count = self.sums.products["one", "one"].item()
         return float((self.sums.products["y", "y"].trace() / count / self.output.out_features).sqrt())
 
-    def norm_tensors(self) -> Tensors:
-        """Weight and bias of the closing norm, which become those of the layer that makes t."""
-        if self.norm is None or self.norm is self.layer.get_submodule(str(self.ends.norm)):
+    def norm_tensors(self, target: int) -> Tensors:
+        """Weight and bias of the closing norm, which become those of the layer that makes the target."""
+        norm = self.norm_of(target)
+        if norm is None or norm is self.layer.get_submodule(str(self.ends.norm)):
             return {}
-        return {f"{self.ends.norm}.{key}": its.detach().clone() for key, its in self.norm.named_parameters()}
+        return {f"{self.ends.norm}.{key}": its.detach().clone() for key, its in norm.named_parameters()}
 
-    def result(self, kind: str, tensors: Tensors, held: Tensors) -> torch.Tensor:
+    def result(self, kind: str, tensors: Tensors, held: Mapping[Name, torch.Tensor], target: int) -> torch.Tensor:
         """The layer's output with new matrices."""
         gate = held["g"]
         if kind == "swap":
@@ -272,4 +370,5 @@ class _Refit:
             gate = ACT2FN[str(self.ends.activation)](hidden)
         weight, bias = tensors[f"{self.ends.output}.weight"], tensors.get(f"{self.ends.output}.bias")
         total = held["y"] + nn.functional.linear(gate, weight.to(gate), None if bias is None else bias.to(gate))
-        return total if self.norm is None else self.norm.float()(total)
+        norm = self.norm_of(target)
+        return total if norm is None else copy.deepcopy(norm).float()(total)

@@ -86,7 +86,7 @@ class ExitSums:
         """Add the sums of all ranks, and gather the held-out rows."""
         for fold in self.folds:
             fold.sum_over_ranks()
-        self.rows = {name: _on_all_ranks(rows) for name, rows in self.rows.items()}
+        self.rows = {name: on_all_ranks(rows) for name, rows in self.rows.items()}
 
     def fit(self, inputs: Sequence[Name]) -> Fit:
         """The map from some inputs to the target."""
@@ -97,7 +97,7 @@ class ExitSums:
         """The maps from the features to the target with the penalty of a fit: fitted to the other fold, to the first
         fold, and to both."""
         first, other = (fold.regression([FEATURES], TARGET) for fold in self.folds)
-        return [self._map(its, report.penalty) for its in (other, first, first + other)]
+        return [self.matched(its, report.penalty) for its in (other, first, first + other)]
 
     def fit_with_table(self, layer: int, tables: Sequence[torch.Tensor]) -> Fit:
         """
@@ -121,13 +121,13 @@ class ExitSums:
     def _solve(self, fitted: Regression, rows: torch.Tensor) -> Fit:
         """The map with the best penalty on the held-out rows `(rows, inputs)`, fitted to them, too."""
         reports = [
-            LayerFit(penalty, *_quality(apply_affine(self._map(fitted, penalty), rows), self.rows[TARGET]))
+            LayerFit(penalty, *_quality(apply_affine(self.matched(fitted, penalty), rows), self.rows[TARGET]))
             for penalty in PENALTIES
         ]
         best = max(reports, key=lambda its: its.agreement)
-        return Fit(best, self._map(fitted + Regression.of(rows, self.rows[TARGET]), best.penalty))
+        return Fit(best, self.matched(fitted + Regression.of(rows, self.rows[TARGET]), best.penalty))
 
-    def _map(self, fitted: Regression, penalty: float) -> torch.Tensor:
+    def matched(self, fitted: Regression, penalty: float) -> torch.Tensor:
         """The ridge regression, with the variances of its predictions matched to those of the targets."""
         return fitted.match_variances(fitted.ridge(penalty), self.target_axes, self.target_variances)
 
@@ -230,7 +230,7 @@ def _nearest(queries: torch.Tensor, documents: torch.Tensor, count: int) -> torc
     return similarities.fill_diagonal_(-torch.inf).topk(count, dim=1).indices
 
 
-def _on_all_ranks(rows: torch.Tensor) -> torch.Tensor:
+def on_all_ranks(rows: torch.Tensor) -> torch.Tensor:
     """The rows of all ranks, one rank's after another's."""
     counts = torch.zeros(world_size(), dtype=torch.float64)
     counts[rank()] = len(rows)

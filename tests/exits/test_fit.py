@@ -385,14 +385,14 @@ def test_a_static_state_leaves_out_special_tokens_and_those_of_a_short_prompt(mo
 def test_the_embeddings_of_the_vocabulary_are_kept(model, tiny_tokenizer, tmp_path, monkeypatch):
     encoded, encode = [], RawStates.pooled
 
-    def counted(raw, ids, layers):
+    def counted(raw, ids, layers, **options):
         encoded.append(len(ids))
-        return encode(raw, ids, layers)
+        return encode(raw, ids, layers, **options)
 
     monkeypatch.setattr(RawStates, "pooled", counted)
     for _ in range(2):
         fit_exits(model, tiny_tokenizer, random_texts(100), cache_dir=tmp_path)
-    assert encoded == [28, 100, 100], "the vocabulary once, and the texts"
+    assert encoded.count(28) == encoded.count(100) == 1, "the vocabulary and the texts once"
 
 
 @pytest.mark.parametrize(

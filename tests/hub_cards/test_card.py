@@ -167,7 +167,7 @@ def test_exits_that_were_trained_are_told_apart_from_exits_that_were_fitted(tmp_
     assert "before the training" in section(trained, "exits") and "before the training" not in section(fitted, "exits")
     assert "| 0x8 |" in section(trained, "costs"), "an exit can be read, trained or not"
     assert "Depth 4 is a path: it runs the layers 1, 2, 5 and 6." in fitted
-    assert "The exits of depths 1, 2 and 4 read the static table" in fitted
+    assert "read the static table" in fitted
 
 
 @pytest.mark.parametrize(

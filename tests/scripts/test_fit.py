@@ -54,7 +54,7 @@ def files(tmp_path):
 def test_convert_and_fit_at_once_is_convert_and_then_fit(source, files, tmp_path, capsys):
     convert([source, str(tmp_path / "once"), "--fit_exits", files[0], "--exit_layers", "1", "2"])
     printed = capsys.readouterr().out
-    assert "Exits fitted to 60 texts (target: last layer, basis: last_layer, pooling: cls)" in printed
+    assert "Fitted to 60 texts (target: last layer, basis: last_layer, pooling: cls)" in printed
     convert([source, str(tmp_path / "plain")])
     fit([str(tmp_path / "plain"), str(tmp_path / "twice"), "--files", files[0], "--exit_layers", "1", "2"])
     once, twice = (AutoModel.from_pretrained(tmp_path / name) for name in ("once", "twice"))
@@ -69,7 +69,8 @@ def test_an_elastic_repository_is_its_source_with_more_beside_it(source, files, 
     out = tmp_path / "elastic"
     fit([source, str(out), "--files", *files[:1], "--depths", "1-2", "2,3"])
     printed = capsys.readouterr().out
-    assert "Exits fitted to 60 texts" in printed and "Depth 2 runs the layers 2, 3 (as they are)." in printed
+    assert re.search(r"About \d+ min: 60 texts", printed) and re.search(r"^ +2  2,3 ", printed, re.MULTILINE)
+    assert not (tmp_path / "elastic.fit").exists()
     for file in Path(source).rglob("*"):
         if file.is_file() and file.name != "config.json":
             assert (out / file.relative_to(source)).read_bytes() == file.read_bytes()
@@ -139,7 +140,7 @@ class OwnModel(BertModel):
 
 @pytest.mark.parametrize(
     ("text", "layers"),
-    [("2", [1, 12]), ("5", [1, 2, 3, 11, 12]), ("1,2,12", [1, 2, 12]), ("1-3,10-12", [1, 2, 3, 10, 11, 12])],
+    [("2", []), ("1,2,12", [1, 2, 12]), ("1-3,10-12", [1, 2, 3, 10, 11, 12])],
 )
 def test_a_depth_is_a_number_or_a_list_of_layers(text, layers):
     assert layers_of_depth(text, 12) == layers
@@ -224,7 +225,7 @@ def test_a_model_joins_an_index(source, tmp_path, width, converted, capsys):
         convert([source, str(tmp_path / "plain")])
         source = str(tmp_path / "plain")
     fit([source, str(out), "--target_vectors", str(rows), "--depths", "1-1", "--no_static"])
-    assert f"Exits fitted to {len(texts)} texts (target: rows.jsonl" in capsys.readouterr().out
+    assert f"Fitted to {len(texts)} texts (target: rows.jsonl" in capsys.readouterr().out
     found = torch.from_numpy(SentenceTransformer(str(out), trust_remote_code=True).encode(texts))
     map_file = out / "elastic" / "to_target.npy"
     assert map_file.is_file() == ("elastic/to_target.npy" in files_of(out)) == (width > 20)
@@ -313,8 +314,8 @@ def test_embedding_gemma_keeps_its_two_maps_after_the_pooling(files, tmp_path, t
         models.Normalize(),
     ]
     SentenceTransformer(modules=modules).save(str(source))
-    fit([str(source), str(out), "--files", files[0]])
-    assert "do not end in a matrix that is added to a residual" in capsys.readouterr().out
+    fit([str(source), str(out), "--files", files[0], "--depths", "1-1", "1,3"])
+    assert "1,3 as it is" in capsys.readouterr().out
     texts = ["a list of files", "for the loop", "read it"]
     whole = SentenceTransformer(str(source)).encode(texts)
     assert (SentenceTransformer(str(out)).encode(texts) == whole).all()

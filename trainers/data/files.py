@@ -35,6 +35,11 @@ NAMED_FILE = re.compile(r"(?P<name>[\w.-]+)=(?P<file>.+)")
 UNREADABLE = (DatasetsError, StopIteration, ValueError, EOFError, gzip.BadGzipFile, zlib.error)
 
 
+def file_name(file: str) -> str:
+    """The name of a file or URL without its folder, and without a query, which may hold a signature."""
+    return Path(file.partition("?")[0] if "://" in file else file).name
+
+
 def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
     """
     Read data files of one format: text (one row per line, column `text`), JSON Lines, CSV, TSV or Parquet. All but

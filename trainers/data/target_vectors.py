@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...hub_cards.training_record import file_name
 from ..core.dataset_checks import require_columns
-from .files import load_files
+from .files import file_name, load_files
 from .teacher import TeacherEmbeddings
 
 

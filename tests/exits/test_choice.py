@@ -1,0 +1,129 @@
+"""The choice of a depth's layers: its measure against a naive one, and what a fit chooses and leaves out."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from m3bert.commands.fit import main as fit
+from m3bert.exits import choice
+from m3bert.exits.passes import RawStates
+from m3bert.modeling.auto_m3bert import load_model
+from m3bert.modeling.modeling_elastic import Elasticity
+from m3bert.trainers import fit_exits
+from tests.exits.test_fit import random_texts
+from tests.exits.test_paths import tiny
+
+
+def naive_kept(queries, wanted, passages, relevant=100) -> float:
+    unit = [its / np.linalg.norm(its, axis=1, keepdims=True) for its in (queries, wanted, passages)]
+    shares = []
+    for query, full in zip(*unit[:2], strict=True):
+        similar = unit[2] @ full
+        order = np.sort(similar)[::-1]
+        least = order[min(relevant, len(order)) - 1]
+        discounts = 1 / np.log2(np.arange(2, 2 + min(10, len(order))))
+        gains = np.maximum(similar[np.argsort(-(unit[2] @ query))[:10]] - least, 0)
+        shares.append((gains * discounts).sum() / ((order[:10] - least) * discounts).sum())
+    return float(np.mean(shares))
+
+
+@pytest.mark.parametrize("passages", [12, 150])
+def test_the_retrieval_that_is_kept_is_an_ndcg_with_the_similarities_of_the_whole_model(passages):
+    draw = torch.Generator().manual_seed(0)
+    wanted, texts = (torch.randn(count, 8, generator=draw, dtype=torch.float64) for count in (20, passages))
+    queries = wanted + 0.5 * torch.randn(20, 8, generator=draw, dtype=torch.float64)
+    found = choice.retrieval_kept(queries, wanted, texts)
+    assert found == pytest.approx(naive_kept(*(its.numpy() for its in (queries, wanted, texts))), abs=1e-5)
+    assert 0.3 < found < 1 and choice.retrieval_kept(wanted, wanted, texts) == pytest.approx(1)
+
+
+def test_the_divergence_is_that_of_the_softmax_of_similarities_in_units_of_their_deviation():
+    draw = torch.Generator().manual_seed(0)
+    wanted, texts = (torch.randn(count, 8, generator=draw, dtype=torch.float64) for count in (20, 50))
+    queries = wanted + 0.5 * torch.randn(20, 8, generator=draw, dtype=torch.float64)
+    full, own = (torch.cosine_similarity(its[:, None], texts[None], dim=2) for its in (wanted, queries))
+    p, q = ((its / (1.5 * full.std(dim=1).mean())).softmax(dim=1) for its in (full, own))
+    naive = float((p * (p / q).log()).sum(dim=1).mean())
+    assert choice.divergence(queries, wanted, texts) == pytest.approx(naive, rel=1e-4)
+    assert choice.divergence(wanted, wanted, texts) == pytest.approx(0, abs=1e-6)
+
+
+def test_a_span_is_a_part_of_its_text_and_always_the_same():
+    text = " ".join(map(str, range(40)))
+    assert choice.span_of(text) == choice.span_of(text) and choice.span_of(text) in text
+    assert 3 <= len(choice.span_of(text).split()) <= 16
+    assert choice.span_of("two words") == "two words"
+
+
+@pytest.mark.parametrize(("last", "depths"), [(1, []), (6, [1, 2, 3, 4]), (12, [2, 4, 6, 8])])
+def test_candidates_are_legal_lists_of_layers(last, depths):
+    assert choice.default_depths(last) == depths
+    for depth in depths:
+        for layers in choice.candidates_of(depth, last):
+            assert len(layers) == depth and layers == sorted({*layers}) and {*layers} <= {*range(1, last + 1)}
+            assert layers[-1] == last or layers == [*range(1, depth + 1)]
+
+
+def test_a_fit_chooses_the_layers_that_keep_most_and_no_query_is_fitted(tiny_tokenizer, monkeypatch):
+    model, texts, fitted = tiny("bert", tiny_tokenizer), random_texts(200), []
+    path_sums = choice.without_queries
+    monkeypatch.setattr(
+        "m3bert.exits.fit.without_queries", lambda groups: fitted.append(path_sums(groups)) or fitted[0]
+    )
+    found = fit_exits(model, tiny_tokenizer, texts, depths=[3], paths={4: [1, 2, 5, 6]})
+    (rows,) = fitted
+    assert not any(choice.is_query(its.text) for group, _ in rows for its in group)
+    for depth, compared in found.candidates.items():
+        if depth in found.paths:
+            assert str(found.paths[depth]) == next(iter(compared))
+    assert {name.split()[0] for name in found.candidates[4]} == {"1,2,5,6"}
+    assert {name.split()[0] for name in found.candidates[3]} == {"1,2,3", "1,2,6", "1,5,6"}
+    kept = Elasticity.of(model.config)
+    assert 4 in kept.depths and (3 in kept.depths) == (3 in found.paths)
+    for depth in found.paths:  # the table is read only where it helps
+        assert (depth in kept.table) == (-depth in found.retrieval)
+
+
+def test_a_depth_that_is_no_better_than_the_table_is_left_out(tiny_tokenizer, tmp_path, monkeypatch, capsys):
+    source, files = tmp_path / "source", tmp_path / "texts.txt"
+    tiny("bert", tiny_tokenizer).save_pretrained(source)
+    tiny_tokenizer.save_pretrained(source)
+    files.write_text("\n".join(random_texts(120)))
+    values = {0: 0.9, 3: 0.8, -3: 0.7, 4: 0.95, -4: 0.96}
+    measured = {depth: choice.Measured(1 - kept, kept) for depth, kept in values.items()}
+    monkeypatch.setattr("m3bert.exits.fit._measured", lambda *_: measured)
+    fit([str(source), str(tmp_path / "out"), "--files", str(files), "--depths", "3", "4"])
+    assert "Depth 3 is left out" in capsys.readouterr().out
+    config = load_model(tmp_path / "out").config
+    assert Elasticity.of(config).exits == [0, 4] and [*Elasticity.of(config).depths] == [0, 4]
+    assert Elasticity.of(config).table == [0], "the state alone comes closer"
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["elastic"]["fit"]["retrieval"]["4"] == 0.96
+
+
+def test_an_interrupted_fit_continues_with_its_finished_parts(tiny_tokenizer, tmp_path, monkeypatch):
+    texts, seen, pooled = random_texts(120), [], RawStates.pooled
+
+    def counted(raw, ids, layers, **options):
+        seen.append(len(ids))
+        return pooled(raw, ids, layers, **options)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    whole = tiny("bert", tiny_tokenizer)
+    expected = fit_exits(whole, tiny_tokenizer, texts, depths=[2])
+    model = tiny("bert", tiny_tokenizer)
+    with monkeypatch.context() as patch:
+        patch.setattr("m3bert.exits.fit.choose", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            fit_exits(model, tiny_tokenizer, texts, depths=[2], cache_dir=tmp_path)
+    monkeypatch.setattr(RawStates, "pooled", counted)
+    monkeypatch.setattr("m3bert.exits.paths._rows", interrupted)
+    assert fit_exits(model, tiny_tokenizer, texts, depths=[2], cache_dir=tmp_path).record() == expected.record()
+    assert seen.count(120) == 1, "the texts are encoded through the path alone"
+    for name, tensor in whole.elastic.state_dict().items():
+        assert torch.equal(model.elastic.state_dict()[name], tensor)
