@@ -32,7 +32,7 @@ from .passes import PATH_TEXTS, RawStates, TextPasses, token_features
 from .paths import PathFit, Tensors, fit_paths
 from .ridge import weight_and_bias
 from .sums import ExitMaps, LayerFit
-from .token_features import check_tokenizer
+from .token_features import check_tokenizer, encoder_fingerprint
 
 
 BASES = ("last_layer", "principal")
@@ -240,9 +240,12 @@ def fit_exits(
         if static:
             tokens = token_features(raw, tokenized, prompts, cache_dir, progress=description is not None)
         passes = TextPasses(raw, tokenized, tokens, description)
-        settled = (layers, routes, pooling, static, max_length, list(prompts), str(compute_dtype), teacher_name)
-        of_projection = None if projection is None else weights_fingerprint(projection.state_dict())
-        kept_parts = _Parts(cache_dir, encoder, [tokenized.fingerprint, str(settled), str(of_projection)])
+        settled = (layers, routes, pooling, static, max_length, query_prompt, list(prompts), str(compute_dtype))
+        target = {} if projection is None else projection.state_dict()
+        if teacher is not None:
+            target = {"teacher": teacher.of([its.text for its in next(iter(tokenized))])}
+        identity = [tokenized.fingerprint, str(settled), weights_fingerprint(target)]
+        kept_parts = _Parts(cache_dir, encoder, identity)
         sums, targets = kept_parts("sums", lambda: passes.sums(layers, projection, teacher))
         maps = ExitMaps(sums, basis, config, projection if stays else None)
         maps.add(sums)
@@ -340,7 +343,7 @@ class _Parts:
 
     def __init__(self, folder: str | Path | None, encoder: Any, identity: list[str]) -> None:
         self.folder = None if folder is None else Path(folder)
-        key = {} if folder is None else {"encoder": weights_fingerprint(encoder.state_dict()), "of": identity}
+        key = {} if folder is None else {"encoder": encoder_fingerprint(encoder), "of": identity}
         self.key = f"{key_of(key)}-{rank()}-of-{world_size()}"
 
     def __call__(self, name: str, make: Callable[[], Any]) -> Any:

@@ -72,6 +72,15 @@ class TokenFeatures:
         return rows
 
 
+def encoder_fingerprint(encoder: Any) -> str:
+    """Digest of an encoder's weights without its depths, and without the pooler, which many checkpoints leave to
+    chance."""
+    weights = encoder.state_dict()
+    return weights_fingerprint(
+        {name: weights[name] for name in weights if not name.startswith(("elastic.", "pooler."))}
+    )
+
+
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
     """
     Raises:
@@ -120,11 +129,7 @@ def token_embeddings(
     """
     frame, config = Frame.of(tokenizer), encoder.config
     begin, end = [*frame.begin, *prompt], [*frame.end]
-    # Many checkpoints leave the pooler to chance.
-    weights = {
-        name: each for name, each in encoder.state_dict().items() if not name.startswith(("elastic.", "pooler."))
-    }
-    identity = {**settings, "encoder": weights_fingerprint(weights), "begin": begin, "end": end}
+    identity = {**settings, "encoder": encoder_fingerprint(encoder), "begin": begin, "end": end}
     file = None if cache_dir is None else Path(cache_dir) / f"m3bert-vocabulary-{key_of(identity)}.npy"
     if file is not None and file.is_file():
         return torch.from_numpy(np.load(file))

@@ -13,7 +13,7 @@ from m3bert.exits import choice
 from m3bert.exits.passes import RawStates
 from m3bert.modeling.auto_m3bert import load_model
 from m3bert.modeling.modeling_elastic import Elasticity
-from m3bert.trainers import fit_exits
+from m3bert.trainers import TeacherEmbeddings, fit_exits
 from tests.exits.test_fit import random_texts
 from tests.exits.test_paths import tiny
 
@@ -121,9 +121,20 @@ def test_an_interrupted_fit_continues_with_its_finished_parts(tiny_tokenizer, tm
         patch.setattr("m3bert.exits.fit.choose", interrupted)
         with pytest.raises(KeyboardInterrupt):
             fit_exits(model, tiny_tokenizer, texts, depths=[2], cache_dir=tmp_path)
+    model.pooler.dense.weight.data.normal_()  # which many checkpoints leave to chance
     monkeypatch.setattr(RawStates, "pooled", counted)
     monkeypatch.setattr("m3bert.exits.paths._rows", interrupted)
     assert fit_exits(model, tiny_tokenizer, texts, depths=[2], cache_dir=tmp_path).record() == expected.record()
     assert seen.count(120) == 1, "the texts are encoded through the path alone"
     for name, tensor in whole.elastic.state_dict().items():
         assert torch.equal(model.elastic.state_dict()[name], tensor)
+
+
+def test_parts_of_another_teacher_are_not_taken(tiny_tokenizer, tmp_path):
+    texts, draw = [*dict.fromkeys(random_texts(150))], np.random.default_rng(0)
+    fits = []
+    for _ in range(2):
+        teacher = TeacherEmbeddings(texts, draw.normal(size=(len(texts), 12)).astype(np.float32))
+        options = {"teacher": teacher, "layers": [2], "static": False, "cache_dir": tmp_path}
+        fits.append(fit_exits(tiny("bert", tiny_tokenizer), tiny_tokenizer, texts, **options))
+    assert fits[0].layers != fits[1].layers
