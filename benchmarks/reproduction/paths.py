@@ -1,17 +1,22 @@
 """
-Paths: few layers that end in the last ones, fitted without training, as native models and with the static table.
+Paths: few layers that end in the last ones, chosen and fitted without training, as native models and with the table.
 
-    python -m benchmarks.reproduction.paths minilm                       # all-MiniLM-L6-v2 (extra `quickstart`)
-    python -m benchmarks.reproduction.paths e5 --model FOLDER                    # multilingual-e5-small
-    python -m benchmarks.reproduction.paths e5 --model FOLDER --fitted FOLDER    # with its elastic repository
-    python -m benchmarks.reproduction.paths smollm2 --model FOLDER               # SmolLM2-135M-Instruct
-    python -m benchmarks.reproduction.report                               # write the tables
+    python -m benchmarks.reproduction.paths minilm                     # all-MiniLM-L6-v2 (extra `quickstart`)
+    python -m benchmarks.reproduction.paths e5 --model FOLDER          # multilingual-e5-small, trimmed
+    python -m benchmarks.reproduction.paths minilm --candidates        # every list of layers, not the chosen one
+    python -m benchmarks.reproduction.paths smollm2 --model FOLDER     # SmolLM2-135M-Instruct
+    python -m benchmarks.reproduction.report                           # write the tables
 
-`m3bert fit` fits minilm and e5 to the 20,000 texts of benchmarks.reproduction.exits, none of which is of a test. A
-query is then embedded by the path and the documents by the whole encoder (nDCG@10, 128 tokens per text). "native" is
-the native export of the path, a smaller model of the same class with a Dense module, which sentence-transformers loads
-without remote code; "table" is the elastic model, whose exits also read the static table.
-`python -m benchmarks.reproduction.encoders` writes the folders of e5 and smollm2.
+`m3bert fit` fits minilm to the 20,000 texts of benchmarks.reproduction.exits, and e5 to every fourth of them; none is
+of a test. It chooses the layers of each depth. A query is then embedded by the path and the documents by the whole
+encoder (nDCG@10, 128 tokens per text). "native" is the native export of the path, a smaller model of the same class
+with a Dense module, which sentence-transformers loads without remote code; "elastic" is what `output_layer` loads. Its
+exit also reads the static table, where the fit found that this helps. `benchmarks.reproduction.encoders` makes the
+folders of e5 and smollm2, of 4-bit weights made float32; `m3bert trim` makes e5 smaller, with the same vectors.
+
+With `--candidates`, each list of layers that a fit could choose, and some more, is refitted to every fourth of the
+texts in each way, and gets an exit that reads the hidden state alone. This tells how far the chosen one is from the
+best.
 
 smollm2 is a decoder: a path of it is refitted to some of these texts, and others are embedded by the path and by the
 whole model, as the mean of the last hidden states. Its score is the share of the ten nearest other texts that stay,
@@ -23,7 +28,8 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,18 +41,25 @@ from benchmarks.reproduction.study import add_results, development_tasks
 from m3bert.commands import fit
 from m3bert.commands.command import run_command
 from m3bert.commands.sources import data_folder, default_base
-from m3bert.encode.tokenized_texts import TokenizedText
+from m3bert.encode.tokenized_texts import TokenizedText, TokenizedTexts
 from m3bert.evaluation.readers import load_task
-from m3bert.exits.passes import RawStates
+from m3bert.exits.choice import Queries, without_queries
+from m3bert.exits.fit import REFIT_TEXTS
+from m3bert.exits.passes import PATH_TEXTS, RawStates, TextPasses
 from m3bert.exits.paths import fit_paths
+from m3bert.exits.ridge import weight_and_bias
+from m3bert.exits.sums import ExitMaps
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.native_export import export_native
+from m3bert.modeling import EmbeddingSettings
 from m3bert.modeling.modeling_elastic import Elasticity, make_elastic
 from m3bert.trainers import Granularity, nested_states, truncate
 
 
-PATHS = {"minilm": ["1,6", "1,2,6", "1,2,5,6"], "e5": ["1,2,11,12", "1-3,10-12"]}
-TESTS = {"minilm": [*RETRIEVAL_TESTS, "msmarco-mini"], "e5": ["cranfield", "cisi"]}  # NPL takes e5 half an hour
+DEPTHS = {"minilm": [2, 3, 4], "e5": [3, 4, 6, 8]}
+SHARE = {"minilm": 1, "e5": 4}  # one text of so many
+CANDIDATE_SHARE = 4
+TESTS = [*RETRIEVAL_TESTS, "msmarco-mini"]
 DECODER_PATH = [*range(1, 16), *range(26, 31)]
 DECODER_TEXTS, DECODER_LENGTH = 500, 64  # of the refit, and as many to embed
 
@@ -61,23 +74,30 @@ def about(name: str, settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def finished(name: str) -> set[str]:
-    """The runs of an encoder that have scores."""
-    file = RESULTS / f"paths_{name}.json"
-    return {*json.loads(file.read_text(encoding="utf-8"))["scores"]} if file.is_file() else set()
+def finished(file: str) -> set[str]:
+    """The runs that have scores in a results file."""
+    results = RESULTS / f"{file}.json"
+    return {*json.loads(results.read_text(encoding="utf-8"))["scores"]} if results.is_file() else set()
+
+
+def texts_of(data: Path, share: int) -> dict[str, list[str]]:
+    """Source -> one of so many of its texts."""
+    return {kind: its[::share] for kind, its in sources(data).items()}
 
 
 def fitted(name: str, source: str, data: Path) -> Path:
     """The elastic repository of an encoder, which is fitted once."""
-    folder, texts = FOLDER / f"paths-{name}", FOLDER / "paths-texts"
+    folder, texts = FOLDER / f"paths-{name}", FOLDER / f"paths-texts-{name}"
     if not folder.is_dir():
         texts.mkdir(parents=True, exist_ok=True)
         files = []
-        for kind, its in sources(data).items():
+        for kind, its in texts_of(data, SHARE[name]).items():
             files.append(texts / f"{kind.replace(' ', '_')}.jsonl")
             files[-1].write_text("".join(json.dumps({"text": text}) + "\n" for text in its), encoding="utf-8")
-        options = ["--max_length", str(MAX_LENGTH), "--cache_dir", str(FOLDER)]
-        fit.main([source, str(folder), "--files", *map(str, files), "--depths", *PATHS[name], *options])
+        options = ["--max_length", str(MAX_LENGTH), "--depths", *map(str, DEPTHS[name])]
+        start = time.perf_counter()
+        fit.main([source, str(folder), "--files", *map(str, files), *options])
+        (folder / "seconds").write_text(str(round(time.perf_counter() - start)))
     return folder
 
 
@@ -93,26 +113,33 @@ def embed(folder: Path, side: str, texts: Sequence[str], depth: int | None = Non
     return encode(list(texts), convert_to_tensor=True, normalize_embeddings=True).float()
 
 
-def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:
-    """Score the whole encoder, the table and the paths of an elastic repository, one after the other."""
-    config = Checkpoint(folder).config
-    spec, width, last = Elasticity.of(config), config.hidden_size, config.num_hidden_layers
-    record = {key: (spec.fit or {}).get(key) for key in ("texts", "sources", "max_length", "prompts", "paths")}
-    tests = {task.name: load_task(task, data) for task in development_tasks(TESTS[name])}
-    documents = {}
+def documents_of(name: str, source: str, tests: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Test -> embeddings of its documents by the whole encoder, which are computed once."""
+    found = {}
     for test, evaluator in tests.items():
         file = FOLDER / f"paths-{name}-{test}.pt"
         if not file.is_file():
             torch.save(embed(Path(source), "documents", list(evaluator.texts["documents"])), file)
-        documents[test] = torch.load(file)
-    native = FOLDER / f"paths-{name}-native"
+        found[test] = torch.load(file)
+    return found
+
+
+def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:
+    """Score the whole encoder, the table and the paths of an elastic repository, one after the other."""
+    config = Checkpoint(folder).config
+    spec, width, last = Elasticity.of(config), config.hidden_size, config.num_hidden_layers
+    names = ("texts", "sources", "max_length", "prompts", "paths", "candidates", "retrieval")
+    record = {key: (spec.fit or {}).get(key) for key in names}
+    record["seconds"] = int((folder / "seconds").read_text())
+    tests = {task.name: load_task(task, data) for task in development_tasks(TESTS)}
+    documents, native = documents_of(name, source, tests), FOLDER / f"paths-{name}-native"
     runs = {"full": (last, Path(source), None), "table": (0, folder, 0)}
     for depth, layers in spec.depths.items():
         if depth:
             path = ",".join(map(str, layers))
-            runs |= {f"{path}, native": (depth, native, None), f"{path}, table": (depth, folder, depth)}
+            runs |= {f"{path}, native": (depth, native, None), f"{path}, elastic": (depth, folder, depth)}
     for run, (depth, loaded, at) in runs.items():
-        if run in finished(name):
+        if run in finished(f"paths_{name}"):
             continue
         if loaded == native:
             shutil.rmtree(native, ignore_errors=True)
@@ -124,6 +151,65 @@ def score_encoder(name: str, source: str, folder: Path, data: Path) -> None:
             scores[f"{test} asymmetric"] = {Granularity(depth, width): value}
         add_results(RESULTS / f"paths_{name}.json", {run: {"0": scores}}, about(name, {"fit": record}))
         print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in scores.items()}, flush=True)
+
+
+@torch.no_grad()
+def score_candidates(name: str, source: str, data: Path) -> None:
+    """Score every list of layers for each depth, refitted in each way, one after the other."""
+    model, tokenizer = make_elastic(AutoModel.from_pretrained(source).eval()), AutoTokenizer.from_pretrained(source)
+    settings = EmbeddingSettings.of(model) or EmbeddingSettings()
+    asked, prompts = settings.prompts.get("query", ""), list(settings.prompts.values()) or [""]
+    last, width = model.config.num_hidden_layers, model.config.hidden_size
+    tests = {task.name: load_task(task, data) for task in development_tasks(TESTS)}
+    documents = documents_of(name, source, tests)
+    ids = {
+        test: tokenizer([asked + text for text in its.texts["queries"]], truncation=True, max_length=MAX_LENGTH)[
+            "input_ids"
+        ]
+        for test, its in tests.items()
+    }
+    texts = TokenizedTexts(texts_of(data, CANDIDATE_SHARE), tokenizer, MAX_LENGTH, prompts)
+    model.set_depths()
+    raw = RawStates(model, tokenizer, settings.pooling, 64)
+    passes = TextPasses(raw, texts, None, "Candidates")
+    sums, targets = passes.sums([], None, None)
+    sampled = list(zip(passes.sampled(PATH_TEXTS), targets, strict=True))
+    spans = passes.spans(asked, MAX_LENGTH, None, only_queries=False)
+    queries, rows = Queries.of(spans, torch.cat(targets)), without_queries(spans)
+    lists = [layers for depth in DEPTHS[name] for layers in [*every_split(depth, last), spread(depth, last)]]
+    for fit_, tensors in fit_paths(raw, passes.sampled(REFIT_TEXTS), lists, description="Refitting layers"):
+        run, depth = str(fit_), len(fit_.layers)
+        if run in finished(f"candidates_{name}"):
+            continue
+        model.set_depths(paths={depth: (fit_.layers, tensors)})
+        maps = ExitMaps(sums, "last_layer", model.config)
+        maps.add(passes.path_sums([depth], [*rows, *sampled]))
+        exits = {depth: weight_and_bias(maps.state_only[depth].affine)}
+        model.set_depths(paths={depth: (fit_.layers, tensors)}, exits=exits)
+        measured = queries.measured(raw.pooled(queries.ids, [depth], exits=True)[depth])
+        found = {"divergence": {Granularity(depth, width): measured.divergence}}
+        found["kept"] = {Granularity(depth, width): measured.kept}
+        for test, evaluator in tests.items():
+            vectors = raw.pooled(ids[test], [depth], exits=True)[depth]
+            value = evaluator.score(
+                {"queries": truncate(vectors, width, normalize=True), "documents": documents[test]}
+            )
+            found[f"{test} asymmetric"] = {Granularity(depth, width): value[evaluator.main_metric]}
+        settings_of = {"texts": len(texts), "share": CANDIDATE_SHARE}
+        add_results(
+            RESULTS / f"candidates_{name}.json", {run: {"0": found}}, about(f"{name} --candidates", settings_of)
+        )
+        print(run, {test: round(100 * next(iter(its.values())), 1) for test, its in found.items()}, flush=True)
+
+
+def every_split(depth: int, last: int) -> list[list[int]]:
+    """The first a and the last b layers, for every a and b above 0."""
+    return [[*range(1, depth - top + 1), *range(last - top + 1, last + 1)] for top in range(1, depth)]
+
+
+def spread(depth: int, last: int) -> list[int]:
+    """Layers that are spread evenly and end in the last one."""
+    return [round(last * (place + 1) / depth) for place in range(depth)]
 
 
 @torch.no_grad()
@@ -179,17 +265,19 @@ def kept(queries: torch.Tensor, texts: torch.Tensor, whole: torch.Tensor) -> flo
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("encoder", choices=[*PATHS, "smollm2"], help="the encoder")
+    parser.add_argument("encoder", choices=[*DEPTHS, "smollm2"], help="the encoder")
     parser.add_argument("--model", help="its folder; minilm has a package")
-    parser.add_argument("--fitted", type=Path, help="its elastic repository, to score and not to fit")
+    parser.add_argument("--candidates", action="store_true", help="score every list of layers")
     options = parser.parse_args(arguments)
     if options.model is None and options.encoder != "minilm":
         raise ValueError(f"{options.encoder} needs --model, the folder of the encoder.")
     data, source = data_folder(), options.model or default_base()
     if options.encoder == "smollm2":
         score_decoder(source, data)
+    elif options.candidates:
+        score_candidates(options.encoder, source, data)
     else:
-        score_encoder(options.encoder, source, options.fitted or fitted(options.encoder, source, data), data)
+        score_encoder(options.encoder, source, fitted(options.encoder, source, data), data)
 
 
 if __name__ == "__main__":

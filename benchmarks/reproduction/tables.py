@@ -186,12 +186,12 @@ def paths() -> str:
         named = {run.removesuffix(", native"): run for run in size if run.endswith(", native")}
         rows = [["0 (the table)", "", both("table")]]
         rows += [
-            [path.replace(",", ", "), both(run), both(f"{path}, table")]
+            [path.replace(",", ", "), both(run), both(f"{path}, elastic")]
             for path, run in sorted(named.items(), key=lambda its: len(its[0]))
         ]
         rows.append([f"all {size['full'].partition('x')[0]}", both("full"), ""])
         texts = f"{found['settings']['fit']['texts']:,} texts"
-        blocks.append(titled(found, markdown([f"layers of {encoder}, {texts}", "native export", "with table"], rows)))
+        blocks.append(titled(found, markdown([f"layers of {encoder}, {texts}", "native export", "elastic"], rows)))
     return "\n\n".join(blocks)
 
 

@@ -114,25 +114,46 @@ def test_gradients_are_relative_to_those_of_the_first_term(tiny_model):
     assert [found[name]["cosine"] for name in ("first", "second")] == pytest.approx([1, -1])
 
 
-def test_paths_are_scored_as_native_models_and_with_the_table(minilm, tmp_path, monkeypatch):
-    """Without exits that fit, a path finds less than the whole encoder; what is scored is not scored again."""
-    data, folder = tmp_path / "data", tmp_path / "elastic"
+@pytest.fixture
+def study_of_paths(tmp_path, monkeypatch):
+    """A folder with one collection, and the study of paths in an empty folder."""
+    data = tmp_path / "data"
     topics = ["wings of an aircraft", "a loaf of bread", "the heart and its blood", "a jury in court"] * 3
     rows = [{"id": str(n), "title": "", "text": f"{text}, part {n}"} for n, text in enumerate(topics)]
     write_rows(data / "cranfield" / "corpus.jsonl.gz", rows)
     write_rows(data / "cranfield" / "queries.jsonl.gz", [{"id": "q", "text": "how do planes fly?"}])
     with gzip.open(data / "cranfield" / "qrels.tsv.gz", "wt") as file:
         file.write("query-id\tcorpus-id\tscore\n" + "".join(f"q\t{n}\t1\n" for n in (0, 4, 8)))
-    changed = {"TESTS": {"tiny": ["cranfield"]}, "RESULTS": tmp_path / "results", "FOLDER": tmp_path}
+    changed = {"TESTS": ["cranfield"], "RESULTS": tmp_path / "results", "FOLDER": tmp_path, "DEPTHS": {"tiny": [2]}}
     for name, value in changed.items():
         monkeypatch.setattr(paths, name, value)
+    return data
+
+
+def test_every_list_of_layers_is_scored(minilm, study_of_paths, tmp_path, monkeypatch):
+    texts = [
+        f"{text} {number}" for number in range(100) for text in ("a file", "remove the tree of", "a list in", "no")
+    ]
+    monkeypatch.setattr(paths, "texts_of", lambda *_: {"texts": texts})
+    paths.score_candidates("tiny", minilm, study_of_paths)
+    found = json.loads((tmp_path / "results" / "candidates_tiny.json").read_text())["scores"]
+    assert {*found} == {"1,6 fold", "1,6 swap", "3,6 fold", "3,6 swap"}
+    assert {*found["3,6 swap"]["0"]} == {"divergence", "kept", "cranfield asymmetric"}
+    monkeypatch.setattr(paths, "add_results", None)
+    paths.score_candidates("tiny", minilm, study_of_paths)
+
+
+def test_paths_are_scored_as_native_and_as_elastic_models(minilm, study_of_paths, tmp_path, monkeypatch):
+    """Without exits that fit, a path finds less than the whole encoder; what is scored is not scored again."""
+    data, folder = study_of_paths, tmp_path / "elastic"
     elastic(folder, joint=True)
+    (folder / "seconds").write_text("5")
     paths.score_encoder("tiny", minilm, folder, data)
     file = tmp_path / "results" / "paths_tiny.json"
     found = json.loads(file.read_text())["scores"]
     values = {run: its["0"]["cranfield asymmetric"] for run, its in found.items()}
     assert {run: [*its] for run, its in values.items()} == {
-        "full": ["6x384"], "table": ["0x384"], "1,6, native": ["2x384"], "1,6, table": ["2x384"]
+        "full": ["6x384"], "table": ["0x384"], "1,6, native": ["2x384"], "1,6, elastic": ["2x384"]
     }  # fmt: skip
     assert values["full"]["6x384"] == 1.0 > values["1,6, native"]["2x384"]
     monkeypatch.setattr(paths, "add_results", None)
