@@ -133,7 +133,10 @@ def fit_to_files(
     def texts_of(dataset: Any) -> Iterator[str]:
         return (row[options.text_column] or "" for row in dataset)
 
-    named: Any = {file_name(file): texts_of(its) for file, its in datasets.items()}
+    named: Any = {}
+    for file, dataset in datasets.items():
+        name = file_name(file)
+        named[file if name in named else name] = texts_of(dataset)
     sources, teacher = targets or (named, None)
     name = ", ".join(sources) if options.teacher is None else Path(options.teacher).name
     if options.teacher is not None:

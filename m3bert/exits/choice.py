@@ -3,8 +3,8 @@ Which layers a depth runs: candidates, and the measure that chooses among them.
 
 Both measures need no labels. Queries are short spans of held-out texts, embedded by the candidate; passages are texts
 of the fit at full depth. [`divergence`] compares all similarities of a query with those at full depth, and chooses.
-[`retrieval_kept`] compares the nearest ten alone, and is for the reader. The nearest ten of a span are often texts
-with the same words, so choosing by them favours the first layers too much.
+[`retrieval_kept`] compares the nearest ten alone, and is for the reader: the nearest ten of a span are often texts
+with the same words, which the first layers find as well.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def default_depths(last: int) -> list[int]:
 
 def candidates_of(depth: int, last: int) -> list[list[int]]:
     """The lists of layers to compare for a depth of a model with `last` layers: the first ones, and the first and the
-    last ones for the splits that are closest to one half. Paths that are spread evenly were worse in every comparison
-    of `benchmarks.reproduction.paths`, and are left out."""
+    last ones for the splits that are closest to one half. `benchmarks.reproduction.paths --candidates` scores these
+    and others."""
     tops = [top for top in (depth // 2 - 1, depth // 2, depth // 2 + 1) if 0 < top < depth]
     paths = [[*range(1, depth - top + 1), *range(last - top + 1, last + 1)] for top in tops]
     return [[*range(1, depth + 1)], *(path for path in paths if len(set(path)) == depth)]

@@ -159,6 +159,15 @@ def test_a_depth_that_cannot_run_is_refused(text, message):
         layers_of_depth(text, 12)
 
 
+def test_files_of_the_same_name_are_all_read(source, files, tmp_path):
+    other = tmp_path / "other" / "lines.txt"
+    other.parent.mkdir()
+    other.write_text("\n".join(random_texts(40, seed=2)))
+    fit([source, str(tmp_path / "out"), "--files", files[0], str(other), "--depths", "1-1", "--no_static"])
+    record = load_model(tmp_path / "out").config.elastic["fit"]
+    assert record["texts"] == 100 and record["sources"] == {"lines.txt": 60, str(other): 40}
+
+
 def test_a_fit_in_mixed_precision_leaves_the_weights_as_they_were(source, files, tmp_path):
     convert([source, str(tmp_path / "plain")])
     line = [str(tmp_path / "plain"), "--files", files[0], "--device", "cpu", "--exit_layers", "1", "2"]
