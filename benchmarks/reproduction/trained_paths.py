@@ -48,7 +48,7 @@ from m3bert.trainers.data.teacher import Teacher
 
 
 STARTS = {
-    "minilm": [("1,6", "path"), ("1,2,6", "path"), ("1,6", "plain"), ("1,2", "prefix")],
+    "minilm": [("1,6", "path"), ("1,5,6", "path"), ("1,6", "plain"), ("1,2", "prefix")],
     "e5": [("1,2,11,12", "path"), ("1-4,11,12", "path")],
 }
 FIT_SHARE = 4  # one text of so many
