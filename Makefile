@@ -23,7 +23,7 @@ help:  ## List the targets
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-quickstart: .venv/installed  ## Fit exits to a real encoder, fine-tune it at 16 granularities and query it (5 to 10 minutes)
+quickstart: .venv/installed  ## Fit a real encoder, measure, fine-tune and query it (about 10 minutes)
 	$(BIN)/m3bert quickstart
 
 demo: .venv/installed-demo  ## Open a page to try the quickstart's encoder

@@ -31,11 +31,14 @@ from .command import argument_parser
 
 
 HELD_OUT = 200  # pairs that are not in triplets.csv
+# Modules whose texts a reader knows, for examples of a search.
+FAMILIAR = ("statistics", "textwrap", "datetime", "collections", "timeit", "glob", "string")
 
 
 def example_files() -> dict[str, str]:
     """Name of each example file -> its content."""
     pairs, _ = split_by_module(stdlib_pairs())
+    pairs.sort(key=lambda pair: pair.module not in FAMILIAR)
     held, rest = pairs[:HELD_OUT], pairs[HELD_OUT:]
     others = {pair: part[row - 1] for part in (held, rest) for row, pair in enumerate(part)}
     rows: dict[str, list[dict[str, object]]] = {

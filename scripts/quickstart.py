@@ -1,9 +1,9 @@
 """
-From a real encoder to an elastic one, in one command: convert it, fit exits, search one index with queries at any
-depth, fine-tune all granularities from there, and ask questions.
+From a real encoder to an elastic one, in one command: fit its small sizes, measure them, fine-tune them together, and
+ask questions.
 
-    m3bert quickstart                                             # takes 5 to 10 minutes on two CPU cores
-    m3bert quickstart --fast                                      # without fine-tuning: about two minutes
+    m3bert quickstart                                             # takes about 10 minutes on two CPU cores
+    m3bert quickstart --fast                                      # without fine-tuning: about 4 minutes
     m3bert quickstart --query "How do I join two paths?"          # ask an existing run
 
 The texts are the documentation of Python's standard library, which is on every machine: the summary line of a
@@ -14,8 +14,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -23,24 +26,15 @@ from typing import Any
 import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel, AutoTokenizer, set_seed
+from torch import nn
+from transformers import set_seed
 
-from ..encode.device import ComputeArguments, place
+from ..encode.device import ComputeArguments
 from ..encode.extras import require_extra
-from ..evaluation import (
-    TASKS,
-    GridEncoder,
-    exact_search,
-    load_task,
-    measure_latency,
-    run_facts,
-    score_vectors,
-    tfidf_scores,
-)
+from ..evaluation import TASKS, GridEncoder, exact_search, load_task, measure_latency, run_facts, score_vectors
 from ..hub_cards.figures import draw_curves
-from ..hub_cards.onnx_export import missing_packages
-from ..hub_cards.onnx_latency import onnx_engines
 from ..hub_cards.tables import latency_report, markdown, percent
+from ..modeling.modeling_elastic import Elasticity, make_elastic
 from ..trainers import (
     Composition,
     Contrastive,
@@ -55,23 +49,37 @@ from ..trainers import (
 )
 from ..trainers.data.stdlib_docs import Pair, split_by_module, stdlib_pairs
 from .command import add_compute_options, argument_parser, compute_of
-from .convert import convert
+from .fit import write_repository
 from .sources import DEFAULT_ENCODER, default_base
 
 
-GRID = Grid.parse("0,2,4,6 x 32,64,128,384")
-FULL = GRID.full
+DIMS = (32, 64, 128)  # below the full width
 MAX_LENGTH = 128  # tokens per held-out text
 SHORT_LENGTH = 64  # tokens per text in the fit, in training and in the index
 BATCH_SIZE = 64
 OUTPUT_DIR = Path("runs/quickstart")
 FOUND = 3  # documents that answer a question
 QUESTIONS = [
-    "measure how long a small piece of code takes",
-    "delete a folder and everything in it",
-    "the middle value of some numbers",
-    "break a long text into lines of a given width",
+    "how do I delete a directory tree",
+    "wrap a paragraph at 70 columns",
+    "run a command and get its output",
+    "how to time a small snippet of code",
 ]
+STAGES = {"truncated": "first layers alone", "fitted": "fitted", "trained": "fine-tuned"}
+
+
+class Steps:
+    """Prints and times the steps of a run."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.seconds = count, dict[str, float]()
+
+    @contextmanager
+    def __call__(self, title: str, takes: str) -> Iterator[None]:
+        print(f"\n[{len(self.seconds) + 1}/{self.count}] {title} ({takes})", flush=True)
+        start = time.perf_counter()
+        yield
+        self.seconds[title] = round(time.perf_counter() - start, 1)
 
 
 def documents_of(pairs: list[Pair]) -> list[str]:
@@ -79,36 +87,52 @@ def documents_of(pairs: list[Pair]) -> list[str]:
     return [f"{pair.summary} {pair.body}" for pair in pairs]
 
 
-def add_exits(encoder: GridEncoder, pairs: list[Pair]) -> None:
-    """Fit exits to summaries, bodies, and both together."""
-    fit_exits(
-        encoder.model,
-        encoder.tokenizer,
-        training_texts(pairs),
-        layers=[layer for layer in GRID.layers if 0 < layer < FULL.layer],
-        basis="principal",
-        max_length=SHORT_LENGTH,
-        compute_dtype=encoder.compute_dtype,
-        description="Fitting exits",
-    )
-    encoder.model.config.matryoshka_dims = GRID.dims
-
-
 def training_texts(pairs: list[Pair]) -> list[str]:
     """Summaries, bodies, and both together."""
     return [*(pair.summary for pair in pairs), *(pair.body for pair in pairs), *documents_of(pairs)]
 
 
+def load(base: str, compute: ComputeArguments) -> GridEncoder:
+    """The encoder, elastic without exits: its token embeddings are the table, and the first third and two thirds of
+    its layers the depths. Without dropout: it costs time, and so few steps do not need it."""
+    encoder = GridEncoder.from_pretrained(base, compute=compute, max_length=MAX_LENGTH)
+    model = make_elastic(encoder.model)
+    last, width = model.config.num_hidden_layers, model.config.hidden_size
+    depths = [round(last / 3), round(2 * last / 3)]
+    model.set_depths(depths=depths, table=model.get_input_embeddings().weight)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    return replace(encoder, grid=Grid.product([0, *depths, last], [*(dim for dim in DIMS if dim < width), width]))
+
+
+def fit(encoder: GridEncoder, pairs: list[Pair]) -> GridEncoder:
+    """Fit the depths of the grid in place, as `m3bert fit` does, and keep those that the fit keeps."""
+    grid = encoder.grid
+    fitted = fit_exits(
+        encoder.model,
+        encoder.tokenizer,
+        training_texts(pairs),
+        depths=grid.layers[1:-1],
+        basis="principal",
+        max_length=SHORT_LENGTH,
+        compute_dtype=encoder.compute_dtype,
+        description="Fitting",
+    )
+    encoder.model.config.matryoshka_dims = grid.dims
+    return replace(encoder, grid=Grid(tuple(g for g in grid if g.layer in {*fitted.layers, grid.full.layer})))
+
+
 def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) -> None:
     """Contrast pairs at every granularity, and queries at every depth with documents at the last layer; shallow layers
     also learn to embed like the last one did before. The model is saved in place of the fitted one."""
-    compute, texts = compute_of(options), list(dict.fromkeys(training_texts(pairs)))
-    at_full = replace(encoder, grid=Grid((FULL,)), max_length=SHORT_LENGTH)
-    vectors = at_full.encode(texts, description="Encoding what to train on").at(FULL)
+    compute, texts, grid = compute_of(options), list(dict.fromkeys(training_texts(pairs))), encoder.grid
+    at_full = replace(encoder, grid=Grid((grid.full,)), max_length=SHORT_LENGTH)
+    vectors = at_full.encode(texts, description="Encoding what to train on").at(grid.full)
     before = TeacherEmbeddings.write(texts, vectors, options.output_dir / "training" / "before.npy")
     args = ContrastiveConfig(
         output_dir=str(options.output_dir / "training"),
-        grid=str(GRID),
+        grid=str(grid),
         text_columns=["summary", "body"],
         max_length=SHORT_LENGTH,
         per_device_train_batch_size=BATCH_SIZE,
@@ -123,22 +147,29 @@ def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) 
         bf16=compute.compute_dtype == "bfloat16",
         fp16=compute.compute_dtype == "float16",
     )
-    shallow = Grid(tuple(g for g in GRID if g.layer != FULL.layer))
-    across = CrossDepth(shallow, document_layer=FULL.layer)
+    shallow = Grid(tuple(g for g in grid if g.layer != grid.full.layer))
+    across = CrossDepth(shallow, document_layer=grid.full.layer)
     kept = ExitDistillation(shallow, bank=torch.from_numpy(before.vectors))
-    parts = {"same_depth": (1.0, Contrastive(GRID)), "cross_depth": (1.0, across), "exit_distillation": (2.0, kept)}
-    lengths = [min(len(ids), SHORT_LENGTH) for ids in encoder.tokenizer([pair.body for pair in pairs]).input_ids]
-    rows = [{"summary": pair.summary, "body": pair.body, "length": n} for pair, n in zip(pairs, lengths, strict=True)]
+    parts = {"same_depth": (1.0, Contrastive(grid)), "cross_depth": (1.0, across), "exit_distillation": (2.0, kept)}
+    bodies = encoder.tokenizer([pair.body for pair in pairs], truncation=True, max_length=SHORT_LENGTH).input_ids
+    rows = [
+        {"summary": pair.summary, "body": pair.body, "length": len(ids)}
+        for pair, ids in zip(pairs, bodies, strict=True)
+    ]
     trainer = ContrastiveTrainer(
         encoder.model, args, encoder.tokenizer, Dataset.from_list(rows), teacher=before, objective=Composition(parts)
     )
     trainer.train()
+    shutil.rmtree(options.output_dir / "model")
     trainer.save_model(str(options.output_dir / "model"))
 
 
-def write_index(pairs: list[Pair], vectors: torch.Tensor, folder: Path) -> None:
-    """Save the one index: embeddings `(pairs, width)` of [`documents_of`] pairs at the last layer."""
-    save_file({f"layer_{FULL.layer}": vectors.contiguous()}, folder / "index.safetensors")
+def write_index(encoder: GridEncoder, pairs: list[Pair], folder: Path) -> None:
+    """Save the one index: embeddings `(pairs, width)` of [`documents_of`] pairs at full size."""
+    full = encoder.grid.full
+    encoder = replace(encoder, grid=Grid((full,)), max_length=SHORT_LENGTH)
+    vectors = encoder.encode(documents_of(pairs), description="Encoding the library").at(full)
+    save_file({f"layer_{full.layer}": vectors.contiguous()}, folder / "index.safetensors")
     lines = [json.dumps({"name": pair.name, "summary": pair.summary}) + "\n" for pair in pairs]
     (folder / "documents.jsonl").write_text("".join(lines), encoding="utf-8")
 
@@ -149,129 +180,133 @@ def ask(folder: Path, questions: list[str], compute: ComputeArguments) -> None:
         raise ValueError(f"{folder} holds no finished run: run `m3bert quickstart` first.")
     documents = [json.loads(line) for line in (folder / "documents.jsonl").read_text(encoding="utf-8").splitlines()]
     (vectors,) = load_file(folder / "index.safetensors").values()
-    encoder = GridEncoder.from_pretrained(str(folder / "model"), grid=f"0,2,{FULL.layer}x{FULL.dim}", compute=compute)
+    encoder = GridEncoder.from_pretrained(str(folder / "model"), compute=compute)
+    grid = encoder.grid
+    encoder = replace(encoder, grid=Grid.product([0, *grid.layers[1:2], grid.full.layer], [grid.full.dim]))
     encoded = encoder.encode(questions)
-    found = {str(g): exact_search(encoded.at(g), vectors, FOUND) for g in encoder.grid}
+    found = {in_words(g, encoder.grid): exact_search(encoded.at(g), vectors, FOUND) for g in encoder.grid}
     for number, question in enumerate(questions):
         rows = zip(*(rows[number].tolist() for rows in found.values()), strict=True)
         names = [[documents[row]["name"] for row in rank] for rank in rows]
         print(f"\n{question}\n\n{markdown(list(found), names, words=len(found))}")
 
 
-def report(folder: Path, settings: dict[str, Any], scores: dict[str, Any], baselines: Any, latency: Any) -> None:
-    """Write results, table and figure, and print the table."""
-    results = {**run_facts(), **settings, "baselines": baselines, "latency": asdict(latency)}
-    results["granularities"] = {
-        str(g): {name: its[g] for name, its in scores.items()}
-        | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
-        for g in GRID
-    }
+def in_words(g: Granularity, grid: Grid) -> str:
+    """What a row of a table calls a granularity."""
+    some = f"{g.layer} layer{'s' if g.layer > 1 else ''}"
+    depth = {0: "table look-up", grid.full.layer: f"all {grid.full.layer} layers"}.get(g.layer, some)
+    return depth if g.dim == grid.full.dim else f"{depth}, {g.dim} dims"
+
+
+def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> None:
+    """Write results, tables and figure, and print the short table under a sentence that says what it shows."""
+    results |= {"latency": asdict(latency), "granularities": {}}
+    stages = [stage for stage in STAGES if stage in results["scores"]]
+    scores, bm25 = results.pop("scores"), results["baselines"]["BM25"]
+    for g in grid:
+        its = {stage: scores[stage][g] for stage in stages}
+        results["granularities"][str(g)] = its | {"ms_per_query": latency.of(g), "bytes_per_vector": 4 * g.dim}
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-    headings = {"untouched": "converted", "exits_asymmetric": f"exits, documents at layer {FULL.layer}"}
-    headings |= {"trained_asymmetric": f"trained, documents at layer {FULL.layer}"}
-    searches = {headings.get(name, name): its for name, its in scores.items()}
 
-    def cell(found: dict[str, float]) -> str:
-        return f"{percent(found['recall@10'])} / {percent(found['mrr@10'])}"
+    def row(g: Granularity, *names: str) -> list[str]:
+        found = [" / ".join(percent(scores[stage][g][name]) for name in names) for stage in stages]
+        return [in_words(g, grid), *found, f"{latency.of(g):.1f}"]
 
-    rows = [
-        [str(g), *(cell(its[g]) for its in searches.values()), f"{latency.of(g):.1f}", str(4 * g.dim)] for g in GRID
+    header, dim = ["query", *(STAGES[stage] for stage in stages), "ms per query"], grid.full.dim
+    some = [Granularity(layer, dim) for layer in grid.layers]
+    some.insert(-1, Granularity(grid.full.layer, min(64, dim)))
+    short = [row(g, "recall@10") for g in some] + [["BM25", *[percent(bm25["recall@10"])] * len(stages), ""]]
+    rows = [row(g, "recall@10", "mrr@10") for g in grid]
+    for name, found in results["baselines"].items():
+        stage_of = next((stage for stage in stages if f" {stage} " in name), None)
+        value = f"{percent(found['recall@10'])} / {percent(found['mrr@10'])}"
+        rows.append([name, *(value if stage_of in (None, stage) else "" for stage in stages), ""])
+    table = f"Recall@10 / MRR@10 in percent.\n\n{markdown(header, rows)}\n\n{latency_report(latency, grid.layers)}\n"
+    (folder / "table.md").write_text(table, encoding="utf-8")
+    points = [
+        (STAGES[stage], latency.of(g), 100 * scores[stage][g]["recall@10"])
+        for stage in stages
+        for g in some
+        if g.dim == dim
     ]
-    rows += [[name, *[cell(found)] * len(searches), "", ""] for name, found in baselines.items()]
-    table = markdown(["granularity", *searches, "ms per query", "bytes per vector"], rows)
-    table += f"\n\n{latency_report(latency, GRID.layers)}"
-    if not latency.engine_ms:
-        table += f" onnxruntime needs {', '.join(missing_packages())}: pip install 'm3bert[onnx]'."
-    (folder / "table.md").write_text(table + "\n", encoding="utf-8")
-    panels = {
-        f"{title}: recall@10 (%)": [(f"layer {g.layer}", 4 * g.dim, 100 * its[g]["recall@10"]) for g in sorted(its)]
-        for title, its in searches.items()
-    }
-    lines = {name: 100 * baselines[name]["recall@10"] for name in ("TF-IDF", "BM25")}
-    draw_curves(panels, "bytes per vector", folder / "recall.png", lines, sharey=True)
-    stages = ", ".join(f"{stage} {took:.0f} s" for stage, took in settings["seconds"].items())
-    print(f"\nRecall@10 / MRR@10 in percent of {settings['test_pairs']} held-out texts ({stages}):\n\n{table}\n")
-    print(f"Figure: {folder / 'recall.png'}. Checkpoint: {folder / 'model'}.")
+    panels = {f"Recall@10 at {', '.join(map(str, grid.layers))} layers": points}
+    draw_curves(panels, "ms per query", folder / "recall.png", {"BM25": 100 * bm25["recall@10"]})
+    least, full = some[0], grid.full
+    hits, whole = (100 * scores[stages[-1]][g]["recall@10"] for g in (least, full))
+    print(
+        f"\nA table look-up finds {hits:.0f} of 100 at {latency.of(least):.1f} ms, the full model {whole:.0f} at "
+        f"{latency.of(full):.1f} ms.\nRecall@10 in percent of {results['test_pairs']} held-out queries; documents are "
+        f"embedded once, by all layers:\n\n{markdown(header, short)}"
+    )
 
 
 def run(options: argparse.Namespace) -> None:
-    """The whole run. Raises a ValueError if a package is missing or the encoder does not suit."""
+    """The whole run. Raises a ValueError if a package is missing."""
     base, compute = options.model_name_or_path or default_base(), compute_of(options)
-    for module in ("sklearn", "matplotlib"):  # before the work, not after it
-        require_extra(module, "quickstart", "The quickstart")
-    folder, dtype, start = options.output_dir, compute.autocast_dtype, time.perf_counter()
+    require_extra("matplotlib", "quickstart", "The quickstart")  # before the work, not after it
+    folder, step = options.output_dir, Steps(4 if options.fast else 6)
     scores: dict[str, Any] = {}
-    seconds: dict[str, float] = {}
+    baselines: dict[str, Any] = {}
 
-    def lap(stage: str) -> None:
-        seconds[stage] = round(time.perf_counter() - start - sum(seconds.values()), 1)
-
-    def encode() -> dict[str, Any]:
-        return {name: encoder.encode(texts, description=f"Encoding the {name}") for name, texts in task.texts.items()}
-
-    def measure(name: str) -> None:
-        scores[name] = score_vectors(task, vectors)
-        scores[f"{name}_asymmetric"] = score_vectors(task, vectors, FULL.layer)
-        for layer in (0, FULL.layer):
-            sides = {"queries": Granularity(layer, FULL.dim), "documents": FULL}
-            found = {side: vectors[side].at(granularity) for side, granularity in sides.items()}
-            baselines[f"{sides['queries']} {name} + BM25"] = task.score_bm25(found)
+    def measure(stage: str, document_layer: int | None) -> None:
+        vectors = {side: encoder.encode(its, description=f"Encoding the {side}") for side, its in task.texts.items()}
+        scores[stage] = score_vectors(task, vectors, document_layer)
+        if document_layer is None:
+            baselines["BM25"] = task.score_bm25()
+            return
+        for layer in (0, full.layer):
+            sides = {"queries": vectors["queries"].at(Granularity(layer, full.dim))}
+            sides["documents"] = vectors["documents"].at(full)
+            name = in_words(Granularity(layer, full.dim), encoder.grid)
+            baselines[f"{name}, {stage} and BM25"] = task.score_bm25(sides)
 
     set_seed(options.seed)
-    train_pairs, test_pairs = split_by_module(stdlib_pairs())
-    pairs = [*train_pairs, *test_pairs]
-    task: Any = load_task(TASKS["stdlib"])  # retrieval, of the test pairs
-    print(f"{len(train_pairs)} pairs to fit and train on, {len(test_pairs)} of other modules held out.")
-    convert(base, str(folder / "model"), overwrite=True)
-    # Dropout costs time, most of all in attention on a CPU, and so few steps do not need it.
-    no_dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "embedding_dropout": 0.0}
-    model = place(AutoModel.from_pretrained(folder / "model", **no_dropout), compute)
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    model.set_depths(table=model.get_input_embeddings().weight)  # layer 0 before the fit
-    encoder = GridEncoder(model, tokenizer, GRID, max_length=MAX_LENGTH, compute_dtype=dtype)
-    lap("convert")
-    vectors = encode()
-    scores["untouched"] = score_vectors(task, vectors)
-    baselines = {"TF-IDF": tfidf_scores(task), "BM25": task.score_bm25()}
-    lap("encode")
-    add_exits(encoder, train_pairs)
-    lap("fit")
-    vectors = encode()
-    measure("exits")
-    lap("encode again")
-    if options.fast:
-        model.save_pretrained(folder / "model")
-    else:
-        train(encoder, train_pairs, options)
-        lap("train")
-        vectors = encode()
-        measure("trained")
-        lap("encode once more")
-    indexer = replace(encoder, grid=Grid((FULL,)), max_length=SHORT_LENGTH)
-    write_index(pairs, indexer.encode(documents_of(pairs), description="Encoding the library").at(FULL), folder)
-    lap("index")
-    engines = None if missing_packages() else onnx_engines(encoder, (2, FULL.layer))
-    lap("ONNX export")
-    queries = task.texts["queries"][:40]
-    latency = measure_latency(encoder, queries, documents=len(pairs), rounds=40, engines=engines)
-    lap("latency")
-    settings = {"seed": options.seed, "base": options.model_name_or_path or DEFAULT_ENCODER, "seconds": seconds}
-    settings |= {"train_pairs": len(train_pairs), "test_pairs": len(test_pairs), "python": sys.version.split()[0]}
-    settings |= {"steps": 0 if options.fast else options.steps}
-    settings |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
-    report(folder, settings, scores, baselines, latency)
-    print("Questions at several depths against one index:")
+    with step("Read the documentation of Python and an encoder, and measure its first layers", "about 30 s"):
+        train_pairs, test_pairs = split_by_module(stdlib_pairs())
+        task: Any = load_task(TASKS["stdlib"])  # retrieval, of the test pairs
+        print(f"{len(train_pairs)} pairs to fit and train on, {len(test_pairs)} of other modules held out.")
+        encoder = load(base, compute)
+        full = encoder.grid.full
+        measure("truncated", None)
+    with step("Fit fewer layers and a look-up table to embed queries like all layers", "about 2 min"):
+        encoder = fit(encoder, train_pairs)
+        shutil.rmtree(folder / "model", ignore_errors=True)
+        (folder / "model").mkdir(parents=True)
+        write_repository(encoder.model, base, folder / "model")
+    with step("Measure every size on held-out texts", "about 30 s"):
+        measure("fitted", full.layer)
+    if not options.fast:
+        with step(f"Fine-tune all sizes together, {options.steps} steps", "about 5 min"):
+            train(encoder, train_pairs, options)
+        with step("Measure every size again", "about 30 s"):
+            measure("trained", full.layer)
+    with step("Embed all documents once, and time a query", "about 30 s"):
+        pairs = [*train_pairs, *test_pairs]
+        write_index(encoder, pairs, folder)
+        latency = measure_latency(encoder, task.texts["queries"][:40], documents=len(pairs), rounds=40)
+    results = {**run_facts(), "seed": options.seed, "base": options.model_name_or_path or DEFAULT_ENCODER}
+    results |= {"seconds": step.seconds, "train_pairs": len(train_pairs), "test_pairs": len(test_pairs)}
+    results |= {"python": sys.version.split()[0], "steps": 0 if options.fast else options.steps}
+    results |= {"compute": {**vars(compute), "device": str(compute.torch_device)}}
+    results |= {"layers": Elasticity.of(encoder.model.config).depths}
+    report(folder, results | {"baselines": baselines, "scores": scores}, encoder.grid, latency)
+    print("\nFour questions to one index, by the depth of the query:")
     ask(folder, QUESTIONS, compute)
     where = "" if folder == OUTPUT_DIR else f" --output_dir {folder}"
-    print(f"\nAsk your own: m3bert quickstart --query '...'{where}")
+    program = "m3bert" if shutil.which("m3bert") else Path(sys.executable).with_name("m3bert")
+    print(
+        f"\nPicture: {folder / 'recall.png'}. All sizes: {folder / 'table.md'}. Encoder: {folder / 'model'}.\n\n"
+        "Next:\n"
+        f'  {program} quickstart --query "How do I join two paths?"{where}\n'
+        f"  {program} demo --model {folder / 'model'}    # a page to try every size; needs the extra `demo`\n"
+        f"  {program} fit {base} my-encoder --files my-texts.txt    # your texts, one per line"
+    )
 
 
 def main(arguments: list[str]) -> None:
     parser = argument_parser(__doc__)
     parser.add_argument(
-        "--model_name_or_path",
-        "--model",
-        help="folder or Hub id of an encoder with 6 layers or more; default: one from PyPI",
+        "--model_name_or_path", "--model", help="folder or Hub id of an encoder; default: one from PyPI"
     )
     parser.add_argument("--output_dir", type=Path, default=OUTPUT_DIR, help="folder for all results")
     parser.add_argument("--fast", action="store_true", help="stop before the fine-tuning")

@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.reproduction.study import seeds_of
 from benchmarks.reproduction.training_data import STS_TESTS
+from m3bert.commands.quickstart import STAGES
 from m3bert.encode.codes import bytes_per_vector
 from m3bert.hub_cards.tables import markdown, percent, share
 from m3bert.trainers import Granularity
@@ -54,51 +55,36 @@ def titled(found: Found, table: str, options: str = "", seeds: Collection[Any] =
     return f"`{found.get('command', 'm3bert quickstart')}{options}` ({source}):\n\n{table}"
 
 
-QUICKSTART = {
-    "untouched": "converted",
-    "exits": "exits",
-    "exits_asymmetric": "exits, documents at layer 6",
-    "trained": "trained",
-    "trained_asymmetric": "trained, documents at layer 6",
-}
-
-
 def quickstart() -> str:
-    """Recall@10 / MRR@10 of every search of the quickstart."""
+    """Recall@10 / MRR@10 of every size of the quickstart."""
     found = results("quickstart")
-    sizes, baselines = found["granularities"], found["baselines"]
 
-    def both(scores: Found | None) -> str:
-        return f"{percent(scores['recall@10'])} / {percent(scores['mrr@10'])}" if scores else ""
+    def both(scores: Found) -> str:
+        return f"{percent(scores['recall@10'])} / {percent(scores['mrr@10'])}"
 
     rows = [
-        [g, *(both(its[way]) for way in QUICKSTART), f"{its['ms_per_query']:.1f}", str(its["bytes_per_vector"])]
-        for g, its in sizes.items()
+        [g, *(both(its[stage]) for stage in STAGES), f"{its['ms_per_query']:.1f}", str(its["bytes_per_vector"])]
+        for g, its in found["granularities"].items()
     ]
-    rows += [[name, *[both(baselines[name])] * len(QUICKSTART), "", ""] for name in ("TF-IDF", "BM25")]
-    for g in ("0x384", FULL):
-        combined = {f"{name}_asymmetric": baselines[f"{g} {name} + BM25"] for name in ("exits", "trained")}
-        rows.append([f"{g} + BM25", *(both(combined.get(way)) for way in QUICKSTART), "", ""])
-    header = ["granularity", *QUICKSTART.values(), "ms per query", "bytes per vector"]
+    for name, scores in found["baselines"].items():
+        of = next((stage for stage in STAGES if f" {stage} " in name), None)
+        cells = (both(scores) if of in (None, stage) else "" for stage in STAGES)
+        rows.append([name.replace("trained", STAGES["trained"]), *cells, "", ""])
+    header = ["query", *STAGES.values(), "ms per query", "bytes per vector"]
     return titled(found, markdown(header, rows), seeds=[found["seed"]])
 
 
 def quickstart_in_short() -> str:
     """Recall@10 at some sizes, with documents at layer 6."""
     found = results("quickstart")
-    words = {"0x384": "0x384 (table look-up)", FULL: f"{FULL} (full size)"}
+    words = {"0x384": "table look-up", "2x384": "2 layers", "4x384": "4 layers"}
+    words |= {"6x64": "all 6 layers, 64 dims", FULL: "all 6 layers"}
     rows = []
-    for g in ("0x384", "2x384", "4x384", "6x64", FULL):
-        row = [words.get(g, g), percent(found["granularities"][g]["untouched"]["recall@10"])]
-        for stage in ("exits", "trained"):
-            combined = found["baselines"].get(f"{g} {stage} + BM25")
-            row.append(percent(found["granularities"][g][f"{stage}_asymmetric"]["recall@10"]))
-            row.append(percent(combined["recall@10"]) if combined else "")
-        rows.append(row)
-    alone = percent(found["baselines"]["BM25"]["recall@10"])
-    rows.append(["BM25 alone", alone, alone, "", alone, ""])
-    header = ["queries (layers x dimensions)", "converted", "fitted", "fitted, + BM25"]
-    header += ["fine-tuned", "fine-tuned, + BM25"]
+    for g, name in words.items():
+        its = found["granularities"][g]
+        rows.append([name, *(percent(its[stage]["recall@10"]) for stage in STAGES), f"{its['ms_per_query']:.1f}"])
+    rows.append(["BM25", *[percent(found["baselines"]["BM25"]["recall@10"])] * len(STAGES), ""])
+    header = ["query", *STAGES.values(), "ms per query"]
     return titled(found, markdown(header, rows), seeds=[found["seed"]])
 
 

@@ -146,7 +146,7 @@ class GridEncoder:
         options: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
         settings = EmbeddingSettings.find(name_or_path, revision=revision)
         model = load_model(name_or_path, **safetensors_only(name_or_path), **options, **model_kwargs).eval()
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path, **options)
+        tokenizer = AutoTokenizer.from_pretrained(name_or_path, config=model.config, **options)
         published = cls.arguments_of(settings or EmbeddingSettings(), model.config, tokenizer)
         prompts = {**published["prompts"], **changes.get("prompts", {})}
         changes["prompts"] = {role: prompt for role, prompt in prompts.items() if prompt}
