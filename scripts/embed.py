@@ -5,7 +5,7 @@ Embed texts at every granularity of a grid, in one pass, to files:
     accelerate launch --num_processes 2 --cpu -m m3bert embed ...           # several processes fill the same arrays
 
 There is one vector per text and layer, as wide as the layer's widest dim; smaller dims are prefixes of it. To resume
-arrays that were interrupted, start the command again. docs/bulk.md is on collections that do not fit into memory.
+arrays that were interrupted, start the command again. docs/scale.md is on collections that do not fit into memory.
 """
 
 from __future__ import annotations

@@ -37,8 +37,7 @@ from tests.hub_server import HubServer
 from tests.snippets import ROOT, pages, read, snippets
 
 
-# The lines of docs/scale.md start launchers: tests/test_scale.py runs them.
-PAGES = [page for page in pages() if snippets(read(page)) and page != "docs/scale.md"]
+PAGES = [page for page in pages() if snippets(read(page))]
 # The page that runs by default: the others train, export, evaluate or search for longer. README.md is in test-e2e.
 SHORT_PAGES = ("docs/concepts.md",)
 OWNERS = {
@@ -291,7 +290,7 @@ def test_all_pages_are_in_the_navigation():
 
 
 def test_every_paper_has_one_row_on_its_page():
-    rows = [line for line in read("docs/papers.md").splitlines() if line.startswith("| [")]
+    rows = [line for line in read("docs/methods.md").splitlines() if line.startswith("| [")]
     known = {f"[{paper.title}]({paper.link})" for paper in vars(papers).values() if isinstance(paper, papers.Paper)}
     assert sorted(row.split(" | ")[0].removeprefix("| ") for row in rows) == sorted(known)
 
@@ -390,7 +389,7 @@ def test_options_that_are_named_exist(capsys):
 def test_recipes_that_are_named_exist():
     from m3bert.commands.recipes import recipe_names
 
-    table = read("docs/train.md").partition("| recipe |")[2].partition("\n\n")[0]
+    table = read("docs/methods.md").partition("| recipe |")[2].partition("\n\n")[0]
     named = re.findall(r"`([\w/*]+)`", table)
     assert len(named) > 8
     patterns = [re.compile(name.replace("*", ".*")) for name in named]

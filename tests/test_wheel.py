@@ -104,7 +104,7 @@ def test_a_strangers_first_commands(wheel, tmp_path, minilm):
 
 @pytest.mark.parametrize("name", ["train", "evaluate", "embed"])
 def test_uv_resolves_a_job_with_a_wheel_that_is_on_no_index(wheel, tmp_path, name):
-    """As docs/jobs.md says, until the package is on an index. Needs a connection to one for all other packages."""
+    """As docs/scale.md says, until the package is on an index. Needs a connection to one for all other packages."""
     uv = shutil.which("uv", path=Path(sys.executable).parent) or shutil.which("uv")
     if uv is None:
         pytest.skip("uv is not installed")

@@ -35,7 +35,7 @@ from m3bert.trainers import Grid
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
 PAGES = {HERE / "README.md": True, HERE / "NOTES.md": True, ROOT / "README.md": False}  # page -> all tables
-SHOWING = ("studies", "exits", "distil", "quantize", "publish", "serve", "trim")
+SHOWING = ("studies", "distil", "quantize", "serve")
 PAGES |= {ROOT / "docs" / f"{name}.md": False for name in SHOWING}
 MEAN = "mean of the families"
 CONFIDENCE = 0.95
@@ -241,9 +241,9 @@ def rivals_table(study: Study, claims: Sequence[Claim], runs: Sequence[Mapping[s
     return lines
 
 
-def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
+def verdicts(study: Study, runs: Sequence[Mapping[str, Any]], *, every_claim: bool) -> list[str]:
     """The lines of the tables of claims: one row for claims of a method against three others or more, one row for each
-    other claim. Claims that cannot be tested are named below."""
+    other claim. With `every_claim`, those that cannot be tested have a row too, or are named below without results."""
     groups = [group_of(claim) for claim in study.claims]
     against_many = [claim for claim in study.claims if groups.count(group_of(claim)) > 2]
     blocks = []
@@ -263,6 +263,8 @@ def verdicts(study: Study, runs: Sequence[Mapping[str, Any]]) -> list[str]:
         for name in study.backbones:
             if own := runs_on(study, runs, name):
                 found, holds = verdict(study, claim, own)
+                if not every_claim and holds.startswith("not testable"):
+                    continue
                 if found:
                     paper = "" if claim.reported is None else f"{claim.reported:+.1f}"
                     cells = (text, claim.source, tasks, sizes, paper, name, found, holds)
@@ -349,8 +351,8 @@ def section(study: Study, *, every_table: bool, results: Path = RESULTS) -> str:
         more, those = most_seeds(study, own)
         if len(more) > len(seeds):
             lines += ["", f"{MEAN.capitalize()}, {seeds_of(more)}:", "", *table(study, own, more, those)]
-    if runs and study.claims:
-        lines += ["", *verdicts(study, runs)]
+    if runs and (claims := verdicts(study, runs, every_claim=every_table)):
+        lines += ["", *claims]
     if searched and every_table:
         lines += ["", *development_table(study, searched)]
     return "\n".join(lines)

@@ -16,7 +16,7 @@ Run a command of m3bert on a machine of the Hub:
     hf jobs uv run --volume hf://buckets/user/runs:/runs scripts/jobs/m3bert_job.py embed \\
         --model_name_or_path user/model --files corpus.jsonl --output_dir /runs/vectors
 
-See docs/jobs.md.
+See docs/scale.md.
 """
 
 import sys
