@@ -16,8 +16,10 @@ from ..modeling.modeling_elastic import legal_dims, legal_layers
 from ..trainers.core import papers
 from . import tables
 from .checkpoint import Checkpoint
-from .costs import CODES_SHOWN, cost_table, costs, tokens_counted
-from .exits import exit_values, in_words
+from .choices import ENOUGH, Headline
+from .costs import CODES_SHOWN, cost_tables, costs, tokens_counted
+from .exits import exit_values, in_words, plain_exports
+from .figures import LEAD
 from .metadata import Statements, evaluations, kept
 from .native_export import SERVED_TYPES
 from .onnx_graphs import GraphReport, graph_table
@@ -183,6 +185,17 @@ def origin(source: CardSource) -> str | None:
     return f"{link}, converted to m3BERT with equal hidden states at every layer" if converted else link
 
 
+def query_layer(checkpoint: Checkpoint, headline: Headline | None) -> int | None:
+    """The depth of the queries in the examples: the advised one, or else the one nearest to a third of all layers;
+    `None` without an exit below the last layer."""
+    below = checkpoint.query_layers
+    advised = headline.advised if headline is not None and headline.asymmetric else None
+    if advised is not None and advised.granularity.layer in below:
+        return advised.granularity.layer
+    third = checkpoint.full.layer / 3
+    return min(below, key=lambda depth: (abs(depth - third), depth), default=None)
+
+
 def context(source: CardSource) -> dict[str, Any]:
     """The variables of the template."""
     checkpoint, results, full, small = source.checkpoint, source.results, source.checkpoint.full, source.small
@@ -198,6 +211,8 @@ def context(source: CardSource) -> dict[str, Any]:
     measured = results.granularities if results else Grid((full,))
     tasks = {task: dataset_of(results, task) for task in results.tasks()} if results else {}
     trained_on = datasets_of(record, said)
+    headline = Headline.of(results)
+    queried = query_layer(checkpoint, headline)
     return {
         **training_values(record, said, *cited),
         **{"checkpoint": checkpoint, "config": config, "head": checkpoint.head, "embeds": embeds, "results": results},
@@ -210,8 +225,13 @@ def context(source: CardSource) -> dict[str, Any]:
         "trust": TRUST if checkpoint.elastic else "",
         "full_trust": TRUST if checkpoint.needs_code else "",
         "exits": exit_values(checkpoint),
+        "query_layer": queried,
+        "plain_exports": plain_exports(checkpoint, queried),
+        "headline": headline,
+        "enough": ENOUGH,
+        "lead": next((file for file in source.figures if file.endswith(f"{LEAD}.png")), None),
         "graphs": graph_table(source.onnx) if source.onnx else None,
-        "costs": cost_table(checkpoint, results),
+        "costs": cost_tables(checkpoint, results),
         "tokens": tokens_counted(config),
         "codes": [CODES[name] for name in CODES_SHOWN],
         "origin": origin(source),

@@ -104,17 +104,27 @@ def _cost(config: Any, modules: nn.ModuleDict, g: Granularity) -> Cost:
     return Cost(parameters, parameters - tables, counter.get_total_flops() // tokens)
 
 
-def cost_table(checkpoint: Checkpoint, results: GridResults | None) -> str:
-    """One row per size: parameters, operations per token, milliseconds if measured, bytes per vector."""
+def cost_tables(checkpoint: Checkpoint, results: GridResults | None) -> str:
+    """One row per depth: parameters, operations per token, and milliseconds to encode by each runtime, where measured.
+    Then one row per dim: milliseconds to search if measured, and bytes per vector."""
     grid = Grid(tuple(dict.fromkeys([*checkpoint.grid, *(results.granularities.sizes if results else ())])))
     latency = results.latency if results else None
-    header = ["granularity", "parameters", "without embeddings", "million operations per token"]
-    header += ["ms to encode", "ms to search"] if latency else []
-    rows = []
-    for g, cost in costs(checkpoint.config, grid).items():
-        row = [str(g), f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_per_token / 1e6:.1f}"]
-        if latency:
-            times = latency.encode_ms.get(str(g.layer)), latency.search_ms.get(str(g.dim))
-            row += ["" if time is None else f"{time:.1f}" for time in times]
-        rows.append([*row, *(str(bytes_per_vector(code, g.dim)) for code in CODES_SHOWN)])
-    return markdown([*header, *(f"bytes per vector, {code}" for code in CODES_SHOWN)], rows)
+    encoding = (
+        {"": latency.encode_ms, **{f", {name}": ms for name, ms in latency.engine_ms.items()}} if latency else {}
+    )
+    header = ["layers", "parameters", "without embeddings", "million operations per token"]
+    depths, dims = [], []
+    for g, cost in costs(checkpoint.config, [Granularity(d, grid.dims_of(d)[-1]) for d in grid.layers]).items():
+        row = [str(g.layer), f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_per_token / 1e6:.1f}"]
+        depths.append([*row, *(_spell(ms.get(str(g.layer))) for ms in encoding.values())])
+    for dim in grid.dims:
+        times = [_spell(latency.search_ms.get(str(dim)))] if latency else []
+        dims.append([str(dim), *times, *(str(bytes_per_vector(code, dim)) for code in CODES_SHOWN)])
+    by_depth = markdown([*header, *(f"ms to encode{name}" for name in encoding)], depths)
+    searched = ["ms to search"] if latency else []
+    return f"{by_depth}\n\n{markdown(['dims', *searched, *(f'bytes per vector, {c}' for c in CODES_SHOWN)], dims)}"
+
+
+def _spell(milliseconds: float | None) -> str:
+    """Milliseconds with one decimal; blank if they were not measured."""
+    return "" if milliseconds is None else f"{milliseconds:.1f}"

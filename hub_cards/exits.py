@@ -7,12 +7,13 @@ from typing import Any
 
 from ..modeling.native_m3bert import without_native
 from .checkpoint import Checkpoint, sha256_of
+from .native_export import state_only
 from .tables import markdown
 
 
 def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
     """The template's variables about exits; `None` if the checkpoint has none."""
-    spec, full, below = checkpoint.depths, checkpoint.full, checkpoint.query_layers
+    spec, below = checkpoint.depths, checkpoint.query_layers
     if not spec.exits:
         return None
     fit = spec.fit if spec.fit and spec.fit.get("layers") else None  # else it only says where the exits are from
@@ -22,16 +23,33 @@ def exit_values(checkpoint: Checkpoint) -> dict[str, Any] | None:
     exact = fit and (fit["target"], fit["basis"]) == ("last layer", "last_layer")
     return {
         "below": below,
-        "router": not checkpoint.is_m3bert or without_native(checkpoint.config) is None,
         "joint": [depth for depth in spec.table if depth > 0],
         "paths": {depth: ran for depth, ran in layers.items() if ran != [*range(1, depth + 1)]},
-        # Of the examples: the depth that is nearest to a third of all layers.
-        "query_layer": min(below, key=lambda depth: (abs(depth - full.layer / 3), depth), default=None),
         "fit": fit,
         "table": exit_table(checkpoint) if fit else None,
         "index_stays_valid": bool(exact and checkpoint.fitted and below and checkpoint.source),
         "weights_digest": sha256_of(file) if compared else None,
     }
+
+
+def plain_exports(checkpoint: Checkpoint, query_layer: int | None) -> list[tuple[str, str, str]]:
+    """What `m3bert export` can make of an elastic embedding model that runs without remote code: format, further
+    options, and what it is. `query_layer` embeds the queries of a router if there is no static table."""
+    full, has_table = checkpoint.full, 0 in checkpoint.depths.table
+    if not checkpoint.elastic or checkpoint.head != "AutoModel" or checkpoint.quantized:
+        return []
+    native = not checkpoint.is_m3bert or without_native(checkpoint.config) is None
+    found = []
+    if native and full.layer > 0 and not state_only(checkpoint, full.layer):
+        found.append(("native", "", f"all {full.layer} layers"))
+        if has_table:
+            found.append(("router", "", "queries by table look-up, documents by all layers"))
+        elif query_layer is not None:
+            size = f" --granularity {query_layer}x{full.dim}"
+            found.append(("router", size, f"queries by {query_layer} layers, documents by all"))
+    if has_table:
+        found.append(("static", "", "the table look-up alone"))
+    return found or [("onnx", "", f"all {full.layer} layers, for onnxruntime")]
 
 
 def source_layers(checkpoint: Checkpoint, depth: int) -> list[int]:

@@ -13,8 +13,13 @@ from ..encode.codes import CODES, FLOAT, bytes_per_vector
 from ..encode.extras import require_extra
 from ..encode.granularity import Granularity, Grid
 from ..evaluation.results import GridResults
+from .choices import Headline
 from .tables import sizes_in
 from .task_words import tasks_counted, title_of
+
+
+LEAD = "quality_and_latency"  # at the top of a card
+LEAD_CODES = (FLOAT, "int8", "binary")  # a curve each
 
 
 if TYPE_CHECKING:
@@ -111,6 +116,45 @@ def draw_quality(
     draw_curves(panels, label, file)
 
 
+def curves_of(headline: Headline) -> dict[str, list[tuple[str, float, float]]]:
+    """Precision -> its points by ascending time: label, ms per query, and percent of the quality of the full size. They
+    are the depths at the dims of the full size, labelled with the depth, or all sizes if there is but one such depth.
+    A precision of one size has no curve."""
+    full, timed = headline.full, [offer for offer in headline.offers if math.isfinite(offer.ms)]
+    deep = [offer for offer in timed if offer.granularity.dim == full.granularity.dim]
+    by_depth = len({offer.granularity.layer for offer in deep}) > 1
+    curves: dict[str, list[tuple[str, float, float]]] = {}
+    for offer in sorted(deep if by_depth else timed, key=lambda offer: offer.ms):
+        g = offer.granularity
+        if g.code in LEAD_CODES and full.quality:
+            point = (str(g.layer if by_depth else g.size), offer.ms, 100 * offer.quality / full.quality)
+            curves.setdefault(g.code, []).append(point)
+    return {code: curves[code] for code in LEAD_CODES if len(curves.get(code, [])) > 1}
+
+
+def draw_lead(headline: Headline, documents: int, file: Path) -> None:
+    """The figure at the top of a card: the share kept of the quality of the full size against ms per query."""
+    full, curves = headline.full, curves_of(headline)
+    depths = f"queries at each depth, documents at all {full.granularity.layer} layers"
+    title = depths if headline.asymmetric else "queries and documents at the same size"
+    figure, (axes,) = panels_of([f"{headline.metric}: {title}"], 6.4, 3.8)
+    for place, (code, points) in enumerate(curves.items()):
+        labels, times, kept = zip(*points, strict=True)
+        axes.plot(times, kept, label=code, marker="osD"[place], markersize=5)
+        for label, *point in zip(labels, times, kept, strict=True) if place == 0 else ():
+            axes.annotate(label, point, (0, 7), textcoords="offset points", ha="center", fontsize="small")
+    if headline.bm25 is not None:
+        share = 100 * headline.bm25 / full.quality
+        axes.axhline(share, color="black", linestyle="--", linewidth=1, label="BM25 alone")
+    if len(axes.lines) > 1:
+        axes.legend()
+    axes.margins(y=0.15)
+    axes.set(xlabel=f"ms per query, searching {documents:,} vectors (numbers: layers)")
+    axes.set(ylabel=f"kept, % of {full.granularity}")
+    axes.grid(alpha=0.3)
+    save(figure, file)
+
+
 def draw_heat_map(results: GridResults, task_type: str, file: Path) -> None:
     """Layers x dims in float32: the mean over the tasks of a type, in percent."""
     sizes, quality = Grid(tuple(sizes_in(results))), results.quality(results.tasks(task_type))
@@ -162,13 +206,13 @@ def draw_all(results: GridResults, folder: Path) -> list[Path]:
         return files[-1]
 
     judged, sizes, grid = results.judged_task_types(), sizes_in(results), results.granularities
+    headline = Headline.of(results)
+    if headline is not None and results.latency is not None and curves_of(headline):
+        draw_lead(headline, results.latency.documents, file(LEAD))
     if judged and sizes:
         for task_type in judged:
             draw_heat_map(results, task_type, file(f"heat_map_{task_type}"))
         draw_quality(results, sizes, by_layer, stored, "bytes per vector", file("quality_and_bytes"))
-        if results.latency is not None:
-            label = f"ms per query, searching {results.latency.documents:,} documents"
-            draw_quality(results, sizes, by_layer, results.latency.of, label, file("quality_and_latency"))
     if judged and grid.codes != [FLOAT]:
         layer = max(g.layer for g in grid if g.code != FLOAT)
         members = [g for code in CODES for g in grid if (g.code, g.layer) == (code, layer)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 from ..encode.codes import CODES, FLOAT, bytes_per_vector
 from ..encode.granularity import Granularity
 from ..evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
+from .choices import Headline
 from .task_words import SCORED, about_task, tasks_counted, title_of
 
 
@@ -35,6 +37,21 @@ def share(value: float, whole: float) -> str:
 def sizes_in(results: GridResults) -> list[Granularity]:
     """The granularities in float32, which the tables of layers and dims show."""
     return [g for g in results.granularities if g.code == FLOAT]
+
+
+def choice_table(headline: Headline) -> str:
+    """One row per size to choose from ([`choose_rows`]), and one for BM25 alone if it was measured: the quality, its
+    share of that of the full size, ms per query if measured, and bytes per vector."""
+    rows, full = [], headline.full
+    for row in headline.rows:
+        size = f"`{row.granularity}`{', table look-up' if row.granularity.layer == 0 else ''}"
+        ms = [f"{row.ms:.1f}" if math.isfinite(row.ms) else ""] if math.isfinite(full.ms) else []
+        rows.append([size, percent(row.quality), share(row.quality, full.quality), *ms, str(row.bytes)])
+    if headline.bm25 is not None:
+        found = [percent(headline.bm25), share(headline.bm25, full.quality)]
+        rows.append(["BM25 alone", *found, *[""] * (len(rows[0]) - 3)])
+    timed = ["ms per query"] if math.isfinite(full.ms) else []
+    return markdown(["size", f"{headline.metric}, %", "kept, %", *timed, "bytes per vector"], rows)
 
 
 def tasks_table(results: GridResults) -> str:

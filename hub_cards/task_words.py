@@ -23,6 +23,8 @@ SCORED = {
     "uniformity": "how far the embeddings spread (lower: farther)",
 }
 
+METRICS = {"ndcg@10": "nDCG@10", "spearman": "Spearman correlation", "macro_f1": "macro F1"}  # as papers spell them
+
 
 def title_of(task_type: str) -> str:
     """A task type in words."""

@@ -1,0 +1,119 @@
+"""The few sizes that a card offers: what each finds, and what it costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+
+from ..encode.codes import bytes_per_vector
+from ..encode.granularity import Granularity
+from ..evaluation.results import GridResults
+from .task_words import METRICS
+
+
+ROWS = 8  # most rows of the table of a card
+WORTH = 0.5  # share of the quality of the full size below which a size is not offered
+ENOUGH = 0.9  # share that the size which a card advises keeps at least
+
+
+@dataclass(frozen=True)
+class Offer:
+    """
+    One size.
+
+    Args:
+        granularity ([`Granularity`]): The size.
+        quality (`float`): Mean of the main metrics of the tasks.
+        ms (`float`, *optional*): Milliseconds per query; infinite if they were not measured.
+    """
+
+    granularity: Granularity
+    quality: float
+    ms: float = math.inf
+
+    @property
+    def bytes(self) -> int:
+        """Bytes per vector."""
+        return bytes_per_vector(self.granularity.code, self.granularity.dim)
+
+    def beats(self, other: Offer) -> bool:
+        """Whether it is at least as good, as fast and as small as another one, and better in one of these."""
+        mine, its = ((-one.quality, one.ms, one.bytes) for one in (self, other))
+        return mine != its and all(own <= theirs for own, theirs in zip(mine, its, strict=True))
+
+
+def choose_rows(offers: Sequence[Offer], most: int = ROWS) -> list[Offer]:
+    """
+    The sizes to choose from, the best first: those that no other one beats and that keep half of the quality of the
+    full size, which is the largest. The full size and the fewest layers at all their dims are always among them. While
+    there are more than `most`, that one is left out whose neighbours are nearest to each other in quality.
+    """
+    full = max(offers, key=lambda offer: offer.granularity)
+    fewest = min(offer.granularity.layer for offer in offers)
+    shallow = max((o for o in offers if o.granularity.layer == fewest), key=lambda offer: offer.granularity)
+    worth = [offer for offer in offers if offer.quality >= WORTH * full.quality]
+    front = [offer for offer in worth if not any(other.beats(offer) for other in offers)]
+    rows = sorted({*front, full, shallow}, key=lambda offer: (-offer.quality, offer.ms, offer.bytes))
+    while len(rows) > most:
+        inner = [place for place in range(1, len(rows) - 1) if rows[place] not in (full, shallow)]
+        del rows[min(inner, key=lambda place: rows[place - 1].quality - rows[place + 1].quality)]
+    return rows
+
+
+@dataclass(frozen=True)
+class Headline:
+    """
+    The main result of an evaluation.
+
+    Args:
+        metric (`str`): Main metric of the task type that is judged by: of retrieval, if it was scored.
+        tasks (`list[str]`): Tasks of this type, over which quality is a mean.
+        offers (`list[Offer]`): Every size, the full one last. If `asymmetric`, sizes are those of the queries, and the
+            documents have the same dims and the layer of the full size.
+        asymmetric (`bool`): Whether queries of fewer layers were compared with documents of the last one.
+        bm25 (`float`, *optional*): Quality of BM25 alone.
+    """
+
+    metric: str
+    tasks: list[str]
+    offers: list[Offer]
+    asymmetric: bool
+    bm25: float | None
+
+    @classmethod
+    def of(cls, results: GridResults | None) -> Headline | None:
+        """The main result of an evaluation; `None` if no task measures quality."""
+        judged = results.judged_task_types() if results else []
+        if results is None or not judged:
+            return None
+        kind = next((name for name in ("retrieval", "mteb_retrieval") if name in judged), judged[0])
+        tasks, metric, latency = results.tasks(kind), results.main_metric(kind), results.latency
+        quality = results.quality(tasks)
+        last = max(quality).layer
+        searches = results.asymmetric_quality(tasks).items()
+        mixed = {Granularity(layer, g.dim): value for (g, layer), value in searches if g.layer == last}
+        if mixed:
+            quality = mixed | {g: value for g, value in quality.items() if g.layer == last}
+        offers = [Offer(g, quality[g], latency.of(g) if latency else math.inf) for g in sorted(quality)]
+        alone = [search.value for search in results.hybrid_searches if search.query_layer is None]
+        bm25 = mean(alone) if alone and kind == "retrieval" else None
+        return cls(METRICS.get(metric, metric), tasks, offers, bool(mixed), bm25)
+
+    @property
+    def full(self) -> Offer:
+        """The full size."""
+        return self.offers[-1]
+
+    @property
+    def rows(self) -> list[Offer]:
+        """The sizes to choose from; BM25 takes a row of the table as well."""
+        return choose_rows(self.offers, ROWS - (self.bm25 is not None))
+
+    @property
+    def advised(self) -> Offer | None:
+        """The fastest of the rows below the full size that keeps enough of its quality; `None` if none does. Without
+        times, the smallest."""
+        enough = [row for row in self.rows if row != self.full and row.quality >= ENOUGH * self.full.quality]
+        return min(enough, key=lambda row: (row.ms, row.bytes), default=None)
