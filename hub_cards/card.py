@@ -19,7 +19,7 @@ from .checkpoint import Checkpoint
 from .choices import ENOUGH, Headline
 from .costs import CODES_SHOWN, cost_tables, costs, tokens_counted
 from .exits import exit_values, in_words, plain_exports
-from .figures import LEAD
+from .figures import LEADS
 from .metadata import Statements, evaluations, kept
 from .native_export import SERVED_TYPES
 from .onnx_graphs import GraphReport, graph_table
@@ -229,7 +229,7 @@ def context(source: CardSource) -> dict[str, Any]:
         "plain_exports": plain_exports(checkpoint, queried),
         "headline": headline,
         "enough": ENOUGH,
-        "lead": next((file for file in source.figures if file.endswith(f"{LEAD}.png")), None),
+        "lead": next((file for name in LEADS for file in source.figures if file.endswith(f"{name}.png")), None),
         "graphs": graph_table(source.onnx) if source.onnx else None,
         "costs": cost_tables(checkpoint, results),
         "tokens": tokens_counted(config),

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
+from typing import NamedTuple
 
 from ..encode.codes import bytes_per_vector
 from ..encode.granularity import Granularity
@@ -18,16 +19,8 @@ WORTH = 0.5  # share of the quality of the full size below which a size is not o
 ENOUGH = 0.9  # share that the size which a card advises keeps at least
 
 
-@dataclass(frozen=True)
-class Offer:
-    """
-    One size.
-
-    Args:
-        granularity ([`Granularity`]): The size.
-        quality (`float`): Mean of the main metrics of the tasks.
-        ms (`float`, *optional*): Milliseconds per query; infinite if they were not measured.
-    """
+class Offer(NamedTuple):
+    """A size, the mean of the main metrics of its tasks, and ms per query; infinite if they were not measured."""
 
     granularity: Granularity
     quality: float
@@ -38,24 +31,23 @@ class Offer:
         """Bytes per vector."""
         return bytes_per_vector(self.granularity.code, self.granularity.dim)
 
-    def beats(self, other: Offer) -> bool:
-        """Whether it is at least as good, as fast and as small as another one, and better in one of these."""
-        mine, its = ((-one.quality, one.ms, one.bytes) for one in (self, other))
-        return mine != its and all(own <= theirs for own, theirs in zip(mine, its, strict=True))
-
 
 def choose_rows(offers: Sequence[Offer], most: int = ROWS) -> list[Offer]:
     """
-    The sizes to choose from, the best first: those that no other one beats and that keep half of the quality of the
-    full size, which is the largest. The full size and the fewest layers at all their dims are always among them. While
-    there are more than `most`, that one is left out whose neighbours are nearest to each other in quality.
+    The sizes to choose from, the best first: those that keep half of the quality of the full size, which is the
+    largest, and that no other one equals or beats in quality, time and bytes. The full size and the fewest layers at
+    all their dims are always among them. While there are more than `most`, that one is left out whose neighbours are
+    nearest to each other in quality.
     """
-    full = max(offers, key=lambda offer: offer.granularity)
-    fewest = min(offer.granularity.layer for offer in offers)
-    shallow = max((o for o in offers if o.granularity.layer == fewest), key=lambda offer: offer.granularity)
-    worth = [offer for offer in offers if offer.quality >= WORTH * full.quality]
-    front = [offer for offer in worth if not any(other.beats(offer) for other in offers)]
-    rows = sorted({*front, full, shallow}, key=lambda offer: (-offer.quality, offer.ms, offer.bytes))
+    full, shallow = max(offers), max(o for o in offers if o.granularity.layer == min(offers).granularity.layer)
+    order = sorted(offers, key=lambda offer: (-offer.quality, offer.ms, offer.bytes))
+    rows = [
+        offer
+        for place, offer in enumerate(order)
+        if offer in (full, shallow)
+        or offer.quality >= WORTH * full.quality
+        and not any(better.ms <= offer.ms and better.bytes <= offer.bytes for better in order[:place])
+    ]
     while len(rows) > most:
         inner = [place for place in range(1, len(rows) - 1) if rows[place] not in (full, shallow)]
         del rows[min(inner, key=lambda place: rows[place - 1].quality - rows[place + 1].quality)]
@@ -93,7 +85,7 @@ class Headline:
         quality = results.quality(tasks)
         last = max(quality).layer
         searches = results.asymmetric_quality(tasks).items()
-        mixed = {Granularity(layer, g.dim): value for (g, layer), value in searches if g.layer == last}
+        mixed = {Granularity(layer, g.dim): value for (g, layer), value in searches if layer < g.layer == last}
         if mixed:
             quality = mixed | {g: value for g, value in quality.items() if g.layer == last}
         offers = [Offer(g, quality[g], latency.of(g) if latency else math.inf) for g in sorted(quality)]
@@ -108,8 +100,10 @@ class Headline:
 
     @property
     def rows(self) -> list[Offer]:
-        """The sizes to choose from; BM25 takes a row of the table as well."""
-        return choose_rows(self.offers, ROWS - (self.bm25 is not None))
+        """The sizes to choose from, in the precision of the full size; BM25 takes a row of the table as well."""
+        code = self.full.granularity.code
+        offers = [offer for offer in self.offers if offer.granularity.code == code]
+        return choose_rows(offers, ROWS - (self.bm25 is not None))
 
     @property
     def advised(self) -> Offer | None:

@@ -38,18 +38,15 @@ def plain_exports(checkpoint: Checkpoint, query_layer: int | None) -> list[tuple
     full, has_table = checkpoint.full, 0 in checkpoint.depths.table
     if not checkpoint.elastic or checkpoint.head != "AutoModel" or checkpoint.quantized:
         return []
-    native = not checkpoint.is_m3bert or without_native(checkpoint.config) is None
-    found = []
-    if native and full.layer > 0 and not state_only(checkpoint, full.layer):
-        found.append(("native", "", f"all {full.layer} layers"))
-        if has_table:
-            found.append(("router", "", "queries by table look-up, documents by all layers"))
-        elif query_layer is not None:
-            size = f" --granularity {query_layer}x{full.dim}"
-            found.append(("router", size, f"queries by {query_layer} layers, documents by all"))
-    if has_table:
-        found.append(("static", "", "the table look-up alone"))
-    return found or [("onnx", "", f"all {full.layer} layers, for onnxruntime")]
+    known = not checkpoint.is_m3bert or without_native(checkpoint.config) is None
+    native = known and full.layer > 0 and not state_only(checkpoint, full.layer)
+    size = "" if has_table else f" --granularity {query_layer}x{full.dim}"
+    found = [
+        (native, ("native", "", f"all {full.layer} layers")),
+        (has_table, ("static", "", "the table look-up")),
+        (native and query_layer is not None, ("router", size, "fewer layers for queries")),
+    ]
+    return [export for possible, export in found if possible] or [("onnx", "", "for onnxruntime")]
 
 
 def source_layers(checkpoint: Checkpoint, depth: int) -> list[int]:

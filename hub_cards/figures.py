@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..encode.codes import CODES, FLOAT, bytes_per_vector
+from ..encode.codes import FLOAT
 from ..encode.extras import require_extra
 from ..encode.granularity import Granularity, Grid
 from ..evaluation.results import GridResults
@@ -18,7 +18,7 @@ from .tables import sizes_in
 from .task_words import tasks_counted, title_of
 
 
-LEAD = "quality_and_latency"  # at the top of a card
+LEADS = ("quality_and_latency", "quality_and_bytes")  # the first that is drawn is at the top of a card
 LEAD_CODES = (FLOAT, "int8", "binary")  # a curve each
 
 
@@ -100,57 +100,49 @@ def heading(results: GridResults, task_type: str) -> str:
     return f"{title_of(task_type)}: {results.main_metric(task_type)} (%), {tasks_counted(results, task_type)}"
 
 
-def draw_quality(
-    results: GridResults,
-    members: Iterable[Granularity],
-    curve: Callable[[Granularity], str],
-    cost: Callable[[Granularity], float],
-    label: str,
-    file: Path,
-) -> None:
-    """Quality of granularities against a cost, one panel per task type; `curve` names the curve of a granularity."""
-    members, panels = list(members), {}
-    for task_type in results.judged_task_types():
-        quality = results.quality(results.tasks(task_type))
-        panels[heading(results, task_type)] = [(curve(g), cost(g), 100 * quality[g]) for g in members]
-    draw_curves(panels, label, file)
+def curves_of(headline: Headline, timed: bool) -> dict[str, list[tuple[str, float, float]]]:
+    """
+    Precision -> its points by ascending cost: label, ms per query (`timed`) or bytes per vector, and percent of the
+    quality of the full size. Against ms, they are the depths at the dims of the full size; against bytes, the dims at
+    its depth; where these are one size, all sizes. A precision of one size has no curve.
+    """
+    full = headline.full
+    curves: dict[str, list[tuple[str, float, float]]] = {code: [] for code in LEAD_CODES}
+    offers = [offer for offer in headline.offers if offer.granularity.code in curves and full.quality]
+    offers = [offer for offer in offers if not timed or math.isfinite(offer.ms)]
+    fixed, varied = ("dim", "layer") if timed else ("layer", "dim")
+    line = [o for o in offers if getattr(o.granularity, fixed) == getattr(full.granularity, fixed)]
+    on_line = len({getattr(offer.granularity, varied) for offer in line}) > 1
+    for offer in line if on_line else offers:
+        label = str(getattr(offer.granularity, varied) if on_line else offer.granularity.size)
+        point = (label, offer.ms if timed else offer.bytes, 100 * offer.quality / full.quality)
+        curves[offer.granularity.code].append(point)
+    return {code: sorted(points, key=lambda point: point[1]) for code, points in curves.items() if len(points) > 1}
 
 
-def curves_of(headline: Headline) -> dict[str, list[tuple[str, float, float]]]:
-    """Precision -> its points by ascending time: label, ms per query, and percent of the quality of the full size. They
-    are the depths at the dims of the full size, labelled with the depth, or all sizes if there is but one such depth.
-    A precision of one size has no curve."""
-    full, timed = headline.full, [offer for offer in headline.offers if math.isfinite(offer.ms)]
-    deep = [offer for offer in timed if offer.granularity.dim == full.granularity.dim]
-    by_depth = len({offer.granularity.layer for offer in deep}) > 1
-    curves: dict[str, list[tuple[str, float, float]]] = {}
-    for offer in sorted(deep if by_depth else timed, key=lambda offer: offer.ms):
-        g = offer.granularity
-        if g.code in LEAD_CODES and full.quality:
-            point = (str(g.layer if by_depth else g.size), offer.ms, 100 * offer.quality / full.quality)
-            curves.setdefault(g.code, []).append(point)
-    return {code: curves[code] for code in LEAD_CODES if len(curves.get(code, [])) > 1}
-
-
-def draw_lead(headline: Headline, documents: int, file: Path) -> None:
-    """The figure at the top of a card: the share kept of the quality of the full size against ms per query."""
-    full, curves = headline.full, curves_of(headline)
-    depths = f"queries at each depth, documents at all {full.granularity.layer} layers"
-    title = depths if headline.asymmetric else "queries and documents at the same size"
-    figure, (axes,) = panels_of([f"{headline.metric}: {title}"], 6.4, 3.8)
+def draw_lead(headline: Headline, cost: str, timed: bool, file: Path) -> None:
+    """The top of a card: the share kept of the quality of the full size against a cost ([`curves_of`]), and BM25."""
+    full, curves = headline.full, curves_of(headline, timed)
+    varied = "size" if "x" in next(iter(curves.values()))[0][0] else "layers" if timed else "dims"
+    documents = f", documents at all {full.granularity.layer} layers" if headline.asymmetric else ""
+    figure, (axes,) = panels_of([f"{headline.metric} by {varied} of the queries{documents}"], 6.4, 3.8)
     for place, (code, points) in enumerate(curves.items()):
-        labels, times, kept = zip(*points, strict=True)
-        axes.plot(times, kept, label=code, marker="osD"[place], markersize=5)
-        for label, *point in zip(labels, times, kept, strict=True) if place == 0 else ():
-            axes.annotate(label, point, (0, 7), textcoords="offset points", ha="center", fontsize="small")
+        labels, costs, kept = zip(*points, strict=True)
+        axes.plot(costs, kept, label=code, marker="osD"[place], markersize=5)
+        # The first curve costs the most, so there is room below it. About ten labels stay legible.
+        for at in range(len(points) - 1, -1, -math.ceil(len(points) / 10)) if place == 0 else ():
+            offset: dict[str, Any] = {"xytext": (4, -12), "textcoords": "offset points", "fontsize": "small"}
+            axes.annotate(labels[at], (costs[at], kept[at]), **offset)
     if headline.bm25 is not None:
         share = 100 * headline.bm25 / full.quality
         axes.axhline(share, color="black", linestyle="--", linewidth=1, label="BM25 alone")
     if len(axes.lines) > 1:
         axes.legend()
-    axes.margins(y=0.15)
-    axes.set(xlabel=f"ms per query, searching {documents:,} vectors (numbers: layers)")
-    axes.set(ylabel=f"kept, % of {full.granularity}")
+    if not timed:  # dims double
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+    axes.margins(0.08, 0.15)
+    axes.set(xlabel=cost, ylabel=f"kept, % of {full.granularity}")
     axes.grid(alpha=0.3)
     save(figure, file)
 
@@ -195,31 +187,22 @@ def draw_all(results: GridResults, folder: Path) -> list[Path]:
     """Draw every figure that there is data for, as PNG files in a folder; returns the files."""
     files: list[Path] = []
 
-    def by_layer(g: Granularity) -> str:
-        return f"layer {g.layer}"
-
-    def stored(g: Granularity) -> int:
-        return bytes_per_vector(g.code, g.dim)
-
     def file(name: str) -> Path:
         files.append(folder / f"{name}.png")
         return files[-1]
 
-    judged, sizes, grid = results.judged_task_types(), sizes_in(results), results.granularities
-    headline = Headline.of(results)
-    if headline is not None and results.latency is not None and curves_of(headline):
-        draw_lead(headline, results.latency.documents, file(LEAD))
-    if judged and sizes:
-        for task_type in judged:
+    headline, latency = Headline.of(results), results.latency
+    if headline is not None and latency is not None and curves_of(headline, timed=True):
+        cost = f"ms per query, searching {latency.documents:,} vectors"
+        draw_lead(headline, cost, True, file(LEADS[0]))
+    if headline is not None and curves_of(headline, timed=False):
+        draw_lead(headline, "bytes per vector", False, file(LEADS[1]))
+    if sizes_in(results):
+        for task_type in results.judged_task_types():
             draw_heat_map(results, task_type, file(f"heat_map_{task_type}"))
-        draw_quality(results, sizes, by_layer, stored, "bytes per vector", file("quality_and_bytes"))
-    if judged and grid.codes != [FLOAT]:
-        layer = max(g.layer for g in grid if g.code != FLOAT)
-        members = [g for code in CODES for g in grid if (g.code, g.layer) == (code, layer)]
-        label = f"bytes per vector, layer {layer}"
-        draw_quality(results, members, lambda g: g.code, stored, label, file("quality_by_code"))
     if results.asymmetric_searches:
         draw_asymmetric_searches(results, file("asymmetric_search"))
+    grid = results.granularities
     for task, spectra in results.variances.items():
         layer = grid.layers[-1]
         title = f"layer {layer}, texts of {task}"

@@ -29,7 +29,7 @@ from .adapter import Adapter, export_adapter, is_adapter, write_adapter_card
 from .card import CardSource, render_card
 from .checkpoint import Checkpoint
 from .eval_results import eval_results, write_eval_results
-from .figures import LEAD, draw_all
+from .figures import draw_all
 from .metadata import Statements
 from .native_export import export_native, lost_layers, state_only
 from .onnx_graphs import write_graphs
@@ -321,12 +321,11 @@ def caption(stem: str) -> str:
         return f"{title_of(stem.removeprefix('heat_map_'))} by layer and dim"
     titles = {
         "variances": "variance of each dim over texts",
-        LEAD: "quality against milliseconds per query",
-        "quality_by_code": "quality against bytes per vector, by precision",
+        "quality_and_latency": "quality against milliseconds per query",
+        "quality_and_bytes": "quality against bytes per vector",
         "asymmetric_search": "search with queries and documents at different layers",
     }
-    plain = stem.replace("_and_", " against ").replace("_", " ")
-    return next((title for start, title in titles.items() if stem.startswith(start)), plain)
+    return next(title for start, title in titles.items() if stem.startswith(start))
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +12,6 @@ from typing import Any
 from ..encode.codes import CODES, FLOAT, bytes_per_vector
 from ..encode.granularity import Granularity
 from ..evaluation.results import RESCORERS, GridResults, Latency, rescored_bytes
-from .choices import Headline
 from .task_words import SCORED, about_task, tasks_counted, title_of
 
 
@@ -39,21 +37,6 @@ def sizes_in(results: GridResults) -> list[Granularity]:
     return [g for g in results.granularities if g.code == FLOAT]
 
 
-def choice_table(headline: Headline) -> str:
-    """One row per size to choose from ([`choose_rows`]), and one for BM25 alone if it was measured: the quality, its
-    share of that of the full size, ms per query if measured, and bytes per vector."""
-    rows, full = [], headline.full
-    for row in headline.rows:
-        size = f"`{row.granularity}`{', table look-up' if row.granularity.layer == 0 else ''}"
-        ms = [f"{row.ms:.1f}" if math.isfinite(row.ms) else ""] if math.isfinite(full.ms) else []
-        rows.append([size, percent(row.quality), share(row.quality, full.quality), *ms, str(row.bytes)])
-    if headline.bm25 is not None:
-        found = [percent(headline.bm25), share(headline.bm25, full.quality)]
-        rows.append(["BM25 alone", *found, *[""] * (len(rows[0]) - 3)])
-    timed = ["ms per query"] if math.isfinite(full.ms) else []
-    return markdown(["size", f"{headline.metric}, %", "kept, %", *timed, "bytes per vector"], rows)
-
-
 def tasks_table(results: GridResults) -> str:
     """One row per task: its type, its main metric in words, how many texts it has, and what they are."""
     metrics = {score.task: score.metric for score in results.scores if score.main}
@@ -68,11 +51,15 @@ def tasks_table(results: GridResults) -> str:
     return markdown(["task", "type", "score", "texts", "what it is"], rows, words=5)
 
 
-def task_type_table(results: GridResults) -> str:
-    """One row per size in float32: the mean of each task type in percent, bytes per vector, and ms per query."""
-    latency, judged = results.latency, results.judged_task_types()
-    header = ["granularity", *(f"{task_type} ({tasks_counted(results, task_type)})" for task_type in judged)]
-    means = [results.quality(results.tasks(task_type)) for task_type in judged]
+def task_type_table(results: GridResults, every_task: bool = False) -> str:
+    """One row per size in float32: the mean of each task type in percent, with `every_task` also the score of each of
+    its tasks, bytes per vector, and ms per query."""
+    latency, columns = results.latency, {}
+    for task_type in results.judged_task_types():
+        tasks = results.tasks(task_type)
+        columns[f"{task_type} ({tasks_counted(results, task_type)})"] = tasks
+        columns |= {task: [task] for task in tasks if every_task and len(tasks) > 1}
+    header, means = ["granularity", *columns], [results.quality(tasks) for tasks in columns.values()]
     rows = []
     for g in sizes_in(results):
         row = [str(g), *(percent(quality[g]) for quality in means), str(bytes_per_vector(g.code, g.dim))]

@@ -165,7 +165,7 @@ def test_exits_that_were_trained_are_told_apart_from_exits_that_were_fitted(tmp_
     assert "maps that were fitted without training" in section(fitted, "summary")
     assert "It was trained at these granularities (layers x dims): `2,6x8,32`" in section(trained, "summary")
     assert "before the training" in section(trained, "exits") and "before the training" not in section(fitted, "exits")
-    assert "| 0x8 |" in section(trained, "costs"), "an exit can be read, trained or not"
+    assert "\n| 0 |" in section(trained, "costs"), "an exit can be read, trained or not"
     assert "Depth 4 is a path: it runs the layers 1, 2, 5 and 6." in fitted
     assert "read the static table" in fitted
 
@@ -211,6 +211,45 @@ def test_the_metadata_is_read_by_the_hubs_own_loader_with_every_granularity(publ
     assert found == pytest.approx(expected, abs=1e-6) and len(data.eval_results) == len(TASKS) * len(Grid.parse(GRID))
 
 
+def test_the_first_screen_is_one_figure_one_table_and_short_lines_to_load_it(published):
+    """All that is not for a choice in half a minute is folded."""
+    text = ModelCard.load(published / "README.md").text
+    names = [part.name for part in parse(text)]
+    shown = ["summary", "sizes", "usage", "costs", "evaluation", "training", "limits", "citation"]
+    assert names == shown
+    sizes = section(text, "sizes")
+    assert re.findall(r"!\[.*\]\((.*)\)", sizes) == ["figures/quality_and_latency.png"]
+    assert text.count("figures/quality_and_latency.png") == 1
+    found = rows(sizes, "| size | nDCG@10, % | kept, % | ms per query | bytes per vector |")
+    assert 2 <= len(found) <= 8 and ["100.0"] == [kept for size, _, kept, *_ in found if size == "`6x32`"]
+    assert "Base model: [user/base]" in section(text, "summary")
+    open_text = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL)
+    assert open_text.count("\n| ---") == 1 and "SHA-256 |" not in open_text
+    snippets = re.findall(r"```\w+\n(.*?)```", open_text.partition("## Training")[0], re.DOTALL)
+    assert len(snippets) == 2 and all(len(snippet.splitlines()) <= 8 for snippet in snippets)
+    assert text.count("<details>") == text.count("</details>") == len(re.findall("</details>\n", text))
+
+
+def test_a_card_advises_the_fastest_size_that_keeps_most(run):
+    results = GridResults.load(run / "results.json")
+    values = {"2x32": 0.1, "4x32": 0.46, "6x32": 0.5}
+    results.grid = "2,4,6x32"
+    results.scores = [
+        replace(score, value=values[score.granularity]) for score in results.scores if score.granularity in values
+    ]
+    results.latency = replace(results.latency, encode_ms={"2": 1.0, "4": 4.0, "6": 9.0}, search_ms={"32": 1.0})
+
+    def sizes() -> str:
+        return section(str(render_card(CardSource("user/model", Checkpoint(run / "output"), results))), "sizes")
+
+    assert "Load `4x32`: it keeps 92.0% of the nDCG@10 of `6x32`, in 50.0% of the time." in sizes()
+    values["4x32"] = 0.4
+    results.scores = [replace(score, value=values[score.granularity]) for score in results.scores]
+    assert "No smaller size keeps 90% of the nDCG@10 of `6x32`." in sizes()
+    results.latency = None
+    assert "| `2x32` | 10.0 | 20.0 | 128 |" in sizes() and "Time" not in sizes()
+
+
 def test_every_link_and_figure_is_in_the_folder(published):
     targets = re.findall(r"\]\(([^)]+)\)", ModelCard.load(published / "README.md").text)
     inside = [target for target in targets if not target.startswith("https://huggingface.co/")]
@@ -224,15 +263,17 @@ def test_the_card_has_the_run_its_tasks_and_every_granularity(published, run):
         "`ContrastiveTrainer`, 2 steps of 8 rows" in text and "[user/base](https://huggingface.co/user/base)" in text
     )
     assert "| `learning_rate` | `0.0003` |" in text and "weight_decay" not in text  # a default
-    assert "output_dir" not in text and str(published) not in text
+    assert "output_dir`" not in text and str(published) not in text
     table = {row[0]: row[1:] for row in rows(text, "| task | type | score | texts | what it is |")}
     counted = GridResults.load(run / "results.json").texts
     assert set(table) == {f"`{task}`" for task in TASKS}
     assert table["`stsb`"][2] == f"{counted['stsb']['sentence1']} pairs"
     assert table["`cranfield`"][2] == "{queries} queries, {documents} documents".format(**counted["cranfield"])
     assert [row[3] for row in table.values()] == [find_task(task).about for task in TASKS]
+    results = GridResults.load(run / "results.json")
     for g in Grid.parse(GRID):
-        assert len(re.findall(rf"^\| {g} \|", text, re.MULTILINE)) >= 2 + len(TASKS)
+        (row,) = re.findall(rf"^\| {g} \|.*", text, re.MULTILINE)  # no table repeats the sizes of another
+        assert all(f" {100 * results.quality([task])[g]:.1f} |" in row for task in TASKS)
 
 
 def test_a_card_names_own_data_unknown_tasks_and_data_that_was_trained_on(run):
@@ -287,7 +328,7 @@ def test_what_was_not_measured_is_not_shown(run, tmp_path):
         (M3BertForMaskedLM, "fill-mask", 'pipeline("fill-mask"'),
         (M3BertForSequenceClassification, "text-classification", 'pipeline("text-classification"'),
         (M3BertForQuestionAnswering, "question-answering", "AutoModelForQuestionAnswering.from_pretrained(repo"),
-        (M3BertModel, "feature-extraction", "SentenceTransformer(repo"),
+        (M3BertModel, "feature-extraction", 'SentenceTransformer("user/model"'),
     ],
 )
 def test_each_head_has_its_usage(tmp_path, tiny_tokenizer, model_class, tag, head):
@@ -307,7 +348,7 @@ def test_the_example_pools_as_the_training_did(tmp_path, tiny_tokenizer, sentenc
     trainer.save_model()
     describe(Checkpoint(tmp_path), "user/model", Options())
     card = (tmp_path / "README.md").read_text()
-    (example,) = re.findall(r"### transformers\n\n```python\n(.*?)```", card, re.DOTALL)
+    (example,) = re.findall(r"With transformers alone</summary>\n\n```python\n(.*?)```", card, re.DOTALL)
     space: dict = {}
     exec(example.replace("user/model", str(tmp_path)), space)
     texts = ["open the file", "read a list of names in the text", "to"]

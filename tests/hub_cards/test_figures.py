@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from matplotlib.image import imread
 
 from m3bert.encode.codes import bytes_per_vector
-from m3bert.evaluation import AsymmetricSearch, Score
+from m3bert.evaluation import AsymmetricSearch, HybridSearch, Score
 from m3bert.hub_cards.figures import draw_all, draw_asymmetric_searches, draw_curves
 from m3bert.trainers import Granularity, Grid
 
@@ -25,17 +27,17 @@ def test_every_figure_is_drawn(results, tmp_path):
     results.asymmetric_searches = [AsymmetricSearch("cranfield", 9, 6, max(widest), 32, "ndcg@10", 0.5)]
     files = draw_all(results, tmp_path)
     assert [file.stem for file in files] == [
+        "quality_and_latency",
+        "quality_and_bytes",
         "heat_map_sts",
         "heat_map_retrieval",
-        "quality_and_bytes",
-        "quality_and_latency",
         "asymmetric_search",
         "variances_stsb-geometry",
     ]
     assert all(min(imread(file).shape[:2]) > 200 for file in files)
 
 
-def test_the_cells_and_points_are_the_results(results, tmp_path, drawn):
+def test_the_cells_are_the_results(results, tmp_path, drawn):
     draw_all(results, tmp_path)
     sizes, quality = results.granularities, results.quality(["stsb", "sick"])
     (axes,) = drawn["heat_map_sts"].axes
@@ -46,33 +48,35 @@ def test_the_cells_and_points_are_the_results(results, tmp_path, drawn):
     }
     known = {g: value for g, value in cells.items() if not np.isnan(value)}
     assert known == pytest.approx({g: 100 * value for g, value in quality.items()})
-    axes = drawn["quality_and_latency"].axes[0]
-    points = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
-    for layer in sizes.layers:
-        expected = [[results.latency.of(g), 100 * quality[g]] for g in sizes if g.layer == layer]
-        assert points[f"layer {layer}"] == [pytest.approx(point) for point in expected]
 
 
-@pytest.mark.parametrize(
-    "grid, expected",
-    [
-        ("4,6x8,16@float32,int8,qama-2,binary", {"quality_and_bytes", "quality_by_code"}),
-        ("4x8@binary,6x16@int8", {"quality_by_code"}),  # nothing in float32
-        ("4x8,6x16@int8", {"quality_and_bytes", "quality_by_code"}),
-        ("4,6x8,16", {"quality_and_bytes"}),
-    ],
-)
-def test_codes_have_a_figure_of_their_own_and_are_in_no_other(coded, tmp_path, drawn, grid, expected):
-    kept = Grid.parse(grid)
-    coded.grid, coded.scores = str(kept), [s for s in coded.scores if Granularity.parse(s.granularity) in kept]
+def test_each_precision_is_a_curve_over_depths_and_one_over_dims(coded, tmp_path, drawn):
+    times = {f"{dim}{code}": 1.0 + dim / 8 for dim in (8, 16) for code in ("", "@int8", "@qama-2", "@binary")}
+    coded.latency = replace(coded.latency, search_ms=times)
     draw_all(coded, tmp_path)
-    assert {name for name in drawn if name.startswith("quality") and "latency" not in name} == expected
-    if "quality_by_code" in drawn:
-        quality = coded.quality(["cranfield", "cisi"])
-        for line in drawn["quality_by_code"].axes[1].lines:
-            own = [g for g in kept if (g.code, g.layer) == (line.get_label(), max(kept.layers))]
-            expected = [[bytes_per_vector(g.code, g.dim), 100 * quality[g]] for g in own]
-            assert line.get_xydata().tolist() == [pytest.approx(point) for point in expected]
+    quality, full = coded.quality(["cranfield", "cisi"]), Granularity(6, 16)
+    for name, along in (("latency", [Granularity(layer, 16) for layer in (4, 6)]), ("bytes", [*Grid.parse("6x8,16")])):
+        (axes,) = drawn[f"quality_and_{name}"].axes
+        points = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+        assert list(points) == ["float32", "int8", "binary"]
+        for code, found in points.items():
+            for (cost, kept), size in zip(found, along, strict=True):
+                g = replace(size, code=code)
+                assert kept == pytest.approx(100 * quality[g] / quality[full])
+                assert cost == (coded.latency.of(g) if name == "latency" else bytes_per_vector(code, g.dim))
+        labels = {text.get_text() for text in axes.texts}
+        assert labels == ({"4", "6"} if name == "latency" else {"8", "16"})
+
+
+def test_queries_of_each_depth_search_the_documents_of_the_last(results, tmp_path, drawn):
+    results.grid, results.latency = "2,4,6x32", replace(results.latency, search_ms={"32": 3.0})
+    results.scores = [Score("cisi", "retrieval", "test", "ndcg@10", True, f"{n}x32", n / 10) for n in (2, 4, 6)]
+    results.asymmetric_searches = [AsymmetricSearch("cisi", 50, n, 6, 32, "ndcg@10", n / 8) for n in (2, 4)]
+    results.hybrid_searches = [HybridSearch("cisi", 50, None, None, None, None, "ndcg@10", 0.3)]
+    draw_all(results, tmp_path)
+    curve, bm25 = drawn["quality_and_latency"].axes[0].lines
+    assert curve.get_xydata().tolist() == [pytest.approx(p) for p in ([5, 25 / 0.6], [6, 50 / 0.6], [8, 100])]
+    assert (bm25.get_label(), list(bm25.get_ydata())) == ("BM25 alone", [50.0, 50.0])
 
 
 def test_pairs_of_layers_are_cells_and_what_was_not_measured_is_blank(results, tmp_path, drawn):
