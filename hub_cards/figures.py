@@ -124,8 +124,9 @@ def draw_lead(headline: Headline, cost: str, timed: bool, file: Path) -> None:
     """The top of a card: the share kept of the quality of the full size against a cost ([`curves_of`]), and BM25."""
     full, curves = headline.full, curves_of(headline, timed)
     varied = "size" if "x" in next(iter(curves.values()))[0][0] else "layers" if timed else "dims"
-    documents = f", documents at all {full.granularity.layer} layers" if headline.asymmetric else ""
-    figure, (axes,) = panels_of([f"{headline.metric} by {varied} of the queries{documents}"], 6.4, 3.8)
+    sides = f" of the queries, documents at all {full.granularity.layer} layers"
+    title = f"{headline.metric} by {varied}{sides if headline.asymmetric and timed else ''}"
+    figure, (axes,) = panels_of([title], 6.4, 3.8)
     for place, (code, points) in enumerate(curves.items()):
         labels, costs, kept = zip(*points, strict=True)
         axes.plot(costs, kept, label=code, marker="osD"[place], markersize=5)

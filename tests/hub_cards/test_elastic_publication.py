@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
+from sentence_transformers import SentenceTransformer
 
+from m3bert.commands import export
 from m3bert.hub_cards.checkpoint import Checkpoint
 from m3bert.hub_cards.publication import Options, prepare
 from m3bert.modeling.auto_m3bert import load_model
 from m3bert.trainers import Granularity
 from tests.elastic_repositories import VOCABULARY, save_elastic
+from tests.published import save_with_exits
 
 
 LOAD = """
@@ -70,6 +75,33 @@ def test_the_card_says_that_weights_were_changed(repository, tmp_path):
     card = (checkpoint.folder / "README.md").read_text()
     assert not checkpoint.has_weights_of_source
     assert "is not the file of [maker/encoder](https://huggingface.co/maker/encoder): its weights were changed" in card
+
+
+@pytest.mark.parametrize("table", [True, False])
+@pytest.mark.parametrize("kind", ["bert", "m3bert"])
+def test_every_line_to_load_it_runs(kind, table, tmp_path, tiny_tokenizer, sentences, monkeypatch):
+    """A card offers the exports that this checkpoint has, and their folders need no remote code."""
+    if kind == "bert":
+        save_elastic(tmp_path / "model", tiny_tokenizer, table=table)
+    else:
+        save_with_exits(tmp_path / "model", tiny_tokenizer, sentences, static=table)
+    card = (published(tmp_path / "model", tmp_path / "out").folder / "README.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    snippets = re.findall(r"```(\w+)\n(.*?)```", card.replace("user/model", str(tmp_path / "out")), re.DOTALL)
+    for code in (code for language, code in snippets if language == "python"):
+        exec(code, {})
+    (lines,) = (code for language, code in snippets if language == "bash")
+    made = {}
+    for line in lines.splitlines():
+        command, name, *arguments = shlex.split(line, comments=True)
+        made[arguments[arguments.index("--format") + 1]] = arguments
+        assert (command, name) == ("m3bert", "export")
+    plain = ["native", *(["static"] if table else []), "router"]
+    assert [*made] == (plain if kind == "bert" else ["static"] if table else ["onnx"])
+    for form, arguments in made.items():
+        if form != "onnx":
+            export.main(arguments)
+            assert SentenceTransformer(form).encode(["open the file"]).shape == (1, 32)
 
 
 @pytest.mark.parametrize("size", ["2x8", "4x16", "0x32", "6x8", "6x32"])
