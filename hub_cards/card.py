@@ -17,7 +17,7 @@ from ..trainers.core import papers
 from . import tables
 from .checkpoint import Checkpoint
 from .choices import ENOUGH, Headline
-from .costs import CODES_SHOWN, cost_tables, costs, tokens_counted
+from .costs import CODES_SHOWN, costs, tokens_counted
 from .exits import exit_values, in_words, plain_exports
 from .figures import LEADS
 from .metadata import Statements, evaluations, kept
@@ -211,6 +211,7 @@ def context(source: CardSource) -> dict[str, Any]:
     measured = results.granularities if results else Grid((full,))
     tasks = {task: dataset_of(results, task) for task in results.tasks()} if results else {}
     trained_on = datasets_of(record, said)
+    shown = Grid(tuple({*checkpoint.grid, *(measured.sizes if results else ())}))
     headline = Headline.of(results)
     queried = query_layer(checkpoint, headline)
     return {
@@ -231,7 +232,8 @@ def context(source: CardSource) -> dict[str, Any]:
         "enough": ENOUGH,
         "lead": next((file for name in LEADS for file in source.figures if file.endswith(f"{name}.png")), None),
         "graphs": graph_table(source.onnx) if source.onnx else None,
-        "costs": cost_tables(checkpoint, results),
+        "costs": costs(config, [Granularity(layer, shown.dims_of(layer)[-1]) for layer in shown.layers]),
+        "dims": shown.dims,
         "tokens": tokens_counted(config),
         "codes": [CODES[name] for name in CODES_SHOWN],
         "origin": origin(source),

@@ -12,13 +12,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModel
 
-from ..encode.codes import FLOAT, bytes_per_vector
-from ..encode.granularity import Granularity, Grid
+from ..encode.codes import FLOAT
+from ..encode.granularity import Granularity
 from ..encode.states import max_positions
-from ..evaluation.results import GridResults
 from ..modeling.modeling_elastic import Elasticity, Exit, cut_config, static_vectors
-from .checkpoint import Checkpoint
-from .tables import markdown
 
 
 CODES_SHOWN = (FLOAT, "int8", "binary")  # whose bytes a card lists, measured or not
@@ -102,29 +99,3 @@ def _cost(config: Any, modules: nn.ModuleDict, g: Granularity) -> Cost:
     parameters = sum(parameter.numel() for parameter in modules.parameters())
     tables = sum(module.weight.numel() for module in modules.modules() if isinstance(module, nn.Embedding))
     return Cost(parameters, parameters - tables, counter.get_total_flops() // tokens)
-
-
-def cost_tables(checkpoint: Checkpoint, results: GridResults | None) -> str:
-    """One row per depth: parameters, operations per token, and milliseconds to encode by each runtime, where measured.
-    Then one row per dim: milliseconds to search if measured, and bytes per vector."""
-    grid = Grid(tuple(dict.fromkeys([*checkpoint.grid, *(results.granularities.sizes if results else ())])))
-    latency = results.latency if results else None
-    encoding = (
-        {"": latency.encode_ms, **{f", {name}": ms for name, ms in latency.engine_ms.items()}} if latency else {}
-    )
-    header = ["layers", "parameters", "without embeddings", "million operations per token"]
-    depths, dims = [], []
-    for g, cost in costs(checkpoint.config, [Granularity(d, grid.dims_of(d)[-1]) for d in grid.layers]).items():
-        row = [str(g.layer), f"{cost.parameters:,}", f"{cost.layer_parameters:,}", f"{cost.flops_per_token / 1e6:.1f}"]
-        depths.append([*row, *(_spell(ms.get(str(g.layer))) for ms in encoding.values())])
-    for dim in grid.dims:
-        times = [_spell(latency.search_ms.get(str(dim)))] if latency else []
-        dims.append([str(dim), *times, *(str(bytes_per_vector(code, dim)) for code in CODES_SHOWN)])
-    by_depth = markdown([*header, *(f"ms to encode{name}" for name in encoding)], depths)
-    searched = ["ms to search"] if latency else []
-    return f"{by_depth}\n\n{markdown(['dims', *searched, *(f'bytes per vector, {c}' for c in CODES_SHOWN)], dims)}"
-
-
-def _spell(milliseconds: float | None) -> str:
-    """Milliseconds with one decimal; blank if they were not measured."""
-    return "" if milliseconds is None else f"{milliseconds:.1f}"
