@@ -27,7 +27,7 @@ from ..encode.tokenized_texts import TokenizedTexts
 from ..modeling import EmbeddingSettings
 from ..modeling.modeling_elastic import Elasticity, make_elastic
 from ..trainers.data.teacher import TeacherEmbeddings
-from .choice import Measured, Queries, candidates_of, choose, without_queries
+from .choice import Measured, Queries, candidates_of, choose, reads_table, without_queries
 from .passes import PATH_TEXTS, RawStates, TextPasses, token_features
 from .paths import PathFit, Tensors, fit_paths
 from .ridge import weight_and_bias
@@ -130,7 +130,8 @@ def fit_exits(
     6. Paths: the layers before their gaps are refitted on the tokens of 3,000 texts ([`fit_paths`]). For each depth in
        `depths`, several lists of layers are compared; for all paths, the two ways to refit
        ([`m3bert.exits.choice`]). 5,000 texts and a span of each, in place of a query, are then encoded through the
-       chosen paths, for their exits as in 5. The exit of a path reads the table only if that comes closer.
+       chosen paths, for their exits as in 5. The exit of a path reads the table only if that clearly comes closer
+       ([`~m3bert.exits.choice.reads_table`]).
 
     The penalty of each regression is the one that keeps most of the nearest ten texts, on at most 2,000 held-out
     texts; the final fit uses all texts. Predictions are scaled to the variances of the target
@@ -288,7 +289,7 @@ def fit_exits(
         put()
         measured = _measured(raw, queries, maps, projection if stays else None)
         for length in fitted:
-            if length in maps.joints and measured[length] >= measured[-length]:
+            if length in maps.joints and not reads_table(measured[length], measured[-length]):
                 del maps.joints[length]
                 measured[length] = measured.pop(-length)
             if length not in (paths or {}) and 0 in measured and measured[length] >= measured[0]:

@@ -138,3 +138,10 @@ def test_parts_of_another_teacher_are_not_taken(tiny_tokenizer, tmp_path):
         options = {"teacher": teacher, "layers": [2], "static": False, "cache_dir": tmp_path}
         fits.append(fit_exits(tiny("bert", tiny_tokenizer), tiny_tokenizer, texts, **options))
     assert fits[0].layers != fits[1].layers
+
+
+def test_an_exit_reads_the_table_only_if_it_clearly_gains():
+    alone = choice.Measured(divergence=2.0, kept=0.80)
+    assert choice.reads_table(choice.Measured(1.9, 0.82), alone)
+    assert not choice.reads_table(choice.Measured(1.9, 0.805), alone)  # less than a point more
+    assert not choice.reads_table(choice.Measured(2.1, 0.82), alone)  # farther from the whole model
