@@ -36,6 +36,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._measure import seconds_in_turn
 from benchmarks.reproduction import exits
 from benchmarks.reproduction.study import commit
 from m3bert.commands.command import run_command
@@ -46,7 +47,6 @@ from m3bert.encode.numerics import quantize_rows
 from m3bert.encode.search import nearest
 from m3bert.evaluation import Retrieval
 from m3bert.evaluation.evaluators import Evaluator
-from m3bert.evaluation.latency import seconds_in_turn
 from m3bert.evaluation.metrics import ranking_scores
 from m3bert.exits.passes import RawStates
 from m3bert.exits.sums import FEATURES, TARGET, ExitMaps, ExitSums

@@ -1,6 +1,6 @@
 """
 A page to try an elastic encoder: what a depth, number of dims and precision finds and costs, beside the full size. For
-a model with exits, documents are embedded once, with all layers, and the depth is that of the query.
+a model with exits, documents are embedded once, with all layers, and the depth is that of the question.
 
     m3bert demo                                                   # the encoder of the quickstart
     m3bert demo --model_name_or_path user/model                   # any encoder
@@ -13,23 +13,25 @@ port are gradio's: GRADIO_SERVER_NAME, GRADIO_SERVER_PORT, GRADIO_SHARE.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
+from html import escape
 from importlib.metadata import requires, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from huggingface_hub.utils import validate_repo_id
 from packaging.requirements import Requirement
 
-from ..encode.codes import CODES, code_of
+from ..encode.codes import CODES, FLOAT
 from ..encode.coding import PackedIndex
 from ..encode.encoder import default_grid
 from ..encode.extras import require_extra, require_sentence_transformers
+from ..encode.granularity import is_elastic
 from ..encode.states import unwrap_encoder
 from ..evaluation import GridEmbeddings, GridEncoder
-from ..evaluation.latency import seconds_in_turn
+from ..evaluation.latency import milliseconds_in_turn
 from ..modeling.modeling_elastic import Elasticity
 from ..trainers import Granularity, Grid
 from ..trainers.data.stdlib_docs import split_by_module, stdlib_pairs
@@ -37,19 +39,23 @@ from .command import parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
-if TYPE_CHECKING:
-    import gradio
-
 QUICKSTART = Path("runs/quickstart/model")
-EXAMPLE = "measure how long a small piece of code takes"
+# Questions at which the quickstart's look-up finds at least 4 of the 5 documents that all layers find.
+PRESETS = ("unpack a zip archive", "parse an XML document", "sort a list", "copy a file", "pick a random number")
 SHOWN = 5  # documents on each side
-ROUNDS = 5  # of which the median time counts
-INTRODUCTION = """
-# One encoder, many sizes
-Search with the same query at a depth, number of dims and precision of your choice, and at the full size. The precision
-is that of the stored documents; searches are exact. Times are for one query on this machine.
+ROUNDS = 40  # of a measurement
+ABOUT_EXITS = "Documents are embedded once, by all layers. Fewer layers, or a table look-up, read the question."
+STYLE = """
+.headline h2 {font-size: 1.55rem; line-height: 1.25; margin: 0} .headline b {color: var(--color-accent)}
+.headline p, figcaption {color: var(--body-text-color-subdued)} .found ol {list-style: none; margin: 0; padding: 0}
+.found {display: grid; grid-template-columns: repeat(auto-fit, minmax(16em, 1fr)); gap: 0 2em; overflow-wrap: anywhere}
+.found li {border-left: 4px solid var(--border-color-primary); margin: .5rem 0; padding-left: .7rem}
+.found .both {border-color: var(--color-accent)} .both b::after {content: " ✓ both"; color: var(--color-accent)}
+svg.curve {width: 100%; max-width: 500px} .curve text {fill: var(--body-text-color); font-size: 13px}
+.curve path {fill: none; stroke: var(--border-color-primary)} .curve .line {stroke: var(--color-accent)}
+.curve circle {fill: var(--color-accent); r: 5px} .curve .chosen {stroke: var(--body-text-color); r: 8px}
+.curve * {stroke-width: 2} .curve text {stroke: none; text-anchor: middle}
 """
-ABOUT_EXITS = "Documents are embedded once, with all layers. Only the query is read at fewer layers."
 SPACE_EXTRAS = ("demo", "evaluation", "faiss", "sentence-transformers")
 SPACE_CARD = """---
 title: One encoder, many sizes
@@ -76,47 +82,30 @@ class DemoArguments:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to search, and their embeddings at every granularity."""
+    """Documents to search, as (title, text), and their embeddings at every granularity."""
 
-    texts: list[str]
+    texts: list[tuple[str, str]]
     embeddings: GridEmbeddings
 
 
 @dataclass(frozen=True)
 class Found:
-    """Result and cost of one query."""
+    """Rows of the documents that a query finds, best first; its milliseconds; and the bytes of the index."""
 
-    granularity: Granularity  # of the documents, with their precision
-    query_layer: int
     rows: list[int]
-    scores: list[float]
-    encode_ms: float
-    search_ms: float
+    ms: float
     index_bytes: int
 
-    def __str__(self) -> str:
-        g = self.granularity
-        depth = f"{g.layer} layers" if self.query_layer == g.layer else f"query {self.query_layer} of {g.layer} layers"
-        return (
-            f"{depth}, {g.dim} dims, {with_bits(g.code)}: encode {self.encode_ms:.1f} ms, search "
-            f"{self.search_ms:.2f} ms, {self.index_bytes / 1e3:,.1f} kB"
-        )
 
-
-def with_bits(code: str) -> str:
-    return f"{code} ({code_of(code).bits:g} bits)"
-
-
-def embed(encoder: GridEncoder, texts: Sequence[str], shown: Sequence[str] | None = None) -> Corpus:
-    """Texts as documents, which are shown as other texts if there are some."""
-    return Corpus([*(shown or texts)], encoder.encode(texts, role="document").require_finite())
+def embed(encoder: GridEncoder, texts: Sequence[str]) -> Corpus:
+    return Corpus([("", text[:300]) for text in texts], encoder.encode(texts, role="document").require_finite())
 
 
 def library(encoder: GridEncoder) -> Corpus:
-    """The part of Python's documentation that the quickstart evaluates on."""
+    """The part of Python's documentation that the quickstart evaluates on, shown as names and summaries."""
     _, pairs = split_by_module(stdlib_pairs())
-    texts = [f"{pair.summary} {pair.body}" for pair in pairs]
-    return embed(encoder, texts, [f"{pair.name}: {pair.summary}" for pair in pairs])
+    embedded = embed(encoder, [f"{pair.summary} {pair.body}" for pair in pairs]).embeddings
+    return Corpus([(pair.name, pair.summary) for pair in pairs], embedded)
 
 
 def query_layers(encoder: GridEncoder) -> list[int]:
@@ -127,71 +116,115 @@ def query_layers(encoder: GridEncoder) -> list[int]:
     return [*below, last] if below else []
 
 
-def search(encoder: GridEncoder, corpus: Corpus, query: str, g: Granularity, query_layer: int) -> Found:
-    """Search documents at a granularity with a query that is read up to a layer."""
-    reader = replace(encoder, grid=Grid((replace(g, layer=query_layer),)))
-    index = PackedIndex.pack(corpus.embeddings.widest(g.layer), g.code, g.dim, encoder.quantizer)
-    encoded = reader.encode([query]).widest(query_layer)
-    (scores,), (rows,) = index.search(encoded, SHOWN)
-    calls = {"encode": lambda: reader.encode([query]), "search": lambda: index.search(encoded, SHOWN)}
-    encode, seek = (1000 * seconds for seconds in seconds_in_turn(calls, ROUNDS).values())
-    return Found(g, query_layer, rows.tolist(), scores.tolist(), encode, seek, index.nbytes)
+def search(encoder: GridEncoder, corpus: Corpus, query: GridEmbeddings, g: Granularity, encode_ms: float) -> Found:
+    """Search documents in the dims and precision of a granularity with a query of its layer. They are of this layer,
+    too, or of the last one if the encoder has exits."""
+    stored = g.layer if g.layer in encoder.grid.layers else encoder.grid.full.layer
+    index = PackedIndex.pack(corpus.embeddings.widest(stored), g.code, g.dim, encoder.quantizer)
+    seek = partial(index.search, query.widest(g.layer), SHOWN)
+    search_ms = milliseconds_in_turn({"search": seek}, ROUNDS)["search"]
+    return Found(seek()[1][0].tolist(), encode_ms + search_ms, index.nbytes)
 
 
-def answer(encoder: GridEncoder, corpus: Corpus, query: str, g: Granularity, query_layer: int) -> tuple[Found, Found]:
-    """The documents that a query finds at a granularity, and at the full size, which is the last of the encoder's
-    grid."""
-    full = encoder.grid.full
-    return search(encoder, corpus, query, g, query_layer), search(encoder, corpus, query, full, full.layer)
+def in_words(layer: int, last: int) -> str:
+    return f"all {last} layers" if layer == last else f"{layer} layer{'s' * (layer > 1)}" if layer else "look-up"
 
 
-def build_demo(encoder: GridEncoder, documents: Corpus) -> gradio.Blocks:
+def headline(depth: str, shared: int, chosen: Found, full: Found) -> str:
+    """The result in a sentence, then the times and bytes of both sizes."""
+    time, size = chosen.ms / full.ms, chosen.index_bytes / full.index_bytes
+    return f"""<h2>{depth.capitalize()}: <b>{shared} of the {len(full.rows)}</b> documents that the full model finds,
+in <b>{time:.0%}</b> of its time, with <b>{size:.1%}</b> of its bytes</h2><p>{chosen.ms:.1f} ms instead of
+{full.ms:.1f} ms to embed one question and search, on this machine; {chosen.index_bytes / 1e3:,.0f} kB instead of
+{full.index_bytes / 1e3:,.0f} kB of document vectors</p>"""
+
+
+def listing(title: str, corpus: Corpus, rows: Sequence[int], shared: set[int]) -> str:
+    """Documents in their order; those that both sizes find are marked."""
+    line = '<li class="{}"><b>{}</b><div>{}</div></li>'
+    items = [line.format("both" * (row in shared), *map(escape, corpus.texts[row])) for row in rows]
+    return f"<div><h3>{title}</h3><ol>{''.join(items)}</ol></div>"
+
+
+def curve(points: Mapping[int, tuple[float, int]], chosen: int, count: int) -> str:
+    """A drawing of every depth: its milliseconds, and how many of `count` documents it shares with the full model."""
+    width, low = 380 / max(ms for ms, _ in points.values()), 30 * count + 30
+    lines = range(30, low + 1, 30)
+    drawn = [f'<path d="M30 {y}H470"/><text x="14" y="{y + 4}">{(low - y) // 30}</text>' for y in lines]
+    at = {layer: (round(60 + width * ms), low - 30 * shared) for layer, (ms, shared) in points.items()}
+    drawn.append(f'<path class="line" d="M{" ".join(f"{x},{y}" for x, y in at.values())}"/>')
+    for layer, (x, y) in at.items():
+        drawn.append(f'<circle class="{"chosen" if layer == chosen else ""}" cx="{x}" cy="{y}"/>')
+        if layer == chosen or len(points) <= 6:
+            name = in_words(layer, max(points)).removesuffix(" layers")
+            drawn.append(f'<text x="{x}" y="{y - 14}">{name}</text>')
+            drawn.append(f'<text x="{x}" y="{low + 22}">{points[layer][0]:.1f}</text>')
+    return f"""<svg class="curve" viewBox="0 0 480 {low + 30}" role="img">{"".join(drawn)}</svg>
+<figcaption>This question at every depth: documents shared with the full model, over milliseconds</figcaption>"""
+
+
+def snippet(encoder: GridEncoder, layer: int, dim: int, code: str) -> str:
+    """Python that loads a size, and stores documents in a precision."""
+    config = unwrap_encoder(encoder.model).config
+    full = f"name, truncate_dim={dim}" + ", trust_remote_code=True" * is_elastic(config)
+    depth = 'model_kwargs={"output_layer"' if is_elastic(config) else 'config_kwargs={"num_hidden_layers"'
+    short = full if layer == config.num_hidden_layers else f"{full}, {depth}: {layer}}}"
+    stored = {FLOAT: ")", "int8": ', precision="int8")', "binary": ', precision="ubinary")'}
+    return f"""from sentence_transformers import SentenceTransformer
+
+name = "{config.name_or_path}"
+documents = SentenceTransformer({short if layer in encoder.grid.layers else full})
+questions = SentenceTransformer({short})
+index = documents.encode_document(texts{stored.get(code, f")  # `m3bert index` stores {code}")}
+vector = questions.encode_query("{PRESETS[0]}")"""
+
+
+def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
     """The page of an encoder: users choose from its grid, and search documents or texts of their own."""
     gr = require_extra("gradio", "demo", "The page")
-    dims, depths = encoder.grid.dims, query_layers(encoder)
-    layers = depths or encoder.grid.layers
-    codes = [code for code in CODES.values() if encoder.quantizer is not None or not code.learned]
+    exits, full = query_layers(encoder), encoder.grid.full
+    layers = exits or encoder.grid.layers
+    reader = replace(encoder, grid=Grid.product(layers, [full.dim]))
+    alone = {layer: replace(encoder, grid=Grid.product([layer], [full.dim])) for layer in layers}
+    ms = milliseconds_in_turn({layer: partial(its.encode, PRESETS[:1]) for layer, its in alone.items()}, ROUNDS)
     embed_lines = lru_cache(8)(lambda lines: embed(encoder, lines))
 
-    def compare(query: str, texts: str, layer: int, dim: int, code: str) -> list[Any]:
+    def compare(query: str, texts: str, layer: int, dim: int, code: str) -> list[str]:
         lines = tuple(dict.fromkeys(line.strip() for line in texts.splitlines() if line.strip()))
         corpus = embed_lines(lines) if lines else documents
-        g = Granularity(layers[-1] if depths else layer, dim, code)
-        chosen, full = answer(encoder, corpus, query, g, layer)
-        shared = {*chosen.rows} & {*full.rows}
-        bytes_share = chosen.index_bytes / full.index_bytes
-        time_share = (chosen.encode_ms + chosen.search_ms) / (full.encode_ms + full.search_ms)
-        summary = (
-            f"Finds **{len(shared)} of the {len(full.rows)}** documents that the full size finds, with "
-            f"**{bytes_share:.1%}** of its bytes and **{time_share:.0%}** of its time."
-        )
-        tables = []
-        for title, side in (("Chosen", chosen), ("Full size", full)):
-            rows = [
-                [f"{score:.3f}", "✓" if row in shared else "", corpus.texts[row]]
-                for row, score in zip(side.rows, side.scores, strict=True)
-            ]
-            tables.append(gr.Dataframe(rows, label=f"{title}: {side}"))
-        return [summary, *tables]
+        vectors = reader.encode([query])
+        whole = search(encoder, corpus, vectors, full, ms[full.layer])
+        found = {each: search(encoder, corpus, vectors, Granularity(each, dim, code), ms[each]) for each in layers}
+        shared = {each: {*its.rows} & {*whole.rows} for each, its in found.items()}
+        points = {each: (its.ms, len(shared[each])) for each, its in found.items()}
+        depth, size = in_words(layer, full.layer), f"{dim} dims, {code}"
+        mine = listing(f"{depth.capitalize()}, {size}", corpus, found[layer].rows, shared[layer])
+        its = listing(f"Full model, {full.dim} dims, {FLOAT}", corpus, whole.rows, shared[layer])
+        summary = headline(depth, len(shared[layer]), found[layer], whole)
+        return [summary, mine + its, curve(points, layer, len(whole.rows)), snippet(encoder, layer, dim, code)]
 
-    def choice(label: str, values: Sequence[int]) -> Any:
-        return gr.Radio([(str(value), value) for value in values], value=values[len(values) // 2], label=label)
-
-    with gr.Blocks(title="An elastic encoder", analytics_enabled=False) as page:
-        gr.Markdown(INTRODUCTION + (ABOUT_EXITS if depths else ""))
-        query = gr.Textbox(EXAMPLE, label="Query", max_length=10_000)
-        layer, dim = choice("Layers of the query" if depths else "Layers", layers), choice("Dims", dims)
-        names = [(with_bits(code.name), code.name) for code in codes]
-        code = gr.Radio(names, value="int8", label="Precision (stored bits per dim)")
-        texts = gr.Textbox(label="Your own texts in place of the library's, one per line", lines=2, max_length=10**5)
-        button = gr.Button("Compare", variant="primary")
-        summary = gr.Markdown()
+    with gr.Blocks(title="One encoder, many sizes", analytics_enabled=False) as page:
+        gr.Markdown(f"# One encoder, many sizes\n{ABOUT_EXITS if exits else ''}")
+        query = gr.Textbox(PRESETS[0], label="Question", container=False, max_length=10_000)
+        gr.Examples([*PRESETS], query, label="Questions that the look-up answers well")
+        summary = gr.HTML(elem_classes="headline")
         with gr.Row():
-            headers = ["score", "both", "document"]
-            tables = [gr.Dataframe(headers=headers, wrap=True, max_chars=300, interactive=False) for _ in range(2)]
-        triggers = [page.load, button.click, query.submit, layer.input, dim.input, code.input]
-        controls = [query, texts, layer, dim, code]
-        gr.on(triggers, compare, controls, [summary, *tables], trigger_mode="always_last")
+            with gr.Column(scale=2, min_width=320):
+                names = [(in_words(each, full.layer), each) for each in layers]
+                layer = gr.Radio(names, value=layers[0 if exits else len(layers) // 2], label="Layers of the question")
+                dim = gr.Radio(encoder.grid.dims, value=full.dim, label="Dims: the leading numbers of each vector")
+                codes = [code for code in CODES.values() if encoder.quantizer is not None or not code.learned]
+                names = [(f"{code.name}: {code.words}", code.name) for code in codes]
+                code = gr.Radio(names, value="int8", label="Precision of the document vectors")
+            with gr.Column(scale=5, min_width=320):
+                lists, figure = gr.HTML(elem_classes="found"), gr.HTML()
+        python = gr.Code(language="python", label="Load this size", interactive=False, show_line_numbers=False)
+        with gr.Accordion("Search your own texts", open=False):
+            texts = gr.Textbox("", label="One per line, in place of Python's documentation", lines=4, max_length=10**5)
+            button = gr.Button("Search them")
+        triggers = [page.load, query.change, button.click, layer.input, dim.input, code.input]
+        shown, controls = [summary, lists, figure, python], [query, texts, layer, dim, code]
+        gr.on(triggers, compare, controls, shown, trigger_mode="always_last", show_progress="hidden")
     return page
 
 
@@ -230,11 +263,19 @@ def write_space(folder: Path, encoding: EncoderArguments) -> None:
 
 def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, DemoArguments), __doc__, arguments)
-    require_extra("gradio", "demo", "The page")
+    gradio = require_extra("gradio", "demo", "The page")
     require_sentence_transformers("The page")
     if options.space:
         write_space(Path(options.space), encoding)
         print(f"{options.space}: publish it with `hf upload user/name {options.space} --repo-type space`.")
         return
     encoder = load(encoding)
-    build_demo(encoder, library(encoder)).launch()
+    page = build_demo(encoder, library(encoder))
+    page.launch(
+        quiet=True,
+        prevent_thread_lock=True,
+        theme=gradio.themes.Soft(font=("Inter", "system-ui", "sans-serif")),
+        css=STYLE,
+    )
+    print(f"The page is at {page.local_url} (Ctrl+C ends it). GRADIO_SHARE=true gives it a public address.")
+    page.block_thread()

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle
-from statistics import median
 from typing import Any, TypeVar
 
 import torch
@@ -37,11 +36,6 @@ def times_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -
             if counted:
                 times[name].append(time.perf_counter() - start)
     return times
-
-
-def seconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:
-    """Median seconds per call of each function. Every round calls each function once; a first round is not counted."""
-    return {name: median(values) for name, values in times_in_turn(functions, rounds).items()}
 
 
 def milliseconds_in_turn(functions: Mapping[Name, Callable[[], object]], rounds: int) -> dict[Name, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from m3bert.encode.quantizer import write_quantizer
 from m3bert.evaluation import GridEncoder
 from m3bert.modeling import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
+from tests.browser import browser, free_port
 from tests.modeling_m3bert.static_models import give_table
 
 
@@ -50,27 +52,32 @@ def naive_scores(query: torch.Tensor, vectors: torch.Tensor, code: str) -> torch
     return vectors @ query
 
 
-@pytest.mark.parametrize("code", ["float32", "int8", "binary"])
-def test_both_sides_are_what_a_naive_search_finds(encoder, sentences, code):
-    texts = sentences[:16]
-    sides = demo.answer(encoder, demo.embed(encoder, texts), QUERY, Granularity(2, 12, code), 2)
-    for side, g in zip(sides, (Granularity(2, 12), Granularity(6, 32)), strict=True):
-        query, vectors = (encoder.encode(each).at(g, normalize=True) for each in ([QUERY], texts))
-        scores = naive_scores(query[0], vectors, code if side is sides[0] else "float32")
-        assert side.scores == pytest.approx(scores.sort(descending=True).values[:5].tolist(), abs=2e-3)
-        assert side.scores == pytest.approx(scores[side.rows].tolist(), abs=2e-3) and len({*side.rows}) == 5
-    assert sides[1].index_bytes == 16 * 32 * 4
+def found_at(encoder: GridEncoder, texts: list[str], g: Granularity) -> demo.Found:
+    query = replace(encoder, grid=Grid.product([g.layer], [32])).encode([QUERY])
+    return demo.search(encoder, demo.embed(encoder, texts), query, g, 1.5)
+
+
+def assert_best(rows: list[int], scores: torch.Tensor) -> None:
+    """The rows of the five best scores, best first; equals in any order."""
+    assert scores[rows].tolist() == pytest.approx(scores.sort(descending=True).values[:5].tolist(), abs=2e-3)
+    assert len({*rows}) == 5
+
+
+@pytest.mark.parametrize(("code", "size"), [("float32", 48), ("int8", 12), ("binary", 2)])
+def test_a_search_finds_what_a_naive_one_finds(encoder, sentences, code, size):
+    found, texts = found_at(encoder, sentences[:16], Granularity(2, 12, code)), sentences[:16]
+    query, vectors = (encoder.encode(each).at(Granularity(2, 12), normalize=True) for each in ([QUERY], texts))
+    assert_best(found.rows, naive_scores(query[0], vectors, code))
+    assert found.index_bytes == 16 * size + (2 * 4 * 12 if code == "int8" else 0) and found.ms > 1.5
 
 
 @pytest.mark.parametrize("query_layer", [0, 2, 6])
 def test_queries_of_every_exit_search_documents_of_the_last_layer(with_exits, sentences, query_layer):
     assert demo.query_layers(with_exits) == [0, 2, 4, 6]
-    corpus, g = demo.embed(with_exits, sentences[:9]), Granularity(6, 12)
-    found = demo.search(with_exits, corpus, QUERY, g, query_layer)
-    reader = replace(with_exits, grid=Grid((Granularity(query_layer, 12),)))
-    query = reader.encode([QUERY]).at(Granularity(query_layer, 12), normalize=True)[0]
-    scores = with_exits.encode(sentences[:9], role="document").at(g, normalize=True) @ query
-    assert found.scores == pytest.approx(scores.sort(descending=True).values[:5].tolist(), abs=2e-3)
+    found, g = found_at(with_exits, sentences[:9], Granularity(query_layer, 12)), Granularity(query_layer, 12)
+    query = replace(with_exits, grid=Grid((g,))).encode([QUERY]).at(g, normalize=True)[0]
+    vectors = with_exits.encode(sentences[:9], role="document").at(Granularity(6, 12), normalize=True)
+    assert_best(found.rows, vectors @ query)
 
 
 def test_a_model_is_loaded_with_exits_and_quantizer(with_exits, tiny_tokenizer, tmp_path, sentences):
@@ -81,26 +88,78 @@ def test_a_model_is_loaded_with_exits_and_quantizer(with_exits, tiny_tokenizer, 
     write_quantizer(tmp_path, quantizer)
     loaded = demo.load(EncoderArguments(model_name_or_path=str(tmp_path), grid="2x8,12"))
     assert str(loaded.grid) == "6x8,12,32"
-    found = demo.search(loaded, demo.embed(loaded, sentences[:9]), QUERY, Granularity(6, 12, "qama-2"), 6)
+    found = found_at(loaded, sentences[:9], Granularity(6, 12, "qama-2"))
     codes = [quantizer.encode(loaded.encode(each).at(loaded.grid.full), "qama-2", 12) for each in ([QUERY], sentences)]
-    cosines = 2 * quantizer.hamming(codes[0], codes[1][:9])[0] - 1
-    assert found.scores == pytest.approx(cosines.sort(descending=True).values[:5].tolist(), abs=2e-3)
+    assert_best(found.rows, 2 * quantizer.hamming(codes[0], codes[1][:9])[0] - 1)
     assert found.index_bytes == 9 * 5  # 12 dims of 3 bits in whole bytes
 
 
-def test_the_page_compares_the_library_or_texts_of_its_own(encoder, sentences):
+def compare_of(encoder: GridEncoder, texts: list[str]):
     pytest.importorskip("gradio", reason="the page needs gradio")
-    page = demo.build_demo(encoder, demo.embed(encoder, sentences[:9]))
-    (compare,) = {block.fn for block in page.fns.values() if block.fn is not None}
-    for texts, known in (
-        ("", sentences[:9]),
-        ("open a file\n\n open a file \nread a list", ["open a file", "read a list"]),
-    ):
-        summary, chosen, full = compare(QUERY, texts, 2, 12, "int8")
-        assert "documents that the full size finds" in summary
-        assert chosen.label.startswith("Chosen: 2 layers, 12 dims, int8 (8 bits)")
-        assert full.label.startswith("Full size: 6 layers, 32 dims, float32 (32 bits)")
-        assert {row[2] for row in chosen.value["data"]} <= {*known} and len(chosen.value["data"]) == min(5, len(known))
+    page = demo.build_demo(encoder, demo.embed(encoder, texts))
+    return next(block.fn for block in page.fns.values() if getattr(block.fn, "__name__", "") == "compare")
+
+
+def test_the_page_compares_the_library_or_texts_of_its_own(encoder, sentences):
+    compare = compare_of(encoder, sentences[:9])
+    for texts, count in (("", 5), ("open a file\n\n open a file \nread <b>a list", 2)):
+        summary, lists, figure, _ = compare(QUERY, texts, 2, 12, "int8")
+        assert f"of the {count}</b> documents that the full model finds" in summary
+        assert "<h3>2 layers, 12 dims, int8</h3>" in lists and "<h3>Full model, 32 dims, float32</h3>" in lists
+        assert lists.count("<li") == 2 * count and figure.count("<circle") == 3
+        assert ("read &lt;b&gt;a list" in lists) == bool(texts)
+    assert "5 of the 5" in compare(QUERY, "", 6, 32, "float32")[0]
+
+
+@pytest.mark.parametrize(("layer", "code", "line"), [(2, "int8", ', precision="int8")'), (6, "float32", "(texts)")])
+def test_the_snippet_loads_the_chosen_size(with_exits, tiny_tokenizer, tmp_path, sentences, layer, code, line):
+    with_exits.model.save_pretrained(tmp_path)
+    tiny_tokenizer.save_pretrained(tmp_path)
+    loaded = demo.load(EncoderArguments(model_name_or_path=str(tmp_path)))
+    python = demo.snippet(loaded, layer, 12, code)
+    assert line in python
+    names = {"texts": sentences[:9]}
+    exec(python, names)
+    reader = replace(loaded, grid=Grid.product([layer], [12]))
+    ours = reader.encode([demo.PRESETS[0]]).at(Granularity(layer, 12), normalize=True)[0]
+    assert torch.nn.functional.cosine_similarity(torch.from_numpy(names["vector"]), ours, dim=0) > 0.9999
+    assert names["index"].shape == (9, 12) and names["index"].dtype == code
+
+
+@pytest.fixture
+def served(with_exits, tiny_tokenizer, tmp_path):
+    """Address of `m3bert demo` in a process of its own."""
+    pytest.importorskip("gradio", reason="the page needs gradio")
+    with_exits.model.save_pretrained(tmp_path / "model")
+    tiny_tokenizer.save_pretrained(tmp_path / "model")
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(free_port()), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "m3bert", "demo", "--model_name_or_path", str(tmp_path / "model")]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            printed = next(line for line in process.stdout if "http" in line)
+            assert "share=" not in printed and "GRADIO_SHARE=true" in printed
+            yield printed.split()[4]
+        finally:
+            process.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("width", "height"), [(1280, 900), (400, 850)])
+def test_the_page_in_a_browser(served, tmp_path, width, height):
+    headline = "return document.querySelector('.headline h2')?.innerText"
+    with browser(tmp_path) as page:
+        page.open(served, width, height)
+        assert page.wait_for(headline).startswith("Look-up: ")
+        first = page.run("return document.querySelector('.found').innerText")
+        page.run(f"[...document.querySelectorAll('button')].find(b => b.innerText == '{demo.PRESETS[1]}').click()")
+        page.wait_for(f"return document.querySelector('.found').innerText != {json.dumps(first)}")
+        page.run("[...document.querySelectorAll('label')].find(l => l.innerText == 'all 6 layers').click()")
+        page.wait_for(f"{headline}.startsWith('All 6 layers: ')")
+        page.wait_for("return !document.querySelector('.cm-content').innerText.includes('output_layer')")
+        assert page.run("return document.documentElement.scrollWidth <= innerWidth")
+        assert page.errors() == []
+        page.screenshot(tmp_path / "page.png")
+    assert (tmp_path / "page.png").stat().st_size > 20_000
 
 
 @pytest.mark.slow
