@@ -46,11 +46,11 @@ SHOWN = 5  # documents on each side
 ROUNDS = 40  # of a measurement
 ABOUT_EXITS = "Documents are embedded once, by all layers. Fewer layers, or a table look-up, read the question."
 STYLE = """
-.headline h2 {font-size: 1.55rem; line-height: 1.25; margin: 0} .headline b {color: var(--color-accent)}
+.headline h2 {font-size: 1.5rem; line-height: 1.25; margin: 0} .headline b, .both b::after {color: var(--color-accent)}
 .headline p, figcaption {color: var(--body-text-color-subdued)} .found ol {list-style: none; margin: 0; padding: 0}
 .found {display: grid; grid-template-columns: repeat(auto-fit, minmax(16em, 1fr)); gap: 0 2em; overflow-wrap: anywhere}
 .found li {border-left: 4px solid var(--border-color-primary); margin: .5rem 0; padding-left: .7rem}
-.found .both {border-color: var(--color-accent)} .both b::after {content: " ✓ both"; color: var(--color-accent)}
+.found .both {border-color: var(--color-accent)} .both b::after {content: " ✓ both"; font-weight: 400}
 svg.curve {width: 100%; max-width: 500px} .curve text {fill: var(--body-text-color); font-size: 13px}
 .curve path {fill: none; stroke: var(--border-color-primary)} .curve .line {stroke: var(--color-accent)}
 .curve circle {fill: var(--color-accent); r: 5px} .curve .chosen {stroke: var(--body-text-color); r: 8px}
@@ -214,8 +214,8 @@ def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
                 layer = gr.Radio(names, value=layers[0 if exits else len(layers) // 2], label="Layers of the question")
                 dim = gr.Radio(encoder.grid.dims, value=full.dim, label="Dims: the leading numbers of each vector")
                 codes = [code for code in CODES.values() if encoder.quantizer is not None or not code.learned]
-                names = [(f"{code.name}: {code.words}", code.name) for code in codes]
-                code = gr.Radio(names, value="int8", label="Precision of the document vectors")
+                stored = [(f"{code.name}: {code.words}", code.name) for code in codes]
+                code = gr.Radio(stored, value="int8", label="Precision of the document vectors")
             with gr.Column(scale=5, min_width=320):
                 lists, figure = gr.HTML(elem_classes="found"), gr.HTML()
         python = gr.Code(language="python", label="Load this size", interactive=False, show_line_numbers=False)
