@@ -109,16 +109,14 @@ def library(encoder: GridEncoder) -> Corpus:
 
 
 def query_layers(encoder: GridEncoder) -> list[int]:
-    """The layers of a query to search documents of the last layer: those with an exit, and the last one. None without
-    an exit below it."""
+    """Layers of a query for documents of the last layer: those with an exit, and the last one. None without exits."""
     last = encoder.grid.layers[-1]
     below = [depth for depth in Elasticity.of(unwrap_encoder(encoder.model).config).exits if depth < last]
     return [*below, last] if below else []
 
 
 def search(encoder: GridEncoder, corpus: Corpus, query: GridEmbeddings, g: Granularity, encode_ms: float) -> Found:
-    """Search documents in the dims and precision of a granularity with a query of its layer. They are of this layer,
-    too, or of the last one if the encoder has exits."""
+    """Search documents at a granularity, but of the last layer if the encoder has exits, with a query of its layer."""
     stored = g.layer if g.layer in encoder.grid.layers else encoder.grid.full.layer
     index = PackedIndex.pack(corpus.embeddings.widest(stored), g.code, g.dim, encoder.quantizer)
     seek = partial(index.search, query.widest(g.layer), SHOWN)
@@ -156,9 +154,8 @@ def curve(points: Mapping[int, tuple[float, int]], chosen: int, count: int) -> s
     for layer, (x, y) in at.items():
         drawn.append(f'<circle class="{"chosen" if layer == chosen else ""}" cx="{x}" cy="{y}"/>')
         if layer == chosen or len(points) <= 6:
-            name = in_words(layer, max(points)).removesuffix(" layers")
-            drawn.append(f'<text x="{x}" y="{y - 14}">{name}</text>')
-            drawn.append(f'<text x="{x}" y="{low + 22}">{points[layer][0]:.1f}</text>')
+            name, ms = in_words(layer, max(points)).removesuffix(" layers"), f"{points[layer][0]:.1f}"
+            drawn.append(f'<text x="{x}" y="{y - 14}">{name}</text><text x="{x}" y="{low + 22}">{ms}</text>')
     return f"""<svg class="curve" viewBox="0 0 480 {low + 30}" role="img">{"".join(drawn)}</svg>
 <figcaption>This question at every depth: documents shared with the full model, over milliseconds</figcaption>"""
 
@@ -213,8 +210,8 @@ def build_demo(encoder: GridEncoder, documents: Corpus) -> Any:
                 names = [(in_words(each, full.layer), each) for each in layers]
                 layer = gr.Radio(names, value=layers[0 if exits else len(layers) // 2], label="Layers of the question")
                 dim = gr.Radio(encoder.grid.dims, value=full.dim, label="Dims: the leading numbers of each vector")
-                codes = [code for code in CODES.values() if encoder.quantizer is not None or not code.learned]
-                stored = [(f"{code.name}: {code.words}", code.name) for code in codes]
+                codes = [its for its in CODES.values() if encoder.quantizer is not None or not its.learned]
+                stored = [(f"{its.name}: {its.words}", its.name) for its in codes]
                 code = gr.Radio(stored, value="int8", label="Precision of the document vectors")
             with gr.Column(scale=5, min_width=320):
                 lists, figure = gr.HTML(elem_classes="found"), gr.HTML()

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
         run_facts as run_facts,
         score_grid as score_grid,
         score_vectors as score_vectors,
-        tfidf_scores as tfidf_scores,
     )
     from .grid_evaluator import GridEvaluator as GridEvaluator, as_sentence_transformer as as_sentence_transformer
     from .latency import measure_latency as measure_latency

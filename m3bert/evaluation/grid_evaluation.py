@@ -20,7 +20,6 @@ from ..encode.codes import FLOAT, code_of
 from ..encode.coding import code_vectors
 from ..encode.embeddings import GridEmbeddings
 from ..encode.encoder import GridEncoder
-from ..encode.extras import require_extra
 from ..encode.granularity import Granularity
 from ..encode.states import shared_layers, truncate, unwrap_encoder
 from .evaluators import Evaluator, Geometry, Retrieval, Scores, Vectors
@@ -171,15 +170,6 @@ def score_vectors(
         }
         scores |= {Granularity(layer, dim): found for dim, found in evaluator.score_layer(vectors, dims).items()}
     return scores
-
-
-def tfidf_scores(evaluator: Evaluator) -> Scores:
-    """Score a retrieval task with TF-IDF vectors of the words of its documents, a baseline without any training:
-    metric -> value. Needs scikit-learn."""
-    library = require_extra("sklearn.feature_extraction.text", "evaluation", "TF-IDF")
-    vectorizer = library.TfidfVectorizer(sublinear_tf=True).fit(evaluator.texts["documents"])
-    vectors = {name: vectorizer.transform(texts).toarray() for name, texts in evaluator.texts.items()}
-    return evaluator.score({name: torch.from_numpy(its) for name, its in vectors.items()})
 
 
 def evaluate_grid(

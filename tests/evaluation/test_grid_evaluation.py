@@ -12,7 +12,6 @@ from transformers import AutoModel
 
 from m3bert.encode.coding import PackedIndex
 from m3bert.evaluation import (
-    Retrieval,
     evaluate_grid,
     exact_search,
     find_task,
@@ -21,7 +20,6 @@ from m3bert.evaluation import (
     ranking_scores,
     score_grid,
     score_vectors,
-    tfidf_scores,
 )
 from m3bert.modeling.quantization_m3bert import M3BertQuantizer, M3BertQuantizerConfig
 from m3bert.trainers import Granularity, Grid
@@ -64,11 +62,6 @@ def test_vectors_that_one_has_are_scored_like_those_of_an_encoder(encoder, data)
         assert across[g] == pytest.approx(evaluator.score(sides), **LAST_BITS)
     shifted = {name: its.map(lambda layer, states: states * layer) for name, its in vectors.items()}
     assert shifted["queries"].widest(6).equal(6 * vectors["queries"].widest(6))
-
-
-def test_words_are_a_baseline():
-    texts = {"queries": ["a red fox", "blue whale"], "documents": ["the whale is blue", "the fox is red", "no match"]}
-    assert tfidf_scores(Retrieval(texts, [{1: 1.0}, {0: 1.0}]))["mrr@10"] == 1.0
 
 
 def pairs_and_dims(results):
