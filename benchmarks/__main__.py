@@ -36,6 +36,7 @@ NAMES = (
     "grid_evaluation",
     "quantised_search",
     "index_engines",
+    "mistakes",
     "peers",
 )
 ONE_THREAD = "masked_lm_head"

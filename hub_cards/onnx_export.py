@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from ..encode.encoder import GridEncoder
+from ..encode.extras import how_to_install
 from ..encode.granularity import Granularity, Grid
 from ..encode.states import TextStates, nested_states, truncate, unwrap_encoder
 
@@ -292,4 +293,4 @@ def missing_packages() -> list[str]:
 def require_onnx() -> None:
     """Raise a ValueError if a package of the extra is not installed."""
     if missing := missing_packages():
-        raise ValueError(f"ONNX export needs {', '.join(missing)}: pip install 'm3bert[onnx]'.")
+        raise ValueError(f"ONNX export needs {', '.join(missing)}: {how_to_install('onnx')}.")

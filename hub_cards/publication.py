@@ -202,7 +202,7 @@ def _rebuild(checkpoint: Checkpoint, folder: Path, options: Options) -> None:
         )
     loading: dict[str, Any] = {} if size is None else {"output_layer": size.layer, "output_dim": size.dim}
     if options.quantize:
-        torchao = require_extra("torchao.quantization", "quantization", "Quantization to 8 bits")
+        torchao = require_extra("torchao.quantization", None, "Quantization to 8 bits")
         loading["quantization_config"] = TorchAoConfig(torchao.Int8WeightOnlyConfig())
     checkpoint.load(**loading).save_pretrained(folder)
 

@@ -24,7 +24,7 @@ from ..modeling import EmbeddingSettings
 from ..trainers.core.arguments import NestedTrainingArguments
 from ..trainers.core.objective import Objective
 from ..trainers.core.trainer import NestedTrainer
-from ..trainers.data.files import file_name
+from ..trainers.data.formats import file_name
 from ..trainers.data.training_sets import NamedDatasets
 from .metadata import Statements
 from .publication import Options, publish, write_card

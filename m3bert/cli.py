@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from importlib import import_module
+
+from .encode.help_texts import did_you_mean
 
 
 # Command -> its module in `m3bert.commands` (the folder `scripts/` of a checkout), and what it does.
@@ -64,9 +65,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(__version__)
         return
     if name not in COMMANDS:
-        sys.exit(f"error: unknown command {name!r}; commands: {', '.join(COMMANDS)}.")
-    for library in ("torchao", "torch.utils._pytree"):  # which talk about themselves while transformers imports them
-        logging.getLogger(library).setLevel(logging.ERROR)
+        sys.exit(f"error: unknown command {name!r}{did_you_mean(name, COMMANDS)}; commands: {', '.join(COMMANDS)}.")
     sys.argv = [f"m3bert {name}", *options]  # what argparse shows as the name of the program
     module = import_module(f"m3bert.commands.{COMMANDS[name][0]}")
     import_module("m3bert.commands.command").run_command(module.main)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoTokenizer
@@ -14,7 +14,7 @@ from ..modeling.conversion_m3bert import take_layers
 from ..modeling.modeling_elastic import Elasticity, legal_layers
 from ..modeling.settings_m3bert import safetensors_only
 from ..trainers.core.composition import mapping_of
-from .command import naming
+from .command import naming, option
 from .convert import for_m3bert, layers_from
 
 
@@ -24,49 +24,31 @@ class BackboneArguments:
 
     _argument_group_name = "The model"
 
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata={"help": "Folder or Hub id of the backbone. Default: a new m3BERT.", "aliases": ["--model"]},
+    model_name_or_path: str | None = option(
+        None, "Folder or Hub id of the backbone. Default: a new m3BERT.", aliases=["--model"]
     )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Folder or Hub id of the tokenizer. Default: that of the model."}
+    tokenizer_name: str | None = option(None, "Folder or Hub id of the tokenizer. Default: that of the model.")
+    model_config: dict | str | None = option(
+        None,
+        "Values for the config of the backbone, or of a new m3BERT, as JSON or a YAML mapping: {attention_dropout: "
+        "0.1}.",
     )
-    model_config: dict | str | None = field(
-        default=None,
-        metadata={
-            "help": "Values for the config of the backbone, or of a new m3BERT, as JSON or a YAML mapping: "
-            "{attention_dropout: 0.1}."
-        },
+    student_layers: str | None = option(
+        None,
+        "Train a student of the model's first N layers, or of chosen ones: 1,4,6, counted from 1. A model without a "
+        "depth of these layers is converted to m3BERT.",
     )
-    student_layers: str | None = field(
-        default=None,
-        metadata={
-            "help": "Train a student of the model's first N layers, or of chosen ones: 1,4,6, counted from 1. A model "
-            "without a depth of these layers is converted to m3BERT."
-        },
+    trust_remote_code: bool = option(False, "Run code that comes with the model.")
+    attn_implementation: str | None = option(
+        None, "Attention of transformers: eager, sdpa, ... Default: sdpa if the model has it."
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
-    attn_implementation: str | None = field(
-        default=None,
-        metadata={"help": "Attention of transformers: eager, sdpa, ... Default: sdpa if the model has it."},
-    )
-    peft: str | None = field(
-        default=None, metadata={"help": "Train an adapter instead of the whole model; legal value: lora."}
-    )
-    lora_r: int = field(default=16, metadata={"help": "Rank of the LoRA adapter."})
-    lora_alpha: int = field(
-        default=32, metadata={"help": "Alpha of the LoRA adapter: its output is multiplied with alpha / rank."}
-    )
-    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on the input of the LoRA adapter."})
-    lora_target_modules: list[str] | None = field(
-        default=None, metadata={"help": "Names of the modules to adapt. Default: every linear layer."}
-    )
-    merge_adapter: bool = field(
-        default=False, metadata={"help": "Merge the adapter into the model and save the whole model."}
-    )
-    overwrite: bool = field(
-        default=False, metadata={"help": "Replace the model and the checkpoints that output_dir holds."}
-    )
+    peft: str | None = option(None, "Train an adapter instead of the whole model; legal value: lora.")
+    lora_r: int = option(16, "Rank of the LoRA adapter.")
+    lora_alpha: int = option(32, "Alpha of the LoRA adapter: its output is multiplied with alpha / rank.")
+    lora_dropout: float = option(0.0, "Dropout on the input of the LoRA adapter.")
+    lora_target_modules: list[str] | None = option(None, "Names of the modules to adapt. Default: every linear layer.")
+    merge_adapter: bool = option(False, "Merge the adapter into the model and save the whole model.")
+    overwrite: bool = option(False, "Replace the model and the checkpoints that output_dir holds.")
 
 
 def load_backbone(options: BackboneArguments, auto_class: Any) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from ..evaluation.choice import Budget, choose
 from ..evaluation.results import GridResults
 from ..evaluation.tasks import GROUPS
 from ..hub_cards.tables import asymmetric_table, hybrid_table, rescored_table, two_stage_table
-from .command import argument_parser
+from .command import argument_parser, next_step
 
 
 def judges(results: GridResults, names: list[str]) -> list[str]:
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
 
         file = options.output_file
         Plan.of(choice, results, tasks, budget.documents).save(file)
-        print(f"Plan: {file}. Build it: m3bert index {file} --files FILE --vector_store faiss --output_dir FOLDER")
+        print(f"Plan: {file}")
     if options.plans:
         size = choice.granularity.size
         print(f"\n{two_stage_table(results, size)}")
@@ -75,3 +75,8 @@ def main(arguments: list[str]) -> None:
             print(f"\n{asymmetric_table(results, size.dim)}")
         if results.hybrid_searches:
             print(f"\n{hybrid_table(results)}")
+    if options.output_file is None:
+        next_step("m3bert", "choose", *arguments, "--output_file", options.results.with_name("plan.json"))
+    else:
+        index = ["--vector_store", "faiss", "--output_dir", options.output_file.with_suffix(".index")]
+        next_step("m3bert", "index", options.output_file, "--files", "corpus.jsonl", *index)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..encode.durable import only_writer
+from ..encode.help_texts import did_you_mean
 
 
 if TYPE_CHECKING:
@@ -27,17 +32,66 @@ EXPORT_FILES = (*MODEL_FILES, "onnx", "router_config.json", "query_[0-9]_*", "do
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefaultsHelpFormatter):
-    """Prints the description as written, and the default of every option that has one."""
+    """Prints the description as written, every option with one spelling, and every default that says something."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
+        if isinstance(action, argparse._StoreFalseAction):
+            return f"The opposite of --{action.dest}."
         if action.required or action.default is False or action.default in (None, "", []):
             return action.help
         return super()._get_help_string(action)
 
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = [name for name in action.option_strings if "-" not in name.strip("-")]
+        value = "" if action.nargs == 0 else f" {self._format_args(action, action.dest.upper())}"
+        return ", ".join(names) + value
+
+
+class CommandParser(argparse.ArgumentParser):
+    """A parser with [`arrange`] and [`refuse_unknown`]."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        arrange(self)
+        refuse_unknown(self, args)
+        return super().parse_args(args, namespace)
+
 
 def argument_parser(description: str | None) -> argparse.ArgumentParser:
     """An empty parser whose help begins with a description."""
-    return argparse.ArgumentParser(description=description, formatter_class=HelpFormatter)
+    return CommandParser(description=description, formatter_class=HelpFormatter)
+
+
+def arrange(parser: argparse.ArgumentParser, *first: str) -> None:
+    """Order the options in the help: required ones first, then those in the examples, which the description indents.
+    The usage names the required ones, after the words `first`."""
+    examples = {*re.findall(r"--\w+", " ".join(re.findall(r"^ {4}.*", parser.description or "", re.MULTILINE)))}
+    either = [action for group in parser._mutually_exclusive_groups for action in group._group_actions]
+    needed = [action for action in parser._actions if action.required or not action.option_strings]
+    common = [one for one in parser._actions if one not in needed + either and examples & {*one.option_strings}]
+    for title, actions in (("required", needed + either), ("in the examples above", common)):
+        for group in parser._action_groups:
+            group._group_actions = [action for action in group._group_actions if action not in actions]
+        parser.add_argument_group(title)._group_actions += actions
+    parser._action_groups = parser._action_groups[-2:] + parser._action_groups[2:-2] + parser._action_groups[:2]
+    choice = [f"({' | '.join(map(_spelled, either))})"] if either else []
+    parser.usage = " ".join(["%(prog)s", *first, *map(_spelled, needed), *choice, "[options]"])
+
+
+def _spelled(action: argparse.Action) -> str:
+    """An argument in a usage."""
+    name = action.dest.upper() + (" ..." if action.nargs == "+" else "")
+    return " ".join([*action.option_strings[:1], name if action.nargs != "?" else f"[{name}]"])
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Raise a ValueError for an option that a parser does not know. It names the nearest one."""
+    known = [name for action in parser._actions for name in action.option_strings]
+    for word in itertools.takewhile("--".__ne__, arguments):
+        name = word.partition("=")[0]
+        if name.startswith("--") and not any(option.startswith(name) for option in known):
+            raise ValueError(f"unknown option {name}{did_you_mean(name, known)}; --help lists all.")
 
 
 def add_compute_options(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +115,14 @@ def compute_of(options: argparse.Namespace) -> ComputeArguments:
     return ComputeArguments(**{name: getattr(options, name) for name in vars(ComputeArguments())})
 
 
+def option(default: Any, text: str, **metadata: Any) -> Any:
+    """A field of a dataclass of options, with its help; a list is copied. `MISSING` makes it required."""
+    metadata["help"] = text
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
 def parse_options(
     classes: Sequence[type], description: str | None, arguments: list[str], **positionals: dict[str, Any]
 ) -> tuple[Any, ...]:
@@ -78,10 +140,11 @@ def parse_options(
     """
     from transformers import HfArgumentParser
 
-    usage = " ".join(["%(prog)s", *(name.upper() for name in positionals), "[options]"])
-    parser = HfArgumentParser(classes, usage=usage, description=description, formatter_class=HelpFormatter)
+    parser = HfArgumentParser(classes, description=description, formatter_class=HelpFormatter)
     for name, values in positionals.items():
         parser.add_argument(name, **values)
+    arrange(parser)
+    refuse_unknown(parser, arguments)
     return parser.parse_args_into_dataclasses(arguments)
 
 
@@ -136,6 +199,14 @@ def run_command(main: Callable[[list[str]], None]) -> None:
         if os.environ.get("M3BERT_DEBUG", "0") not in ("", "0"):
             raise
         sys.exit(f"error: {one_line(error)}")
+
+
+def next_step(*words: object, model: str | Path | None = None) -> None:
+    """Print the command that usually follows: for a `model`, its evaluation on texts that come with Python."""
+    if model is not None:
+        folder = f"{str(model).rstrip('/')}-evaluation"
+        words = ("m3bert", "evaluate", "--model_name_or_path", model, "--tasks", "stdlib", "--output_dir", folder)
+    print(f"Next: {shlex.join(map(str, words))}")
 
 
 def one_line(error: Exception) -> str:

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..encode.durable import replacing_files
-from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, naming, writing_to
+from ..trainers.data.formats import check_files
+from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, naming, next_step, writing_to
 from .fit import add_exit_options, fit_to_files, report, save_with_exits
 
 
@@ -117,6 +118,8 @@ def main(arguments: list[str]) -> None:
     if options.fit_exits and options.encoder_only:
         raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, options.source):
+        for file in options.fit_exits or ():
+            check_files([file], [options.text_column])
         if options.fit_exits:
             compute_of(options)  # refuses what is not there before the model is loaded
             model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
@@ -131,3 +134,4 @@ def main(arguments: list[str]) -> None:
         f"{model.num_parameters():,} parameters. Load it with AutoModel.from_pretrained({options.output_dir!r}, "
         "trust_remote_code=True, output_layer=..., output_dim=...)."
     )
+    next_step(model=options.output_dir)

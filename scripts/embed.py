@@ -13,25 +13,20 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import torch
-from accelerate import PartialState
-
-from ..encode.columns import Role
+from ..encode.columns import Role, fields_of
 from ..encode.durable import only_writer, replacing
-from ..evaluation.bulk import GridEmbedder
-from ..trainers.core.dataset_checks import require_columns
-from ..trainers.data.collators import fields_of, joined_text, separator_for
-from ..trainers.data.files import load_files
-from .command import parse_options
+from ..trainers.data.formats import check_files
+from .command import next_step, option, parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
 FORMATS = ("npy", "datasets", "parquet")
-DTYPES = {"float32": torch.float32, "float16": torch.float16}
+DTYPES = ("float32", "float16")
 ROWS_AT_ONCE = 1000
 
 
@@ -39,26 +34,20 @@ ROWS_AT_ONCE = 1000
 class EmbeddingArguments:
     """The texts to embed, and the folder to write."""
 
-    files: list[str] = field(
-        default_factory=list, metadata={"help": "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped."}
+    files: list[str] = option([], "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped.")
+    text_column: str = option(
+        "text", "Column with the text; title+text joins two columns with the separator, as in training."
     )
-    text_column: str = field(
-        default="text",
-        metadata={"help": "Column with the text; title+text joins two columns with the separator, as in training."},
+    output_dir: str = option("runs/vectors", "Folder for the vectors.")
+    format: str = option(
+        "npy",
+        "npy: one array per layer, for memory-mapping. datasets, parquet: the rows of the files, with one column per "
+        "layer added.",
     )
-    output_dir: str = field(default="runs/vectors", metadata={"help": "Folder for the vectors."})
-    format: str = field(
-        default="npy",
-        metadata={
-            "help": "npy: one array per layer, for memory-mapping. datasets, parquet: the rows of the files, with one "
-            "column per layer added."
-        },
-    )
-    dtype: str = field(default="float32", metadata={"help": "float32 or float16."})
-    document: bool = field(default=False, metadata={"help": "Treat the texts as documents: use --document_prompt."})
-    normalize: bool = field(
-        default=False,
-        metadata={"help": "L2-normalise the vectors. Needs a grid with one dim per layer, and datasets or parquet."},
+    dtype: str = option("float32", "float32 or float16.")
+    document: bool = option(False, "Treat the texts as documents: use --document_prompt.")
+    normalize: bool = option(
+        False, "L2-normalise the vectors. Needs a grid with one dim per layer, and datasets or parquet."
     )
 
 
@@ -70,15 +59,23 @@ def check(options: EmbeddingArguments) -> None:
         raise ValueError(f"--dtype {options.dtype} is unknown; legal values: {', '.join(DTYPES)}.")
     if options.normalize and options.format == "npy":
         raise ValueError("--normalize needs --format datasets or --format parquet.")
+    check_files(options.files, fields_of(options.text_column))
 
 
-def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: PartialState) -> None:
+def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Any) -> None:
     """Embed the texts of all files: arrays by all processes together, the others by the first one."""
+    import torch
+
+    from ..evaluation.bulk import GridEmbedder
+    from ..trainers.core.dataset_checks import require_columns
+    from ..trainers.data.collators import joined_text, separator_for
+    from ..trainers.data.files import load_files
+
     with state.main_process_first():
         dataset = load_files(options.files)
     require_columns(dataset, fields_of(options.text_column), ", ".join(options.files))
     role: Role = "document" if options.document else "query"
-    load = partial(load_encoder, encoding, DTYPES[options.dtype])
+    load = partial(load_encoder, encoding, getattr(torch, options.dtype))
     embedder = GridEmbedder(load, options.text_column, role, options.normalize)
     grid, folder = embedder.encoder.grid, Path(options.output_dir)
     if options.normalize and any(len(grid.dims_of(layer)) > 1 for layer in grid.layers):
@@ -101,11 +98,18 @@ def embed(encoding: EncoderArguments, options: EmbeddingArguments, state: Partia
             os.replace(draft, folder / "dataset")
     if state.is_main_process:
         print(f"{folder}: {len(dataset):,} texts at {grid}")
+        if options.format == "npy":
+            file = str(folder / f"layer_{grid.layers[-1]}.npy")
+            next_step("python", "-c", f"import numpy; print(numpy.load({file!r}, mmap_mode='r').shape)")
 
 
 def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, EmbeddingArguments), __doc__, arguments)
     check(options)
+
+    import torch
+    from accelerate import PartialState
+
     is_ours = not torch.distributed.is_initialized()
     state = PartialState(cpu=encoding.uses_cpu)
     try:

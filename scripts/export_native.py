@@ -14,47 +14,36 @@ and `encode_document` the plain encoder of all layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-
-from huggingface_hub import snapshot_download
-from transformers.utils import logging
+from typing import Literal
 
 from ..encode.durable import replacing_files
 from ..encode.granularity import Granularity
-from ..hub_cards.checkpoint import Checkpoint
-from ..hub_cards.native_export import export_native, state_only
-from ..hub_cards.router_export import export_router
-from ..hub_cards.static_export import DTYPES, export_static
-from ..modeling.settings_m3bert import MODULES_FILE
-from .command import EXPORT_FILES, naming, parse_options, writing_to
+from .command import EXPORT_FILES, naming, next_step, option, parse_options, writing_to
 
 
 @dataclass
 class PlainArguments:
     """The model to export, and the folder to write."""
 
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub id of the model.", "aliases": ["--model"]})
-    format: str = field(metadata={"help": "Format of the export.", "choices": ["native", "static", "router"]})
-    output_dir: str = field(default="runs/export", metadata={"help": "Folder for the model."})
-    overwrite: bool = field(default=False, metadata={"help": "Replace an export that output_dir holds."})
-    granularity: str | None = field(
-        default=None,
-        metadata={
-            "help": "Granularity to export: 4x64. Default: the full size; of a table, all its dims. For a router, "
-            "what embeds queries; default: the table."
-        },
+    model_name_or_path: str = option(MISSING, "Folder or Hub id of the model.", aliases=["--model"])
+    format: str = option(MISSING, "Format of the export.", choices=["native", "static", "router"])
+    output_dir: str = option("runs/export", "Folder for the model.")
+    overwrite: bool = option(False, "Replace an export that output_dir holds.")
+    granularity: str | None = option(
+        None,
+        "Granularity to export: 4x64. Default: the full size; of a table, all its dims. For a router, what embeds "
+        "queries; default: the table.",
     )
-    revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit on the Hub."})
-    model_type: str | None = field(
-        default=None,
-        metadata={
-            "help": "With native, the model type of the result of an m3BERT: bert, roberta, xlm-roberta, ... Default: "
-            "that of the encoder that it was converted from, or else bert."
-        },
+    revision: str | None = option(None, "Branch, tag or commit on the Hub.")
+    model_type: str | None = option(
+        None,
+        "With native, the model type of the result of an m3BERT: bert, roberta, xlm-roberta, ... Default: that of the "
+        "encoder that it was converted from, or else bert.",
     )
-    encoder_only: bool = field(default=False, metadata={"help": "With native, leave out a head."})
-    dtype: str = field(default="float32", metadata={"help": "Type of the static table.", "choices": [*DTYPES]})
+    encoder_only: bool = option(False, "With native, leave out a head.")
+    dtype: Literal["float32", "float16", "int8"] = option("float32", "Type of the static table.")
 
 
 def main(arguments: list[str]) -> None:
@@ -64,6 +53,15 @@ def main(arguments: list[str]) -> None:
         raise ValueError(f"--format static exports layer 0, not {size.layer}: use --format native or router.")
     folder, source = Path(options.output_dir), options.model_name_or_path
     with writing_to(folder, EXPORT_FILES, options.overwrite, source):
+        from huggingface_hub import snapshot_download
+        from transformers.utils import logging
+
+        from ..hub_cards.checkpoint import Checkpoint
+        from ..hub_cards.native_export import export_native, state_only
+        from ..hub_cards.router_export import export_router
+        from ..hub_cards.static_export import export_static
+        from ..modeling.settings_m3bert import MODULES_FILE
+
         with naming(source):
             local = Path(source).is_dir()
             checkpoint = Checkpoint(Path(source if local else snapshot_download(source, revision=options.revision)))
@@ -84,3 +82,8 @@ def main(arguments: list[str]) -> None:
                 queries, documents = export_router(checkpoint, draft, size, dtype=options.dtype)
                 said = f"queries {queries}, documents {documents} of {source}."
         print(f"{folder}: {said} It needs no remote code.")
+    if options.format == "native":
+        next_step(model=folder)
+    else:
+        load = f"from sentence_transformers import SentenceTransformer; print(SentenceTransformer({str(folder)!r}))"
+        next_step("python", "-c", load)

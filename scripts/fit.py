@@ -33,7 +33,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..encode.durable import replacing_files
-from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, naming, writing_to
+from ..trainers.data.formats import check_files, file_name
+from .command import (
+    MODEL_FILES,
+    add_compute_options,
+    argument_parser,
+    compute_of,
+    naming,
+    next_step,
+    writing_to,
+)
 
 
 if TYPE_CHECKING:
@@ -122,7 +131,7 @@ def fit_to_files(
     from ..encode.device import place
     from ..exits.fit import fit_exits
     from ..trainers.core.dataset_checks import require_columns
-    from ..trainers.data.files import file_name, load_files
+    from ..trainers.data.files import load_files
     from ..trainers.data.teacher import Teacher
 
     compute, kept = compute_of(options), model.dtype
@@ -296,18 +305,20 @@ def main(arguments: list[str]) -> None:
     if options.target_vectors and options.teacher:
         raise ValueError("--target_vectors are the vectors of a teacher: pass them or --teacher.")
 
-    from transformers import AutoModel, AutoTokenizer
-
-    from ..modeling import EmbeddingSettings
-    from ..modeling.settings_m3bert import safetensors_only
-    from ..trainers.data.target_vectors import read_target_vectors
-
-    targets = None
-    if options.target_vectors:
-        targets = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
     source, revision = options.source, options.revision
     loading = {"revision": revision, "trust_remote_code": options.trust_remote_code}
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
+        for file in options.files or options.target_vectors:
+            check_files([file], [options.text_column, *([] if options.files else [options.vector_column])])
+        from transformers import AutoModel, AutoTokenizer
+
+        from ..modeling import EmbeddingSettings
+        from ..modeling.settings_m3bert import safetensors_only
+        from ..trainers.data.target_vectors import read_target_vectors
+
+        targets = None
+        if options.target_vectors:
+            targets = read_target_vectors(options.target_vectors, options.text_column, options.vector_column)
         with naming(source):
             EmbeddingSettings.find(source, revision=revision)  # exits that were fitted to another pooling are wrong
             model = AutoModel.from_pretrained(source, **safetensors_only(source), **loading)
@@ -321,3 +332,4 @@ def main(arguments: list[str]) -> None:
                 write_map(fit, draft)
     shutil.rmtree(unfinished(options.output_dir), ignore_errors=True)
     print(f"{report(fit, model, tokenizer)}\nSaved to {options.output_dir}.")
+    next_step(model=options.output_dir)

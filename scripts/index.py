@@ -10,15 +10,15 @@ An interrupted run starts again from its first document. `m3bert search runs/ind
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from ..evaluation import GridEncoder
-from ..index import ENGINES, Corpus, Index, Plan
-from ..index.engine import KINDS, find_engine
-from ..index.index import read_manifest
-from ..trainers.data.collators import separator_for
-from .command import parse_options
+from .. import evaluation, index as indexes
+from ..encode.columns import fields_of
+from ..encode.typed import read_object
+from ..index.manifest import ENGINES, KINDS, read_manifest
+from ..trainers.data.formats import check_files
+from .command import next_step, option, parse_options
 from .encoder import EncoderArguments, load_as
 from .sources import default_base
 
@@ -27,41 +27,36 @@ from .sources import default_base
 class IndexArguments:
     """The documents to index, and the vector store."""
 
-    files: list[str] = field(
-        default_factory=list, metadata={"help": "Documents: .jsonl, .csv, .tsv, .parquet or .txt files, also gzipped."}
+    files: list[str] = option([], "Documents: .jsonl, .csv, .tsv, .parquet or .txt files, also gzipped.")
+    vector_store: str | None = option(None, f"{', '.join(ENGINES)}. Each is an extra: pip install 'm3bert[faiss]'.")
+    output_dir: Path | None = option(None, "Folder for the index.")
+    index_type: str | None = option(
+        None, f"{', '.join(KINDS)}: compare all vectors, or those of near clusters, or follow a graph."
     )
-    vector_store: str | None = field(
-        default=None, metadata={"help": f"{', '.join(ENGINES)}. Each is an extra: pip install 'm3bert[faiss]'."}
+    url: str | None = option(None, "Address of a Qdrant server. Default: in the folder.")
+    text_column: str = option(
+        "text", "Column with the text; title+text joins two columns with the separator, as in training."
     )
-    output_dir: Path | None = field(default=None, metadata={"help": "Folder for the index."})
-    index_type: str | None = field(
-        default=None,
-        metadata={"help": f"{', '.join(KINDS)}: compare all vectors, or those of near clusters, or follow a graph."},
-    )
-    url: str | None = field(default=None, metadata={"help": "Address of a Qdrant server. Default: in the folder."})
-    text_column: str = field(
-        default="text",
-        metadata={"help": "Column with the text; title+text joins two columns with the separator, as in training."},
-    )
-    id_column: str = field(
-        default="id", metadata={"help": "Column with the ids. Without such a column, documents are numbered."}
-    )
-    metadata_columns: list[str] | None = field(
-        default=None, metadata={"help": "Columns to keep as metadata. Default: all others."}
-    )
-    add: list[str] = field(default_factory=list, metadata={"help": "Files with documents to add to an index."})
-    delete: list[str] = field(default_factory=list, metadata={"help": "Ids of documents to delete from an index."})
+    id_column: str = option("id", "Column with the ids. Without such a column, documents are numbered.")
+    metadata_columns: list[str] | None = option(None, "Columns to keep as metadata. Default: all others.")
+    add: list[str] = option([], "Files with documents to add to an index.")
+    delete: list[str] = option([], "Ids of documents to delete from an index.")
 
 
 def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
     """Build the index of a plan. ValueError if an option is missing, or as [`Index.build`]."""
     if not options.files or options.vector_store is None or options.output_dir is None:
         raise ValueError("Building an index needs --files, --vector_store and --output_dir.")
-    plan = Plan.load(file)
+    read_object(file)
+    check_files(options.files, fields_of(options.text_column))
+    from ..index.engine import find_engine
+    from ..trainers.data.collators import separator_for
+
+    plan = indexes.Plan.load(file)
     find_engine(options.vector_store).library()
     name = encoding.model_name_or_path = encoding.model_name_or_path or plan.model or default_base()
     encoder = load_as(encoding, plan.encoder, plan.grid())
-    corpus = Corpus(
+    corpus = indexes.Corpus(
         options.files,
         options.text_column,
         options.id_column,
@@ -69,15 +64,15 @@ def build(file: Path, encoding: EncoderArguments, options: IndexArguments) -> No
         separator_for([options.text_column], encoder.tokenizer),
     )
     model = str(Path(name).resolve()) if Path(name).is_dir() else name
-    with Index.build(
+    with indexes.Index.build(
         options.output_dir, options.vector_store, plan, encoder, corpus,
         kind=options.index_type, url=options.url, model=model, verbose=True,
     ) as index:  # fmt: skip
         print(summary(index))
-        print(f'Search it: m3bert search {index.folder} "your question"')
+    next_step("m3bert", "search", options.output_dir, "your question")
 
 
-def summary(index: Index) -> str:
+def summary(index: indexes.Index) -> str:
     """An index in one line."""
     layout, plan = index.layout, index.plan
     size = sum(path.stat().st_size for path in index.folder.rglob("*") if path.is_file())
@@ -91,24 +86,28 @@ def summary(index: Index) -> str:
 
 def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
     """Delete documents from an index, then add some. Raises as [`Index.add`] and [`Index.delete`]."""
+    columns = read_manifest(folder)["corpus"]
+    if options.add:
+        check_files(options.add, fields_of(columns["text_column"]))
     if options.delete:
-        with Index.open(folder) as index:
+        with indexes.Index.open(folder) as index:
             index.delete(options.delete)
             print(f"Deleted {len(set(options.delete)):,} documents.")
             if not options.add:
                 print(summary(index))
     if options.add:
         encoder = encoder_of(folder, encoding)
-        with Index.open(folder, encoder) as index:
-            count = index.add(Corpus(options.add, **index.manifest["corpus"]), verbose=True)
+        with indexes.Index.open(folder, encoder) as index:
+            count = index.add(indexes.Corpus(options.add, **columns), verbose=True)
             print(f"Added {count:,} documents.\n{summary(index)}")
+    next_step("m3bert", "search", folder, "your question")
 
 
-def encoder_of(folder: Path, encoding: EncoderArguments) -> GridEncoder:
+def encoder_of(folder: Path, encoding: EncoderArguments) -> evaluation.GridEncoder:
     """The encoder of an index, from where the index was told, unless the options name another place."""
     manifest = read_manifest(folder)
     encoding.model_name_or_path = encoding.model_name_or_path or manifest["model"]
-    return load_as(encoding, manifest["encoder"], Plan.from_dict(manifest["plan"]).grid())
+    return load_as(encoding, manifest["encoder"], indexes.Plan.from_dict(manifest["plan"]).grid())
 
 
 def main(arguments: list[str]) -> None:

@@ -13,62 +13,57 @@ negative_2, ... Pairs with fewer negatives than asked for are dropped. Needs the
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
-from datasets import Dataset
-
+from .. import trainers
 from ..encode.device import ComputeArguments
 from ..encode.durable import replacing
 from ..encode.extras import require_extra, require_sentence_transformers
-from ..trainers import Teacher
-from ..trainers.data.files import load_files
-from .command import parse_options
+from ..trainers.data.formats import check_files
+from .command import option, parse_options
 
 
 @dataclass
 class MiningArguments:
     """Which pairs, which teacher, and which negatives."""
 
-    teacher_name_or_path: str = field(metadata={"help": "Folder or Hub id of the teacher.", "aliases": ["--teacher"]})
-    files: list[str] = field(metadata={"help": "Pairs: .jsonl, .csv or .parquet files, also gzipped."})
-    teacher_revision: str | None = field(default=None, metadata={"help": "Branch, tag or commit of the teacher."})
-    teacher_pooling: str | None = field(
-        default=None, metadata={"help": "Pooling of the teacher: mean, cls, lasttoken, ... Default: as published."}
+    teacher_name_or_path: str = option(MISSING, "Folder or Hub id of the teacher.", aliases=["--teacher"])
+    files: list[str] = option(MISSING, "Pairs: .jsonl, .csv or .parquet files, also gzipped.")
+    teacher_revision: str | None = option(None, "Branch, tag or commit of the teacher.")
+    teacher_pooling: str | None = option(
+        None, "Pooling of the teacher: mean, cls, lasttoken, ... Default: as published."
     )
-    teacher_max_length: int | None = field(
-        default=None, metadata={"help": "Longest text of the teacher in tokens. Default: the teacher's limit."}
+    teacher_max_length: int | None = option(
+        None, "Longest text of the teacher in tokens. Default: the teacher's limit."
     )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the teacher."})
-    batch_size: int = field(default=64, metadata={"help": "Texts of 128 tokens per batch; more of shorter ones."})
-    query_prompt: str | None = field(default=None, metadata={"help": "Prompt for queries."})
-    document_prompt: str | None = field(default=None, metadata={"help": "Prompt for candidates."})
-    query_column: str = field(default="anchor", metadata={"help": "Column with the queries."})
-    positive_column: str = field(default="positive", metadata={"help": "Column with the positives."})
-    corpus_files: list[str] | None = field(default=None, metadata={"help": "Files with further candidates."})
-    corpus_column: str = field(default="text", metadata={"help": "Column with the candidates in --corpus_files."})
-    negatives: int = field(default=8, metadata={"help": "Negatives per pair (IBKD: 8)."})
-    range_min: int = field(
-        default=0, metadata={"help": "Skip this many nearest candidates, which may be answers as well."}
+    trust_remote_code: bool = option(False, "Run code that comes with the teacher.")
+    batch_size: int = option(64, "Texts of 128 tokens per batch; more of shorter ones.")
+    query_prompt: str | None = option(None, "Prompt for queries.")
+    document_prompt: str | None = option(None, "Prompt for candidates.")
+    query_column: str = option("anchor", "Column with the queries.")
+    positive_column: str = option("positive", "Column with the positives.")
+    corpus_files: list[str] | None = option(None, "Files with further candidates.")
+    corpus_column: str = option("text", "Column with the candidates in --corpus_files.")
+    negatives: int = option(8, "Negatives per pair (IBKD: 8).")
+    range_min: int = option(0, "Skip this many nearest candidates, which may be answers as well.")
+    range_max: int | None = option(None, "Consider only this many nearest candidates.")
+    relative_margin: float | None = option(
+        0.05, "Skip candidates with more than (1 - margin) times the similarity of the positive."
     )
-    range_max: int | None = field(default=None, metadata={"help": "Consider only this many nearest candidates."})
-    relative_margin: float | None = field(
-        default=0.05,
-        metadata={"help": "Skip candidates with more than (1 - margin) times the similarity of the positive."},
+    sampling: Literal["top", "random"] = option(
+        "top", "top: take the nearest candidates in range; random: a random sample of them."
     )
-    sampling: Literal["top", "random"] = field(
-        default="top", metadata={"help": "top: take the nearest candidates in range; random: a random sample of them."}
-    )
-    seed: int = field(default=0, metadata={"help": "Random seed, for --sampling random."})
-    output_file: str = field(default="runs/negatives.jsonl", metadata={"help": "JSON Lines file to write."})
+    seed: int = option(0, "Random seed, for --sampling random.")
+    output_file: str = option("runs/negatives.jsonl", "JSON Lines file to write.")
 
 
-def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: list[str] | None = None) -> Dataset:
+def mine(pairs: Any, teacher: trainers.Teacher, options: MiningArguments, corpus: list[str] | None = None) -> Any:
     """The pairs with their negatives, in one column per negative."""
     require_sentence_transformers("Mining")
     require_extra("faiss", "evaluation", "Mining")
+    import numpy as np
     from sentence_transformers.util import mine_hard_negatives
 
     random.seed(options.seed)
@@ -97,7 +92,12 @@ def mine(pairs: Dataset, teacher: Teacher, options: MiningArguments, corpus: lis
 
 def main(arguments: list[str]) -> None:
     options, compute = parse_options((MiningArguments, ComputeArguments), __doc__, arguments)
-    teacher = Teacher(
+    check_files(options.files, [options.query_column, options.positive_column])
+    if options.corpus_files:
+        check_files(options.corpus_files, [options.corpus_column])
+    from ..trainers.data.files import load_files
+
+    teacher = trainers.Teacher(
         options.teacher_name_or_path,
         revision=options.teacher_revision,
         pooling=options.teacher_pooling,

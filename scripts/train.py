@@ -26,13 +26,18 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from m3bert import trainers
 
+from ..encode.columns import check_columns, fields_of, text_columns_of
 from ..encode.durable import only_writer, remove_files, replacing_files
-from .command import MODEL_FILES, HelpFormatter, check_overwriting
-from .recipes import read_recipes
+from ..encode.granularity import Grid
+from ..encode.help_texts import did_you_mean
+from ..trainers.data.formats import check_files, files_by_name
+from .command import MODEL_FILES, HelpFormatter, arrange, check_overwriting, next_step, refuse_unknown
+from .recipes import merged, read_recipes
 from .training_data import DataArguments, cleaned, data_files, masked_lm_data, read_data
 
 
@@ -40,7 +45,8 @@ if TYPE_CHECKING:
     from .backbone import BackboneArguments
 
 TRAINED_FILES = (*MODEL_FILES, "checkpoint-*", "adapter_*", "*_results.json", "trainer_state.json")
-__doc__ = (__doc__ or "").format(methods=", ".join(trainers.METHODS))
+INSTEAD = "or go on with it: --resume_from_checkpoint auto"
+__doc__ = (__doc__ or "").format(methods="\n".join(wrap(", ".join(trainers.METHODS), 100)))
 
 
 def method_of(name: str) -> tuple[type, type]:
@@ -51,7 +57,8 @@ def method_of(name: str) -> tuple[type, type]:
     file, _, class_name = name.rpartition(":")
     if not file.endswith(".py"):
         raise ValueError(
-            f"{name!r} is not a method; methods: {', '.join(trainers.METHODS)}, or path/to/mine.py:MyConfig."
+            f"{name!r} is not a method{did_you_mean(name, trainers.METHODS)}; "
+            f"methods: {', '.join(trainers.METHODS)}, or path/to/mine.py:MyConfig."
         )
     config_class = load_class(Path(file), class_name)
     for base in config_class.__mro__:  # the nearest class of this library that has a trainer
@@ -70,6 +77,45 @@ def load_class(file: Path, name: str) -> type:
     return getattr(module, name)
 
 
+def recipe_parser(arguments: list[str]) -> tuple[argparse.ArgumentParser, dict[str, Any]]:
+    """The parser of `--config`, and the options of the files that it names."""
+    configs = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    configs.add_argument("--config", action="append", default=[], help="Recipe or YAML file. Can be repeated.")
+    return configs, read_recipes(configs.parse_known_args(arguments)[0].config)
+
+
+def look_ahead(method: str, arguments: list[str]) -> None:
+    """Refuse mistakes in files and folders before the libraries of training are imported, which takes seconds."""
+    from transformers import HfArgumentParser
+
+    parser = HfArgumentParser((DataArguments,), add_help=False, allow_abbrev=False)
+    for name in ("output_dir", "model_name_or_path", "grid", "resume_from_checkpoint"):
+        parser.add_argument(f"--{name}", f"--{name.replace('_', '-')}")
+    parser.add_argument("--text_columns", "--text-columns", nargs="+")
+    parser.add_argument("--overwrite", nargs="?", const=True)
+    parser.set_defaults(**recipe_parser(arguments)[1])
+    options = parser.parse_known_args(arguments)[0]
+    if options.output_dir is None:
+        raise ValueError("Training needs --output_dir, a folder for the model and its checkpoints.")
+    if not options.overwrite and not options.resume_from_checkpoint:
+        check_overwriting(options.output_dir, TRAINED_FILES, False, options.model_name_or_path, INSTEAD)
+    check_sources(options)
+    if options.grid:
+        Grid.parse(options.grid)
+    masked_lm = method in ("multigranular-mlm", "matryoshka-distillation")
+    for files in filter(None, (options.train_files, options.eval_files)):
+        for group in files_by_name(files).values() or [files]:
+            found = check_files(group, [options.text_column] if masked_lm else ())
+            if found and not masked_lm:
+                check_text_columns(options.text_columns, found, ", ".join(group))
+
+
+def check_text_columns(named: list[str] | None, found: list[str], source: str) -> None:
+    """Check that there are the columns that `--text_columns` names, or else that their names say what they are."""
+    columns = named or text_columns_of(found, source, "name them with --text_columns, anchors first")
+    check_columns(found, [field for column in columns for field in fields_of(column)], source)
+
+
 def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, DataArguments, Any]:
     """Options from `--config` and the command line. ValueError if a recipe is not found or has unknown options."""
     from transformers import HfArgumentParser, TrainingArguments
@@ -78,12 +124,9 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
     from ..encode.help_texts import own
     from .backbone import BackboneArguments
 
-    configs = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    configs.add_argument("--config", action="append", default=[], help="Recipe or YAML file. Can be repeated.")
-    recipe = read_recipes(configs.parse_known_args(arguments)[0].config)
+    configs, recipe = recipe_parser(arguments)
     parser = HfArgumentParser(
         (config_class, BackboneArguments, DataArguments),
-        usage="%(prog)s METHOD [options]",
         description=__doc__,
         formatter_class=HelpFormatter,
         parents=[configs],
@@ -98,30 +141,38 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
             action.help = argparse.SUPPRESS
         if action.type is string_to_bool and isinstance(action.default, str):  # bool | str, such as `non_padding`
             action.type = str
+        if action.dest == "output_dir":
+            action.required, action.help = True, "Folder for the model and its checkpoints."
         if action.dest in recipe:
             action.required = False
         if isinstance(recipe.get(action.dest), Mapping):
             action.type = merging(action.dest, recipe[action.dest])
     parser.set_defaults(**recipe)
+    arrange(parser, "METHOD")
+    refuse_unknown(parser, arguments)
     args, backbone, data, _ = parser.parse_args_into_dataclasses(arguments)
     return backbone, data, args
 
 
 def merging(name: str, base: Mapping[str, Any]) -> Callable[[str], dict[str, Any]]:
     """The type of an option whose mapping is merged with that of a recipe."""
-    from ..trainers.core.composition import mapping_of, merged
+    from ..trainers.core.composition import mapping_of
 
     return lambda text: merged(base, mapping_of(f"--{name}", text))
 
 
-def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -> None:
-    """Raise a ValueError for options whose result would be another than asked for, or lost."""
+def check_sources(data: Any) -> None:
+    """Raise a ValueError unless the options name one source of training data."""
     sources = [name for name in ("train_files", "dataset_name", "prepared_data") if getattr(data, name)]
     if len(sources) != 1:
         raise ValueError(
             "Training needs one of --train_files, --dataset_name and, for masked LMs, --prepared_data; "
             f"got {', '.join(f'--{name}' for name in sources) or 'none'}."
         )
+
+
+def check_options(backbone: BackboneArguments, args: Any) -> None:
+    """Raise a ValueError for options whose result would be another than asked for, or lost."""
     if backbone.merge_adapter and (backbone.peft is None or args.fsdp or args.push_to_hub):
         raise ValueError("--merge_adapter needs --peft lora, and excludes --fsdp and --push_to_hub.")
     if backbone.peft and not backbone.merge_adapter and backbone.student_layers:
@@ -158,6 +209,8 @@ def embedding_trainer(trainer_class: Any, backbone: BackboneArguments, data: Dat
         backbone = replace(backbone, model_name_or_path=args.teacher.name_or_path)
     model, tokenizer = load_backbone(backbone, AutoModel)
     train = read_data(data)
+    if data.dataset_name is not None:
+        check_text_columns(args.text_columns, args.all_columns(train), data.dataset_name)
     if data.clean_pairs or data.max_pairs_per_query:
         if isinstance(train, dict):
             train = {name: cleaned(each, data, args, f"{name}: ") for name, each in train.items()}
@@ -202,9 +255,11 @@ def main(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(__doc__.strip())
         return
+    if arguments[0] in trainers.METHODS and not {"-h", "--help"}.intersection(arguments):
+        look_ahead(arguments[0], arguments[1:])
     config_class, trainer_class = method_of(arguments[0])
     backbone, data, args = parse(config_class, arguments[1:])
-    check_options(backbone, data, args)
+    check_options(backbone, args)
     # Of several processes, the first one writes.
     with only_writer(Path(args.output_dir)) if args.should_save else nullcontext():
         train(trainer_class, backbone, data, args)
@@ -214,8 +269,7 @@ def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, 
     """Train, save, and evaluate where there is something to evaluate on."""
     checkpoint = resumed_checkpoint(args)
     if checkpoint is None:
-        instead = "or go on with it: --resume_from_checkpoint auto"
-        check_overwriting(args.output_dir, TRAINED_FILES, backbone.overwrite, backbone.model_name_or_path, instead)
+        check_overwriting(args.output_dir, TRAINED_FILES, backbone.overwrite, backbone.model_name_or_path, INSTEAD)
     from transformers import set_seed
 
     from ..modeling.conversion_m3bert import hub_id
@@ -229,10 +283,13 @@ def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, 
     trainer.data_files = data_files(data)
     if checkpoint is None and args.should_save:
         remove_files(args.output_dir, TRAINED_FILES)
-    trainer.train(resume_from_checkpoint=checkpoint)
+    trained = trainer.train(resume_from_checkpoint=checkpoint)
     if not backbone.merge_adapter:
         trainer.save_model()
     if data.eval_files or data.eval_split is not None or data.eval_tasks:
         trainer.save_metrics("eval", trainer.evaluate())
     if backbone.merge_adapter:  # last, since merging removes the adapter from the model
         save_merged(trainer)
+    if args.process_index == 0:
+        print(f"{args.output_dir}: {trained.global_step:,} steps in {trained.metrics['train_runtime']:.0f} s.")
+        next_step(model=args.output_dir)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ..encode.columns import fields_of
+from ..trainers.data.formats import files_by_name
+from .command import option
 
 
 if TYPE_CHECKING:
@@ -18,63 +22,45 @@ class DataArguments:
 
     _argument_group_name = "The data"
 
-    train_files: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Training data: .txt, .jsonl, .csv, .tsv or .parquet files, also gzipped. NAME=FILE for several "
-            "data sets: files with the same name are one, and each batch is of one data set."
-        },
+    train_files: list[str] = option(
+        [],
+        "Training data: .txt, .jsonl, .csv, .tsv or .parquet files, also gzipped. NAME=FILE for several data sets: "
+        "files with the same name are one, and each batch is of one data set.",
     )
-    eval_files: list[str] | None = field(default=None, metadata={"help": "Evaluation data, in the same formats."})
-    dataset_name: str | None = field(
-        default=None,
-        metadata={"help": "Training data in place of --train_files: Hub id, or a folder of files named after splits."},
+    eval_files: list[str] | None = option(None, "Evaluation data, in the same formats.")
+    dataset_name: str | None = option(
+        None, "Training data in place of --train_files: Hub id, or a folder of files named after splits."
     )
-    dataset_config: str | None = field(
-        default=None, metadata={"help": "Configuration (subset) of --dataset_name. Default: its default one."}
+    dataset_config: str | None = option(None, "Configuration (subset) of --dataset_name. Default: its default one.")
+    split: str = option("train", "Split of --dataset_name to train on.")
+    eval_split: str | None = option(None, "Split of --dataset_name to evaluate on, in place of --eval_files.")
+    eval_tasks: list[str] = option(
+        [],
+        "Tasks to score the trained granularities on at each evaluation, beside --eval_files or in their place; see "
+        "`m3bert evaluate --list_tasks`. --metric_for_best_model stsb_4x64_spearman selects by one.",
     )
-    split: str = field(default="train", metadata={"help": "Split of --dataset_name to train on."})
-    eval_split: str | None = field(
-        default=None, metadata={"help": "Split of --dataset_name to evaluate on, in place of --eval_files."}
+    prepared_data: str | None = option(
+        None,
+        "For masked LMs, in place of --train_files: folder that `m3bert prepare` wrote. Its rows have the "
+        "--max_length that it was given.",
     )
-    eval_tasks: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Tasks to score the trained granularities on at each evaluation, beside --eval_files or in their "
-            "place; see `m3bert evaluate --list_tasks`. --metric_for_best_model stsb_4x64_spearman selects by one."
-        },
+    text_column: str = option("text", "For masked LMs: the column with the text.")
+    language_exponent: float | None = option(
+        None,
+        "For masked LMs: treat each training file as one language, and sample language L with a probability "
+        "proportional to its share P(L) raised to this power (the paper: 0.7). With --prepared_data: in place of the "
+        "power that it was prepared with.",
     )
-    prepared_data: str | None = field(
-        default=None,
-        metadata={
-            "help": "For masked LMs, in place of --train_files: folder that `m3bert prepare` wrote. Its rows have the "
-            "--max_length that it was given."
-        },
-    )
-    text_column: str = field(default="text", metadata={"help": "For masked LMs: the column with the text."})
-    language_exponent: float | None = field(
-        default=None,
-        metadata={
-            "help": "For masked LMs: treat each training file as one language, and sample language L with a "
-            "probability proportional to its share P(L) raised to this power (the paper: 0.7). With --prepared_data: "
-            "in place of the power that it was prepared with."
-        },
-    )
-    streaming: bool = field(
-        default=False,
-        metadata={"help": "Read the training data during training, not before it. Needs --max_steps."},
-    )
-    clean_pairs: bool = field(
-        default=False, metadata={"help": "For pairs: drop duplicates, and pairs beyond --max_pairs_per_query."}
-    )
-    max_pairs_per_query: int | None = field(
-        default=None, metadata={"help": "For pairs: the number of documents to keep per query. Drops duplicates, too."}
+    streaming: bool = option(False, "Read the training data during training, not before it. Needs --max_steps.")
+    clean_pairs: bool = option(False, "For pairs: drop duplicates, and pairs beyond --max_pairs_per_query.")
+    max_pairs_per_query: int | None = option(
+        None, "For pairs: the number of documents to keep per query. Drops duplicates, too."
     )
 
 
 def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:
     """The rows to train on, or to evaluate on: a `dict` of several data sets, and `None` if there are none."""
-    from ..trainers.data.files import files_by_name, load_files
+    from ..trainers.data.files import load_files
     from ..trainers.data.hub_data import load_hub
 
     streaming = data.streaming and not evaluation
@@ -109,7 +95,6 @@ def masked_lm_data(data: DataArguments, args: Any, tokenizer: Any, *, evaluation
 
 def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> Any:
     """The pairs of a dataset without duplicates and pairs over the maximum. Says what was dropped."""
-    from ..trainers.data.collators import fields_of
     from ..trainers.data.pairs import clean_pairs
 
     query, document, *_ = args.columns_of(dataset)
@@ -125,7 +110,6 @@ def cleaned(dataset: Any, data: DataArguments, args: Any, label: str = "") -> An
 
 def data_files(data: DataArguments) -> tuple[str, ...]:
     """The files or the local folder that the training data is read from, for the record of the run."""
-    from ..trainers.data.files import files_by_name
     from ..trainers.data.preparing import read_prepared
 
     if data.prepared_data is not None:

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ..encode.durable import remove_files, replacing, replacing_files
-from .command import MODEL_FILES, argument_parser, naming, writing_to
+from ..trainers.data.formats import check_files
+from .command import MODEL_FILES, argument_parser, naming, next_step, writing_to
 from .fit import copy_source
 
 
@@ -338,6 +339,8 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     output = Path(options.output_dir)
     with writing_to(output, MODEL_FILES, options.overwrite, options.source):
+        for file in (*(options.files or ()), *(options.other or ())):
+            check_files([file], [options.text_column])
         other = texts_of(options.other, options.text_column) if options.other else None
         if options.files:
             texts = texts_of(options.files, options.text_column)
@@ -348,3 +351,4 @@ def main(arguments: list[str]) -> None:
         with replacing_files(output, stale=MODEL_FILES if options.overwrite else ()) as draft:
             found = trim(options.source, draft, texts, other=other, **settings)
     print(f"{report(found, 'held-out' if other is None else 'other')}\nSaved to {output}.")
+    next_step(model=output)

@@ -170,7 +170,7 @@ def test_the_readme_runs_in_a_terminal_for_a_stranger(tmp_path):
             shown += part
     text = shown.decode(errors="replace")
     assert process.wait() == 0, text[-4000:]
-    # torchao, which an environment for development has, talks while transformers imports it in the Python lines.
+    # torchao, which transformers imports where it is installed, talks while it is.
     lines = [line for line in re.split(r"[\r\n]+", text) if "torchao" not in line and "_pytree" not in line]
     assert [line for line in lines if NOISE.search(line)] == []
     for printed in re.findall(r"^print\(.*\)  # (torch\.Size\(.*?\))", code, re.MULTILINE):

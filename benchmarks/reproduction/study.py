@@ -17,10 +17,10 @@ import torch
 from datasets import Dataset
 
 from benchmarks._measure import commit
+from m3bert.commands.recipes import merged
 from m3bert.evaluation import Task, find_task
 from m3bert.trainers import Granularity
 from m3bert.trainers.core.checkpoints import complete_checkpoints
-from m3bert.trainers.core.composition import merged
 
 
 Scores = dict[Granularity, float]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 
@@ -16,13 +16,26 @@ LABELS = ("label", "labels", "score", "scores")  # which are no texts, and are n
 KNOWN = f"{', '.join((*ANCHORS, *POSITIVES))}, negative, negative_1, ..., {TEXT}"
 
 
-def text_columns_of(found: Sequence[str]) -> list[str]:
+def fields_of(column: str) -> list[str]:
+    """The dataset columns of a text column: `"title+text"` joins the fields `title` and `text`."""
+    return column.split("+")
+
+
+def check_columns(found: Sequence[str], columns: Iterable[str], name: str = "The dataset") -> None:
+    """Raise a ValueError if the columns that were found in what the message calls `name` lack some."""
+    if missing := [column for column in columns if column not in found]:
+        raise ValueError(f"{name} lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.")
+
+
+def text_columns_of(found: Sequence[str], source: str = "The dataset", option: str = "pass text_columns") -> list[str]:
     """
     The columns with text, in the order that objectives expect: anchor, positive, hard negatives. Labels and scores are
     left out.
 
     Args:
         found (`Sequence[str]`): All columns of a dataset, in any order.
+        source (`str`, *optional*): What the message calls the dataset.
+        option (`str`, *optional*): What the message says to do.
 
     Raises:
         ValueError: if a column has another name, two columns are the same side of a pair, or there are negatives
@@ -37,8 +50,8 @@ def text_columns_of(found: Sequence[str]) -> list[str]:
     unknown = [name for name in found if name not in (*columns, *LABELS)]
     if unknown or len(anchors) > 1 or len(positives) > 1 or (negatives and not positives):
         raise ValueError(
-            f"The dataset has the column(s) {', '.join(found)}; which of them are anchor, positive and negatives is "
-            f"not clear from their names: pass text_columns. Known names: {KNOWN}."
+            f"{source} has the column(s) {', '.join(found)}; which of them are anchor, positive and negatives is "
+            f"not clear from their names: {option}. Known names: {KNOWN}."
         )
     return columns
 

@@ -6,13 +6,18 @@ from importlib import import_module
 from typing import Any
 
 
-def require_extra(module: str, extra: str, purpose: str) -> Any:
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra, as the end of an error message."""
+    return f"pip install 'm3bert[{extra}]', in a checkout pip install -e '.[{extra}]'"
+
+
+def require_extra(module: str, extra: str | None, purpose: str) -> Any:
     """
     Import a module of an optional dependency.
 
     Args:
         module (`str`): Name of the module, such as `"sklearn.metrics"`.
-        extra (`str`): The extra of m3bert that installs it.
+        extra (`str`, *optional*): The extra of m3bert that installs it. `None` if none does.
         purpose (`str`): What needs the module, as the subject of the error message: `"Classification"`.
 
     Returns:
@@ -25,7 +30,8 @@ def require_extra(module: str, extra: str, purpose: str) -> Any:
         return import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ValueError(f"{purpose} needs the package {package}: pip install 'm3bert[{extra}]'.") from error
+        install = f"pip install {package}" if extra is None else how_to_install(extra)
+        raise ValueError(f"{purpose} needs the package {package}: {install}.") from error
 
 
 def require_sentence_transformers(purpose: str) -> Any:

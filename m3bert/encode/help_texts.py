@@ -1,10 +1,12 @@
-"""Help texts of config fields, taken from the docstring of their class."""
+"""Help texts of config fields, taken from the docstring of their class; and the name that was perhaps meant."""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Iterable
 from dataclasses import Field, fields, is_dataclass
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -47,3 +49,9 @@ def help_text(text: str) -> str:
     """A description as one line of plain text for argparse."""
     text = REFERENCE.sub(r"\1", LINK.sub(r"\1", " ".join(text.split())))
     return text.replace("`", "").replace("%", "%%")
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """What follows an unknown name in an error: ` (did you mean evaluate?)`, or nothing if no known name is close."""
+    close = get_close_matches(name, known, 1)
+    return f" (did you mean {close[0]}?)" if close else ""

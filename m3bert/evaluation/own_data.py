@@ -17,7 +17,8 @@ from typing import Any
 
 import datasets
 
-from ..trainers.data.files import FORMATS, load_files, suffix_of
+from ..trainers.data.files import load_files
+from ..trainers.data.formats import FORMATS, suffix_of
 from ..trainers.data.hub_data import load_hub
 from .readers import Read, Rows, first_of, read_rows
 from .tasks import GROUPS, TASKS, HubData, Task

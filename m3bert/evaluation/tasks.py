@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..encode.help_texts import did_you_mean
+
 
 @dataclass(frozen=True)
 class HubData:
@@ -222,8 +224,8 @@ def find_task(name: str) -> Task:
             name, "pair_classification", "xnli", (split,), labels=ENTAILED_OR_CONTRADICTED, hub=hub, about=about
         )
     raise ValueError(
-        f"There is no task {name!r}. Tasks: {', '.join(TASKS)}, tatoeba-LANGUAGE, xnli-LANGUAGE, xnli-pairs-LANGUAGE; "
-        f"groups: {', '.join(GROUPS)}."
+        f"There is no task {name!r}{did_you_mean(name, [*TASKS, *GROUPS])}. Tasks: {', '.join(TASKS)}, "
+        f"tatoeba-LANGUAGE, xnli-LANGUAGE, xnli-pairs-LANGUAGE; groups: {', '.join(GROUPS)}."
     )
 
 

@@ -1,9 +1,15 @@
 """Indexes of documents in vector stores that people run, built from the plan of `m3bert choose`."""
 
-from .corpus import Corpus
-from .engine import ENGINES, Hit
-from .index import Index
-from .plan import Plan
+from typing import TYPE_CHECKING
+
+from ..encode.lazy import face
 
 
-__all__ = ["ENGINES", "Corpus", "Hit", "Index", "Plan"]
+if TYPE_CHECKING:
+    from .corpus import Corpus as Corpus
+    from .engine import Hit as Hit
+    from .index import Index as Index
+    from .manifest import ENGINES as ENGINES
+    from .plan import Plan as Plan
+
+__getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from types import NoneType
 from typing import Any
 
-from ..trainers.data.collators import fields_of, joined_text
+from ..encode.columns import fields_of
+from ..trainers.data.collators import joined_text
 from ..trainers.data.files import UNREADABLE, load_files
 
 

@@ -10,12 +10,13 @@ command line override all files. Recipes in `ablations/` and `studied/` are made
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ...encode.help_texts import did_you_mean
 from ..command import argument_parser
 
 
@@ -33,19 +34,28 @@ def find_recipe(name: str) -> Path:
     for file in (Path(name), FOLDER / f"{name}.yaml"):
         if file.is_file():
             return file
-    raise ValueError(f"{name} is neither a recipe nor a file; recipes: {', '.join(recipe_names())}.")
+    names = recipe_names()
+    raise ValueError(f"{name} is neither a recipe nor a file{did_you_mean(name, names)}; recipes: {', '.join(names)}.")
 
 
 def read_recipes(names: Iterable[str]) -> dict[str, Any]:
     """The options of several recipes together. Later ones override earlier ones; mappings, such as the arguments of a
     part (`pic: {pooling: mean}`), are merged."""
-    from ...trainers.core.composition import merged
-
     options: dict[str, Any] = {}
     for name in names:
         with open(find_recipe(name), encoding="utf-8") as file:
             options = merged(options, yaml.safe_load(file) or {})
     return options
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`base` updated with `over`. Nested mappings are merged; all other values are replaced."""
+    both = {
+        name: merged(base[name], over[name])
+        for name in base.keys() & over.keys()
+        if isinstance(base[name], Mapping) and isinstance(over[name], Mapping)
+    }
+    return {**base, **over, **both}
 
 
 def title_of(file: Path) -> str:

@@ -152,7 +152,7 @@ def test_a_model_with_a_head_keeps_it(tmp_path, tiny_tokenizer):
 
 
 def test_what_is_quantised_has_a_fingerprint_and_is_not_quantised_again(run, tmp_path):
-    pytest.importorskip("torchao", reason="the extra quantization is not installed")
+    pytest.importorskip("torchao", reason="torchao is not installed")
     small = lay_out(run / "output", tmp_path / "small", quantize=True)
     assert Checkpoint(small.folder).weights_fingerprint != Checkpoint(run / "output").weights_fingerprint
     for number, options in enumerate(

@@ -23,7 +23,7 @@ from m3bert.hub_cards.training_record import (
 from m3bert.modeling import M3BertModel
 from m3bert.trainers import ContrastiveConfig, PublishingTrainer, TeacherEmbeddings
 from m3bert.trainers.core import papers
-from m3bert.trainers.data.files import file_name
+from m3bert.trainers.data.formats import file_name
 from tests.conftest import quiet, tiny_config
 from tests.published import contrastive_trainer
 from tests.trainers.tiny_run import quiet_model

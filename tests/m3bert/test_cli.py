@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.mistakes import MISTAKES, write_files
 from m3bert.cli import COMMANDS, main
 from tests.snippets import read
 
@@ -65,8 +66,19 @@ def test_every_command_has_help_under_its_name(name, monkeypatch, capsys):
     assert not end.value.code
     printed = capsys.readouterr().out
     assert printed.startswith(f"usage: m3bert {name} ")
-    assert f"m3bert {name}" in printed.partition("options:")[0].split("\n", 1)[1], "an example"
-    assert "(default: None)" not in printed
+    examples, _, options = printed.partition("\n\nrequired:\n" if "\n\nrequired:\n" in printed else "\noptions:\n")
+    assert f"m3bert {name}" in examples.split("\n", 1)[1] and "-h, --help" in options
+    assert "(default: None)" not in printed and "--output-dir" not in printed
+
+
+def test_help_begins_with_what_is_required_and_what_is_most_used(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    with pytest.raises(SystemExit):
+        main(["train", "contrastive", "--help"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: m3bert train METHOD --output_dir OUTPUT_DIR [options]\n")
+    places = ["\nrequired:\n  --output_dir ", "\nin the examples above:\n", "  --train_files ", "\nThe data:\n"]
+    assert sorted(places, key=printed.index) == places and printed.index("\noptions:\n") > printed.index(places[-1])
 
 
 def test_help_lists_every_command(capsys):
@@ -108,3 +120,22 @@ def test_an_error_is_one_line_and_no_traceback(tmp_path):
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("error: poetry is neither a recipe nor a file; recipes: baseline_espresso_bert, ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("line", MISTAKES)
+def test_a_mistake_is_answered_before_a_model_is_imported(line, tmp_path):
+    write_files(tmp_path)
+    printed, loaded = run_and_list(line, folder=tmp_path)
+    assert printed.startswith(f"error: {MISTAKES[line]}") and printed.count("\n") == 1
+    assert not loaded & {"torch", "datasets", "accelerate", "pyarrow"}
+    assert "transformers" not in loaded or line.split()[0] in (
+        "train",
+        "evaluate",
+        "embed",
+        "index",
+        "search",
+        "export",
+    )
+    assert sorted(file.name for file in tmp_path.glob("[!.]*")) == [
+        "columns.jsonl", "cut.jsonl", "empty.txt", "pairs.jsonl", "trained",
+    ]  # fmt: skip

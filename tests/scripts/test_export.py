@@ -76,7 +76,7 @@ def test_options_reach_the_graphs_and_the_folder_of_a_checkpoint_stays_as_it_is(
         assert options["normalize"] is False and not options["int8"]
         return SimpleNamespace(graphs=[])
 
-    monkeypatch.setattr("m3bert.commands.export.write_graphs", write)
+    monkeypatch.setattr("m3bert.hub_cards.onnx_graphs.write_graphs", write)
     own = [*arguments[:2], "--output_dir", arguments[1]]
     before = {file.name: file.stat().st_mtime_ns for file in (tmp_path / "model").iterdir()}
     for named in (["--granularity", "2x8", "1x8"], ["--grid", "1,2x8"], []):

@@ -45,7 +45,7 @@ def test_a_choice_becomes_a_plan(results, tmp_path, capsys):  # noqa: F811
     results.save(tmp_path / "results.json")
     file = tmp_path / "runs" / "plan.json"
     choose.main([str(tmp_path / "results.json"), "--documents", "1000", "--output_file", str(file)])
-    assert f"Plan: {file}. Build it: m3bert index {file} --files FILE" in capsys.readouterr().out
+    assert f"Plan: {file}\nNext: m3bert index {file} --files " in capsys.readouterr().out
     plan = Plan.load(file)
     assert (str(plan.documents), plan.vectors, plan.model) == ("6x32", 1000, "user/model")
 

@@ -108,7 +108,7 @@ def error_line(done: subprocess.CompletedProcess) -> str:
 @pytest.mark.slow
 def test_every_kind_of_checkpoint_comes_back_from_an_empty_cache(run, hub, push, in_process, tmp_path):
     """And the examples of its card run, as they stand there."""
-    pytest.importorskip("torchao", reason="the extra quantization is not installed")
+    pytest.importorskip("torchao", reason="torchao is not installed")
     output = run / "output"
     done = push(
         [output, "user/base", "--results", run / "results.json", "--onnx", "2x8"],

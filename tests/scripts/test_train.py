@@ -188,7 +188,7 @@ def test_the_data_set_that_is_asked_for_is_trained_on(text_files, tiny_checkpoin
         ("user/data", "small", {"split": "dev", "streaming": False}),
     ]
     assert json.loads((text_files / "out" / "training.json").read_text())["datasets"] == ["user/data"]
-    message = r"^The dataset lacks the column\(s\) reply; it has query, answer\.$"
+    message = r"^user/data lacks the column\(s\) reply; it has query, answer\.$"
     with pytest.raises(ValueError, match=message):
         run("contrastive", *options, "--overwrite", "--text_columns", "query", "reply")
 

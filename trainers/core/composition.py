@@ -113,13 +113,3 @@ def part_arguments(
     if unknown:
         raise ValueError(f"{name} names unknown arguments: {', '.join(unknown)}; legal values: {', '.join(legal)}.")
     return arguments
-
-
-def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` updated with `over`. Nested mappings are merged; all other values are replaced."""
-    both = {
-        name: merged(base[name], over[name])
-        for name in base.keys() & over.keys()
-        if isinstance(base[name], Mapping) and isinstance(over[name], Mapping)
-    }
-    return {**base, **over, **both}

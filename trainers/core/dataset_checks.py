@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainingArguments
 
+from ...encode.columns import check_columns
 from .streams import column_names_of
 
 
@@ -17,9 +18,7 @@ def require_columns(dataset: Any, columns: Iterable[str], name: str = "The datas
     Raises:
         ValueError: if it lacks one. The message names the columns found.
     """
-    found = column_names_of(dataset)
-    if missing := [column for column in columns if column not in found]:
-        raise ValueError(f"{name} lacks the column(s) {', '.join(missing)}; it has {', '.join(found)}.")
+    check_columns(column_names_of(dataset), columns, name)
 
 
 def require_one_batch(dataset: Any, args: TrainingArguments, name: str = "The training set") -> None:

@@ -12,15 +12,11 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerBase
 
+from ...encode.columns import fields_of
 from ...encode.hashing import hash_of
 from ...encode.packed_rows import DOCUMENTS
 from .packing import DOCUMENT_LENGTHS, Frame
 from .teacher import TeacherEmbeddings
-
-
-def fields_of(column: str) -> list[str]:
-    """The dataset columns of a text column: `"title+text"` joins the fields `title` and `text`."""
-    return column.split("+")
 
 
 def separator_for(columns: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import gzip
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
@@ -15,29 +13,13 @@ from datasets import Dataset, IterableDataset, load_dataset
 from datasets.exceptions import DatasetsError
 from transformers import PreTrainedTokenizerBase
 
+from ...encode.columns import fields_of
 from ..core.dataset_checks import require_columns
-from .collators import fields_of
+from .formats import FORMATS, require_one_format, suffix_of
 
 
-# Suffix -> builder of the library datasets, with its options. Only an empty cell of a table is a missing value: pandas
-# would also drop the texts "NA", "None" and "null".
-TABLE = {"keep_default_na": False, "na_values": [""]}
-FORMATS: dict[str, tuple[str, dict[str, Any]]] = {
-    ".txt": ("text", {}),
-    ".jsonl": ("json", {}),
-    ".json": ("json", {}),
-    ".csv": ("csv", TABLE),
-    ".tsv": ("csv", {**TABLE, "sep": "\t"}),
-    ".parquet": ("parquet", {}),
-}
-NAMED_FILE = re.compile(r"(?P<name>[\w.-]+)=(?P<file>.+)")
 # What reading broken data raises: datasets (StopIteration for an empty file), pyarrow (a ValueError), gzip and zlib.
 UNREADABLE = (DatasetsError, StopIteration, ValueError, EOFError, gzip.BadGzipFile, zlib.error)
-
-
-def file_name(file: str) -> str:
-    """The name of a file or URL without its folder, and without a query, which may hold a signature."""
-    return Path(file.partition("?")[0] if "://" in file else file).name
 
 
 def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
@@ -56,15 +38,9 @@ def load_files(files: Sequence[str], *, streaming: bool = False) -> Any:
         ValueError: if a file cannot be read, or the formats are unknown or differ. The message names the files.
         OSError: if a file does not exist.
     """
-    found = [FORMATS.get(suffix_of(file)) for file in files]
-    if not found or found[0] is None or found.count(found[0]) < len(found):
-        raise ValueError(
-            f"{', '.join(files) or 'No file'} cannot be read: name files of one format, which is one of "
-            f"{', '.join(FORMATS)}, also with .gz."
-        )
+    builder, options = require_one_format(files)
     if streaming:
         return IterableDataset.from_generator(_streamed, gen_kwargs={"files": list(files)})
-    builder, options = found[0]
     with reading(", ".join(files)):
         return load_dataset(builder, data_files=list(files), split="train", **options)
 
@@ -93,23 +69,6 @@ def reading(what: str) -> Iterator[None]:
         raise ValueError(f"{what} cannot be read: {reason}") from error
 
 
-def files_by_name(files: Sequence[str]) -> dict[str, list[str]]:
-    """
-    The files of several data sets, `["nli=a.csv", "nli=b.csv", "qa=c.csv"]`, grouped: name -> files. Empty if the
-    files have no names. A local file whose own name has a `=` has no name before it.
-
-    Raises:
-        ValueError: if only some of the files have names.
-    """
-    found: dict[str, list[str]] = {}
-    for file in files:
-        if (match := NAMED_FILE.fullmatch(file)) and not Path(file).is_file():
-            found.setdefault(match["name"], []).append(match["file"])
-    if found and sum(map(len, found.values())) < len(files):
-        raise ValueError(f"All files need a name, or none: {', '.join(files)} is both.")
-    return found
-
-
 def require_texts(dataset: Any, columns: Sequence[str]) -> None:
     """
     Check that every row of a dataset has a text in every text column, before any work is done. A stream is checked
@@ -134,16 +93,6 @@ def require_texts(dataset: Any, columns: Sequence[str]) -> None:
             if (row := pc.index(longest, 0).as_py()) >= 0:
                 raise ValueError(f"Row {start + row + 1} of the dataset: column {column!r} has no text.")
         start += len(table)
-
-
-def is_url(file: str) -> bool:
-    """Whether the name of a file is a URL, such as `hf://datasets/...` or `https://...`, and not a local path."""
-    return "://" in file
-
-
-def suffix_of(file: str) -> str:
-    """The suffix of a file that says its format: that of `rows.csv.gz` is `.csv`."""
-    return Path(file.removesuffix(".gz")).suffix
 
 
 def tokenize_texts(

@@ -9,7 +9,8 @@ from typing import Any
 
 import datasets
 
-from .files import is_url, reading
+from .files import reading
+from .formats import is_url
 
 
 def load_hub(name: str, config: str | None = None, *, split: str = "train", streaming: bool = False) -> Any:

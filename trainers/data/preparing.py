@@ -21,7 +21,8 @@ from ...encode.hashing import key_of
 from ...encode.packed_rows import check_packable
 from ...encode.states import max_positions
 from ..core.dataset_checks import require_columns
-from .files import FORMATS, load_files, reading, suffix_of
+from .files import load_files, reading
+from .formats import files_by_language
 from .languages import mix_languages, smoothed_probabilities
 from .packing import DOCUMENT_LENGTHS, Frame, packed_rows
 
@@ -192,19 +193,6 @@ def _texts(files: Sequence[str], *columns: str) -> Dataset:
 
 def _have_text(texts: Sequence[str | None]) -> list[bool]:
     return [bool(text and not text.isspace()) for text in texts]
-
-
-def files_by_language(files: Sequence[str]) -> dict[str, list[str]]:
-    """Files, or those in folders with one folder per language, grouped by the folder that they are in: language ->
-    files, both in alphabetical order."""
-    found: dict[str, list[str]] = {}
-    for name in files:
-        inside = sorted(str(file) for file in Path(name).glob("*/*") if suffix_of(file.name) in FORMATS)
-        if Path(name).is_dir() and not inside:
-            raise ValueError(f"{name} has no files of text in folders: it must have one folder per language.")
-        for file in inside or [name]:
-            found.setdefault(Path(file).absolute().parent.name, []).append(file)
-    return {language: sorted(found[language]) for language in sorted(found)}
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from ..core.dataset_checks import require_columns
-from .files import file_name, load_files
+from .files import load_files
+from .formats import file_name
 from .teacher import TeacherEmbeddings
 
 

@@ -10,8 +10,9 @@ from datasets import Dataset
 from torch.utils.data import ConcatDataset
 from transformers import PreTrainedTokenizerBase
 
+from ...encode.columns import fields_of
 from ..core.dataset_checks import require_one_batch
-from .collators import TextColumnsCollator, fields_of
+from .collators import TextColumnsCollator
 from .files import require_texts
 
 

@@ -8,7 +8,8 @@ import json
 import pytest
 from datasets import Dataset, IterableDataset
 
-from m3bert.trainers.data.files import files_by_name, load_files, require_texts, tokenize_texts
+from m3bert.trainers.data.files import load_files, require_texts, tokenize_texts
+from m3bert.trainers.data.formats import files_by_name
 
 
 ROWS = [{"query": "open", "text": "read it"}, {"query": "list", "text": "a name"}]
