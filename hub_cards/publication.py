@@ -215,9 +215,7 @@ def _complete(folder: Path, results: GridResults | None) -> None:
     if staged.head == "AutoModel" and not (folder / MODULES_FILE).is_file():
         settings = results.settings if results is not None else {}
         EmbeddingSettings(
-            pooling=settings.get("pooling", "mean"),
-            prompts=settings.get("prompts", {}),
-            max_length=staged.max_length,
+            pooling=settings.get("pooling", "mean"), prompts=settings.get("prompts", {}), max_length=staged.max_length
         ).write(folder, width=staged.full.dim)
 
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..encode.durable import replacing_files
-from ..trainers.data.formats import check_files
 from .command import MODEL_FILES, argument_parser, check_overwriting, compute_of, naming, next_step, writing_to
-from .fit import add_exit_options, fit_to_files, report, save_with_exits
+from .fit import add_exit_options, fit_to_files, report, save_with_exits, streams_of
 
 
 if TYPE_CHECKING:
@@ -111,19 +110,18 @@ def main(arguments: list[str]) -> None:
         "--student_layers", help="make a student of the first N layers, or of chosen ones: 1,4,6, counted from 1"
     )
     parser.add_argument(
-        "--fit_exits", nargs="+", help="files with texts to fit exits to; the options below are for it"
+        "--fit_exits", nargs="+", help="files with texts to fit exits to, with the options of `m3bert fit`"
     )
     add_exit_options(parser)
     options = parser.parse_args(arguments)
     if options.fit_exits and options.encoder_only:
         raise ValueError("--fit_exits needs the pooling, which --encoder_only leaves out: pass one of them.")
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, options.source):
-        for file in options.fit_exits or ():
-            check_files([file], [options.text_column])
         if options.fit_exits:
+            datasets = streams_of(options.fit_exits, options.text_column)
             compute_of(options)  # refuses what is not there before the model is loaded
             model, tokenizer = converted(options.source, options.revision, student_layers=options.student_layers)
-            fit = fit_to_files(model, tokenizer, options.fit_exits, options)
+            fit = fit_to_files(model, tokenizer, datasets, options)
             save_with_exits(model, tokenizer, options, fit)
             print(report(fit, model, tokenizer))
         else:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import shutil
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ ROWS_AT_ONCE = 1000
 class EmbeddingArguments:
     """The texts to embed, and the folder to write."""
 
-    files: list[str] = option([], "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped.")
+    files: list[str] = option(MISSING, "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped.")
     text_column: str = option(
         "text", "Column with the text; title+text joins two columns with the separator, as in training."
     )

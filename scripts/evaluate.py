@@ -77,8 +77,7 @@ class EvaluationArguments:
     classification_columns: list[str] = option(["text", "label"], "The columns of --classification.")
     split: str = option("test", "Split of your own data to score.")
     recall: list[int] = option(
-        [1, 10, 100],
-        "For retrieval: values of k for Recall@k. Those above the size of a collection are left out.",
+        [1, 10, 100], "For retrieval: values of k for Recall@k. Those above the size of a collection are left out."
     )
     output_dir: str = option(
         "runs/evaluation", "Folder for results, tables and figures. An interrupted run resumes from it."
@@ -127,7 +126,7 @@ def tasks_of(options: EvaluationArguments) -> list[Task]:
     for source in (*options.pairs, *options.classification):
         if suffix_of(source) in FORMATS:
             check_files([source])
-    at = {"split": options.split}
+    at: dict[str, Any] = {"split": options.split}
     texts, labels = {"columns": options.pairs_columns, **at}, {"columns": options.classification_columns, **at}
     tasks = [
         *find_tasks(options.tasks),

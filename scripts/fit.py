@@ -25,24 +25,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import file_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..encode.durable import replacing_files
 from ..trainers.data.formats import check_files, file_name
-from .command import (
-    MODEL_FILES,
-    add_compute_options,
-    argument_parser,
-    compute_of,
-    naming,
-    next_step,
-    writing_to,
-)
+from .command import MODEL_FILES, add_compute_options, argument_parser, compute_of, naming, next_step, writing_to
 
 
 if TYPE_CHECKING:
@@ -123,21 +115,29 @@ def depths_of(options: Namespace, last: int) -> dict[str, Any]:
     return {"layers": sorted(prefixes), "paths": paths, "depths": depths}
 
 
-def fit_to_files(
-    model: Any, tokenizer: Any, files: Sequence[str], options: Namespace, targets: TargetVectors | None = None
-) -> ExitFit:
-    """Fit the depths of an encoder to the texts in some files, or to `targets` in their place, in place, with the
-    options of [`add_exit_options`]."""
-    from ..encode.device import place
-    from ..exits.fit import fit_exits
+def streams_of(files: Sequence[str], *columns: str) -> dict[str, Any]:
+    """The rows of some files, each as a stream with these columns. A missing one is found before a model is loaded."""
+    for file in files:
+        check_files([file], columns)
     from ..trainers.core.dataset_checks import require_columns
     from ..trainers.data.files import load_files
+
+    streams = {file: load_files([file], streaming=True) for file in files}
+    for file, stream in streams.items():
+        require_columns(stream, columns, file)
+    return streams
+
+
+def fit_to_files(
+    model: Any, tokenizer: Any, datasets: Mapping[str, Any], options: Namespace, targets: TargetVectors | None = None
+) -> ExitFit:
+    """Fit the depths of an encoder, in place, to the texts of [`streams_of`] files, or to `targets` in their place,
+    with the options of [`add_exit_options`]."""
+    from ..encode.device import place
+    from ..exits.fit import fit_exits
     from ..trainers.data.teacher import Teacher
 
     compute, kept = compute_of(options), model.dtype
-    datasets = {file: load_files([file], streaming=True) for file in files}
-    for file, dataset in datasets.items():
-        require_columns(dataset, [options.text_column], file)
 
     def texts_of(dataset: Any) -> Iterator[str]:
         return (row[options.text_column] or "" for row in dataset)
@@ -255,10 +255,7 @@ def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
         reads = "table" if depth == 0 else "hidden state, table" if depth in fit.state_only else "hidden state"
         bar = "█" * round(10 * kept)
         lines.append(f"{depth:>5}  {layers:<22} {reads:<20} {bar:<10} {kept:>6.1%} {milliseconds:>17.1f}")
-    lines += [
-        "",
-        "Retrieval kept: share of nDCG@10 of spans of held-out texts as queries, documents at full depth.",
-    ]
+    lines += ["", "Retrieval kept: share of nDCG@10 of spans of held-out texts as queries, documents at full depth."]
     for depth, compared in fit.candidates.items():
         best = next(iter(compared))
         if depth not in fit.paths:
@@ -274,19 +271,15 @@ def report(fit: ExitFit, model: Any, tokenizer: Any) -> str:
 def milliseconds_of(encoder: Any, tokenizer: Any, depths: Sequence[int]) -> dict[int, float]:
     """Milliseconds of the embedding of one short query at each depth and, last, at full depth: the median of ten runs,
     in turn."""
-    import numpy as np
     import torch
+
+    from ..evaluation.latency import seconds_in_turn
 
     inputs = tokenizer("how are the exits of an encoder fitted", return_tensors="pt").to(encoder.device)
     every = [*depths, encoder.config.num_hidden_layers]
-    times: dict[int, list[float]] = {depth: [] for depth in every}
     with torch.no_grad():
-        for _ in range(11):
-            for depth in every:
-                start = time.perf_counter()
-                encoder(**inputs, output_layer=depth)
-                times[depth].append(1000 * (time.perf_counter() - start))
-    return {depth: float(np.median(its[1:])) for depth, its in times.items()}
+        seconds = seconds_in_turn({depth: partial(encoder, **inputs, output_layer=depth) for depth in every}, 10)
+    return {depth: 1000 * its for depth, its in seconds.items()}
 
 
 def main(arguments: list[str]) -> None:
@@ -308,8 +301,8 @@ def main(arguments: list[str]) -> None:
     source, revision = options.source, options.revision
     loading = {"revision": revision, "trust_remote_code": options.trust_remote_code}
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
-        for file in options.files or options.target_vectors:
-            check_files([file], [options.text_column, *([] if options.files else [options.vector_column])])
+        datasets = streams_of(options.files or (), options.text_column)
+        streams_of(options.target_vectors or (), options.text_column, options.vector_column)
         from transformers import AutoModel, AutoTokenizer
 
         from ..modeling import EmbeddingSettings
@@ -323,7 +316,7 @@ def main(arguments: list[str]) -> None:
             EmbeddingSettings.find(source, revision=revision)  # exits that were fitted to another pooling are wrong
             model = AutoModel.from_pretrained(source, **safetensors_only(source), **loading)
             tokenizer = AutoTokenizer.from_pretrained(source, **loading)
-        fit = fit_to_files(model, tokenizer, options.files or (), options, targets)
+        fit = fit_to_files(model, tokenizer, datasets, options, targets)
         if model.config.model_type == "m3bert":
             save_with_exits(model, tokenizer, options, fit)
         else:

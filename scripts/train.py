@@ -8,7 +8,8 @@ Train an encoder:
     m3bert train contrastive --dataset_name HUB_ID --dataset_config NAME --model_name_or_path DIR ...
     m3bert train path/to/mine.py:MyConfig --train_files pairs.jsonl --model_name_or_path DIR ...
 
-Methods: {methods}. A config class in a file of your own is a method, too; its `objective_class` is what is trained.
+Methods: {methods}.
+A config class in a file of your own is a method, too; its `objective_class` is what is trained.
 
 `m3bert train METHOD --help` lists the options of a method. All TrainingArguments of transformers are options, too.
 `--config` reads options from a YAML file or a recipe (`m3bert recipes` lists them). It can be repeated: later files

@@ -20,9 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ..encode.durable import remove_files, replacing, replacing_files
-from ..trainers.data.formats import check_files
 from .command import MODEL_FILES, argument_parser, naming, next_step, writing_to
-from .fit import copy_source
+from .fit import copy_source, streams_of
 
 
 Texts = Callable[[], Iterable[str | None]]  # gives the texts, each time that it is called
@@ -198,13 +197,8 @@ def batches(texts: Iterable[str | None], size: int = 1000) -> Iterator[list[str]
 
 def texts_of(files: Sequence[str], column: str) -> Texts:
     """The texts of some files."""
-    from ..trainers.core.dataset_checks import require_columns
-    from ..trainers.data.files import load_files
-
-    datasets = {file: load_files([file], streaming=True) for file in files}
-    for file, dataset in datasets.items():
-        require_columns(dataset, [column], file)
-    return lambda: (row[column] for dataset in datasets.values() for row in dataset)
+    streams = streams_of(files, column)
+    return lambda: (row[column] for stream in streams.values() for row in stream)
 
 
 def articles(languages: Sequence[str], number: int, snapshot: str) -> list[str]:
@@ -339,8 +333,6 @@ def main(arguments: list[str]) -> None:
     options = parser.parse_args(arguments)
     output = Path(options.output_dir)
     with writing_to(output, MODEL_FILES, options.overwrite, options.source):
-        for file in (*(options.files or ()), *(options.other or ())):
-            check_files([file], [options.text_column])
         other = texts_of(options.other, options.text_column) if options.other else None
         if options.files:
             texts = texts_of(options.files, options.text_column)

@@ -12,12 +12,7 @@ from .streams import column_names_of
 
 
 def require_columns(dataset: Any, columns: Iterable[str], name: str = "The dataset") -> None:
-    """
-    Check that a dataset or stream, which the message calls `name`, has columns.
-
-    Raises:
-        ValueError: if it lacks one. The message names the columns found.
-    """
+    """[`check_columns`] of a dataset or stream, which the message calls `name`."""
     check_columns(column_names_of(dataset), columns, name)
 
 
