@@ -172,8 +172,9 @@ def check_sources(data: Any) -> None:
         )
 
 
-def check_options(backbone: BackboneArguments, args: Any) -> None:
+def check_options(backbone: BackboneArguments, data: DataArguments, args: Any) -> None:
     """Raise a ValueError for options whose result would be another than asked for, or lost."""
+    check_sources(data)
     if backbone.merge_adapter and (backbone.peft is None or args.fsdp or args.push_to_hub):
         raise ValueError("--merge_adapter needs --peft lora, and excludes --fsdp and --push_to_hub.")
     if backbone.peft and not backbone.merge_adapter and backbone.student_layers:
@@ -260,7 +261,7 @@ def main(arguments: list[str]) -> None:
         look_ahead(arguments[0], arguments[1:])
     config_class, trainer_class = method_of(arguments[0])
     backbone, data, args = parse(config_class, arguments[1:])
-    check_options(backbone, args)
+    check_options(backbone, data, args)
     # Of several processes, the first one writes.
     with only_writer(Path(args.output_dir)) if args.should_save else nullcontext():
         train(trainer_class, backbone, data, args)
@@ -293,4 +294,5 @@ def train(trainer_class: Any, backbone: BackboneArguments, data: DataArguments, 
         save_merged(trainer)
     if args.process_index == 0:
         print(f"{args.output_dir}: {trained.global_step:,} steps in {trained.metrics['train_runtime']:.0f} s.")
-        next_step(model=args.output_dir)
+        if backbone.merge_adapter or backbone.peft is None:
+            next_step(model=args.output_dir)

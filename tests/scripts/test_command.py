@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
-from m3bert.commands.command import parse_options, run_command
+from m3bert.commands.command import next_step, parse_options, run_command
 
 
 @dataclass
@@ -53,6 +54,14 @@ def test_what_a_user_can_mend_is_one_line(error, line, monkeypatch):
     with pytest.raises(SystemExit) as end:
         run_command(main)
     assert end.value.code == line
+
+
+def test_the_next_step_can_be_pasted(capsys):
+    next_step("m3bert", "search", Path("my index"), "a question")
+    next_step(model="runs/model/")
+    search, evaluate = capsys.readouterr().out.splitlines()
+    assert search == "Next: m3bert search 'my index' 'a question'"
+    assert evaluate.endswith("--model_name_or_path runs/model/ --tasks stdlib --output_dir runs/model-evaluation")
 
 
 def test_a_bug_is_not_hidden(monkeypatch):

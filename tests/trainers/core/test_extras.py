@@ -16,5 +16,9 @@ def test_a_package_that_is_there_is_imported():
 
 def test_a_package_that_is_not_there_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.metrics", None)
-    with pytest.raises(ValueError, match=r"Retrieval needs the package sklearn: pip install 'm3bert\[evaluation\]'"):
+    with pytest.raises(
+        ValueError, match=r"Retrieval needs the package sklearn: pip install 'm3bert\[evaluation\]', in a"
+    ):
         require_extra("sklearn.metrics", "evaluation", "Retrieval")
+    with pytest.raises(ValueError, match=r"needs the package sklearn: pip install sklearn\.$"):
+        require_extra("sklearn.metrics", None, "Retrieval")

@@ -9,7 +9,7 @@ import pytest
 from datasets import Dataset, IterableDataset
 
 from m3bert.trainers.data.files import load_files, require_texts, tokenize_texts
-from m3bert.trainers.data.formats import files_by_name
+from m3bert.trainers.data.formats import check_files, files_by_name
 
 
 ROWS = [{"query": "open", "text": "read it"}, {"query": "list", "text": "a name"}]
@@ -27,6 +27,7 @@ def test_rows_are_read_whole_or_as_a_stream(tmp_path, name, zipped):
     with (gzip.open if zipped else open)(file, "wt", encoding="utf-8") as opened:
         opened.write(CONTENTS[name])
     assert load_files([str(file)]).to_list() == ROWS
+    assert check_files([str(file)], ["text"]) == ["query", "text"]
     stream = load_files([str(file)], streaming=True)
     assert isinstance(stream, IterableDataset) and list(stream) == ROWS
 
@@ -71,6 +72,18 @@ def test_a_broken_file_is_named(tmp_path, name, streaming):
     with pytest.raises(ValueError, match=name) as refused:
         list(load_files([str(tmp_path / name)], streaming=streaming))
     assert "\n" not in str(refused.value)
+    if name not in ("no.parquet", "wide.csv"):  # which a first look leaves to their libraries
+        with pytest.raises(ValueError, match=f"{name} cannot be read: "):
+            check_files([str(tmp_path / name)])
+
+
+@pytest.mark.parametrize("content", ['[{"text": "a"}]', '{"text": "a"}\n\n{"title": "b"}', "\ufeff" + '{"text": "a"}'])
+def test_what_a_library_reads_is_not_refused(tmp_path, content):
+    """An array over the whole file, an empty line and a column that some rows lack, and the mark of a byte order."""
+    (tmp_path / "rows.jsonl").write_text(content, encoding="utf-8")
+    assert load_files([str(tmp_path / "rows.jsonl")])["text"][0] == "a"
+    check_files([str(tmp_path / "rows.jsonl")], ["text"])
+    check_files(["https://host/rows.jsonl", "parts/*.jsonl"], ["text"])
 
 
 def test_files_of_several_formats_or_of_none_are_refused(tmp_path):
