@@ -50,11 +50,10 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter, argparse.ArgumentDefau
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser with [`arrange`] and [`refuse_unknown`]."""
+    """A parser that is [`arranged`]."""
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        arrange(self)
-        refuse_unknown(self, args)
+        arranged(self, args)
         return super().parse_args(args, namespace)
 
 
@@ -63,9 +62,10 @@ def argument_parser(description: str | None) -> argparse.ArgumentParser:
     return CommandParser(description=description, formatter_class=HelpFormatter)
 
 
-def arrange(parser: argparse.ArgumentParser, *first: str) -> None:
+def arranged(parser: argparse.ArgumentParser, arguments: Sequence[str], *first: str) -> None:
     """Order the options in the help: required ones first, then those in the examples, which the description indents.
-    The usage names the required ones, after the words `first`."""
+    The usage names the required ones, after the words `first`. ValueError for an unknown option: it names the nearest
+    one."""
     examples = {*re.findall(r"--\w+", " ".join(re.findall(r"^ {4}.*", parser.description or "", re.MULTILINE)))}
     either = [action for group in parser._mutually_exclusive_groups for action in group._group_actions]
     needed = [action for action in parser._actions if action.required or not action.option_strings]
@@ -77,21 +77,17 @@ def arrange(parser: argparse.ArgumentParser, *first: str) -> None:
     parser._action_groups = parser._action_groups[-2:] + parser._action_groups[2:-2] + parser._action_groups[:2]
     choice = [f"({' | '.join(map(_spelled, either))})"] if either else []
     parser.usage = " ".join(["%(prog)s", *first, *map(_spelled, needed), *choice, "[options]"])
+    known = [name for action in parser._actions for name in action.option_strings]
+    for word in itertools.takewhile("--".__ne__, arguments):
+        name = word.partition("=")[0]
+        if name.startswith("--") and not any(option.startswith(name) for option in known):
+            raise ValueError(f"unknown option {name}{did_you_mean(name, known)}; --help lists all.")
 
 
 def _spelled(action: argparse.Action) -> str:
     """An argument in a usage."""
     name = action.dest.upper() + (" ..." if action.nargs == "+" else "")
     return " ".join([*action.option_strings[:1], name if action.nargs != "?" else f"[{name}]"])
-
-
-def refuse_unknown(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
-    """Raise a ValueError for an option that a parser does not know. It names the nearest one."""
-    known = [name for action in parser._actions for name in action.option_strings]
-    for word in itertools.takewhile("--".__ne__, arguments):
-        name = word.partition("=")[0]
-        if name.startswith("--") and not any(option.startswith(name) for option in known):
-            raise ValueError(f"unknown option {name}{did_you_mean(name, known)}; --help lists all.")
 
 
 def add_compute_options(parser: argparse.ArgumentParser) -> None:
@@ -143,8 +139,7 @@ def parse_options(
     parser = HfArgumentParser(classes, description=description, formatter_class=HelpFormatter)
     for name, values in positionals.items():
         parser.add_argument(name, **values)
-    arrange(parser)
-    refuse_unknown(parser, arguments)
+    arranged(parser, arguments)
     return parser.parse_args_into_dataclasses(arguments)
 
 

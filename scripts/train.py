@@ -37,7 +37,7 @@ from ..encode.durable import only_writer, remove_files, replacing_files
 from ..encode.granularity import Grid
 from ..encode.help_texts import did_you_mean
 from ..trainers.data.formats import check_files, files_by_name
-from .command import MODEL_FILES, HelpFormatter, arrange, check_overwriting, next_step, refuse_unknown
+from .command import MODEL_FILES, HelpFormatter, arranged, check_overwriting, next_step
 from .recipes import merged, read_recipes
 from .training_data import DataArguments, cleaned, data_files, masked_lm_data, read_data
 
@@ -149,8 +149,7 @@ def parse(config_class: type, arguments: list[str]) -> tuple[BackboneArguments, 
         if isinstance(recipe.get(action.dest), Mapping):
             action.type = merging(action.dest, recipe[action.dest])
     parser.set_defaults(**recipe)
-    arrange(parser, "METHOD")
-    refuse_unknown(parser, arguments)
+    arranged(parser, arguments, "METHOD")
     args, backbone, data, _ = parser.parse_args_into_dataclasses(arguments)
     return backbone, data, args
 

@@ -69,10 +69,7 @@ class NestedModel(nn.Module):
         self.backbone.activation_checkpointing_enable(**kwargs)
 
     def forward(
-        self,
-        labels: torch.Tensor | None = None,
-        num_items_in_batch: torch.Tensor | int | None = None,
-        **inputs: Any,
+        self, labels: torch.Tensor | None = None, num_items_in_batch: torch.Tensor | int | None = None, **inputs: Any
     ) -> dict[str, Any]:
         """
         Args:

@@ -218,12 +218,7 @@ class Objective(nn.Module):
         """The loss: the sum of the terms, each multiplied by its weight."""
         return torch.stack([term.weight * value for term, value in terms.items()]).sum()
 
-    def term(
-        self,
-        granularity: Granularity | None = None,
-        name: str = "",
-        weight: float = 1.0,
-    ) -> Term:
+    def term(self, granularity: Granularity | None = None, name: str = "", weight: float = 1.0) -> Term:
         """Identifier of a term of this objective, with its weight in the loss."""
         return Term(self.name, granularity, name, weight)
 

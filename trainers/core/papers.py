@@ -44,15 +44,7 @@ class Paper:
 M3BERT = Paper(
     "m3BERT: A Modern, Multi-lingual, Matryoshka Bidirectional Encoder",
     "2605.19568",
-    (
-        "Yaoxiang Wang",
-        "Simiao Zuo",
-        "Qingguo Hu",
-        "Yucheng Ding",
-        "Yeyun Gong",
-        "Jian Jiao",
-        "Jinsong Su",
-    ),
+    ("Yaoxiang Wang", "Simiao Zuo", "Qingguo Hu", "Yucheng Ding", "Yeyun Gong", "Jian Jiao", "Jinsong Su"),
 )
 MRL = Paper(
     "Matryoshka Representation Learning",
@@ -77,9 +69,7 @@ SIMCSE = Paper(
     ("Tianyu Gao", "Xingcheng Yao", "Danqi Chen"),
 )
 ESE = Paper(
-    "ESE: Espresso Sentence Embeddings",
-    "2402.14776",
-    ("Xianming Li", "Zongxi Li", "Jing Li", "Haoran Xie", "Qing Li"),
+    "ESE: Espresso Sentence Embeddings", "2402.14776", ("Xianming Li", "Zongxi Li", "Jing Li", "Haoran Xie", "Qing Li")
 )
 COSENT = Paper(
     "CoSENT: Consistent Sentence Embedding via Similarity Ranking",
@@ -140,9 +130,7 @@ QAMA = Paper(
     "https://github.com/faizanahemad/embedding-binary-quantisation",
 )
 CRD = Paper(
-    "Contrastive Representation Distillation",
-    "1910.10699",
-    ("Yonglong Tian", "Dilip Krishnan", "Phillip Isola"),
+    "Contrastive Representation Distillation", "1910.10699", ("Yonglong Tian", "Dilip Krishnan", "Phillip Isola")
 )
 HPD = Paper(
     "Compressing Sentence Representation for Semantic Retrieval via Homomorphic Projective Distillation",

@@ -105,11 +105,7 @@ class ExitDistillationConfig(DistillationConfig):
         )
         if self.pair_weight == 0:
             return distillation
-        pairs = CrossDepth(
-            grid,
-            temperature=self.pair_temperature,
-            pooling=self.pooling or self.default_pooling,
-        )
+        pairs = CrossDepth(grid, temperature=self.pair_temperature, pooling=self.pooling or self.default_pooling)
         return Composition({"distillation": (1.0, distillation), "pairs": (self.pair_weight, pairs)})
 
 

@@ -176,11 +176,7 @@ class EmbeddingObjective(Objective):
         return targets.rows.mean(losses)
 
     def info_nce(
-        self,
-        anchors: torch.Tensor,
-        columns: Sequence[torch.Tensor],
-        dims: Sequence[int],
-        targets: ContrastTargets,
+        self, anchors: torch.Tensor, columns: Sequence[torch.Tensor], dims: Sequence[int], targets: ContrastTargets
     ) -> torch.Tensor:
         """InfoNCE `(batch, len(dims))` of this rank's anchors in one direction, with the candidates of all ranks:
         `columns` of this rank, the first of which has the positives."""

@@ -251,11 +251,7 @@ class CRD(RepresentationDistillation):
 
 
 def critic_loss(
-    scores: torch.Tensor,
-    targets: torch.Tensor,
-    *,
-    log_normalizer: torch.Tensor,
-    left_out: torch.Tensor | None = None,
+    scores: torch.Tensor, targets: torch.Tensor, *, log_normalizer: torch.Tensor, left_out: torch.Tensor | None = None
 ) -> torch.Tensor:
     r"""
     Noise-contrastive loss of CRD's critic (Tian et al., [1910.10699](https://huggingface.co/papers/1910.10699), Eqs.
