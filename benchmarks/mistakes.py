@@ -48,7 +48,7 @@ MISTAKES = {
     "embed --files missing.jsonl": "missing.jsonl: No such file or directory",
     "embed --files pairs.jsonl": "pairs.jsonl lacks the column(s) text; it has anchor, positive",
     f"index plan.json --files pairs.jsonl --vector_store faiss {OUT}": "plan.json: No such file or directory",
-    "search folder question": "folder holds no index: it has no index.json",
+    "search folder question": "folder/index.json: No such file or directory",
     "push folder user/model": "folder is not a folder: name the folder of a checkpoint",
     "export --granularity 9y": "'9y' is not a grid. Write layers x dims",
 }

@@ -24,9 +24,7 @@ class BackboneArguments:
 
     _argument_group_name = "The model"
 
-    model_name_or_path: str | None = option(
-        None, "Folder or Hub id of the backbone. Default: a new m3BERT.", aliases=["--model"]
-    )
+    model_name_or_path: str | None = option(None, "Folder or Hub id. Default: a new m3BERT.", aliases=["--model"])
     tokenizer_name: str | None = option(None, "Folder or Hub id of the tokenizer. Default: that of the model.")
     model_config: dict | str | None = option(
         None,
@@ -39,9 +37,7 @@ class BackboneArguments:
         "depth of these layers is converted to m3BERT.",
     )
     trust_remote_code: bool = option(False, "Run code that comes with the model.")
-    attn_implementation: str | None = option(
-        None, "Attention of transformers: eager, sdpa, ... Default: sdpa if the model has it."
-    )
+    attn_implementation: str | None = option(None, "eager, sdpa, ... Default: sdpa if the model has it.")
     peft: str | None = option(None, "Train an adapter instead of the whole model; legal value: lora.")
     lora_r: int = option(16, "Rank of the LoRA adapter.")
     lora_alpha: int = option(32, "Alpha of the LoRA adapter: its output is multiplied with alpha / rank.")

@@ -35,9 +35,7 @@ class EmbeddingArguments:
     """The texts to embed, and the folder to write."""
 
     files: list[str] = option(MISSING, "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped.")
-    text_column: str = option(
-        "text", "Column with the text; title+text joins two columns with the separator, as in training."
-    )
+    text_column: str = option("text", "Column with the text; title+text joins two columns, as in training.")
     output_dir: str = option("runs/vectors", "Folder for the vectors.")
     format: str = option(
         "npy",
@@ -46,9 +44,7 @@ class EmbeddingArguments:
     )
     dtype: str = option("float32", "float32 or float16.")
     document: bool = option(False, "Treat the texts as documents: use --document_prompt.")
-    normalize: bool = option(
-        False, "L2-normalise the vectors. Needs a grid with one dim per layer, and datasets or parquet."
-    )
+    normalize: bool = option(False, "L2-normalise the vectors. Needs one dim per layer, and datasets or parquet.")
 
 
 def check(options: EmbeddingArguments) -> None:

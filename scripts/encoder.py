@@ -32,18 +32,12 @@ class EncoderArguments(ComputeArguments):
         "32, 64, ... and the hidden size. An evaluation also takes codes of stored embeddings: "
         "6x384@float32,int8,qama-2 or 6x64@int8,6x384@binary; legal values: " + ", ".join(CODES) + ".",
     )
-    pooling: str | None = option(
-        None, "mean, cls (the first token) or lasttoken. Default: as the encoder was published, else mean."
-    )
+    pooling: str | None = option(None, "mean, cls (the first token) or lasttoken. Default: as published, else mean.")
     batch_size: int = option(64, "Texts of 128 tokens per batch; more of shorter ones.")
     max_length: int | None = option(None, "Longest text in tokens; longer ones are truncated. Default: as published.")
-    query_prompt: str | None = option(
-        None, 'Prompt for queries and single sentences: "query: ". Default: as published.'
-    )
+    query_prompt: str | None = option(None, 'Prompt for queries and sentences: "query: ". Default: as published.')
     document_prompt: str | None = option(None, 'Prompt for documents: "passage: ". Default: as published.')
-    query_max_length: int | None = option(
-        None, "Longest query or single sentence in tokens. Default: as --max_length."
-    )
+    query_max_length: int | None = option(None, "Longest query or single sentence. Default: as --max_length.")
     document_max_length: int | None = option(None, "Longest document in tokens. Default: as --max_length.")
 
     def __post_init__(self) -> None:

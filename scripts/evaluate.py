@@ -76,12 +76,8 @@ class EvaluationArguments:
     )
     classification_columns: list[str] = option(["text", "label"], "The columns of --classification.")
     split: str = option("test", "Split of your own data to score.")
-    recall: list[int] = option(
-        [1, 10, 100], "For retrieval: values of k for Recall@k. Those above the size of a collection are left out."
-    )
-    output_dir: str = option(
-        "runs/evaluation", "Folder for results, tables and figures. An interrupted run resumes from it."
-    )
+    recall: list[int] = option([1, 10, 100], "For retrieval: k of Recall@k, up to the size of the collection.")
+    output_dir: str = option("runs/evaluation", "Folder for the results. An interrupted run resumes from it.")
     overwrite: bool = option(False, "Replace the results that output_dir holds.")
     latency: bool = option(True, "Measure ms per query, at each layer and dim.")
     latency_documents: int = option(100_000, "Number of documents in the index whose search is timed.")
@@ -102,9 +98,7 @@ class EvaluationArguments:
         "For retrieval: also measure BM25, alone and beside embeddings, with queries at each layer that shares the "
         "space of the last one.",
     )
-    embeddings_dir: str | None = option(
-        None, "Keep the embeddings in this folder; an interrupted run resumes from it. Default: do not."
-    )
+    embeddings_dir: str | None = option(None, "Keep the embeddings in this folder, to resume from. Default: do not.")
     seed: int = option(0, "Random seed.")
     list_tasks: bool = option(False, "Print all tasks and groups, and exit.")
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from .. import evaluation, index as indexes
 from ..encode.columns import fields_of
 from ..encode.typed import read_object
-from ..index.manifest import ENGINES, KINDS, read_manifest
 from ..trainers.data.formats import check_files
 from .command import next_step, option, parse_options
 from .encoder import EncoderArguments, load_as
@@ -28,15 +27,11 @@ class IndexArguments:
     """The documents to index, and the vector store."""
 
     files: list[str] = option([], "Documents: .jsonl, .csv, .tsv, .parquet or .txt files, also gzipped.")
-    vector_store: str | None = option(None, f"{', '.join(ENGINES)}. Each is an extra: pip install 'm3bert[faiss]'.")
+    vector_store: str | None = option(None, "faiss, qdrant or lancedb. Each is an extra: pip install 'm3bert[faiss]'.")
     output_dir: Path | None = option(None, "Folder for the index.")
-    index_type: str | None = option(
-        None, f"{', '.join(KINDS)}: compare all vectors, or those of near clusters, or follow a graph."
-    )
+    index_type: str | None = option(None, "flat, ivf, hnsw: compare all vectors, near ones, or follow a graph.")
     url: str | None = option(None, "Address of a Qdrant server. Default: in the folder.")
-    text_column: str = option(
-        "text", "Column with the text; title+text joins two columns with the separator, as in training."
-    )
+    text_column: str = option("text", "Column with the text; title+text joins two columns, as in training.")
     id_column: str = option("id", "Column with the ids. Without such a column, documents are numbered.")
     metadata_columns: list[str] | None = option(None, "Columns to keep as metadata. Default: all others.")
     add: list[str] = option([], "Files with documents to add to an index.")
@@ -86,7 +81,7 @@ def summary(index: indexes.Index) -> str:
 
 def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) -> None:
     """Delete documents from an index, then add some. Raises as [`Index.add`] and [`Index.delete`]."""
-    columns = read_manifest(folder)["corpus"]
+    columns = read_object(folder / "index.json")["corpus"]
     if options.add:
         check_files(options.add, fields_of(columns["text_column"]))
     if options.delete:
@@ -105,7 +100,8 @@ def change(folder: Path, encoding: EncoderArguments, options: IndexArguments) ->
 
 def encoder_of(folder: Path, encoding: EncoderArguments) -> evaluation.GridEncoder:
     """The encoder of an index, from where the index was told, unless the options name another place."""
-    manifest = read_manifest(folder)
+    read_object(folder / "index.json")  # before the imports of an index, which take seconds
+    manifest = indexes.read_manifest(folder)
     encoding.model_name_or_path = encoding.model_name_or_path or manifest["model"]
     return load_as(encoding, manifest["encoder"], indexes.Plan.from_dict(manifest["plan"]).grid())
 

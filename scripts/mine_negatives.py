@@ -32,12 +32,8 @@ class MiningArguments:
     teacher_name_or_path: str = option(MISSING, "Folder or Hub id of the teacher.", aliases=["--teacher"])
     files: list[str] = option(MISSING, "Pairs: .jsonl, .csv or .parquet files, also gzipped.")
     teacher_revision: str | None = option(None, "Branch, tag or commit of the teacher.")
-    teacher_pooling: str | None = option(
-        None, "Pooling of the teacher: mean, cls, lasttoken, ... Default: as published."
-    )
-    teacher_max_length: int | None = option(
-        None, "Longest text of the teacher in tokens. Default: the teacher's limit."
-    )
+    teacher_pooling: str | None = option(None, "mean, cls, lasttoken, ... Default: as published.")
+    teacher_max_length: int | None = option(None, "Longest text in tokens. Default: the teacher's limit.")
     trust_remote_code: bool = option(False, "Run code that comes with the teacher.")
     batch_size: int = option(64, "Texts of 128 tokens per batch; more of shorter ones.")
     query_prompt: str | None = option(None, "Prompt for queries.")
@@ -49,12 +45,8 @@ class MiningArguments:
     negatives: int = option(8, "Negatives per pair (IBKD: 8).")
     range_min: int = option(0, "Skip this many nearest candidates, which may be answers as well.")
     range_max: int | None = option(None, "Consider only this many nearest candidates.")
-    relative_margin: float | None = option(
-        0.05, "Skip candidates with more than (1 - margin) times the similarity of the positive."
-    )
-    sampling: Literal["top", "random"] = option(
-        "top", "top: take the nearest candidates in range; random: a random sample of them."
-    )
+    relative_margin: float | None = option(0.05, "Skip candidates over (1 - margin) x the similarity of the positive.")
+    sampling: Literal["top", "random"] = option("top", "top: the nearest candidates in range; random: a sample.")
     seed: int = option(0, "Random seed, for --sampling random.")
     output_file: str = option("runs/negatives.jsonl", "JSON Lines file to write.")
 

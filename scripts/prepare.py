@@ -21,7 +21,7 @@ from dataclasses import MISSING, dataclass
 from typing import Any
 
 from ..trainers.data.formats import check_files, files_by_language
-from .command import naming, option, parse_options
+from .command import option, parse_options
 
 
 @dataclass
@@ -35,9 +35,7 @@ class PreparingArguments:
     tokenizer_name: str = option(MISSING, "Folder or Hub id of the model to train, or of its tokenizer.")
     output_dir: str = option("runs/prepared", "Folder to write, or to go on writing.")
     text_column: str = option("text", "Column with the documents.")
-    language_column: str | None = option(
-        None, "Column with the language of each document. Default: the name of the file's folder."
-    )
+    language_column: str | None = option(None, "Column with the language. Default: the name of the file's folder.")
     language_exponent: float = option(0.7, "Exponent of P(L); 1 keeps the proportions. Can be changed afterwards.")
     max_length: int = option(512, "Maximum length of a row in tokens.")
     num_proc: int = option(1, "Number of processes.")
@@ -68,11 +66,9 @@ def main(arguments: list[str]) -> None:
 
     from ..trainers.data.preparing import prepare
 
-    with naming(options.tokenizer_name):
-        tokenizer = AutoTokenizer.from_pretrained(options.tokenizer_name, trust_remote_code=options.trust_remote_code)
     prepared = prepare(
         options.files,
-        tokenizer,
+        AutoTokenizer.from_pretrained(options.tokenizer_name, trust_remote_code=options.trust_remote_code),
         options.output_dir,
         max_length=options.max_length,
         text_column=options.text_column,

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import index as indexes
-from ..index.manifest import read_manifest
 from .command import option, parse_options
 from .encoder import EncoderArguments
 from .index import encoder_of
@@ -73,7 +72,6 @@ def main(arguments: list[str]) -> None:
         folder={"type": Path, "help": "folder of the index"},
         question={"help": "what to search for"},
     )
-    read_manifest(words.folder)  # before the imports of a search, which take seconds
     with indexes.Index.open(words.folder, encoder_of(words.folder, encoding)) as index:
         hits = index.search([words.question], options.top_k, filters(options.where, index.layout.columns))[0]
     print("\n".join(shown(number, hit) for number, hit in enumerate(hits, start=1)) or "Nothing found.")

@@ -28,9 +28,7 @@ class DataArguments:
         "files with the same name are one, and each batch is of one data set.",
     )
     eval_files: list[str] | None = option(None, "Evaluation data, in the same formats.")
-    dataset_name: str | None = option(
-        None, "Training data in place of --train_files: Hub id, or a folder of files named after splits."
-    )
+    dataset_name: str | None = option(None, "In place of --train_files: Hub id, or a folder with a file per split.")
     dataset_config: str | None = option(None, "Configuration (subset) of --dataset_name. Default: its default one.")
     split: str = option("train", "Split of --dataset_name to train on.")
     eval_split: str | None = option(None, "Split of --dataset_name to evaluate on, in place of --eval_files.")
@@ -53,9 +51,7 @@ class DataArguments:
     )
     streaming: bool = option(False, "Read the training data during training, not before it. Needs --max_steps.")
     clean_pairs: bool = option(False, "For pairs: drop duplicates, and pairs beyond --max_pairs_per_query.")
-    max_pairs_per_query: int | None = option(
-        None, "For pairs: the number of documents to keep per query. Drops duplicates, too."
-    )
+    max_pairs_per_query: int | None = option(None, "For pairs: documents to keep per query. Drops duplicates, too.")
 
 
 def read_data(data: DataArguments, *, evaluation: bool = False) -> Any:

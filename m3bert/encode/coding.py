@@ -49,11 +49,7 @@ class Coder:
 
     @classmethod
     def fit(
-        cls,
-        vectors: torch.Tensor,
-        code: str = FLOAT,
-        dim: int | None = None,
-        quantizer: M3BertQuantizer | None = None,
+        cls, vectors: torch.Tensor, code: str = FLOAT, dim: int | None = None, quantizer: M3BertQuantizer | None = None
     ) -> Coder:
         """
         Fit a precision to the embeddings that it will store.
@@ -180,11 +176,7 @@ class PackedIndex:
 
     @classmethod
     def pack(
-        cls,
-        vectors: torch.Tensor,
-        code: str = FLOAT,
-        dim: int | None = None,
-        quantizer: M3BertQuantizer | None = None,
+        cls, vectors: torch.Tensor, code: str = FLOAT, dim: int | None = None, quantizer: M3BertQuantizer | None = None
     ) -> PackedIndex:
         """Build an index of embeddings; the arguments are those of [`Coder.fit`]. `int8` and `binary` use
         [`~sentence_transformers.quantize_embeddings`], with the range of each dim over the documents; `int4` is that

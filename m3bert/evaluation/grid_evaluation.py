@@ -58,11 +58,7 @@ class TaskEmbeddings:
     are encoded once. A ValueError says that an embedding is not finite; it names the granularities."""
 
     def __init__(
-        self,
-        encoder: GridEncoder,
-        evaluator: Evaluator,
-        description: str | None = None,
-        folder: Path | None = None,
+        self, encoder: GridEncoder, evaluator: Evaluator, description: str | None = None, folder: Path | None = None
     ) -> None:
         self.grid, self.quantizer, self.evaluator = encoder.grid, encoder.quantizer, evaluator
         self._rows: dict[str, list[int] | None] = {}

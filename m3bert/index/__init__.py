@@ -7,9 +7,8 @@ from ..encode.lazy import face
 
 if TYPE_CHECKING:
     from .corpus import Corpus as Corpus
-    from .engine import Hit as Hit
-    from .index import Index as Index
-    from .manifest import ENGINES as ENGINES
+    from .engine import ENGINES as ENGINES, Hit as Hit
+    from .index import Index as Index, read_manifest as read_manifest
     from .plan import Plan as Plan
 
 __getattr__, __dir__, __all__ = face(__name__, __file__)

@@ -16,12 +16,19 @@ from ..encode.codes import bytes_per_vector, code_of
 from ..encode.coding import Coder
 from ..encode.extras import require_extra
 from .corpus import Document
-from .manifest import ENGINES
 
 
 if TYPE_CHECKING:
     from ..modeling.quantization_m3bert import M3BertQuantizer
 
+# Name of a vector store -> module of the folder `engines`, and class.
+ENGINES = {
+    "faiss": ("faiss_engine", "FaissEngine"),
+    "qdrant": ("qdrant_engine", "QdrantEngine"),
+    "lancedb": ("lancedb_engine", "LanceDBEngine"),
+}
+# How the searched vectors are arranged: compared one by one, in clusters (IVF), or as a graph (HNSW).
+KINDS = ("flat", "ivf", "hnsw")
 # Metadata that documents must have: column -> values of its type, of which it must have one.
 Where = Mapping[str, Sequence[Any]]
 
@@ -73,7 +80,7 @@ class Layout:
         second ([`Coder`], *optional*): Precision of the vectors beside them, which rescore the shortlist. `None`:
             there are none, and a shortlist of bits is scored with the first ones, decoded.
         shortlist (`int`, *optional*): Length of the shortlist. `None`: the first search is the result.
-        kind (`str`, *optional*, defaults to `"flat"`): One of [`~index.manifest.KINDS`]. Only `"flat"` is exact.
+        kind (`str`, *optional*, defaults to `"flat"`): One of `KINDS`. Only `"flat"` is exact.
         url (`str`, *optional*): Address of a Qdrant server.
         collection (`str`, *optional*): Name of the collection on this server.
         columns (`dict[str, str]`, *optional*): Metadata column -> type, as [`~index.corpus.column_types`].

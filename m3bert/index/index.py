@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -23,12 +25,15 @@ from tqdm.auto import tqdm
 from ..encode.durable import only_writer, replace_text
 from ..encode.encoder import GridEncoder
 from ..encode.states import unwrap_encoder
+from ..encode.typed import read_object
 from .corpus import Corpus, Document, column_types, is_of_type
 from .engine import Batch, Engine, Hit, Layout, find_engine
-from .manifest import MANIFEST, SCHEMA_VERSION, read_manifest
 from .plan import Plan, encoder_identity, require_same_encoder
 
 
+SCHEMA_VERSION = 3
+IN_SQLITE = 2  # the version that kept the progress of an index in `documents.sqlite`, for all vector stores
+MANIFEST = "index.json"
 CHUNK = 2048  # documents that are encoded, and then written, together
 SAMPLE = 5  # chunks at the beginning that codes are fitted to
 
@@ -66,11 +71,11 @@ class Index:
 
         Args:
             folder (`Path`): Folder of the index.
-            engine (`str`): Vector store: one of [`~index.manifest.ENGINES`].
+            engine (`str`): Vector store: one of [`~index.engine.ENGINES`].
             plan ([`Plan`]): What to store, and how to search.
             encoder ([`GridEncoder`]): Encoder with the grid of the plan.
             corpus ([`Corpus`]): Documents.
-            kind (`str`, *optional*): One of [`~index.manifest.KINDS`]. Default: the first of the store.
+            kind (`str`, *optional*): One of [`~index.engine.KINDS`]. Default: the first of the store.
             url (`str`, *optional*): Address of a Qdrant server.
             model (`str`, *optional*): Hub id or folder of the encoder, for those who search. Default: where it was
                 loaded from.
@@ -247,6 +252,27 @@ def embedded(encoder: GridEncoder, plan: Plan, chunk: Sequence[Document]) -> tor
     if not finite.all():
         raise ValueError(f"{chunk[int((~finite).nonzero()[0])].place}: the embedding is not finite.")
     return vectors
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """
+    What an index says of itself in `index.json`.
+
+    Raises:
+        ValueError: if the folder holds no index, or one of another version.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise ValueError(f"{folder} holds no index: it has no {MANIFEST}.")
+    manifest = read_object(folder / MANIFEST)
+    if manifest.get("schema_version") not in (SCHEMA_VERSION, IN_SQLITE):
+        raise ValueError(f"{folder / MANIFEST} is of another version of m3bert: build the index again.")
+    if "finished" not in manifest:
+        with closing(sqlite3.connect(folder / "documents.sqlite")) as database:
+            state = dict(database.execute("SELECT name, value FROM state"))
+        pending = json.loads(state.get("pending", '{"first": 0}'))  # where an interrupted addition began
+        manifest |= {"next_key": pending["first"] if pending else int(state["next_key"]), "finished": not pending}
+        manifest["layout"]["collection"] = state.get("collection")
+    return manifest
 
 
 def _write(folder: Path, manifest: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """
 Write the training corpus of MIPIC and MIC (2604.24374, A.2; 2605.29987, B.2), one sentence per line:
 
-    m3bert paper_corpus sentences.txt
+    python -m benchmarks.reproduction.paper_corpus sentences.txt
     m3bert train mic --config mic_bert --train_files sentences.txt ...
 
 It draws 3,000 texts each of Banking77 and of tweets, and 1,500 pairs each of STS-B, SICK, MRPC and WiC, from training
@@ -19,11 +19,11 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
-from ..encode.durable import replace_text
-from ..evaluation import find_task
-from ..evaluation.readers import read_part
-from .command import argument_parser
-from .sources import local_data
+from m3bert.commands.command import argument_parser, run_command
+from m3bert.commands.sources import local_data
+from m3bert.encode.durable import replace_text
+from m3bert.evaluation import find_task
+from m3bert.evaluation.readers import read_part
 
 
 # Task -> texts or pairs to draw from its training set.
@@ -59,3 +59,7 @@ def main(arguments: list[str]) -> None:
     options.file.parent.mkdir(parents=True, exist_ok=True)
     replace_text(options.file, "".join(f"{sentence}\n" for sentence in sentences))
     print(f"{options.file}: {len(sentences):,} sentences")
+
+
+if __name__ == "__main__":
+    run_command(main)

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from m3bert.commands import paper_corpus
+from benchmarks.reproduction import paper_corpus
 
 
 @pytest.fixture
