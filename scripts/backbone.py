@@ -26,11 +26,7 @@ class BackboneArguments:
 
     model_name_or_path: str | None = option(None, "Folder or Hub id. Default: a new m3BERT.", aliases=["--model"])
     tokenizer_name: str | None = option(None, "Folder or Hub id of the tokenizer. Default: that of the model.")
-    model_config: dict | str | None = option(
-        None,
-        "Values for the config of the backbone, or of a new m3BERT, as JSON or a YAML mapping: {attention_dropout: "
-        "0.1}.",
-    )
+    model_config: dict | str | None = option(None, "Values for its config, as JSON or YAML: {attention_dropout: 0.1}.")
     student_layers: str | None = option(
         None,
         "Train a student of the model's first N layers, or of chosen ones: 1,4,6, counted from 1. A model without a "

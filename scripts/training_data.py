@@ -37,11 +37,7 @@ class DataArguments:
         "Tasks to score the trained granularities on at each evaluation, beside --eval_files or in their place; see "
         "`m3bert evaluate --list_tasks`. --metric_for_best_model stsb_4x64_spearman selects by one.",
     )
-    prepared_data: str | None = option(
-        None,
-        "For masked LMs, in place of --train_files: folder that `m3bert prepare` wrote. Its rows have the "
-        "--max_length that it was given.",
-    )
+    prepared_data: str | None = option(None, "For masked LMs, in place of --train_files: folder of `m3bert prepare`.")
     text_column: str = option("text", "For masked LMs: the column with the text.")
     language_exponent: float | None = option(
         None,

@@ -48,13 +48,8 @@ def suffix_of(file: str) -> str:
 
 
 def files_by_name(files: Sequence[str]) -> dict[str, list[str]]:
-    """
-    The files of several data sets, `["nli=a.csv", "nli=b.csv", "qa=c.csv"]`, grouped: name -> files. Empty if the
-    files have no names. A local file whose own name has a `=` has no name before it.
-
-    Raises:
-        ValueError: if only some of the files have names.
-    """
+    """The files of several data sets, `["nli=a.csv", "nli=b.csv", "qa=c.csv"]`, grouped: name -> files. Empty if the
+    files have no names; a ValueError if only some have. A local file with a `=` in its own name has none before it."""
     found: dict[str, list[str]] = {}
     for file in files:
         if (match := NAMED_FILE.fullmatch(file)) and not Path(file).is_file():
@@ -90,14 +85,11 @@ def require_one_format(files: Sequence[str]) -> tuple[str, dict[str, Any]]:
 
 def check_files(files: Sequence[str], columns: Iterable[str] = ()) -> list[str]:
     """
-    Look into the first rows of data files, before a model is loaded for them. URLs are not opened.
-
-    Returns:
-        `list[str]`: the columns of the first file; none if only a library can tell them.
+    Look into the first rows of data files, before a model is loaded for them. URLs are not opened. Returns the columns
+    of the first file; none if only a library can tell them.
 
     Raises:
-        ValueError: if a file cannot be read, is empty or lacks one of the columns, or the formats are unknown or
-            differ. The message names the file.
+        ValueError: if a file cannot be read, is empty or lacks a column, or the formats are unknown or differ.
         OSError: if a file does not exist.
     """
     require_one_format(files)
