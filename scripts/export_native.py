@@ -32,11 +32,11 @@ class PlainArguments:
     output_dir: str = option("runs/export", "Folder for the model.")
     overwrite: bool = option(False, "Replace an export that output_dir holds.")
     granularity: str | None = option(
-        None, "Size to export: 4x64. Default: the full one; for queries of a router, the table."
+        None, "Size to export: 4x64. Default: the full one; queries of a router: the table."
     )
     revision: str | None = option(None, "Branch, tag or commit on the Hub.")
     model_type: str | None = option(
-        None, "With native: bert, roberta, ... Default: as before the conversion, else bert."
+        None, "With native: bert, roberta, ... Default: as before conversion, else bert."
     )
     encoder_only: bool = option(False, "With native, leave out a head.")
     dtype: Literal["float32", "float16", "int8"] = option("float32", "Type of the static table.")
