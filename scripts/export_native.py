@@ -35,9 +35,7 @@ class PlainArguments:
         None, "Size to export: 4x64. Default: the full one; queries of a router: the table."
     )
     revision: str | None = option(None, "Branch, tag or commit on the Hub.")
-    model_type: str | None = option(
-        None, "With native: bert, roberta, ... Default: as before conversion, else bert."
-    )
+    model_type: str | None = option(None, "With native: bert, roberta, ... Default: as before conversion, else bert.")
     encoder_only: bool = option(False, "With native, leave out a head.")
     dtype: Literal["float32", "float16", "int8"] = option("float32", "Type of the static table.")
 
