@@ -39,11 +39,7 @@ it reads the static table as well, so its vectors differ.
 
 
 def export_router(
-    checkpoint: Checkpoint,
-    folder: Path,
-    queries: Granularity | None = None,
-    *,
-    dtype: str = "float32",
+    checkpoint: Checkpoint, folder: Path, queries: Granularity | None = None, *, dtype: str = "float32"
 ) -> tuple[Granularity, Granularity]:
     """
     Write a repository that `SentenceTransformer` loads as a `Router`: `encode_query` reads the static table, or the

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from html import escape
 from importlib.metadata import requires, version
@@ -35,7 +35,7 @@ from ..evaluation.latency import milliseconds_in_turn
 from ..modeling.modeling_elastic import Elasticity
 from ..trainers import Granularity, Grid
 from ..trainers.data.stdlib_docs import split_by_module, stdlib_pairs
-from .command import parse_options
+from .command import option, parse_options
 from .encoder import EncoderArguments, load_encoder
 
 
@@ -74,10 +74,7 @@ size. Written by `m3bert demo --space`; the folder `m3bert` is a copy of this pa
 class DemoArguments:
     """Where the page goes."""
 
-    space: str | None = field(
-        default=None,
-        metadata={"help": "Do not serve the page, but write this new folder to publish as a Space of the Hub."},
-    )
+    space: str | None = option(None, "Serve no page, but write this new folder to publish as a Space of the Hub.")
 
 
 @dataclass(frozen=True)

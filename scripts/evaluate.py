@@ -53,11 +53,7 @@ class EvaluationArguments:
     """Which tasks and searches to score, and where to write the results."""
 
     tasks: list[str] = option([], "Tasks or groups of tasks; see --list_tasks.")
-    mteb: list[str] = option(
-        [],
-        "Names of tasks of MTEB, such as STSBenchmark, which MTEB scores by its own protocol at every granularity. "
-        "Their task types are mteb_sts, mteb_retrieval, ... Needs the extra `mteb`.",
-    )
+    mteb: list[str] = option([], "Tasks of MTEB (STSBenchmark), by its own protocol. Needs the extra `mteb`.")
     retrieval: list[str] = option(
         [],
         "Your own collections to search, in the layout of BEIR: folders with corpus.jsonl, queries.jsonl and "

@@ -31,9 +31,7 @@ class PlainArguments:
     format: str = option(MISSING, "Format of the export.", choices=["native", "static", "router"])
     output_dir: str = option("runs/export", "Folder for the model.")
     overwrite: bool = option(False, "Replace an export that output_dir holds.")
-    granularity: str | None = option(
-        None, "Size to export: 4x64. Default: the full one; queries of a router: the table."
-    )
+    granularity: str | None = option(None, "Size to export: 4x64. Default: the full one; of a router: the table.")
     revision: str | None = option(None, "Branch, tag or commit on the Hub.")
     model_type: str | None = option(None, "With native: bert, roberta, ... Default: as before conversion, else bert.")
     encoder_only: bool = option(False, "With native, leave out a head.")

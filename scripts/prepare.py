@@ -28,10 +28,7 @@ from .command import option, parse_options
 class PreparingArguments:
     """Which text, which tokenizer, and which rows."""
 
-    files: list[str] = option(
-        MISSING,
-        "Folders with one folder of files per language, or files: .txt, .jsonl, .csv, .tsv or .parquet, also gzipped.",
-    )
+    files: list[str] = option(MISSING, "Folders with one folder of files per language, or files.")
     tokenizer_name: str = option(MISSING, "Folder or Hub id of the model to train, or of its tokenizer.")
     output_dir: str = option("runs/prepared", "Folder to write, or to go on writing.")
     text_column: str = option("text", "Column with the documents.")

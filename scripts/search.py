@@ -27,9 +27,7 @@ class SearchArguments:
     """The question."""
 
     top_k: int = option(10, "Number of documents to find.")
-    where: list[str] = option(
-        [], "Only documents with this metadata: column=value. The same column twice means either value."
-    )
+    where: list[str] = option([], "Only documents with this metadata: column=value. Of two values, either.")
 
 
 def filters(texts: Sequence[str], columns: Mapping[str, str]) -> dict[str, list[Any]]:

@@ -107,10 +107,7 @@ class TextPasses:
         return slice(None, None, max(1, -(-len(self.texts) // most)))
 
     def sums(
-        self,
-        layers: Sequence[int],
-        projection: Projection | None,
-        teacher: TeacherEmbeddings | None,
+        self, layers: Sequence[int], projection: Projection | None, teacher: TeacherEmbeddings | None
     ) -> tuple[ExitSums, list[torch.Tensor]]:
         """The sums that exits are fitted from, and the targets of the sampled texts, group by group. With token
         features, layer 0 is the static table and needs no sums; with a teacher, the last layer has an exit, and the
