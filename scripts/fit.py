@@ -30,6 +30,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import file_digest
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from ..encode.durable import replacing_files
@@ -273,13 +274,13 @@ def milliseconds_of(encoder: Any, tokenizer: Any, depths: Sequence[int]) -> dict
     in turn."""
     import torch
 
-    from ..evaluation.latency import seconds_in_turn
+    from ..evaluation.latency import times_in_turn
 
     inputs = tokenizer("how are the exits of an encoder fitted", return_tensors="pt").to(encoder.device)
     every = [*depths, encoder.config.num_hidden_layers]
     with torch.no_grad():
-        seconds = seconds_in_turn({depth: partial(encoder, **inputs, output_layer=depth) for depth in every}, 10)
-    return {depth: 1000 * its for depth, its in seconds.items()}
+        seconds = times_in_turn({depth: partial(encoder, **inputs, output_layer=depth) for depth in every}, 10)
+    return {depth: 1000 * median(its) for depth, its in seconds.items()}
 
 
 def main(arguments: list[str]) -> None:
