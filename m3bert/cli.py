@@ -26,7 +26,7 @@ COMMANDS = {
     "export": ("export", "export an encoder for servers: ONNX, one graph per granularity"),
     "demo": ("demo", "open a page to try an encoder with any number of layers and dimensions, in any precision"),
     "example_data": ("example_data", "write small example files to try the commands with"),
-    "quickstart": ("quickstart", "convert, fit exits, train, evaluate and query a real encoder (5 to 10 minutes)"),
+    "quickstart": ("quickstart", "fit, measure, fine-tune and query a real encoder (about 10 minutes)"),
 }
 
 

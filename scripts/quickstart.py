@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import shutil
 import sys
 import time
@@ -27,7 +28,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import set_seed
+from transformers import ProgressCallback, set_seed
 
 from ..encode.device import ComputeArguments
 from ..encode.extras import require_extra
@@ -80,6 +81,13 @@ class Steps:
         start = time.perf_counter()
         yield
         self.seconds[title] = round(time.perf_counter() - start, 1)
+
+
+class OnlyBar(ProgressCallback):
+    """The progress bar of a training, without its logs."""
+
+    def on_log(self, *args: Any, **kwargs: Any) -> None:
+        """The table of the run has what counts."""
 
 
 def documents_of(pairs: list[Pair]) -> list[str]:
@@ -159,6 +167,8 @@ def train(encoder: GridEncoder, pairs: list[Pair], options: argparse.Namespace) 
     trainer = ContrastiveTrainer(
         encoder.model, args, encoder.tokenizer, Dataset.from_list(rows), teacher=before, objective=Composition(parts)
     )
+    trainer.remove_callback(ProgressCallback)
+    trainer.add_callback(OnlyBar)
     trainer.train()
     shutil.rmtree(options.output_dir / "model")
     trainer.save_model(str(options.output_dir / "model"))
@@ -244,6 +254,7 @@ def run(options: argparse.Namespace) -> None:
     """The whole run. Raises a ValueError if a package is missing."""
     base, compute = options.model_name_or_path or default_base(), compute_of(options)
     require_extra("matplotlib", "quickstart", "The quickstart")  # before the work, not after it
+    logging.getLogger(GridEncoder.__module__).setLevel(logging.ERROR)  # texts are cut on purpose
     folder, step = options.output_dir, Steps(4 if options.fast else 6)
     scores: dict[str, Any] = {}
     baselines: dict[str, Any] = {}
