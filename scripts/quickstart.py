@@ -279,7 +279,7 @@ def run(options: argparse.Namespace) -> None:
         encoder = load(base, compute)
         full = encoder.grid.full
         measure("truncated", None)
-    with step("Fit fewer layers and a look-up table to embed queries like all layers", "about 2 min"):
+    with step("Fit fewer layers and a look-up table to embed queries like all layers", "about 3 min"):
         encoder = fit(encoder, train_pairs)
         shutil.rmtree(folder / "model", ignore_errors=True)
         (folder / "model").mkdir(parents=True)
