@@ -181,6 +181,21 @@ def paths() -> str:
     return "\n\n".join(blocks)
 
 
+def path_candidates() -> str:
+    """The share of nDCG@10 that every list of layers keeps, and its divergence, which the fit chooses by."""
+    found, whole = results("candidates_minilm"), results("paths_minilm")
+    size = {run: next(iter(seeds["0"]["divergence"])) for run, seeds in found["scores"].items()}
+    full = mean_of(whole, "full", ASYMMETRIC, FULL)
+
+    def both(run: str) -> str:
+        kept = share(mean_of(found, run, ASYMMETRIC, size[run]), full)
+        return f"{kept}% ({mean_of(found, run, ['divergence'], size[run]):.3f})"
+
+    lists = sorted({run.rpartition(" ")[0] for run in size}, key=lambda its: (len(its), its))
+    rows = [[its.replace(",", ", "), both(f"{its} fold"), both(f"{its} swap")] for its in lists]
+    return titled(found, markdown(["layers of all-MiniLM-L6-v2, 5,000 texts", "fold", "swap"], rows))
+
+
 def trained_paths() -> str:
     """nDCG@10 of queries by native students against documents of the whole encoder, before and after training."""
     found, blocks = results("trained_paths"), []
@@ -413,6 +428,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "exits-trained": exits_trained,
     "exits-development": exits_development,
     "paths": paths,
+    "path-candidates": path_candidates,
     "paths-decoder": paths_decoder,
     "trained-paths": trained_paths,
     "join": join,
