@@ -303,7 +303,8 @@ def main(arguments: list[str]) -> None:
     loading = {"revision": revision, "trust_remote_code": options.trust_remote_code}
     with writing_to(options.output_dir, MODEL_FILES, options.overwrite, source):
         datasets = streams_of(options.files or (), options.text_column)
-        streams_of(options.target_vectors or (), options.text_column, options.vector_column)
+        for file in options.target_vectors or ():
+            check_files([file], (options.text_column, options.vector_column))
         from transformers import AutoModel, AutoTokenizer
 
         from ..modeling import EmbeddingSettings

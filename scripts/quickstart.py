@@ -233,12 +233,8 @@ def report(folder: Path, results: dict[str, Any], grid: Grid, latency: Any) -> N
         rows.append([name, *(value if stage_of in (None, stage) else "" for stage in stages), ""])
     table = f"Recall@10 / MRR@10 in percent.\n\n{markdown(header, rows)}\n\n{latency_report(latency, grid.layers)}\n"
     (folder / "table.md").write_text(table, encoding="utf-8")
-    points = [
-        (STAGES[stage], latency.of(g), 100 * scores[stage][g]["recall@10"])
-        for stage in stages
-        for g in some
-        if g.dim == dim
-    ]
+    full_width = [(stage, g) for stage in stages for g in some if g.dim == dim]
+    points = [(STAGES[stage], latency.of(g), 100 * scores[stage][g]["recall@10"]) for stage, g in full_width]
     panels = {f"Recall@10 at {', '.join(map(str, grid.layers))} layers": points}
     draw_curves(panels, "ms per query", folder / "recall.png", {"BM25": 100 * bm25["recall@10"]})
     least, full = some[0], grid.full

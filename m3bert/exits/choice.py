@@ -15,8 +15,9 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+from tqdm.auto import tqdm
 
-from ..encode.ranks import sum_over_ranks
+from ..encode.ranks import rank, sum_over_ranks
 from ..encode.tokenized_texts import TokenizedText
 from .ridge import Regression, apply_affine
 from .sums import ExitSums, on_all_ranks
@@ -84,7 +85,12 @@ def without_queries(groups: Sequence[TextGroup]) -> list[TextGroup]:
 
 
 def choose(
-    raw: RawStates, refits: Mapping[int, list[Refits]], rows: Sequence[TextGroup], queries: Queries, sums: ExitSums
+    raw: RawStates,
+    refits: Mapping[int, list[Refits]],
+    rows: Sequence[TextGroup],
+    queries: Queries,
+    sums: ExitSums,
+    description: str | None = None,
 ) -> tuple[dict[int, Refits], dict[int, dict[str, float]]]:
     """
     The best of some paths for each depth, which is the one whose hidden state comes closest to the whole model with an
@@ -92,7 +98,8 @@ def choose(
     """
     ids, targets = [its.ids for texts, _ in rows for its in texts], torch.cat([its for _, its in rows])
     found: dict[int, list[Measured]] = {depth: [] for depth in refits}
-    for number in range(max(map(len, refits.values()))):
+    quiet, most = description is None or rank() > 0, max(map(len, refits.values()))
+    for number in tqdm(range(most), f"{description}: layers", unit=" lists", disable=quiet, leave=False):
         some = {depth: its[number] for depth, its in refits.items() if number < len(its)}
         raw.encoder.set_depths(paths={depth: (fit.layers, tensors) for depth, (fit, tensors) in some.items()})
         states, asked = raw.pooled(ids, [*some]), raw.pooled(queries.ids, [*some])

@@ -267,7 +267,7 @@ def fit_exits(
             )
             found = {length: [its for its in refits if its[0].layers in each] for length, each in routes.items()}
             rows = without_queries(spans)
-            fitted, compared = kept_parts("choice", lambda: choose(raw, found, rows, queries, sums))
+            fitted, compared = kept_parts("choice", lambda: choose(raw, found, rows, queries, sums, description))
             encoder.set_depths(paths=_by_layers(fitted))
             maps.add(passes.path_sums([*fitted], rows if teacher is not None else [*rows, *sampled]))
 
