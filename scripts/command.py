@@ -196,11 +196,12 @@ def run_command(main: Callable[[list[str]], None]) -> None:
         sys.exit(f"error: {one_line(error)}")
 
 
-def next_step(*words: object, model: str | Path | None = None) -> None:
+def next_step(*words: object, model: str | Path | None = None, trust_remote_code: bool = False) -> None:
     """Print the command that usually follows: for a `model`, its evaluation on texts that come with Python."""
     if model is not None:
         folder = f"{str(model).rstrip('/')}-evaluation"
         words = ("m3bert", "evaluate", "--model_name_or_path", model, "--tasks", "stdlib", "--output_dir", folder)
+        words += ("--trust_remote_code",) * trust_remote_code
     print(f"Next: {shlex.join(map(str, words))}")
 
 

@@ -327,4 +327,4 @@ def main(arguments: list[str]) -> None:
                 write_map(fit, draft)
     shutil.rmtree(unfinished(options.output_dir), ignore_errors=True)
     print(f"{report(fit, model, tokenizer)}\nSaved to {options.output_dir}.")
-    next_step(model=options.output_dir)
+    next_step(model=options.output_dir, trust_remote_code=options.trust_remote_code)

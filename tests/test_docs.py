@@ -337,9 +337,8 @@ def test_extras_exist():
     named |= set(re.findall(r"extras? `([\w-]+)`", text))
     assert {"quickstart", "evaluation", "demo"} <= named
     assert named - {"NAME"} <= set(extras)
-    listed = re.findall(
-        r"^\| ((?:`[\w-]+`(?:, )?)+) \|", read("docs/index.md").partition("## First steps")[0], re.MULTILINE
-    )
+    table = read("docs/index.md").partition("## Extras")[2].partition("## ")[0]
+    listed = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \|", table, re.MULTILINE)
     assert set(re.findall(r"`([\w-]+)`", "".join(listed))) == set(extras)
 
 

@@ -58,10 +58,12 @@ def test_what_a_user_can_mend_is_one_line(error, line, monkeypatch):
 
 def test_the_next_step_can_be_pasted(capsys):
     next_step("m3bert", "search", Path("my index"), "a question")
-    next_step(model="runs/model/")
+    next_step(model="runs/model/", trust_remote_code=True)
     search, evaluate = capsys.readouterr().out.splitlines()
     assert search == "Next: m3bert search 'my index' 'a question'"
-    assert evaluate.endswith("--model_name_or_path runs/model/ --tasks stdlib --output_dir runs/model-evaluation")
+    assert evaluate.endswith(
+        "--model_name_or_path runs/model/ --tasks stdlib --output_dir runs/model-evaluation --trust_remote_code"
+    )
 
 
 def test_a_bug_is_not_hidden(monkeypatch):
