@@ -191,7 +191,7 @@ def about(seed: int = SEED, packages: Sequence[str] = ()) -> dict[str, Any]:
     packages."""
     return {
         "date": date.today().isoformat(),
-        "machine": platform.machine(),
+        "machine": ", ".join([platform.machine(), *gpus()]),
         "processor": processor(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
@@ -199,6 +199,11 @@ def about(seed: int = SEED, packages: Sequence[str] = ()) -> dict[str, Any]:
         "commit": commit(),
         "versions": {name: version(name) for name in ("torch", "transformers", *packages)},
     }
+
+
+def gpus() -> list[str]:
+    """The name of each GPU."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def processor() -> str | None:
