@@ -32,7 +32,7 @@ class MiningArguments:
     teacher_name_or_path: str = option(MISSING, "Folder or Hub id of the teacher.", aliases=["--teacher"])
     files: list[str] = option(MISSING, "Pairs: .jsonl, .csv or .parquet files, also gzipped.")
     teacher_revision: str | None = option(None, "Branch, tag or commit of the teacher.")
-    teacher_pooling: str | None = option(None, "mean, cls, lasttoken, ... Default: as published.")
+    teacher_pooling: str | None = option(None, "mean, cls, lasttoken, pooler, ... Default: as published.")
     teacher_max_length: int | None = option(None, "Longest text in tokens. Default: the teacher's limit.")
     trust_remote_code: bool = option(False, "Run code that comes with the teacher.")
     batch_size: int = option(64, "Texts of 128 tokens per batch; more of shorter ones.")

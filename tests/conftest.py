@@ -220,6 +220,23 @@ def hub() -> Iterator[HubServer]:
 
 
 @pytest.fixture
+def only_hub(hub, monkeypatch, tmp_path_factory) -> HubServer:
+    """The hub on this machine as the only one from which this process reads models, with an empty cache."""
+    from huggingface_hub import constants, hf_api
+
+    values = {
+        "ENDPOINT": hub.url,
+        "HUGGINGFACE_CO_URL_TEMPLATE": hub.url + "/{repo_id}/resolve/{revision}/{filename}",
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_CACHE": str(tmp_path_factory.mktemp("cache")),
+    }
+    for name, value in values.items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(hf_api.api, "endpoint", hub.url)
+    return hub
+
+
+@pytest.fixture
 def run_bare(tmp_path: Path) -> Callable[[str], str]:
     """Run Python code in a process that cannot import this project; returns what it printed, on both streams."""
 

@@ -93,19 +93,42 @@ class Commit:
 
 
 class Repo:
-    """The commits of `main`, oldest first. The key is the id; that of a data set starts with `datasets/`."""
+    """The commits of `main`, oldest first, and the commits and authors of open pull requests, the first of which is
+    `refs/pr/1`. The key is the id; that of a data set starts with `datasets/`."""
 
     def __init__(self, key: str, private: bool) -> None:
         self.key, self.private, self.history = key, private, list[Commit]()
+        self.proposals: list[tuple[Commit, str]] = []
         self.owner, self.name = key.split("/")[-2:]
         self.commit("initial commit", {".gitattributes": Blob(b"", False)})
 
     def resolve(self, revision: str) -> Commit:
-        """The commit of `main` or of an oid."""
+        """The commit of `main`, of a pull request or of an oid."""
+        for number, (commit, _) in enumerate(self.proposals, start=1):
+            if revision in (f"refs/pr/{number}", commit.oid):
+                return commit
         for commit in reversed(self.history):
             if revision in ("main", commit.oid):
                 return commit
         raise HubError(404, f"Invalid rev id: {revision}", "RevisionNotFound")
+
+    def propose(self, author: str, message: str, files: Mapping[str, Blob]) -> None:
+        """Open a pull request that adds files to the newest commit."""
+        self.proposals.append((self.commit(message, {**self.history[-1].files, **files}), author))
+        self.history.pop()
+
+    def discussions(self, author: str) -> dict[str, Any]:
+        """The open pull requests of an author."""
+        repo = {"name": self.key, "type": "model"}
+        pages = [
+            {
+                "title": commit.message, "num": number, "author": {"name": each}, "createdAt": commit.date,
+                "status": "open", "repo": repo, "isPullRequest": True,
+            }
+            for number, (commit, each) in enumerate(self.proposals, start=1)
+            if each == author
+        ]  # fmt: skip
+        return {"discussions": pages, "count": len(pages), "start": 0}
 
     def commit(self, message: str, files: Mapping[str, Blob]) -> Commit:
         before = self.history[-1].files if self.history else {}
@@ -121,6 +144,12 @@ class Repo:
         entries = [blob.entry(path) if blobs else {"rfilename": path} for path, blob in commit.files.items()]
         names = {"id": f"{self.owner}/{self.name}", "author": self.owner, "private": self.private}
         return {**names, "sha": commit.oid, "lastModified": commit.date, "tags": [], "siblings": entries}
+
+
+def contents(folder: Path) -> dict[str, Blob]:
+    """The files of a folder."""
+    files = (file for file in folder.rglob("*") if file.is_file())
+    return {file.relative_to(folder).as_posix(): Blob(file.read_bytes(), False) for file in files}
 
 
 def tree(files: Mapping[str, Blob]) -> list[dict[str, Any]]:
@@ -221,6 +250,12 @@ class HubServer:
             "no_proxy": "127.0.0.1,localhost",
         }
 
+    def publish(self, repo: str, folder: Path) -> Repo:
+        """Make a public repository of the files of a folder, without a client."""
+        self.repos[repo] = Repo(repo, private=False)
+        self.repos[repo].commit("files", contents(folder))
+        return self.repos[repo]
+
     def commits(self, repo: str) -> list[Commit]:
         """The history, newest commit first."""
         return self.repos[repo].history[::-1]
@@ -265,6 +300,8 @@ class HubServer:
         match [call.method, *rest]:
             case ["GET"] | ["GET", "revision", _]:
                 return json_answer(repo.describe(rest[1] if rest else "main", "blobs" in call.query))
+            case ["GET", "discussions"]:
+                return json_answer(repo.discussions(*call.query["author"]))
             case ["GET", "tree", revision, *folder]:
                 start = "".join(f"{each}/" for each in folder)
                 inside = [each for each in tree(repo.resolve(revision).files) if each["path"].startswith(start)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import BertConfig, Qwen3Config, XLMRobertaConfig
+from transformers import BertConfig, ModernBertConfig, Qwen3Config, XLMRobertaConfig
 
 from m3bert.commands import recipes, train
 from m3bert.encode.quantizer import find_quantizer
@@ -24,6 +24,7 @@ BACKBONES = {
     "bge_m3": XLMRobertaConfig(num_hidden_layers=24, hidden_size=1024, num_attention_heads=16),
     "qwen3": Qwen3Config(num_hidden_layers=28, hidden_size=1024, num_attention_heads=16),
     "qwen3_lora": Qwen3Config(num_hidden_layers=28, hidden_size=1024, num_attention_heads=16),
+    "modernbert": ModernBertConfig(),
     "released": BertConfig(hidden_size=384, num_hidden_layers=12),  # MiniLM-L12, of QAMA's released code
 }
 # A recipe for each kind of recipe that overlays name.
@@ -59,7 +60,7 @@ def method_of(name: str) -> str:
 def config_of(stack: list[str]) -> Any:
     """The config of the encoder that a recipe is made for, with the changes that it makes."""
     options = recipes.read_recipes(stack)
-    suffix = next((name for name in BACKBONES if stack[0].endswith(f"_{name}")), None)
+    suffix = next((name for each in stack[::-1] for name in BACKBONES if each.endswith(f"_{name}")), None)
     known = BACKBONES[suffix] if suffix else M3BertConfig()
     changes = {"matryoshka_layers": None, "matryoshka_dims": None} if suffix is None else {}
     return type(known)(**{**known.to_dict(), **changes, **options.get("model_config", {})})

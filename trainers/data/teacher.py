@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from huggingface_hub import HfApi, is_offline_mode
+from safetensors import safe_open
 from tqdm.auto import tqdm
+from transformers.utils import SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 from transformers.utils.hub import cached_file, extract_commit_hash
 
 from ...encode.device import ComputeArguments, autocast, place
@@ -23,7 +26,7 @@ from ...encode.embedding_store import EmbeddingStore
 from ...encode.extras import require_sentence_transformers
 from ...encode.hashing import fingerprint_of, hash_of, key_of, weights_fingerprint
 from ...encode.ranks import rank
-from ...modeling.settings_m3bert import safetensors_only
+from ...modeling.settings_m3bert import read_json, safetensors_only
 
 
 if TYPE_CHECKING:
@@ -44,8 +47,9 @@ class Teacher:
         name_or_path (`str`): Hub id or folder of a model of sentence-transformers, or of any encoder.
         revision (`str`, *optional*): Branch, tag or commit on the Hub.
         pooling (`str`, *optional*): Pooling of the hidden states of tokens, by its name in sentence-transformers:
-            `"mean"`, `"cls"`, `"lasttoken"`, ... Default: the pooling that the model was published with, or the mean
-            if it was published without one. Its other modules stay as they were published.
+            `"mean"`, `"cls"`, `"lasttoken"`, ..., or `"pooler"`, the encoder's `pooler_output`: of BERT, a dense layer
+            and tanh on [CLS]. Default: the pooling that the model was published with, or the mean if it was published
+            without one. Its other modules stay as they were published.
         prompt (`str`, *optional*, defaults to `""`): Prompt before every text, in place of one that the model was
             published with.
         max_length (`int`, *optional*): Maximum length of a text in tokens. Default: the limit of the model.
@@ -90,24 +94,37 @@ class Teacher:
         return fingerprint_of(parts)
 
     def load(self) -> SentenceTransformer:
-        """Load the model with these settings, which needs the extra `sentence-transformers`."""
+        """Load the model with these settings, which needs the extra `sentence-transformers`. ValueError if it has no
+        pooler, but `pooling` is that."""
         library = require_sentence_transformers("A teacher")
         changed = self.pooling is not None or self.max_length is not None or self.compute is not None
-        model = copy.deepcopy(self.model) if changed else self.model
+        model, weights = copy.deepcopy(self.model) if changed else self.model, None
         if model is None:
+            # The commit that the cache is made for: the branch may have moved since then.
+            revision = None if Path(self.name_or_path).is_dir() else self.commit
+            weights = _safetensors(self.name_or_path, revision)
+            if revision is not None and weights is None and not is_offline_mode():
+                revision = _conversion(self.name_or_path, revision)
+                weights = _safetensors(self.name_or_path, revision)
             model = library.SentenceTransformer(
                 self.name_or_path,
-                # The commit that the cache is made for: the branch may have moved since then.
-                revision=None if Path(self.name_or_path).is_dir() else self.commit,
+                revision=revision,
                 trust_remote_code=self.trust_remote_code,
                 model_kwargs=safetensors_only(self.name_or_path),
                 device=None if self.compute is None else str(self.compute.torch_device),
             )
-        if self.pooling is not None:
-            kind = library.sentence_transformer.modules.Pooling
-            for name, part in model.named_children():
-                if isinstance(part, kind):
-                    model._modules[name] = kind(part.embedding_dimension, pooling_mode=self.pooling)
+        kind = library.sentence_transformer.modules.Pooling
+        if self.pooling == "pooler" and not any("pooler." in name for name in weights or model.state_dict()):
+            # Of weights without a pooler, transformers would make a random one.
+            raise ValueError(f"The teacher {self.name_or_path} has no pooler: choose another pooling, such as cls.")
+        for name, part in list(model.named_children()) if self.pooling is not None else ():
+            if isinstance(part, kind) and self.pooling == "pooler":
+                del model._modules[name]
+                encoder: Any = next(model.children())
+                encoder.modality_config = {"text": {"method": "forward", "method_output_name": "pooler_output"}}
+                encoder.module_output_name = "sentence_embedding"
+            elif isinstance(part, kind):
+                model._modules[name] = kind(part.embedding_dimension, pooling_mode=self.pooling)
         if self.compute is not None and model.transformers_model is not None:
             place(model.transformers_model, self.compute)
         if self.max_length is not None:
@@ -178,6 +195,29 @@ class Teacher:
                 f"{self.dtype}, for example of {texts[int(wrong[0])][:80]!r}."
             )
         return vectors
+
+
+def _safetensors(name_or_path: str, revision: str | None) -> list[str] | None:
+    """Names of the weights in the safetensors of a folder, or of a commit on the Hub; `None` if it has none."""
+    for name in (SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME):
+        file = cached_file(name_or_path, name, revision=revision, _raise_exceptions_for_missing_entries=False)
+        if file is not None and name == SAFE_WEIGHTS_INDEX_NAME:
+            return list(read_json(file, dict)["weight_map"])
+        if file is not None:
+            with safe_open(file, "pt") as opened:
+                return list(opened.keys())
+    return None
+
+
+def _conversion(name: str, commit: str) -> str:
+    """The commit at which the Hub's bot proposes the weights of a commit in safetensors, which transformers finds for
+    `main` only; the commit itself if there is none."""
+    api, weights = HfApi(), {}
+    proposals = api.get_repo_discussions(name, author="SFconvertbot", discussion_status="open")
+    for revision in (commit, *(f"refs/pr/{each.num}" for each in proposals if each.is_pull_request)):
+        info = api.model_info(name, revision=revision, files_metadata=True)
+        weights[info.sha] = {file.blob_id for file in info.siblings or () if file.rfilename.endswith(".bin")}
+    return next((other for other in weights if other != commit and weights[other] == weights[commit]), commit)
 
 
 def teacher_from(given: Any, **settings: Any) -> Teacher:

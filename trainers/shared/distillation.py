@@ -33,8 +33,8 @@ class DistillationConfig(TextTrainingArguments):
 
         teacher_name_or_path (`str`, *optional*): Folder or Hub id of the teacher; see [`Teacher`].
         teacher_revision (`str`, *optional*): Branch, tag or commit of the teacher.
-        teacher_pooling (`str`, *optional*): Pooling of the teacher: `mean`, `cls`, `lasttoken`, ... Default: the
-            pooling that the teacher was published with.
+        teacher_pooling (`str`, *optional*): Pooling of the teacher: `mean`, `cls`, `lasttoken`, `pooler`, ...
+            Default: the pooling that the teacher was published with.
         teacher_prompt (`str`, *optional*, defaults to `""`): Prompt before every text for the teacher.
         teacher_max_length (`int`, *optional*): Maximum length of a text for the teacher in tokens. Default: the limit
             of the teacher.

@@ -14,6 +14,7 @@ from transformers import BertModel
 
 from m3bert.trainers import Teacher, TeacherEmbeddings
 from m3bert.trainers.data import teacher
+from tests.hub_server import Blob, contents
 
 
 pytest.importorskip("sentence_transformers")
@@ -81,6 +82,40 @@ def test_poolings_are_those_of_the_token_states(encoder_folder, sentences, tmp_p
         states = model(**batch).last_hidden_state
     found = Teacher(str(encoder_folder), pooling="cls").embed(sentences[:6], tmp_path)
     torch.testing.assert_close(found.of(sentences[:6]), states[:, 0], atol=1e-5, rtol=1e-5)
+
+
+def test_the_pooler_is_the_encoders_own(encoder_folder, sentences, tmp_path, tiny_tokenizer):
+    model = BertModel.from_pretrained(encoder_folder).eval()
+    batch = tiny_tokenizer(sentences[:6], padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**batch).pooler_output
+    found = Teacher(str(encoder_folder), pooling="pooler").embed(sentences[:6], tmp_path)
+    torch.testing.assert_close(found.of(sentences[:6]), expected, atol=1e-5, rtol=1e-5)
+    BertModel(model.config, add_pooling_layer=False).save_pretrained(tmp_path / "without")
+    tiny_tokenizer.save_pretrained(tmp_path / "without")
+    with pytest.raises(ValueError, match="without has no pooler: choose another pooling, such as cls"):
+        Teacher(str(tmp_path / "without"), pooling="pooler").load()
+
+
+def test_weights_are_those_that_the_hubs_bot_converted(only_hub, encoder_folder, sentences, tmp_path):
+    """The main branch has `pytorch_model.bin` alone; a pull request of the bot adds the safetensors made from it."""
+    folder = Path(shutil.copytree(encoder_folder, tmp_path / "main"))
+    (folder / "model.safetensors").unlink()
+    repo = only_hub.publish("user/old", folder)
+    with pytest.raises(OSError, match="model.safetensors"):
+        Teacher("user/old").load()
+    torch.save(BertModel.from_pretrained(encoder_folder).state_dict(), folder / "pytorch_model.bin")
+    repo.commit("weights", contents(folder))
+    weights = {"model.safetensors": Blob((encoder_folder / "model.safetensors").read_bytes(), False)}
+    repo.propose("stranger", "Adding `safetensors` variant of this model", weights)
+    repo.propose("SFconvertbot", "Of other weights", {**weights, "pytorch_model.bin": Blob(b"other", False)})
+    with pytest.raises(OSError, match="model.safetensors"):
+        Teacher("user/old").load()
+    repo.propose("SFconvertbot", "Adding `safetensors` variant of this model", weights)
+    found = Teacher("user/old", pooling="pooler").embed(sentences, tmp_path / "cache")
+    expected = Teacher(str(encoder_folder), pooling="pooler").embed(sentences, tmp_path / "cache")
+    assert found.of(sentences).equal(expected.of(sentences))
+    assert Teacher("user/old", revision="refs/pr/1").load()  # what a user names is not searched for
 
 
 def test_rows_that_are_not_finite_are_refused_and_others_stay(encoder_folder, sentences, tmp_path, monkeypatch):
